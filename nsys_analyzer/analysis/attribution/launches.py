@@ -165,24 +165,13 @@ _BROKEN, _NEARLY_ALL = 0.1, 0.75
 _OVERLAP_NS = 10_000_000
 
 
-@dataclass(frozen=True)
-class Consistent:
-    """A trace without the operations that contradict the rest of it.
+def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
+    """Leaves out what starts before its launch, and what still runs when its stream has long gone on.
 
-    Attributes:
-        launch: shape (operations,), the launch of each operation, -1 for none.
-        behind: shape (operations,), by how much the clock of each one's device is behind the CPU's, ns below zero.
-        unmeasured: the launches of the operations that were left out, here and when the trace was read.
+    Returns:
+        The trace; of each operation left its launch, -1 for none, and by how much the clock of its device is behind the
+        CPU's, ns below zero; and the launches of the operations that were left out, here and when the trace was read.
     """
-
-    trace: Trace
-    launch: SmallInts
-    behind: Ints
-    unmeasured: Ints
-
-
-def consistent(trace: Trace) -> Consistent:
-    """Leaves out what starts before its launch, and what still runs when its stream has long gone on."""
     operations = trace.operations
     launch = match_launches(operations, trace.launches)
     unmeasured = match_launches(trace.untimed, trace.launches) if trace.untimed else launch[:0]
@@ -203,7 +192,7 @@ def consistent(trace: Trace) -> Consistent:
         unmeasured = np.concatenate([unmeasured, launch[wrong]])
         trace = replace(trace, operations=operations.select(~wrong), left_out=tuple(left_out))
         launch, behind = launch[~wrong], behind[~wrong]
-    return Consistent(trace, launch, behind, np.unique(unmeasured[unmeasured != NONE]))
+    return trace, launch, behind, np.unique(unmeasured[unmeasured != NONE])
 
 
 def waits(start: Ints, called: Ints, launch: SmallInts) -> Ints:
@@ -237,8 +226,12 @@ def _endless(trace: Trace) -> Bools:
     """
     operations = trace.operations
     endless = np.zeros(len(operations), np.bool_)
-    of_block = [block.start + np.flatnonzero(_is_long(operations.select(block))) for block in blocks(len(operations))]
-    long = np.concatenate(of_block) if of_block else np.empty(0, np.int64)
+    of_block = [np.empty(0, np.int64)]
+    for block in blocks(len(operations)):
+        some = operations.select(block)
+        is_long = (some.end - some.start > _OVERLAP_NS) & (some.graph_node == 0)
+        of_block.append(block.start + np.flatnonzero(is_long))
+    long = np.concatenate(of_block)
     if len(long):
         others = [np.delete(operations.end, long), trace.launches.start, operations.start]
         last = max(int(some.max(initial=LONG_AGO)) for some in others)
@@ -247,11 +240,6 @@ def _endless(trace: Trace) -> Bools:
         goes_on = holds_any(stream, operations.start, stream[long], start + 1, end)
         endless[long] = goes_on & (end > last + _OVERLAP_NS)
     return endless
-
-
-def _is_long(operations: Operations) -> Bools:
-    long: Bools = (operations.end - operations.start > _OVERLAP_NS) & (operations.graph_node == 0)
-    return long
 
 
 def _left_out(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:

@@ -128,7 +128,7 @@ class AttributedTrace:
     Attributes:
         as_recorded, trace: the trace as it was, and without the operations that contradict it, with a range for each
             inferred phase.
-        unmeasured: as of :class:`Consistent`.
+        unmeasured: as of :func:`consistent`.
         start_ups: when the first step of a process begins and ends, by its global ID, where that counts as warm-up.
     """
 
@@ -136,11 +136,10 @@ class AttributedTrace:
         names = names or PhaseNames()
         self.as_recorded = trace
         self.start_ups: Mapping[int, tuple[int, int]] = {}
-        sound = consistent(trace)
-        self.trace, inferred = with_inferred_phases(sound.trace, names, sound.launch)
-        self.unmeasured, self._behind = sound.unmeasured, sound.behind
+        sound, launch, self._behind, self.unmeasured = consistent(trace)
+        self.trace, inferred = with_inferred_phases(sound, names, launch)
         self.roles = RangeRoles(self.trace.ranges, names, inferred)
-        self.attribution: Attribution = attribute(self.trace, self.roles, sound.launch)
+        self.attribution: Attribution = attribute(self.trace, self.roles, launch)
 
     def without_start_ups(self, start_ups: Mapping[int, tuple[int, int]]) -> AttributedTrace:
         """The same trace, in which the first step of these processes counts as warm-up."""

@@ -24,7 +24,6 @@ from nsys_analyzer.analysis.summary.statistics import (
 )
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
-from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import MODULE_CALL
 
@@ -36,7 +35,19 @@ def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
     """The captures of a report with what follows from their times, ranks and manifests, and from each other."""
     labels = short_labels(sorted({row.name for one in captures if one.whole for row in one.whole.kernels}))
     labelled = [_labelled(replace(one, diagnosis=diagnose(one)), labels) for one in captures]
-    return tuple(_complete(one, labelled) for one in labelled)
+    return tuple(
+        replace(
+            one,
+            top_kernels=leaders(one),
+            matmul=matmul_share(one, labelled),
+            limits=limits_of(one),
+            step=_step(one, one.step) if one.step else None,
+            findings=one.diagnosis.findings if one.diagnosis and not one.diagnosis.doubt else None,
+            findings_missing=why_missing(one),
+            unprofiled=_unprofiled(one, one.unprofiled) if one.unprofiled else None,
+        )
+        for one in labelled
+    )
 
 
 def _labelled(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary:
@@ -48,20 +59,6 @@ def _labelled(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary
 
     phases = tuple(label(phase, busy_share(capture, phase)) for phase in capture.phases)
     return replace(capture, phases=phases, whole=label(capture.whole) if capture.whole else None)
-
-
-def _complete(capture: CaptureSummary, captures: Sequence[CaptureSummary]) -> CaptureSummary:
-    diagnosis = capture.diagnosis
-    return replace(
-        capture,
-        top_kernels=leaders(capture),
-        matmul=matmul_share(capture, captures),
-        limits=limits_of(capture),
-        step=_step(capture, capture.step) if capture.step else None,
-        findings=diagnosis.findings if diagnosis and not diagnosis.doubt else None,
-        findings_missing=why_missing(capture),
-        unprofiled=_unprofiled(capture, capture.unprofiled) if capture.unprofiled else None,
-    )
 
 
 def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
@@ -188,11 +185,7 @@ def _is_its_inference(capture: CaptureSummary, other: CaptureSummary) -> bool:
     if not ours or not theirs or not ours.model or theirs.mode != "forward" or ours.mode == "forward":
         return False
     built = [(run.compile, run.cuda_graph) if (run := one.run) else None for one in (capture, other)]
-    return built[0] == built[1] and _but_mode(ours) == _but_mode(theirs)
-
-
-def _but_mode(known: Configuration) -> Configuration:
-    return structs.replace(known, mode=None, source="")
+    return built[0] == built[1] and ours == structs.replace(theirs, mode=ours.mode, source=ours.source)
 
 
 def with_counted_flops(capture: CaptureSummary, counted: CountedFlops) -> CaptureSummary:

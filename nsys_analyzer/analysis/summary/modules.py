@@ -130,19 +130,15 @@ class Outlier:
     median_ms: float
 
 
-@dataclass(frozen=True)
-class Folded:
-    """Modules with those of one kind as one, and the outliers among these."""
+def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[Outlier, ...]]:
+    """Folds the modules beside each other that differ in a number of their label alone, and in nothing inside them.
 
-    modules: tuple[Module, ...]
-    outliers: tuple[Outlier, ...]
-
-
-def fold_modules(modules: Sequence[Module]) -> Folded:
-    """Folds the modules beside each other that differ in a number of their label alone, and in nothing inside them."""
+    Returns:
+        The modules with those of one kind as one, and the outliers among these.
+    """
     outliers: list[Outlier] = []
     folded = tuple(_fold(_trees(modules), outliers))
-    return Folded(folded, tuple(outliers))
+    return folded, tuple(outliers)
 
 
 @dataclass(frozen=True)

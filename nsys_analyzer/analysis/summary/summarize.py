@@ -51,6 +51,7 @@ from nsys_analyzer.trace.trace import Trace
 
 #: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
 _SKEW_NS, _STRAGGLERS = 5_000, 0.05
+#: The names of so many ranges are listed, of more the first: `step 1`, `step 2` and so on.
 _LISTED = 3
 #: What tells the steps where ranges name them.
 _BY_RANGES = ("range", "profiler_step")
@@ -195,9 +196,11 @@ class _ProcessView:
         names = [ranges.names[i] for i in codes]
         inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in names)
         kernels = clocks.kernels[measured] if inferred else measured[:0]
+        backward = instances.phase == instances.phases.index("backward")
+        first = [column[measured[:1]] for column in (instances.process, instances.start, instances.end)]
         return structs.replace(
             self._gpu_figures(instances.phases[code], code, measured, clocks, sums),
-            range=_listed(names),
+            range=", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""),
             instances=len(measured),
             warmup_instances=int(instances.warmup[chosen].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[chosen].sum()),
@@ -205,20 +208,14 @@ class _ProcessView:
             wall_values_ms=values_ms((instances.end - instances.start)[measured]),
             busy_values_ms=values_ms(clocks.busy[measured]),
             synchronized=self._synchronized(measured, clocks),
-            holds_backward=self._holds_backward(measured),
+            # A backward pass starts inside the first of the instances.
+            holds_backward=bool(holds_any(instances.process[backward], instances.start[backward], *first).any()),
             inferred=inferred,
             gpu_lag_ms=Stats.of_ns(np.maximum(clocks.last_end - instances.end, 0)[measured]),
             profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
             kernels_least=int(kernels.min()) if len(kernels) else 0,
             kernels_most=int(kernels.max(initial=0)),
         )
-
-    def _holds_backward(self, measured: Ints) -> bool:
-        """True where a backward pass starts inside the first of some instances."""
-        instances, first = self.instances, measured[:1]
-        backward = instances.phase == instances.phases.index("backward")
-        process, start, end = (column[first] for column in (instances.process, instances.start, instances.end))
-        return bool(holds_any(instances.process[backward], instances.start[backward], process, start, end).any())
 
     def _synchronized(self, measured: Ints, clocks: GpuClocks) -> bool:
         """True where GPU work ends before the range, but for a few microseconds of clock skew and a few stragglers."""
@@ -276,14 +273,14 @@ class _ProcessView:
         return Coverage(
             kernels=len(how),
             attributed=int(count[UNATTRIBUTED + 1 :].sum()),
-            in_phases=_count((leaf != NONE) | (step != NONE) | warm),
-            in_warmup=_count(warm),
+            in_phases=int(np.count_nonzero((leaf != NONE) | (step != NONE) | warm)),
+            in_warmup=int(np.count_nonzero(warm)),
             unattributed=int(count[UNATTRIBUTED].sum()),
             kernel_ms=_sum_ms(ns),
             attributed_ms=_sum_ms(ns[UNATTRIBUTED + 1 :]),
             unattributed_ms=_sum_ms(ns[UNATTRIBUTED]),
-            without_launch=_count(~self.launched[kernel]),
-            ambiguous=_count(attribution.ambiguous[self.mine][kernel]),
+            without_launch=int(np.count_nonzero(~self.launched[kernel])),
+            ambiguous=int(np.count_nonzero(attribution.ambiguous[self.mine][kernel])),
             how=dict(zip(HOW, count.sum(axis=1).tolist(), strict=True)),
             lost_launches=self.attributed.lost_in(self.process.global_pid),
             operations=len(self.operations),
@@ -309,18 +306,8 @@ def _bounds(times: Ints) -> list[int]:
     return [int(times.min()), int(times.max())] if len(times) else []
 
 
-def _count(chosen: Bools) -> int:
-    return int(np.count_nonzero(chosen))
-
-
 def _sum_ms(ns: Ints) -> float:
     return int(ns.sum()) / 1e6
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The names, or the first of many: `step 1`, `step 2` and so on."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
 
 
 def _with_length(phase: PhaseSummary, step: StepSummary) -> PhaseSummary:
