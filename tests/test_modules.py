@@ -26,6 +26,7 @@ from nsys_analyzer.configuration import CountedFlops
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, PID, Export
 
 RealCapture = Callable[[str], Path]
+RealSummary = Callable[[str], CaptureSummary]
 NS_PER_MS = 1e6
 NOTHING = Work(0.0, 0.0)
 
@@ -305,18 +306,18 @@ def test_modules_and_the_rest_are_the_time_of_the_phases_exactly(
 
 
 @pytest.mark.parametrize("name", ["functions_autograd_gpt2", "functions_trace_gpt2", "mem_small256"])
-def test_modules_of_real_captures_are_the_time_of_the_phases_exactly(real_capture: RealCapture, name: str) -> None:
+def test_modules_of_real_captures_are_the_time_of_the_phases_exactly(real_summary: RealSummary, name: str) -> None:
     """Three steps each: the outermost modules and the rest are forward (with loss) and backward in ns."""
-    (summary,) = summarize(Trace.load(real_capture(name)), name)
+    summary = real_summary(name)
     assert all_ns(summary, 3) == phases_ns(summary)
     assert summary.modules is not None
     own = sum(one.own_forward_ms for one in summary.modules.modules) + summary.modules.outside_forward.ms
     assert own == pytest.approx(summary.modules.forward_ms, rel=1e-12)
 
 
-def test_the_numbers_of_operators_tell_the_modules_of_backward(real_capture: RealCapture) -> None:
+def test_the_numbers_of_operators_tell_the_modules_of_backward(real_summary: RealSummary) -> None:
     """``functions_autograd_gpt2``: nsys's calls name the modules, autograd's numbers lead backward to them."""
-    (summary,) = summarize(Trace.load(real_capture("functions_autograd_gpt2")), "gpt2")
+    summary = real_summary("functions_autograd_gpt2")
     modules = summary.modules
     assert modules is not None
     assert modules.forward_coverage == 1
@@ -329,18 +330,18 @@ def test_the_numbers_of_operators_tell_the_modules_of_backward(real_capture: Rea
     assert all(one.backward.ms > one.forward.ms for one in layers)
 
 
-def test_calls_without_numbers_tell_the_modules_of_forward_alone(real_capture: RealCapture) -> None:
+def test_calls_without_numbers_tell_the_modules_of_forward_alone(real_summary: RealSummary) -> None:
     """``functions_trace_gpt2``: the same program without operators."""
-    (summary,) = summarize(Trace.load(real_capture("functions_trace_gpt2")), "gpt2")
+    summary = real_summary("functions_trace_gpt2")
     assert summary.modules is not None
     assert summary.modules.forward_coverage == 1
     assert summary.modules.backward_coverage == 0
     assert all(one.backward == NOTHING for one in summary.modules.modules)
 
 
-def test_softmax_has_a_backward_time(real_capture: RealCapture) -> None:
+def test_softmax_has_a_backward_time(real_summary: RealSummary) -> None:
     """``mem_small256``: the program's own range around softmax has 5 kernels in each of 12 layers, and its backward."""
-    (summary,) = summarize(Trace.load(real_capture("mem_small256")), "small")
+    summary = real_summary("mem_small256")
     assert summary.modules is not None
     assert summary.modules.source == "the program's own ranges"
     (softmax,) = (one for one in summary.modules.modules if one.label == "computing softmax")
@@ -615,9 +616,9 @@ def _outermost(modules: Sequence[Module]) -> tuple[float, float, float]:
     return sum(one.forward.ms for one in first), sum(one.backward.ms for one in first), launches
 
 
-def test_the_layers_of_a_real_capture_are_one(real_capture: RealCapture) -> None:
+def test_the_layers_of_a_real_capture_are_one(real_summary: RealSummary) -> None:
     """GPT-2's 12 blocks, and all that is in them; the own times add up to those of all 151 modules."""
-    (summary,) = summarize(Trace.load(real_capture("functions_autograd_gpt2")), "gpt2")
+    summary = real_summary("functions_autograd_gpt2")
     assert summary.modules is not None
     every = summary.modules.modules
     folded = fold_modules(every)[0]

@@ -19,7 +19,7 @@ from nsys_analyzer.text import plain
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export
 
-RealCapture = Callable[[str], Path]
+RealSummary = Callable[[str], CaptureSummary]
 MS = 1_000_000
 NO_MODULES = "holds no range that names a module. Record it with: nsys-analyze run --modules -- PROGRAM\n"
 
@@ -111,9 +111,9 @@ def test_every_layer_has_a_row_of_its_own(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["functions_autograd_gpt2", "mem_small256"])
-def test_the_outermost_rows_and_the_rest_are_all_of_the_time(real_capture: RealCapture, name: str) -> None:
+def test_the_outermost_rows_and_the_rest_are_all_of_the_time(real_summary: RealSummary, name: str) -> None:
     """Their shares add up to 100 %: nothing is in no row, folded or not."""
-    summary = summary_of(real_capture(name))
+    summary = real_summary(name)
     modules = summary.modules
     assert modules is not None
     roots = {one.path for one in modules.modules if not one.depth}
