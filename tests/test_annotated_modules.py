@@ -749,32 +749,41 @@ def heads(tokens: int = 16, heads: int = 3) -> Any:
 MATMULS, SOFTMAX = 49_152, 7_680
 
 
+def by_hand() -> Any:
+    """Attention whose softmax is a maximum, a difference, exponentials, a sum and a quotient."""
+    scores = heads() @ heads().transpose(-1, -2)
+    exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
+    return exponentials / exponentials.sum(-1, keepdim=True) @ heads()
+
+
+def fused(**options: Any) -> Callable[[], Any]:
+    return lambda: functional.scaled_dot_product_attention(heads(), heads(), heads(), **options)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"is_causal": True}, {"attn_mask": torch.ones(16, 16, dtype=torch.bool).tril()}],
-    ids=["plain", "causal", "masked"],
+    ("forward", "kernel_class", "matmuls", "softmax"),
+    [
+        (fused(), "fused attention", MATMULS, SOFTMAX),
+        (fused(is_causal=True), "fused attention", MATMULS, SOFTMAX),
+        (fused(attn_mask=torch.ones(16, 16, dtype=torch.bool).tril()), "fused attention", MATMULS, SOFTMAX),
+        # 16 queries and 4 keys: a quarter of the scores, and of all that is made of them.
+        (
+            lambda: functional.scaled_dot_product_attention(heads(), heads(4), heads(4)),
+            "fused attention",
+            MATMULS // 4,
+            SOFTMAX // 4,
+        ),
+        # Batched matmuls in a module with a softmax are attention's.
+        (lambda: (heads() @ heads().transpose(-1, -2)).softmax(-1) @ heads(), "matmul", MATMULS, SOFTMAX),
+        (by_hand, "matmul", MATMULS, SOFTMAX),
+    ],
+    ids=["fused", "causal", "masked", "other tokens", "unfused", "softmax by hand"],
 )
-def test_flops_of_fused_attention(options: dict[str, Any]) -> None:
-    """Backward is twice forward: the scores that the kernel computes again are not among its FLOPs."""
-    found = counted(lambda: functional.scaled_dot_product_attention(heads(), heads(), heads(), **options))
-    assert found["classes"] == {
-        "forward": {"fused attention": MATMULS},
-        "backward": {"fused attention": 2 * MATMULS},
-    }
-    assert (found["attention_matmul"], found["softmax"], found["unknown"]) == (MATMULS, SOFTMAX, [])
-
-
-def test_flops_of_fused_attention_over_other_tokens() -> None:
-    """16 queries and 4 keys: a quarter of the scores, and of all that is made of them."""
-    found = counted(lambda: functional.scaled_dot_product_attention(heads(), heads(4), heads(4)))
-    assert (found["attention_matmul"], found["softmax"]) == (MATMULS // 4, SOFTMAX // 4)
-
-
-def test_flops_of_unfused_attention() -> None:
-    """Batched matmuls in a module with a softmax are attention's."""
-    found = counted(lambda: (heads() @ heads().transpose(-1, -2)).softmax(-1) @ heads())
-    assert found["classes"] == {"forward": {"matmul": MATMULS}, "backward": {"matmul": 2 * MATMULS}}
-    assert (found["attention_matmul"], found["softmax"]) == (MATMULS, SOFTMAX)
+def test_flops_of_attention(forward: Callable[[], Any], kernel_class: str, matmuls: int, softmax: int) -> None:
+    """Backward is twice forward: the scores that a fused kernel computes again are not among its FLOPs."""
+    found = counted(forward)
+    assert (found["attention_matmul"], found["softmax"], found["unknown"]) == (matmuls, softmax, [])
+    assert found["classes"] == {"forward": {kernel_class: matmuls}, "backward": {kernel_class: 2 * matmuls}}
 
 
 def test_batched_matmuls_without_a_softmax_are_no_attention() -> None:
@@ -809,6 +818,9 @@ def test_an_operator_of_the_programs_own_is_unknown() -> None:
         return x * 2
 
     assert counted(lambda: twice(torch.randn(2)))["unknown"] == ["program.twice"]
+    # PyTorch has no formula for oneDNN's recurrent layers; without oneDNN they are matmuls.
+    recurrent = counted(lambda: nn.LSTM(8, 8)(torch.randn(3, 2, 8))[0])
+    assert bool(recurrent["unknown"]) is torch.backends.mkldnn.is_available()
 
 
 # --- dimensions ------------------------------------------------------------------------------------------------------
@@ -924,25 +936,6 @@ def test_nothing_is_left_out_where_modules_are_asked_for(tmp_path: Path) -> None
     text = NARROWED.format(layer="nn.Linear(4, 4)", more="")
     ran = run(tmp_path, text, asked, **annotating(asked))
     assert (ran.code, ran.out.splitlines()) == (0, ["0 3"] * 9)
-
-
-def test_a_recurrent_layer_is_unknown() -> None:
-    """PyTorch has no formula for it, and that is said."""
-    found = counted(lambda: nn.LSTM(8, 8)(torch.randn(3, 2, 8))[0])
-    assert any("rnn" in name or "lstm" in name for name in found["unknown"]) or found["classes"]
-
-
-def test_flops_of_a_softmax_by_hand() -> None:
-    """Maximum, difference, exponential, sum, quotient: with the matmuls beside it, it is attention."""
-
-    def attention() -> Any:
-        q, k, v = heads(), heads(), heads()
-        scores = q @ k.transpose(-1, -2)
-        exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
-        return exponentials / exponentials.sum(-1, keepdim=True) @ v
-
-    found = counted(attention)
-    assert (found["attention_matmul"], found["softmax"]) == (MATMULS, SOFTMAX)
 
 
 # --- what the report says of the hooks -------------------------------------------------------------------------------

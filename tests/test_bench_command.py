@@ -14,12 +14,13 @@ from click.testing import CliRunner, Result
 
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.run_progress import shown
+from nsys_analyzer.configuration import Option
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import registry as benches
-from nsys_analyzer.experiments.model import Bench, CaseTarget, Option, Profiled, Results, Task
+from nsys_analyzer.experiments.model import Bench, Profiled, Results, Task
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
 from nsys_analyzer.report.model import Bars, Paragraph, Section
-from nsys_analyzer.runs.rows import NAME, read_file, written
+from nsys_analyzer.runs.rows import NAME, CaseTarget, read_file, written
 from tests.support.rows import default_settings
 from tests.support.sweeping import default_signals, wait_for
 

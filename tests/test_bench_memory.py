@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
+from nsys_analyzer.analysis.summary.statistics import DeviceMemory
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.experiments import memory as memory_case

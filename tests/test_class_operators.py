@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from nsys_analyzer.analysis.kernels.class_rules.operators import OPERATOR_RULES
-from nsys_analyzer.analysis.kernels.classes import OTHER, classify
-from tests.test_classes import CAPTURED
+from nsys_analyzer.analysis.kernels.class_rules import OPERATOR_RULES, OTHER, RULES
+from nsys_analyzer.analysis.kernels.classes import classify
 
 OPERATORS = {
     "matmul": [
@@ -56,4 +55,4 @@ def test_an_operator_is_of_its_class(name: str, kernel_class: str) -> None:
 @pytest.mark.parametrize("rule", OPERATOR_RULES, ids=lambda rule: rule.example)
 def test_no_rule_of_operators_catches_a_kernel(rule: object) -> None:
     pattern = re.compile(rule.pattern)  # type: ignore[attr-defined]
-    assert [name for names in CAPTURED.values() for name in names if pattern.search(name)] == []
+    assert [kernel.example for kernel in RULES if pattern.search(kernel.example)] == []

@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.analysis.attribution.processes import processes_of
-from nsys_analyzer.analysis.kernels.classes import classify
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.kernels.classes import classify, gemm_precision
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import ConfigurationError, ExportError, NsysAnalyzerError
 from nsys_analyzer.export import FORMATS

@@ -16,9 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
-from nsys_analyzer.analysis.kernels.classes import classify, first_rule, open_classes
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
-from nsys_analyzer.analysis.modules.calls import _BLOCK
+from nsys_analyzer.analysis.kernels.classes import classify, first_rule, gemm_precision, open_classes
+from nsys_analyzer.analysis.ranges.calls import _BLOCK
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name, module_key
 from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import PEAKS

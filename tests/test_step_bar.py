@@ -93,7 +93,7 @@ def test_the_largest_remainders_are_rounded_up() -> None:
     assert cells([0.0, 0.0], 10) == [0, 0]
 
 
-def test_every_part_has_a_letter_of_its_own() -> None:
+def test_letters_of_parts_differ() -> None:
     assert LETTERS.keys() == CLASSES.keys() | PARTS.keys()
     assert len(set(LETTERS.values())) == len(LETTERS)
     assert not {"+", ".", " "} & set(LETTERS.values())

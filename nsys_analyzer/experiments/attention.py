@@ -12,20 +12,7 @@ from typing import NamedTuple
 
 from nsys_analyzer.analysis.transformer.costs import AttentionShape
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
-from nsys_analyzer.experiments.model import (
-    AnyRow,
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    Times,
-    grid,
-    option,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Row, Settings, Task, grid, option, several, single
 from nsys_analyzer.experiments.section import (
     UNSTEADY,
     compile_cache,
@@ -44,6 +31,7 @@ from nsys_analyzer.experiments.section import (
 )
 from nsys_analyzer.report.model import Lines, Section
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.runs.rows import CaseTarget, Times
 from nsys_analyzer.text import Words, phrase
 
 PASSES = ("forward", "backward")

@@ -9,10 +9,10 @@ from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsys_analyzer.analysis.summary.verdicts import IDLE
 from nsys_analyzer.analysis.transformer.models import find_model, model_from_dimensions
+from nsys_analyzer.analysis.transformer.peaks import IDLE
 from nsys_analyzer.configuration import Option
-from nsys_analyzer.experiments.model import Bench, Profiled, Results, Settings, Task, Times, grid, several, single
+from nsys_analyzer.experiments.model import Bench, Profiled, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.section import (
     bars,
     extremes,
@@ -38,6 +38,7 @@ from nsys_analyzer.experiments.steps import (
 from nsys_analyzer.report.model import Block, Details, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.runs.rows import Times
 from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import Words, phrase
 

@@ -16,24 +16,13 @@ from nsys_analyzer.analysis.transformer.costs import feed_forward_flops, head_fl
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate, precision_found
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    Times,
-    grid,
-    option,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.model import Bench, Results, Row, Settings, Task, grid, option, several, single
 from nsys_analyzer.experiments.section import bars, each, endings, mean_ms, ratio, section, span, spread, unsteady
 from nsys_analyzer.experiments.steps import models
 from nsys_analyzer.report.model import Details, Figure, Lines, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds
+from nsys_analyzer.runs.rows import CaseTarget, Times
 from nsys_analyzer.text import Words, phrase
 
 ATTENTIONS = ("unfused", "sdpa")

@@ -11,10 +11,11 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
-from nsys_analyzer.experiments.model import CaseTarget, Results, option
+from nsys_analyzer.experiments.model import Results, option
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Unit
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
+from nsys_analyzer.runs.rows import CaseTarget
 from nsys_analyzer.text import Words, emphasis, phrase, strong
 
 

@@ -16,7 +16,6 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import (
     Bench,
-    CaseTarget,
     Profiled,
     Results,
     Row,
@@ -33,11 +32,12 @@ from nsys_analyzer.experiments.steps import PHASES, models
 from nsys_analyzer.report.model import Block, Cell, Details, Lines, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds, percent
+from nsys_analyzer.runs.rows import CaseTarget
 from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import Words, joined, link, phrase, plural
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
+    from nsys_analyzer.analysis.summary.statistics import DeviceMemory
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
 #: Time in ms, and the bytes allocated from then on.

@@ -15,7 +15,8 @@ from nsys_analyzer.text import Words, emphasis, joined, phrase
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
-    from nsys_analyzer.experiments.model import AnyRow, Results, Settings, Times
+    from nsys_analyzer.experiments.model import AnyRow, Results, Settings
+    from nsys_analyzer.runs.rows import Times
 
 _ENDINGS = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
 _MOST_NAMED = 4

@@ -9,9 +9,10 @@ from typing import TypeAlias
 from nsys_analyzer.analysis.transformer.costs import layer_saved_bytes
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.experiments.limits import MANTISSA_BITS, MinimumMemory, Rate, precision_found
-from nsys_analyzer.experiments.model import CaseTarget, Results, Row, Settings, Times, option, single
+from nsys_analyzer.experiments.model import Results, Row, Settings, option, single
 from nsys_analyzer.experiments.section import compile_cache, each, endings, named, section, unsteady
 from nsys_analyzer.report.model import Block, Section
+from nsys_analyzer.runs.rows import CaseTarget, Times
 from nsys_analyzer.text import Words, phrase
 
 MODES = ("forward", "forward-backward", "train")

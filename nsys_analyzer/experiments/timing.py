@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, Times, grid, options_of, several, single
+from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, options_of, several, single
 from nsys_analyzer.experiments.section import bars, extremes, factor, span, spread
 from nsys_analyzer.experiments.steps import (
     MODES,
@@ -26,6 +26,7 @@ from nsys_analyzer.experiments.steps import (
 from nsys_analyzer.report.model import Block, Cell, Details, Figure, Lines, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.runs.rows import Times
 from nsys_analyzer.text import phrase
 
 #: The environment variable of the study's cases: cases of other variables run in processes of their own.

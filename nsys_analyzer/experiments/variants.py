@@ -15,7 +15,6 @@ from nsys_analyzer.experiments.attention import fused_rates
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import (
     Bench,
-    CaseTarget,
     Results,
     Row,
     Settings,
@@ -41,6 +40,7 @@ from nsys_analyzer.experiments.section import (
 )
 from nsys_analyzer.report.model import Block, Figure, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.runs.rows import CaseTarget
 from nsys_analyzer.text import Words, phrase
 
 #: The variants of attention, in PyTorch's operators; of these, the ones that C++ has for a CPU, forward only.

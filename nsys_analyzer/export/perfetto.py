@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.windows import find_steps
-from nsys_analyzer.analysis.summary.device_memory import memory_levels
+from nsys_analyzer.analysis.summary.statistics import memory_levels
 from nsys_analyzer.export.perfetto_packets import (
     MARK,
     Arguments,

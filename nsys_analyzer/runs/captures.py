@@ -16,8 +16,7 @@ from msgspec import structs
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.member import BY_ORDER
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
-from nsys_analyzer.analysis.summary.complete import complete
-from nsys_analyzer.analysis.summary.counted import with_counted_flops
+from nsys_analyzer.analysis.summary.complete import complete, with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model

@@ -15,10 +15,16 @@ from functools import cache
 from itertools import pairwise
 from pathlib import PurePath
 
-from nsys_analyzer.analysis.kernels.aliases import LOADING, Alias, read_alias
-from nsys_analyzer.analysis.kernels.class_rules import RULES
-from nsys_analyzer.analysis.kernels.classes import CLASSES, LONGEST_NAME, first_rule, readable
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES, RULES
+from nsys_analyzer.analysis.kernels.classes import (
+    LOADING,
+    LONGEST_NAME,
+    Alias,
+    first_rule,
+    gemm_precision,
+    read_alias,
+    readable,
+)
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import find_peaks

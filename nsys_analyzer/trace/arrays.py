@@ -246,3 +246,10 @@ def _blobs(values: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid(f"texts from {first:,} to {last:,} in {letters.size:,} bytes")
     letters, narrow = letters.slice(first, last - first), pa.py_buffer((bounds - first).astype(np.int32))
     return pa.Array.from_buffers(pa.binary(), len(values), [None, narrow, letters])
+
+
+def named(rows: Any, test: Callable[[str], object]) -> Bools:
+    """Marks the rows whose name passes a test: their ``name`` is a code into their ``names``, -1 for none."""
+    passes = np.array([*(bool(test(name)) for name in rows.names), False])
+    marked: Bools = passes[rows.name]
+    return marked

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from nsys_analyzer.analysis.steps.step import KernelTime
-from nsys_analyzer.analysis.summary.shares import MATMUL
+from nsys_analyzer.analysis.summary.statistics import MATMUL
 
 #: Class, layout of the operands, and launches a step.
 _Work: TypeAlias = "tuple[str, str, float]"

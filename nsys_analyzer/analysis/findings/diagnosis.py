@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.findings.waits import (
     find_launch_bound,
     find_pageable_copy,
 )
-from nsys_analyzer.analysis.kernels.classes import UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.replay import Replay

@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.findings.finding import (
     times,
 )
 from nsys_analyzer.analysis.findings.waits import IDLE
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.arrays import Bools, Ints

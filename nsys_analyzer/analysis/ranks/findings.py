@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Finding, Place, three, times
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
 from nsys_analyzer.analysis.steps.step import DeviceSteps
 from nsys_analyzer.analysis.summary.summary import CaptureSummary

@@ -9,7 +9,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process
 from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.windows import Steps, Windows

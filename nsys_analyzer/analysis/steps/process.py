@@ -19,7 +19,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, overlaps
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, FILLS, UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Gaps, dissect, reached_before

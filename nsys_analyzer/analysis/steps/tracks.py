@@ -9,14 +9,14 @@ from typing import Literal
 
 import numpy as np
 
+from nsys_analyzer.analysis.attribution.attribution import range_paths
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.modules.calls import Calls, Places, find_calls
+from nsys_analyzer.analysis.ranges.calls import Calls, Places, find_calls
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.paths import range_paths
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.windows import Windows, find_steps
-from nsys_analyzer.analysis.summary.device_memory import memory_levels
+from nsys_analyzer.analysis.summary.statistics import memory_levels
 from nsys_analyzer.trace.arrays import Integers, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, pid_of, process_of
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads
 from nsys_analyzer.analysis.intervals import NONE, Cover
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.kernels.classes import MOVING, OTHER, UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import MOVING, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Seen, Table

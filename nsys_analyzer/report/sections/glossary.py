@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.kernels.classes import CLASSES
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Column, Section, Table

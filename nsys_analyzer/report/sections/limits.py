@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.summary.shares import FUSED, MATMUL, ClassRate, Limits, PhaseRate
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate
 from nsys_analyzer.report.evidence import FEW, Evidence
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Roofline, Section, Table, WorkPoint
 from nsys_analyzer.report.sections.sweep import over_sweep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.summary.shares import MATMUL, ClassShares, MatmulShare
+from nsys_analyzer.analysis.summary.statistics import MATMUL, ClassShares, MatmulShare
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import NOTHING_MEASURED, Evidence, figures_of, kernel_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from nsys_analyzer.analysis.kernels.classes import CLASSES
-from nsys_analyzer.analysis.summary.compared import (
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES
+from nsys_analyzer.analysis.summary.complete import (
     compared_phases,
     parts_and_enclosing,
 )
-from nsys_analyzer.analysis.summary.shares import MATMUL, ClassShares
-from nsys_analyzer.analysis.summary.statistics import merge_kernels
+from nsys_analyzer.analysis.summary.statistics import MATMUL, ClassShares, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import FEW, NOTHING_MEASURED, Evidence, figures_of, kernel_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table

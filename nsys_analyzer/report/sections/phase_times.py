@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES
+from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import NOTHING_MEASURED, Evidence, figures_of, spread, typical

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.summary.compared import BOTH
-from nsys_analyzer.analysis.summary.shares import Leader
-from nsys_analyzer.analysis.summary.statistics import KernelRow
+from nsys_analyzer.analysis.summary.complete import BOTH
+from nsys_analyzer.analysis.summary.statistics import KernelRow, Leader
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import FEW, NOTHING_MEASURED, Evidence
 from nsys_analyzer.report.model import Answer, Block, Section, Table

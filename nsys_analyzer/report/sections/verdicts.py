@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, ProfilerCost
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, PhaseSummary
-from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND, IDLE
+from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, IDLE
 from nsys_analyzer.report.units import counted, milliseconds, percent
 from nsys_analyzer.text import Words, phrase
 
