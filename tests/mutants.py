@@ -35,7 +35,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "attribution/attribution": (*_TRACE, "paths", "attention_summary"),
     "attribution/launches": ("attribution", "instances", "causality", "kineto_file"),
     "attribution/processes": ("processes", "ranks"),
-    "intervals": ("axis", "timeline", "intervals"),
+    "intervals": ("axis", "timeline", "intervals", "steps_anatomy"),
     "kernels/frame": ("attribution", "kernels"),
     "ranges/inference": ("inference",),
     "ranges/instances": (*_TRACE, "class_operators", "whole_capture", "attention_summary", "inference"),

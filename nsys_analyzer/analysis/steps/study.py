@@ -56,7 +56,7 @@ class Study:
     Attributes:
         kind, size, copy: shape (pieces,), as of the trace's operations.
         kernel: code into ``kernels``, -1 for what is no kernel; each has its class in ``classes``.
-        phase: code into ``phases``, -1 outside.
+        phase: code into ``phases``.
         part: shape (pieces,), code into ``ATTENTION_PARTS`` of the range of attention it was launched in, -1 outside.
         duration: shape (pieces,), ns of the whole operation, whether or not something hides it.
         first: shape (pieces,), True for the first piece of an operation.
@@ -76,7 +76,7 @@ class Study:
     kernel: SmallInts
     kernels: tuple[str, ...]
     classes: tuple[str, ...]
-    phase: Ints
+    phase: Integers
     phases: tuple[str, ...]
     part: Ints
     duration: Ints
@@ -101,8 +101,7 @@ class Study:
 
     def of_class(self, *classes: str) -> Bools:
         """True for the pieces whose kernel is of one of these classes."""
-        chosen = np.array([*(one in classes for one in self.classes), False])
-        of_class: Bools = chosen[self.kernel]
+        of_class: Bools = np.array([*(one in classes for one in self.classes), False])[self.kernel]
         return of_class
 
     def in_phase(self, *phases: str) -> Bools:
@@ -185,10 +184,8 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
         return None
     mine, begin, end = pieces_of(operations, mine, work.rank)
     launch = launched[mine].astype(np.int64)
-    replayed = _gpu_side(begin, end, calls.start[launch])
-    awaited, own, lag = _waits(
-        calls, launch, end, np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
-    )
+    pageable = np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
+    awaited, own, lag = _waits(calls, launch, end, pageable)
     # Where another thread goes on meanwhile, the program does not wait.
     awaited = np.where(following < calls.end - _SKEW_NS, NONE, awaited)
     waits = awaited != NONE
@@ -201,7 +198,7 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
         awaited,
         lag,
         launch,
-        *replayed,
+        *_gpu_side(begin, end, calls.start[launch]),
         (end - begin).astype(np.float64),
         first_call - low,
         high_cost,
@@ -210,13 +207,12 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
     )
     first = np.zeros(len(mine), np.bool_)
     first[np.unique(mine, return_index=True)[1]] = True
-    instance = attributed.instance_pair[0][mine]
-    instances, kernels, ranges = attributed.instances, attributed.kernels, attributed.trace.ranges
+    kernels, ranges = attributed.kernels, attributed.trace.ranges
     return Study(
         replay,
         operations.kind[mine], operations.size[mine], operations.copy[mine],
         kernels.code[mine], kernels.names, kernels.classes,
-        np.append(instances.phase, NONE)[instance], instances.phases,
+        work.phase[mine], work.phases,
         attributed.attention_part(mine),
         operations.end[mine] - operations.start[mine], first,
         calls.call, calls.name, calls.names,
