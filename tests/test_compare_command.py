@@ -297,7 +297,7 @@ def test_a_fault_that_is_gone(fault: str, finding: str, part: tuple[str, str] | 
     """The captures of faults of the control's size, against the control."""
     (one,) = nsys_analyzer.compare(unpacked(fault, tmp_path), unpacked("none", tmp_path)).compared
     assert one.findings
-    assert (one.findings[0].one.id, one.findings[0].status) == (finding, "gone")
+    assert (one.findings[0].finding.id, one.findings[0].status) == (finding, "gone")
     assert one.step
     if part:
         assert (one.step.parts[0].kind, one.step.parts[0].name) == part
@@ -313,7 +313,7 @@ def test_fp32_against_bf16() -> None:
     """The matmuls take a third of their time; the steps of this small model wait for launches in their place."""
     one = compile_pair("fp32", "bf16")
     assert [(each.key, each.before, each.after) for each in one.differences] == [("precision", "fp32", "bf16")]
-    assert (one.findings[0].one.id, one.findings[0].status) == ("fp32_matmul", "gone")
+    assert (one.findings[0].finding.id, one.findings[0].status) == ("fp32_matmul", "gone")
     matmul = next(one.step.of_kind("compute"))
     assert (matmul.name, matmul.change.is_change, matmul.change.ms < 0) == ("matmul", True, True)
     paired = [each for each in matmul.kernels if each.before_name and each.after_name]
@@ -327,7 +327,11 @@ def test_fp32_against_bf16() -> None:
 def test_eager_against_compiled() -> None:
     one = compile_pair("fp32", "fp32_compile")
     assert [(each.key, each.before, each.after) for each in one.differences] == [("compile", "off", "on")]
-    assert (one.verdict(), one.findings[0].one.id, one.findings[0].status) == ("faster", "unfused_elementwise", "gone")
+    assert (one.verdict(), one.findings[0].finding.id, one.findings[0].status) == (
+        "faster",
+        "unfused_elementwise",
+        "gone",
+    )
     assert next(one.step.of_kind("compute")).name == "elementwise"
     assert one.step.after_launches < 0.5 * one.step.before_launches
 

@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from nsys_analyzer.analysis.comparison.compare import Spread, compare
+from nsys_analyzer.analysis.comparison.compare import Spread, compare, match_kernels
 from nsys_analyzer.analysis.comparison.comparison import Comparison
-from nsys_analyzer.analysis.comparison.kernels import match_kernels
-from nsys_analyzer.analysis.comparison.matching import match
-from nsys_analyzer.analysis.comparison.pairs import compare_runs
+from nsys_analyzer.analysis.comparison.pairs import UnmatchedRun, compare_runs, match
 from nsys_analyzer.analysis.steps.idle import CAUSES
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
 from nsys_analyzer.analysis.summary.statistics import Stats
@@ -84,10 +82,10 @@ def test_the_table_of_parts_adds_up(before: Any, after: Any) -> None:
 def test_every_kernel_stands_in_one_pair(before: list[KernelTime], after: list[KernelTime]) -> None:
     """And no two that are left alone on either side could stand for each other: their names say no layout."""
     pairs = match_kernels(before, after)
-    assert Counter(pair.before for pair in pairs if pair.before) == Counter(before)
-    assert Counter(pair.after for pair in pairs if pair.after) == Counter(after)
-    gone = {(pair.before.kernel_class, pair.before.launches) for pair in pairs if pair.before and not pair.after}
-    new = {(pair.after.kernel_class, pair.after.launches) for pair in pairs if pair.after and not pair.before}
+    assert Counter(was for was, _ in pairs if was) == Counter(before)
+    assert Counter(now for _, now in pairs if now) == Counter(after)
+    gone = {(was.kernel_class, was.launches) for was, now in pairs if was and not now}
+    new = {(now.kernel_class, now.launches) for was, now in pairs if now and not was}
     assert not gone & new
 
 
@@ -109,7 +107,7 @@ def test_kernels_of_one_name_are_a_pair_of_their_class() -> None:
     """A kernel has a row for each class; the same kernel twice as often is the same kernel."""
     before = [kernel("gemm", 1.0), kernel("gemm", 2.0, "convolution")]
     pairs = match_kernels(before, [kernel("gemm", 3.0, launches=2)])
-    assert [(one.before and one.before.ms, one.after and one.after.ms) for one in pairs] == [(1.0, 3.0), (2.0, None)]
+    assert [tuple(one and one.ms for one in pair) for pair in pairs] == [(1.0, 3.0), (2.0, None)]
 
 
 def test_kernels_of_other_names_are_paired_by_launches_the_longest_first() -> None:
@@ -133,8 +131,7 @@ def test_matmuls_of_other_operands_do_not_stand_for_each_other() -> None:
         kernel("nvjet_sm90_tst_64x96_64x8_4x2_h_bz_NTT", 4.0, launches=24),
         kernel("add_nn", 1.0, "elementwise", launches=24),
     ]
-    pairs = [(one.before, one.after) for one in match_kernels(before, after)]
-    assert sorted(pairs, key=str) == sorted(
+    assert sorted(match_kernels(before, after), key=str) == sorted(
         [(before[0], after[0]), (before[1], after[1]), (before[2], None), (before[3], after[3]), (None, after[2])],
         key=str,
     )
@@ -212,7 +209,7 @@ def test_findings() -> None:
     after = run(findings=(finding("launch", 5, 6), finding("loader", 8, 9), finding("fp32", 1, 1)))
     findings = compared(before, after).findings
     assert findings
-    assert [(one.one.id, one.status) for one in findings] == [
+    assert [(one.finding.id, one.status) for one in findings] == [
         ("sync", "gone"), ("fp32", "new"), ("launch", "changed"), ("loader", "stays"),
     ]  # fmt: skip
     assert compared(before, run(findings=None)).findings is None
@@ -230,7 +227,7 @@ def test_findings_of_several_runs() -> None:
     after = side(found(("launch", 1, 1)), found(("launch", 3, 5), ("sync", 9, 9)), run(findings=None))
     findings = compare(before, after).findings
     assert findings
-    assert [(one.one.id, one.status, one.one.saves_ms_low, one.one.saves_ms_high) for one in findings] == [
+    assert [(one.finding.id, one.status, one.finding.saves_ms_low, one.finding.saves_ms_high) for one in findings] == [
         ("sync", "gone", 2, 3), ("launch", "new", 2, 3),
     ]  # fmt: skip
     assert compare(before, side(run(findings=None), run(findings=None))).findings is None
@@ -335,59 +332,90 @@ def of(name: str, **configuration: Any) -> Summary:
     return run(name=name, configuration=Configuration(find_model("small"), **configuration))
 
 
-def test_runs_are_matched_by_their_configuration() -> None:
-    before = [of("a", context_length=128, precision="fp32"), of("b", context_length=256, precision="fp32")]
-    after = [of("c", context_length=256, precision="fp32"), of("d", context_length=128, precision="bf16")]
-    matched = match(before, after)
-    assert [(one.title, other.title) for one, other in matched.pairs] == [("b", "c")]
-    ((alone,), (other,)) = matched.only_before, matched.only_after
-    assert (alone.run.name, alone.nearest and alone.nearest.name) == ("a", "d")
-    assert [(one.key, one.before, one.after) for one in alone.differences] == [("precision", "fp32", "bf16")]
-    assert other.run.name == "d"
-
-
-def test_several_runs_of_one_configuration_stand_together() -> None:
-    before = [of("a", context_length=128), of("b", context_length=128), of("x", context_length=64)]
-    matched = match(before, [of("c", context_length=128), of("d", context_length=512)])
-    ((one, other),) = matched.pairs
-    assert ([each.name for each in one.runs], [each.name for each in other.runs]) == (["a", "b"], ["c"])
-
-
-def test_what_is_known_of_one_run_alone_keeps_apart() -> None:
-    matched = match([of("a", context_length=128), of("x", context_length=64)], [of("c"), of("d", context_length=64)])
-    assert [(one.title, other.title) for one, other in matched.pairs] == [("x", "d")]
-    assert [(one.key, one.before, one.after) for one in matched.only_before[0].differences] == [
-        ("context_length", "128", "unknown")
-    ]
-
-
-def test_two_captures_are_a_pair_process_by_process() -> None:
-    """Whatever they are called; a rank that one lacks stands alone."""
-    before = [run(name="before", rank=rank, process=f"rank {rank}") for rank in (0, 1)]
-    after = [run(name="after", rank=rank, process=f"rank {rank}") for rank in (1, 2)]
-    matched = match(before, after)
-    assert [(one.title, other.title) for one, other in matched.pairs] == [("before rank 1", "after rank 1")]
-    (alone,) = matched.only_before
-    assert alone.run.rank == 0
-    assert [(one.key, one.before, one.after) for one in alone.differences] == [("process", "rank 0", "rank 2")]
-    ((one, other),) = match([of("a", context_length=1)], [of("b", context_length=2)]).pairs
-    assert (one.title, other.title) == ("a", "b")
+def of_rank(name: str, rank: int) -> Summary:
+    return run(name=name, rank=rank, process=f"rank {rank}")
 
 
 def sharing(name: str, *pids: int) -> list[Summary]:
     return [run(name=name, process=f"pid {pid}", pid=pid) for pid in pids]
 
 
-def test_processes_that_share_a_gpu_are_matched_in_order() -> None:
-    """Not by their IDs, which may be another process's in the other capture; the others by device."""
-    before, after = sharing("before", 100, 101), sharing("after", 101, 102)
-    other = [run(name=name, process="device 1", pid=pid) for name, pid in (("before", 3), ("after", 2))]
-    pairs = match([*before, other[0]], [other[1], *after]).pairs
-    assert [(one.title, other.title) for one, other in pairs] == [
-        ("before pid 100", "after pid 101"), ("before pid 101", "after pid 102"), ("before device 1", "after device 1"),
+def of_device(name: str, pid: int) -> Summary:
+    return run(name=name, process="device 1", pid=pid)
+
+
+def matched(
+    before: list[Summary], after: list[Summary], *, repeats: bool = False
+) -> tuple[list[str], list[UnmatchedRun]]:
+    """The pairs in words, and the runs without one."""
+    pairs, unmatched = match(before, after, repeats=repeats)
+    return [" | ".join("+".join(run.title for run in side.runs) for side in pair) for pair in pairs], unmatched
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "pairs", "alone"),
+    [
+        # by their configuration; the other run that differs least, and in what
+        (
+            [of("a", context_length=128, precision="fp32"), of("b", context_length=256, precision="fp32")],
+            [of("c", context_length=256, precision="fp32"), of("d", context_length=128, precision="bf16")],
+            ["b | c"],
+            ["a d precision fp32 bf16", "d a precision bf16 fp32"],
+        ),
+        # several runs of one configuration stand together
+        (
+            [of("a", context_length=128), of("b", context_length=128), of("x", context_length=64)],
+            [of("c", context_length=128), of("d", context_length=512)],
+            ["a+b | c"],
+            ["x d context_length 64 512", "d x context_length 512 64"],
+        ),
+        # what is known of one run alone keeps apart
+        (
+            [of("a", context_length=128), of("x", context_length=64)],
+            [of("c"), of("d", context_length=64)],
+            ["x | d"],
+            ["a c context_length 128 unknown", "c a context_length unknown 128"],
+        ),
+        # two captures are a pair process by process, whatever they are called
+        (
+            [of_rank("before", 0), of_rank("before", 1)],
+            [of_rank("after", 1), of_rank("after", 2)],
+            ["before rank 1 | after rank 1"],
+            ["before rank 0 after rank 2 process rank 0 rank 2", "after rank 2 before rank 0 process rank 2 rank 0"],
+        ),
+        ([of("a", context_length=1)], [of("b", context_length=2)], ["a | b"], []),
+        # processes that share a GPU in order: an ID may be another process's in the other capture
+        (
+            [*sharing("before", 100, 101), of_device("before", 3)],
+            [of_device("after", 2), *sharing("after", 101, 102)],
+            ["before pid 100 | after pid 101", "before pid 101 | after pid 102", "before device 1 | after device 1"],
+            [],
+        ),
+        # without a configuration by name
+        ([run(name="a"), run(name="b")], [run(name="b"), run(name="c")], ["b | b"], ["a c ", "c a "]),
+    ],
+)
+def test_which_runs_stand_against_each_other(
+    before: list[Summary], after: list[Summary], pairs: list[str], alone: list[str]
+) -> None:
+    in_words, unmatched = matched(before, after)
+    assert in_words == pairs
+    assert [
+        f"{one.run.title} {one.nearest and one.nearest.title} "
+        + " ".join(f"{each.key} {each.before} {each.after}" for each in one.differences)
+        for one in unmatched
+    ] == alone
+    assert [one.side for one in unmatched] == ["before", "after"][: len(unmatched)]
+
+
+def test_repeats_are_runs_of_one_program() -> None:
+    """Process by process."""
+    runs = [run(name=name) for name in "abcd"]
+    assert matched(runs[:2], runs[2:], repeats=True) == (["a+b | c+d"], [])
+    twice = [*sharing("before", 100, 101), *sharing("again", 7, 8)]
+    assert matched(twice, sharing("after", 101, 102), repeats=True)[0] == [
+        "before pid 100+again pid 7 | after pid 101", "before pid 101+again pid 8 | after pid 102",
     ]  # fmt: skip
-    (twice, _) = match([*before, *sharing("again", 7, 8)], after, repeats=True).pairs
-    assert [[one.title for one in of.runs] for of in twice] == [["before pid 100", "again pid 7"], ["after pid 101"]]
 
 
 def test_of_another_number_of_processes_none_is_taken_for_another() -> None:
@@ -397,13 +425,6 @@ def test_of_another_number_of_processes_none_is_taken_for_another() -> None:
     )
     with pytest.raises(NsysAnalyzerError, match=remedy):
         compare_runs(sharing("before", 1, 2), sharing("after", 1, 2, 3))
-
-
-def test_runs_without_a_configuration_are_matched_by_name() -> None:
-    matched = match([run(name="a"), run(name="b")], [run(name="b"), run(name="c")])
-    assert [(one.title, other.title) for one, other in matched.pairs] == [("b", "b")]
-    ((one, other),) = match([run(name="a"), run(name="b")], [run(name="c"), run(name="d")], repeats=True).pairs
-    assert (len(one.runs), len(other.runs)) == (2, 2)
 
 
 def test_nothing_can_be_compared() -> None:
