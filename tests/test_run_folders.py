@@ -18,7 +18,6 @@ from nsys_analyzer.report.model import Panels, Report
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.sections.generate import _wrapped
 from nsys_analyzer.report.writing import write_as
-from nsys_analyzer.runs.timings_csv import has_rows
 from tests.support.export import Export
 from tests.test_report_command import captures_table, section, two_steps
 
@@ -30,8 +29,7 @@ MANIFEST = {"model": "small", "context_length": 256, "batch_size": 4, "precision
 
 
 def write_report(paths: list[Path], csv: Path | None, output: Path, command: str) -> Report:
-    timed = [csv] if csv and has_rows(csv) else []
-    built = build_report(load_evidence(paths, timed, command, beside=output.parent))
+    built = build_report(load_evidence(paths, [csv] if csv else [], command, beside=output.parent))
     write_as("markdown", built, output)
     return built
 
@@ -279,7 +277,8 @@ def test_a_missing_trace_is_an_error_with_timings_too(tmp_path: Path) -> None:
 def test_timings_without_a_row(runs: Path) -> None:
     """A program of one's own times nothing: the file of its run has a header alone."""
     run_of(runs, "a", two_steps())
-    write_report([runs], timings(runs), runs / "report.md", "nsys-analyze run -- python train.py")
+    timings(runs)
+    write_report([runs], None, runs / "report.md", "nsys-analyze run -- python train.py")
     text = (runs / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("a", "ok")]
     assert "Timings of unprofiled runs" not in text

@@ -13,8 +13,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import TimingsError
 from nsys_analyzer.runs.timed import with_timings
-from nsys_analyzer.runs.timings import Selection, Timings, read_timings
-from nsys_analyzer.runs.timings_csv import COLUMNS as WRITTEN
+from nsys_analyzer.runs.timings import WRITTEN, Selection, Timings, read_timings
 
 SIZES = "768,3072,12,12"
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.runs.doubts import doubts_of
 from nsys_analyzer.runs.timings import COLUMNS, Timing, Timings
 
 _ORDER = ("forward", "loss", "backward", "forward+backward", "optimizer", "step")
@@ -25,6 +25,13 @@ _NO_NEWS = ("ok", "missing")
 _FEW = 3
 #: What a row of its own says of the run, beside its configuration.
 _CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device", "gpu")
+#: The phases that a time of several covers, where the capture has no range for it.
+_PARTS = {
+    "forward+backward": ("forward", "loss", "backward"),
+    "step": ("forward", "loss", "backward", "optimizer"),
+}
+#: A share by which the same work may differ between two runs, whose clocks do.
+_TOLERANCE = 0.03
 
 
 def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_run: bool) -> list[CaptureSummary]:
@@ -144,7 +151,7 @@ def _with(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
         warmup_steps=timings[0].run.warmup_steps,
         device=timings[0].run.device,
         peak_memory_bytes=max(memory) or (capture.unprofiled.peak_memory_bytes if capture.unprofiled else None),
-        doubts=doubts_of(capture, times),
+        doubts={phase: why for phase, stats in times.items() if (why := tuple(_doubts(capture, phase, stats)))},
     )
     warnings = [
         f"{timing.place}: {timing.phase} {times[timing.phase].typical:.3f} ms is not trusted, no verdict rests on it: "
@@ -154,6 +161,38 @@ def _with(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
     ]
     phases = tuple(structs.replace(phase, python_ms=times.get(phase.phase)) for phase in capture.phases)
     return replace(capture, phases=phases, unprofiled=unprofiled, warnings=(*capture.warnings, *warnings))
+
+
+def _doubts(capture: CaptureSummary, name: str, python: Stats) -> Iterator[str]:
+    """Yields why a phase's unprofiled time cannot be right, from the capture of the same run."""
+    if python.mean is None:
+        return
+    if python.std is not None and python.std > python.mean:
+        yield f"its deviation, {python.std:.3f} ms, is above its mean, as where warm-up is among the measured steps"
+    # The phase under the profiler, or the phases that make it, where all of these are there.
+    parts = [part for part in _PARTS.get(name, ()) if part != "loss" or capture.phase("loss")]
+    names = [name] if capture.phase(name) else parts
+    phases = [phase for part in names if (phase := capture.phase(part))]
+    if not phases or len(phases) < len(names):
+        return
+    busy, wall = _sum([phase.gpu_busy_ms for phase in phases]), _sum([phase.wall_ms for phase in phases])
+    if not capture.on_cpu and _is_less(python, busy):
+        cause = "another run, another unit, or the device was not synchronised"
+        yield f"the GPU is busy for longer, {busy.mean:.3f} ms ({cause})"
+    if all(map(capture.is_timed, phases)) and _is_less(wall, python):
+        yield f"under the profiler it takes less, {wall.mean:.3f} ms (another run, or another unit)"
+
+
+def _sum(clocks: Sequence[Stats]) -> Stats:
+    """Returns the clocks of phases that follow each other as one, their deviations added."""
+    return Stats(None, sum(clock.mean or 0.0 for clock in clocks), sum(clock.std or 0.0 for clock in clocks))
+
+
+def _is_less(time: Stats, other: Stats) -> bool:
+    """Returns whether a time is less than another by more than both deviations and the clocks explain."""
+    if not time.mean or not other.mean:
+        return False
+    return other.mean - time.mean > (time.std or 0.0) + (other.std or 0.0) + _TOLERANCE * other.mean
 
 
 def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSummary]:
