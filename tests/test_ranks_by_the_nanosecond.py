@@ -12,6 +12,7 @@ from random import Random
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
@@ -263,7 +264,7 @@ def test_a_clock_that_is_ahead_changes_nothing_but_its_offset(case: Case, ahead:
 
     def run(offset: int) -> ParallelRun:
         found = only(read(build(case, own_captures(len(case), offsets=[0, offset]))))
-        return replace(found, ranks=tuple(replace(rank, offset_ms=0.0, shift_ns=0.0) for rank in found.ranks))
+        return structs.replace(found, ranks=tuple(replace(rank, offset_ms=0.0, shift_ns=0.0) for rank in found.ranks))
 
     assert run(ahead) == run(0)
 

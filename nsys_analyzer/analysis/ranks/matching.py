@@ -39,17 +39,10 @@ _TO_DEVIATION = 1.4826
 # --- which members are of one run
 
 
-@dataclass(frozen=True)
-class Group:
-    """Members of one run, in order of rank, and what a reader must know of how they came together."""
+def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], tuple[Words, ...]]]:
+    """Returns the members of each run in order of rank, and what a reader must know of how they came together.
 
-    members: tuple[Member, ...]
-    notes: tuple[Words, ...]
-
-
-def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
-    """Returns the members of each run, those of most members first: that share a communicator, a capture or a run.
-
+    Those of most members come first. Members of one run share a communicator, a capture, or a run of their manifests.
     Where neither communicators nor manifests tell, captures of different ranks of as many are of one run, if they
     were recorded at one time as far as that is known.
     """
@@ -76,9 +69,9 @@ def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
         # A run that has all of its ranks is nobody's rest.
         if missing_ranks(run) or len(run) == 1:
             notes += why_apart[:1]
-        run.sort(key=_order)
-        groups.append(Group(_with_all_to_all(run), tuple(notes)))
-    return tuple(sorted(groups, key=lambda group: -len(group.members)))
+        run.sort(key=lambda one: (one.rank is None, one.rank or 0, one.device, one.capture, one.process))
+        groups.append((_with_all_to_all(run), tuple(notes)))
+    return sorted(groups, key=lambda group: -len(group[0]))
 
 
 def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
@@ -91,10 +84,6 @@ def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
 def knows_communicators(member: Member) -> bool:
     """Returns whether it is known which communicators a member's collectives are of."""
     return bool((member.collectives.communicator > 0).any())
-
-
-def _order(member: Member) -> tuple[bool, int, int, str, int]:
-    return member.rank is None, member.rank or 0, member.device, member.capture, member.process
 
 
 def _is_copy(member: Member, other: Member) -> bool:
@@ -150,7 +139,7 @@ def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None
         why = "their manifests name different runs"
     elif len({member.named for member in (*group, *other) if member.named}) > 1:
         why = "their names differ in more than the rank"
-    elif _at_different_times(group[0], other[0]):
+    elif group[0].started_utc_ns and other[0].started_utc_ns and _apart_ns(group[0], other[0]) > _CLOCKS_DIFFER_NS:
         why = "one had ended before the other began"
     else:
         return None
@@ -161,13 +150,10 @@ def _ranks(group: Sequence[Member]) -> set[int]:
     return {member.rank for member in group if member.rank is not None}
 
 
-def _at_different_times(member: Member, other: Member) -> bool:
-    """Returns whether one had ended before the other began, as far as clocks of two hosts tell."""
-    if not (member.started_utc_ns and other.started_utc_ns):
-        return False
-    begins = [int(each.start[0]) + each.started_utc_ns for each in (member, other)]
-    ends = [int(each.end[-1]) + each.started_utc_ns for each in (member, other)]
-    return max(begins) - min(ends) > _CLOCKS_DIFFER_NS
+def _apart_ns(*members: Member) -> int:
+    """Returns the time from the end of the first one's steps to the begin of the last one's, by their hosts' clocks."""
+    begins = [int(member.start[0]) + member.started_utc_ns for member in members]
+    return max(begins) - min(int(member.end[-1]) + member.started_utc_ns for member in members)
 
 
 def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
@@ -220,33 +206,15 @@ class Matches:
         return index
 
 
-@dataclass(frozen=True)
-class Matched:
-    """The matches of a run.
-
-    Attributes:
-        numbers: shape (steps,), of the steps that all members have.
-        matches: of one communicator each.
-        apart: the steps, by number, whose collectives differ from rank to rank: who waits in them is not known.
-    """
-
-    numbers: Ints
-    matches: tuple[Matches, ...]
-    apart: tuple[int, ...]
-
-    @property
-    def alike(self) -> Ints:
-        """Returns the numbers of the steps whose collectives are the same on all ranks."""
-        alike: Ints = np.setdiff1d(self.numbers, self.apart)
-        return alike
-
-
 #: The collectives of a communicator that each member has: position to indices.
 _Users = dict[int, Ints]
 
 
-def match_collectives(members: Sequence[Member]) -> Matched:
+def match_collectives(members: Sequence[Member]) -> tuple[list[Matches], Ints, list[int]]:
     """Returns the collectives that are one: of one place in a step of one communicator, in the steps of all members.
+
+    Beside the matches, of one communicator each, these are the numbers of the steps that all members have, and of those
+    whose collectives differ from rank to rank: who waits in them is not known.
 
     Those that a program launches between two steps, such as a loss that is averaged, are matched among themselves. They
     are of no step, but a rank may wait for them when the next one has begun.
@@ -272,7 +240,7 @@ def match_collectives(members: Sequence[Member]) -> Matched:
                 apart |= differing
                 if len(matched):
                     matches.append(matched)
-    return Matched(numbers, tuple(matches), tuple(sorted(apart)))
+    return matches, numbers, sorted(apart)
 
 
 def numbers_of(members: Sequence[Member]) -> list[Ints]:
@@ -397,16 +365,16 @@ def _fitted(own: Ints, others: Ints) -> Clock:
     order = np.argsort(own)
     own, apart = own[order], (own - others)[order]
     offset, middle = float(np.median(apart)), float(np.median(own))
-    spread = _deviation(apart - offset)
+    level = Clock(offset, 0.0, middle, _deviation(apart - offset), len(own))
     third = len(own) // 3
-    if third:
-        run = float(np.median(own[-third:]) - np.median(own[:third]))
-        rise = float(np.median(apart[-third:]) - np.median(apart[:third]))
-        level = Clock(offset, 0.0, middle, spread, len(own))
-        drift = rise / run if run else 0.0
-        drifting = Clock(offset, drift, middle, _deviation(apart - offset - drift * (own - middle)), len(own))
-        return drifting if _SURELY * drifting.spread_ns < abs(rise) else level
-    return Clock(offset, 0.0, middle, spread, len(own))
+    run, rise = (
+        float(np.median(times[-third:]) - np.median(times[:third])) if third else 0.0 for times in (own, apart)
+    )
+    if not run:
+        return level
+    drift = rise / run
+    drifting = Clock(offset, drift, middle, _deviation(apart - offset - drift * (own - middle)), len(own))
+    return drifting if _SURELY * drifting.spread_ns < abs(rise) else level
 
 
 def _deviation(apart: npt.NDArray[np.floating[Any]]) -> float:
