@@ -18,7 +18,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.manifest import read_manifest
 from nsys_analyzer.runs.targets import Annotation, Ranks, Target, program_target
-from nsys_analyzer.runs.timings import read_timings
+from nsys_analyzer.runs.timings import read_timings, timings_of_sweep
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import Result
 from nsys_analyzer.text import plain
@@ -100,9 +100,10 @@ def test_times_and_captures_of_a_rank_find_each_other(tmp_path: Path, nsys: Nsys
         rows = {row["capture"]: row["mean_ms"] for row in csv.DictReader(file)}
     # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
     assert rows == {"train_rank0": "2.000000", "train_rank1": "3.000000"}
-    captures = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
-    found = {one.name: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
-    assert found == {"train_rank0": (0, 2.0), "train_rank1": (1, 3.0)}
+    for timings in (timings_of_sweep(runs), read_timings(runs / "timings.csv")):
+        captures = load_captures([runs], timings=timings).captures
+        found = {one.name: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
+        assert found == {"train_rank0": (0, 2.0), "train_rank1": (1, 3.0)}
 
 
 def test_another_run_is_another_group(tmp_path: Path, nsys: NsysProfiler) -> None:
@@ -124,7 +125,7 @@ def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: 
     assert [one["times_ms"]["step"] for one in said["rank_timings"]] == [[1.0, 3.0], [2.0, 4.0]]
     assert len(set(said["rank_pids"])) == 2
     # The process of this export is none of them.
-    (capture,) = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
+    (capture,) = load_captures([runs], timings=timings_of_sweep(runs)).captures
     assert (capture.rank, capture.unprofiled) == (None, None)
     (warning,) = (text for one in capture.warnings if "none of the rows" in (text := plain(one)))
     assert "they differ in rank (0, 1); pick with --csv-where rank=0" in warning
@@ -140,7 +141,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
     runs = tmp_path / "runs"
     (ended,), _ = sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)
     assert ended == Result("ok"), ended
-    captures = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
+    captures = load_captures([runs], timings=timings_of_sweep(runs)).captures
     found = {one.title: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
     # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
     assert found == {"train rank 0": (0, 2.0), "train rank 1": (1, 3.0)}
@@ -150,7 +151,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
 def test_times_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     assert sweep([target(tmp_path, Ranks(2))], runs)[0] == [Result("ok")]
-    captures = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
+    captures = load_captures([runs], timings=timings_of_sweep(runs)).captures
     assert [(one.name, one.status, one.rank) for one in captures] == [
         ("train_rank0", "not_profiled", 0), ("train_rank1", "not_profiled", 1),
     ]  # fmt: skip
