@@ -155,29 +155,31 @@ def test_what_was_changed_comes_first() -> None:
     assert step.busy.ms == -6.0
 
 
-def test_verdicts() -> None:
-    """GPU work of 100 ms varies by 0.25 % from run to run: ± 1.96 × √2 × 0.25 = 0.7 %. Waiting varies by 25 %."""
-    before = run([kernel("gemm", 100.0)])
-    assert compared(before, run([kernel("gemm", 100.5)])).verdict() == "no change"
-    assert compared(before, run([kernel("gemm", 101.0)])).verdict() == "slower"
-    assert compared(before, run([kernel("gemm", 99.0)])).verdict() == "faster"
-    assert compared(before, run([kernel("gemm", 100.5)])).verdict(threshold=0.005) == "unclear"
-    waiting = run([], {"host": 100.0})
-    assert compared(waiting, run([], {"host": 120.0})).verdict() == "unclear"
-    assert compare(side(waiting), side(run([], {"host": 120.0})), cpu_spread=0.01).verdict() == "slower"
+@pytest.mark.parametrize(
+    ("after", "threshold", "verdict"),
+    [(100.5, 0.05, "no change"), (101.0, 0.05, "slower"), (99.0, 0.05, "faster"), (100.5, 0.005, "unclear")],
+)
+def test_verdicts(after: float, threshold: float, verdict: str) -> None:
+    """GPU work of 100 ms varies by 0.25 % from run to run: ± 1.96 × √2 × 0.25 = 0.7 %."""
+    assert compared(run([kernel("gemm", 100.0)]), run([kernel("gemm", after)])).verdict(threshold) == verdict
+
+
+def test_verdicts_on_waiting_and_on_one_step() -> None:
+    """Waiting varies by 25 %; one step a side tells no interval."""
+    waiting, longer = (side(run([], {"host": ms})) for ms in (100.0, 120.0))
+    assert compare(waiting, longer).verdict() == "unclear"
+    assert not compare(waiting, longer).is_slower_by(0.05)
+    assert compare(waiting, longer, cpu_spread=0.01).verdict() == "slower"
     single = run([kernel("gemm", 100.0)], jitter_ms=[0.0])
-    assert compared(single, run([kernel("gemm", 200.0)], jitter_ms=[1.0])).verdict() == "unclear", "one step a side"
+    assert compared(single, run([kernel("gemm", 200.0)], jitter_ms=[1.0])).verdict() == "unclear"
 
 
 def test_slower_by_more_than_a_limit() -> None:
     """By the best estimate, where it is more than chance; how far the interval reaches down is another matter."""
     before = run([kernel("gemm", 100.0)])
     slower = compared(before, run([kernel("gemm", 106.0)]))
-    assert slower.is_slower_by(0.05)
-    assert not slower.is_slower_by(0.07)
+    assert [slower.is_slower_by(share) for share in (0.05, 0.07)] == [True, False]
     assert not compared(before, run([kernel("gemm", 94.0)])).is_slower_by(0.05)
-    uncertain = compared(run([], {"host": 100.0}), run([], {"host": 120.0}))
-    assert not uncertain.is_slower_by(0.05)
 
 
 def test_times_without_the_profiler_come_first() -> None:
@@ -203,35 +205,37 @@ def test_doubted_times_are_left_out() -> None:
     assert compared(one, replace(other, unprofiled=doubted)).unprofiled is None
 
 
+def said(before: Any, after: Any) -> list[tuple[str, str, float, float]] | None:
+    """The findings of two sides: how each changed, and what it saves."""
+    findings = compare(before, after).findings
+    if findings is None:
+        return None
+    return [(one.finding.id, one.status, one.finding.saves_ms_low, one.finding.saves_ms_high) for one in findings]
+
+
+def finding_in(*savings: tuple[str, float, float]) -> Summary:
+    return run(findings=tuple(finding(*one) for one in savings))
+
+
 def test_findings() -> None:
     """Gone, new, changed where the intervals have nothing in common, and those that stay."""
-    before = run(findings=(finding("sync", 1, 2), finding("launch", 3, 4), finding("loader", 5, 9)))
-    after = run(findings=(finding("launch", 5, 6), finding("loader", 8, 9), finding("fp32", 1, 1)))
-    findings = compared(before, after).findings
-    assert findings
-    assert [(one.finding.id, one.status) for one in findings] == [
-        ("sync", "gone"), ("fp32", "new"), ("launch", "changed"), ("loader", "stays"),
+    before = side(finding_in(("sync", 1, 2), ("launch", 3, 4), ("loader", 5, 9)))
+    assert said(before, side(finding_in(("launch", 5, 6), ("loader", 8, 9), ("fp32", 1, 1)))) == [
+        ("sync", "gone", 1, 2), ("fp32", "new", 1, 1), ("launch", "changed", 5, 6), ("loader", "stays", 8, 9),
     ]  # fmt: skip
-    assert compared(before, run(findings=None)).findings is None
+    assert said(before, side(run(findings=None))) is None
 
 
 def test_findings_of_several_runs() -> None:
     """A side's are those of most runs that tell any: medians of 1, 2, 9 and 2, 3, 10; one of two runs is not most."""
-
-    def found(*savings: tuple[str, float, float]) -> Summary:
-        return run(findings=tuple(finding(*one) for one in savings))
-
+    untold = run(findings=None)
     before = side(
-        found(("sync", 9, 10)), found(("sync", 1, 2), ("loader", 1, 1)), found(("sync", 2, 3)), run(findings=None)
+        finding_in(("sync", 9, 10)), finding_in(("sync", 1, 2), ("loader", 1, 1)), finding_in(("sync", 2, 3)), untold
     )
-    after = side(found(("launch", 1, 1)), found(("launch", 3, 5), ("sync", 9, 9)), run(findings=None))
-    findings = compare(before, after).findings
-    assert findings
-    assert [(one.finding.id, one.status, one.finding.saves_ms_low, one.finding.saves_ms_high) for one in findings] == [
-        ("sync", "gone", 2, 3), ("launch", "new", 2, 3),
-    ]  # fmt: skip
-    assert compare(before, side(run(findings=None), run(findings=None))).findings is None
-    assert compare(before, side(run(findings=None), found())).findings == (findings[0],)
+    after = side(finding_in(("launch", 1, 1)), finding_in(("launch", 3, 5), ("sync", 9, 9)), untold)
+    assert said(before, after) == [("sync", "gone", 2, 3), ("launch", "new", 2, 3)]
+    assert said(before, side(untold, untold)) is None
+    assert said(before, side(untold, finding_in())) == [("sync", "gone", 2, 3)]
 
 
 def test_several_runs_of_a_side() -> None:

@@ -239,17 +239,6 @@ def test_every_figure_is_the_count_of_its_nanoseconds(case: Case) -> None:
     assert_counted(run, case)
 
 
-@given(cases())
-def test_the_parts_add_up(case: Case) -> None:
-    for rank in only(read(build(case, one_capture(len(case))))).ranks:
-        ns = {name: ns_of(rank, name) for name in NAMES}
-        parts = ns["compute"] + ns["exposed_copy"] + ns["exposed_communication"] + ns["idle"]
-        assert parts == pytest.approx(ns["step"])
-        assert ns["waiting"] + ns["transfer"] == pytest.approx(ns["communication"])
-        assert ns["exposed_waiting"] + ns["exposed_transfer"] == pytest.approx(ns["exposed_communication"])
-        assert all(value >= -1e-6 for value in ns.values())
-
-
 @given(cases(jitter=0), st.integers(0, 10**15), st.integers(0, 10**15))
 def test_captures_of_their_own_count_the_same(case: Case, one: int, two: int) -> None:
     """Where collectives end at once, clocks are aligned to the nanosecond."""

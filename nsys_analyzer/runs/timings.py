@@ -467,8 +467,9 @@ def _of_manifest(path: Path) -> Iterator[Timing]:
         described = {name: getattr(manifest, name) for name in (*_DESCRIBED, *_STEPS)}
         message = " ".join((timed.message or "").split()) or None
         run = Run(**described, rank=rank, capture=name_by_manifest(path), message=message)
-        known = {**described, "rank": rank, "steps": None}  # a number of steps tells no two runs apart
-        cells = tuple((name, str(value)) for name, value in known.items() if value is not None)
+        # A number of steps tells no two runs apart.
+        told = ((name, getattr(run, name)) for name in (*_DESCRIBED, "rank", "warmup_steps"))
+        cells = tuple((name, str(value)) for name, value in told if value is not None)
         configuration = structs.replace(configuration_of(run), source="timings")
         for phase in timed.times_ms or PHASES.get(mode_from_text(manifest.mode or ""), ()):
             times = None
