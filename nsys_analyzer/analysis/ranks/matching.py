@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -183,34 +183,12 @@ def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
 # --- which collectives of several ranks are one
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Collectives that several members took part in.
-
-    Attributes:
-        members: their positions among the members of the run.
-        index: shape (members, matches), the index into each member's collectives.
-        pairwise: whether these are exchanges between two ranks.
-    """
-
-    members: tuple[int, ...]
-    index: Ints
-    pairwise: bool
-
-    def __len__(self) -> int:
-        return int(self.index.shape[1])
-
-    def of(self, position: int) -> Ints:
-        """Returns the index into the collectives of one of the members."""
-        index: Ints = self.index[self.members.index(position)]
-        return index
+#: Collectives of one communicator that several members took part in: a member's position among those of the run, and
+#: the indices into its collectives, as many of each where they are matched.
+Match: TypeAlias = "dict[int, Ints]"
 
 
-#: The collectives of a communicator that each member has: position to indices.
-_Users = dict[int, Ints]
-
-
-def match_collectives(members: Sequence[Member]) -> tuple[list[Matches], Ints, list[int]]:
+def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, list[int]]:
     """Returns the collectives that are one: of one place in a step of one communicator, in the steps of all members.
 
     Beside the matches, of one communicator each, these are the numbers of the steps that all members have, and of those
@@ -223,7 +201,7 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Matches], Ints, l
     for other in others:
         numbers = np.intersect1d(numbers, other)
     # A communicator without an ID is known by the place of its stream among such.
-    users_of: dict[tuple[str, int], _Users] = defaultdict(dict)
+    users_of: dict[tuple[str, int], Match] = defaultdict(dict)
     for position, member in enumerate(members):
         communicator = member.collectives.communicator
         ids, first = np.unique(communicator, return_index=True)
@@ -231,15 +209,14 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Matches], Ints, l
         for number in ids[np.argsort(first)].tolist():
             key = ("id", number) if number > 0 else ("stream", next(streams))
             users_of[key][position] = np.flatnonzero(communicator == number)
-    matches: list[Matches] = []
+    matches: list[Match] = []
     apart: set[int] = set()
     for users in users_of.values():
-        for pairwise in (False, True):
-            for group in _groups(members, users, pairwise=pairwise):
-                matched, differing = _match(members, group, numbers, pairwise=pairwise)
-                apart |= differing
-                if len(matched):
-                    matches.append(matched)
+        for group in _groups(members, users):
+            match, differing = _match(members, group, numbers)
+            apart |= differing
+            if all(map(len, match.values())):
+                matches.append(match)
     return matches, numbers, sorted(apart)
 
 
@@ -249,28 +226,26 @@ def numbers_of(members: Sequence[Member]) -> list[Ints]:
     return [member.number if numbered else np.arange(len(member)) for member in members]
 
 
-def _groups(members: Sequence[Member], users: _Users, *, pairwise: bool) -> list[_Users]:
-    """Returns the collectives to match with each other: those of all, or for exchanges those of each pair."""
-    kept: _Users = {}
-    for position, index in users.items():
-        exchanges = members[position].collectives.kind[index] == SEND_RECEIVE
-        if len(of_kind := index[exchanges == pairwise]):
-            kept[position] = of_kind
-    if not pairwise or len(kept) <= 2:
-        return [kept] if len(kept) > 1 else []
-    # A peer is known by its rank in the communicator: that of the run, if the communicator is of all.
-    ranks = sorted(kept, key=lambda position: (members[position].rank or 0, members[position].device))
-
-    def with_peer(position: int, peer: int) -> Ints:
-        index = kept[position]
-        exchanges: Ints = index[members[position].collectives.peer[index] == ranks.index(peer)]
-        return exchanges
-
-    pairs = [{low: with_peer(low, high), high: with_peer(high, low)} for low, high in combinations(ranks, 2)]
-    return [pair for pair in pairs if all(map(len, pair.values()))]
+def _groups(members: Sequence[Member], users: Match) -> Iterator[Match]:
+    """Yields the collectives to match with each other: those of all users, and of exchanges those of each pair."""
+    for is_exchange in (False, True):
+        kinds = {position: members[position].collectives.kind[index] for position, index in users.items()}
+        kept = {at: index[(kinds[at] == SEND_RECEIVE) == is_exchange] for at, index in users.items()}
+        kept = {position: index for position, index in kept.items() if len(index)}
+        if not is_exchange or len(kept) <= 2:
+            if len(kept) > 1:
+                yield kept
+            continue
+        # A peer is known by its rank in the communicator: that of the run, if the communicator is of all.
+        ranks = sorted(kept, key=lambda position: (members[position].rank or 0, members[position].device))
+        peers = {at: members[at].collectives.peer[index] for at, index in kept.items()}
+        for (low, first), (high, second) in combinations(enumerate(ranks), 2):
+            pair = {first: kept[first][peers[first] == high], second: kept[second][peers[second] == low]}
+            if all(map(len, pair.values())):
+                yield pair
 
 
-def _match(members: Sequence[Member], users: _Users, numbers: Ints, *, pairwise: bool) -> tuple[Matches, set[int]]:
+def _match(members: Sequence[Member], users: Match, numbers: Ints) -> tuple[Match, set[int]]:
     """Returns the matches of one communicator, and the steps by number in which its ranks' collectives differ.
 
     There are two places for collectives in each step: launched in it, and launched behind it, before the next one.
@@ -295,8 +270,8 @@ def _match(members: Sequence[Member], users: _Users, numbers: Ints, *, pairwise:
     place = places[0][alike[places[0]]]
     kinds = np.array([members[at].collectives.kind[index] for at, index in zip(users, indices, strict=True)])
     alike[place[(kinds != kinds[0]).any(axis=0)]] = False
-    matched = np.array([index[alike[place]] for index in indices])
-    return Matches(tuple(users), matched, pairwise), set(numbers[~alike[::2]].tolist())
+    matched = (index[alike[place]] for index in indices)
+    return dict(zip(users, matched, strict=True)), set(numbers[~alike[::2]].tolist())
 
 
 # --- which times of several clocks are one
@@ -327,7 +302,7 @@ class Clock:
         return aligned
 
 
-def align_clocks(members: Sequence[Member], matches: Sequence[Matches]) -> list[Clock | None]:
+def align_clocks(members: Sequence[Member], matches: Sequence[Match]) -> list[Clock | None]:
     """Returns the clock of each member; None for one that shares no collective with the first, nor with one that does.
 
     Members of one capture have one clock.
@@ -341,7 +316,7 @@ def align_clocks(members: Sequence[Member], matches: Sequence[Matches]) -> list[
 
 
 def _clock(
-    members: Sequence[Member], matches: Sequence[Matches], clocks: Sequence[Clock | None], position: int
+    members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock | None], position: int
 ) -> Clock | None:
     """Returns the clock of a member by the collectives that it shares with one whose clock is known: with whom most."""
     known = [other for other, clock in enumerate(clocks) if clock]
@@ -381,13 +356,13 @@ def _deviation(apart: npt.NDArray[np.floating[Any]]) -> float:
     return _TO_DEVIATION * float(np.median(np.abs(apart)))
 
 
-def _ends(members: Sequence[Member], matches: Sequence[Matches], position: int, other: int) -> tuple[Ints, Ints]:
+def _ends(members: Sequence[Member], matches: Sequence[Match], position: int, other: int) -> tuple[Ints, Ints]:
     """Returns when shared collectives ended on two members: those that end together where there are any."""
     none = np.zeros(0, np.int64)
     rows = [(none, none, none)]
     for match in matches:
-        if position in match.members and other in match.members:
-            own, others = (members[place].collectives.select(match.of(place)) for place in (position, other))
+        if position in match and other in match:
+            own, others = (members[place].collectives.select(match[place]) for place in (position, other))
             rows.append((own.end, others.end, own.kind))
     end, other_end, kind = (np.concatenate(column) for column in zip(*rows, strict=True))
     together = np.isin(kind, _END_TOGETHER)
