@@ -277,10 +277,6 @@ def test_the_usual_compute_fits_into_the_median_step(one: Summary) -> None:
 # --- what can be compared
 
 
-def refused(before: Summary, after: Summary) -> list[str]:
-    return [plain(reason) for reason in compared(before, after).cautions]
-
-
 def test_what_differs_and_what_is_another_program() -> None:
     known = Configuration(find_model("small"), 256, 4, "fp32", "train")
     before = run(configuration=known, run=Run(compile=False, torch="2.11"))
@@ -290,22 +286,29 @@ def test_what_differs_and_what_is_another_program() -> None:
         ("precision", "fp32", "bf16"), ("compile", "off", "on"),
     ]  # fmt: skip
     assert comparison.cautions == ()
-    longer = run(name="long", configuration=structs.replace(known, context_length=512))
-    assert refused(before, longer) == ["The context length of train is 256, that of long 512"]
-    assert refused(before, run(configuration=None)) == [], "what is not known contradicts nothing"
+
+
+@pytest.mark.parametrize(
+    ("after", "reasons"),
+    [
+        (run(name="long", configuration=Configuration(context_length=512)),
+         ["The context length of train is 256, that of long 512"]),
+        (run(), []),  # what is not known contradicts nothing
+        (run(name="other", gpu="NVIDIA H100"), ["train is of NVIDIA H200, other of NVIDIA H100"]),
+        (run(name="cut", status="partial"), ["cut is partial: a range has no end"]),
+        (run(status="oom", message="2 GiB"), ["train ran out of memory (2 GiB)"]),
+        (run(step=None), ["train holds no step that ran on a GPU"]),
+        (run(status="not_profiled", step=None), ["train was not profiled"]),
+    ],
+)  # fmt: skip
+def test_reasons_against_a_comparison(after: Summary, reasons: list[str]) -> None:
+    before = run(configuration=Configuration(context_length=256))
+    assert [plain(reason) for reason in compared(before, after).cautions] == reasons
 
 
 def test_the_precision_that_the_kernels_tell() -> None:
     (one,) = compared(run(precisions={"fp32": 1.0}), run(precisions={"unknown": 0.3, "bf16": 0.7})).differences
     assert (one.key, one.before, one.after) == ("matmul precision", "fp32", "bf16")
-
-
-def test_reasons_against_a_comparison() -> None:
-    before = run()
-    assert refused(before, run(name="other", gpu="NVIDIA H100")) == ["train is of NVIDIA H200, other of NVIDIA H100"]
-    assert refused(before, run(name="cut", status="partial")) == ["cut is partial: a range has no end"]
-    assert refused(before, run(status="oom", message="2 GiB")) == ["train ran out of memory (2 GiB)"]
-    assert refused(before, run(step=None)) == ["train holds no step that ran on a GPU"]
 
 
 def test_a_run_that_was_timed_alone() -> None:
@@ -317,7 +320,6 @@ def test_a_run_that_was_timed_alone() -> None:
     assert comparison.step is None
     assert comparison.headline
     assert comparison.headline.ms == 0.0
-    assert refused(run(status="not_profiled", step=None), timed) == ["train was not profiled"]
 
 
 def test_one_capture_on_both_sides() -> None:
@@ -336,16 +338,24 @@ def of(name: str, **configuration: Any) -> Summary:
     return run(name=name, configuration=Configuration(find_model("small"), **configuration))
 
 
-def of_rank(name: str, rank: int) -> Summary:
-    return run(name=name, rank=rank, process=f"rank {rank}")
-
-
 def sharing(name: str, *pids: int) -> list[Summary]:
     return [run(name=name, process=f"pid {pid}", pid=pid) for pid in pids]
 
 
-def of_device(name: str, pid: int) -> Summary:
-    return run(name=name, process="device 1", pid=pid)
+def listed(texts: str) -> list[Summary]:
+    """Runs by their names, and what is known of them: ``a/128/fp32`` of a context and a precision, ``b/rank 1``."""
+    runs = []
+    for name, *known in (text.split("/") for text in texts.split(", ")):
+        if not known:
+            runs.append(run(name=name))
+        elif known[0].startswith("rank"):
+            runs.append(run(name=name, process=known[0], rank=int(known[0][-1])))
+        elif known[0].startswith(("device", "pid")):
+            runs.append(run(name=name, process=known[0], pid=int(known[-1].split()[-1])))
+        else:
+            asked = dict(zip(("context_length", "precision"), (int(known[0] or 0) or None, *known[1:]), strict=False))
+            runs.append(of(name, **asked))
+    return runs
 
 
 def matched(
@@ -356,53 +366,36 @@ def matched(
     return [" | ".join("+".join(run.title for run in side.runs) for side in pair) for pair in pairs], unmatched
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "pairs", "alone"),
-    [
-        # by their configuration; the other run that differs least, and in what
-        (
-            [of("a", context_length=128, precision="fp32"), of("b", context_length=256, precision="fp32")],
-            [of("c", context_length=256, precision="fp32"), of("d", context_length=128, precision="bf16")],
-            ["b | c"],
-            ["a d precision fp32 bf16", "d a precision bf16 fp32"],
-        ),
-        # several runs of one configuration stand together
-        (
-            [of("a", context_length=128), of("b", context_length=128), of("x", context_length=64)],
-            [of("c", context_length=128), of("d", context_length=512)],
-            ["a+b | c"],
-            ["x d context_length 64 512", "d x context_length 512 64"],
-        ),
-        # what is known of one run alone keeps apart
-        (
-            [of("a", context_length=128), of("x", context_length=64)],
-            [of("c"), of("d", context_length=64)],
-            ["x | d"],
-            ["a c context_length 128 unknown", "c a context_length unknown 128"],
-        ),
-        # two captures are a pair process by process, whatever they are called
-        (
-            [of_rank("before", 0), of_rank("before", 1)],
-            [of_rank("after", 1), of_rank("after", 2)],
-            ["before rank 1 | after rank 1"],
-            ["before rank 0 after rank 2 process rank 0 rank 2", "after rank 2 before rank 0 process rank 2 rank 0"],
-        ),
-        ([of("a", context_length=1)], [of("b", context_length=2)], ["a | b"], []),
-        # processes that share a GPU in order: an ID may be another process's in the other capture
-        (
-            [*sharing("before", 100, 101), of_device("before", 3)],
-            [of_device("after", 2), *sharing("after", 101, 102)],
-            ["before pid 100 | after pid 101", "before pid 101 | after pid 102", "before device 1 | after device 1"],
-            [],
-        ),
-        # without a configuration by name
-        ([run(name="a"), run(name="b")], [run(name="b"), run(name="c")], ["b | b"], ["a c ", "c a "]),
-    ],
-)
-def test_which_runs_stand_against_each_other(
-    before: list[Summary], after: list[Summary], pairs: list[str], alone: list[str]
-) -> None:
-    in_words, unmatched = matched(before, after)
+#: Two sides, their pairs, and each run without one: that which is most like it, and what keeps them apart.
+MATCHED = [
+    # by their configuration
+    (
+        "a/128/fp32, b/256/fp32", "c/256/fp32, d/128/bf16", ["b | c"],
+        ["a d precision fp32 bf16", "d a precision bf16 fp32"],
+    ),
+    # several runs of one configuration stand together
+    ("a/128, b/128, x/64", "c/128, d/512", ["a+b | c"], ["x d context_length 64 512", "d x context_length 512 64"]),
+    # what is known of one run alone keeps apart
+    ("a/128, x/64", "c/, d/64", ["x | d"], ["a c context_length 128 unknown", "c a context_length unknown 128"]),
+    # two captures are a pair process by process, whatever they are called
+    (
+        "one/rank 0, one/rank 1", "other/rank 1, other/rank 2", ["one rank 1 | other rank 1"],
+        ["one rank 0 other rank 2 process rank 0 rank 2", "other rank 2 one rank 0 process rank 2 rank 0"],
+    ),
+    ("a/1", "b/2", ["a | b"], []),
+    # processes that share a GPU in order: an ID may be another process's in the other capture
+    (
+        "one/pid 100, one/pid 101, one/device 1/3", "other/device 1/2, other/pid 101, other/pid 102",
+        ["one pid 100 | other pid 101", "one pid 101 | other pid 102", "one device 1 | other device 1"], [],
+    ),
+    # without a configuration by name
+    ("a, b", "b, c", ["b | b"], ["a c ", "c a "]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "pairs", "alone"), MATCHED)
+def test_which_runs_stand_against_each_other(before: str, after: str, pairs: list[str], alone: list[str]) -> None:
+    in_words, unmatched = matched(listed(before), listed(after))
     assert in_words == pairs
     assert [
         f"{one.run.title} {one.nearest and one.nearest.title} "
@@ -414,8 +407,7 @@ def test_which_runs_stand_against_each_other(
 
 def test_repeats_are_runs_of_one_program() -> None:
     """Process by process."""
-    runs = [run(name=name) for name in "abcd"]
-    assert matched(runs[:2], runs[2:], repeats=True) == (["a+b | c+d"], [])
+    assert matched(listed("a, b"), listed("c, d"), repeats=True) == (["a+b | c+d"], [])
     twice = [*sharing("before", 100, 101), *sharing("again", 7, 8)]
     assert matched(twice, sharing("after", 101, 102), repeats=True)[0] == [
         "before pid 100+again pid 7 | after pid 101", "before pid 101+again pid 8 | after pid 102",
