@@ -52,7 +52,7 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_ru
         fitting = own if len({row.cells for row in own}) == 1 else _fitting(own or rest, capture, one_run=one_run)
         if len({row.cells for row in fitting}) == 1:
             used += fitting
-            capture = _with(capture, fitting)
+            capture = _with_times(capture, fitting)
         elif warning := _why_none(timings, fitting, one_run=one_run):
             capture = replace(capture, warnings=(*capture.warnings, warning))
         timed.append(capture)
@@ -62,7 +62,7 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_ru
 
 
 def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) -> list[Timing]:
-    """The rows that contradict nothing that is known of a capture, and agree in most of it.
+    """Returns the rows that contradict nothing that is known of a capture, and agree in most of it.
 
     Where several fit alike, those of the precision that more than half of the matmul time has by the kernels' names.
     """
@@ -86,7 +86,7 @@ def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) 
 
 
 def _agreement(row: Timing, known: Configuration, run: Run, words: set[str]) -> float | None:
-    """How many conditions both sides know and agree on; None where they disagree in one.
+    """Returns how many conditions both sides know and agree on; None where they disagree in one.
 
     The mode, which is inferred, decides between rows that agree in as many others. Words of no fixed vocabulary, such
     as eager, are compared where the file has the capture's among its ``words``.
@@ -109,14 +109,14 @@ def _agreement(row: Timing, known: Configuration, run: Run, words: set[str]) -> 
 
 
 def _gpu_fits(one: str | None, other: str | None) -> bool:
-    """Whether ``H100`` and ``NVIDIA H100 80GB HBM3`` can be one GPU: a name without a number fits any."""
+    """Returns whether ``H100`` and ``NVIDIA H100 80GB HBM3`` can be one GPU: a name without a number fits any."""
     ours, theirs = (set(re.findall(r"[a-z]*\d+[a-z]*", (name or "").lower())) for name in (one, other))
     plain = [{part for part in parts if not part.endswith("gb") and "hbm" not in part} for parts in (ours, theirs)]
     return not all(plain) or bool(plain[0] & plain[1])
 
 
 def _why_none(timings: Timings, fitting: Sequence[Timing], *, one_run: bool) -> str:
-    """Why no row is used, where it is not for their configurations: they fit alike, or nothing says whose they are."""
+    """Returns why no row is used, if not for their configurations: they fit alike, or nothing says whose they are."""
     cells = [dict(row.cells) for row in fitting]
     headers = dict.fromkeys(header for one in cells for header in one)
     values = {header: list(dict.fromkeys(one.get(header, "") for one in cells)) for header in headers}
@@ -135,8 +135,8 @@ def _why_none(timings: Timings, fitting: Sequence[Timing], *, one_run: bool) -> 
     return f"{timings.source}: none of the rows that fit is used, {said}"
 
 
-def _with(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
-    """The capture with these times of its own, and a warning for each that cannot be right.
+def _with_times(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
+    """Returns the capture with these times of its own, and a warning for each that cannot be right.
 
     The peak memory of its manifest serves where they have none.
     """
@@ -196,7 +196,7 @@ def _is_less(time: Stats, other: Stats) -> bool:
 
 
 def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSummary]:
-    """A row for each run without a capture: timed alone, or ended before it was."""
+    """Yields a row for each run without a capture: timed alone, or ended before it was."""
     groups: dict[object, list[Timing]] = defaultdict(list)
     for timing in timings:
         groups[timing.run.capture, timing.cells].append(timing)
@@ -206,7 +206,7 @@ def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSumma
     rows: dict[str, CaptureSummary] = {}
     for group in groups.values():
         first, configuration = group[0], group[0].configuration
-        row = _with(CaptureSummary("", None, source, ""), group)
+        row = _with_times(CaptureSummary("", None, source, ""), group)
         unprofiled = row.unprofiled
         if not unprofiled or (unprofiled.status == "missing" and not first.run.capture):
             continue
@@ -235,7 +235,7 @@ def _name(timing: Timing, configuration: Configuration, differing: Collection[st
 
 
 def _is_other(row: Timing, captures: Sequence[CaptureSummary]) -> bool:
-    """Whether a row is of none of the captures: of another model, or of another configuration of one."""
+    """Returns whether a row is of none of the captures: of another model, or of another configuration of one."""
     fields = ("context_length", "batch_size", "precision", "mode")
     for known in (capture.configuration or Configuration() for capture in captures):
         pairs = [(getattr(row.configuration, field), getattr(known, field)) for field in fields]

@@ -142,7 +142,7 @@ class Timing:
 
     @property
     def model(self) -> str | None:
-        """The name of its model, which may be no known one."""
+        """Returns the name of its model, which may be no known one."""
         return self.configuration.model.name if self.configuration.model else self.run.model
 
 
@@ -215,7 +215,7 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
 
 @lru_cache(4_096)
 def _described(cells: tuple[tuple[str, str], ...]) -> tuple[Run, Configuration]:
-    """What the cells of a row say of its run; a model of no known name is one without dimensions."""
+    """Returns what the cells of a row say of its run; a model of no known name is one without dimensions."""
     known: dict[str, Any] = {name: text for name, text in cells if name in COLUMNS}
     for name in ("compile", "cuda_graph"):
         word = known.pop(name, "").lower()
@@ -234,7 +234,7 @@ def _described(cells: tuple[tuple[str, str], ...]) -> tuple[Run, Configuration]:
 
 
 def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of a file, one for each phase, its times in ms; and the notes on it."""
+    """Returns the rows of a file, one for each phase, its times in ms; and the notes on it."""
     import pandas as pd
 
     table = _table(path)
@@ -306,7 +306,7 @@ def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str
 
 
 def _table(path: Path) -> pd.DataFrame:
-    """The texts of a file by its headers, "" for what is missing; the index is the line, or the row of JSON.
+    """Returns the texts of a file by its headers, "" for what is missing; the index is the line, or the row of JSON.
 
     Raises:
         TimingsError: no such file, no table, or no row.
@@ -346,7 +346,7 @@ def _table(path: Path) -> pd.DataFrame:
 
 
 def _time_column(header: str) -> tuple[Any, Any, Any] | None:
-    """The phase ("" where the row says it), statistic and unit in ms of a column of times; None for other columns."""
+    """Returns the phase ("" where the row says it), statistic and unit in ms of a column of times; None for others."""
     meanings = _meanings(re.sub(r"(?:[\s_]per[\s_]|/)(?:step|iteration|iter)(?![a-z])", " ", header.lower()))
     if meanings is None or header.lower() == "s":
         return None
@@ -358,13 +358,13 @@ def _time_column(header: str) -> tuple[Any, Any, Any] | None:
 
 
 def _phase_of(text: str) -> str:
-    """One of our phases, as other words spell it; empty for others."""
+    """Returns one of our phases, as other words spell it; empty for others."""
     meanings = _meanings(text) or {}
     return str(meanings["phase"][0]) if "phase" in meanings and meanings.keys() <= {"phase", "other"} else ""
 
 
 def _meanings(text: str) -> dict[str, list[Any]] | None:
-    """What each word means, and the one phase that they name; None where one has no meaning here."""
+    """Returns what each word means, and the one phase that they name; None where one has no meaning here."""
     found: dict[str, list[Any]] = {}
     for kind, value in dict.fromkeys(_MEANING_OF.get(word, ("", "")) for word in _word(text).split("_")):
         found.setdefault(kind, []).append(value)
@@ -375,21 +375,21 @@ def _meanings(text: str) -> dict[str, list[Any]] | None:
 
 
 def _is_result(name: str, texts: Iterable[str]) -> bool:
-    """Whether a column without a meaning here tells no runs apart: one of results."""
+    """Returns whether a column without a meaning here tells no runs apart: one of results."""
     numbers = [text for text in texts if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text.lower())]
     has_unit = any(_MEANING_OF.get(word, ("",))[0] == "unit" for word in _word(name).split("_"))
     return has_unit or any("." in text for text in numbers) or any(text[:1] in ("[", "{") for text in texts)
 
 
 def _status(text: str) -> str:
-    """``ok``, ``oom``, ``failed`` or ``timeout``, as other words spell it; empty for others."""
+    """Returns ``ok``, ``oom``, ``failed`` or ``timeout``, as other words spell it; empty for others."""
     if _OOM.search(text):
         return "oom"
     return next((name for name, words in _STATUSES.items() if _word(text) in words.split()), "")
 
 
 def _each(path: Path, column: pd.Series[Any], read: Callable[[str], Any]) -> pd.Series[Any]:
-    """The column with what ``read`` makes of its texts; a TimingsError where it makes nothing of one."""
+    """Returns the column with what ``read`` makes of its texts; a TimingsError where it makes nothing of one."""
     values = {}
     for text in column.unique():
         try:
@@ -402,7 +402,7 @@ def _each(path: Path, column: pd.Series[Any], read: Callable[[str], Any]) -> pd.
 
 
 def _time(unit: float, least_ms: float, text: str) -> float | str:
-    """The time in a cell in ms, NaN for none; or the status in its place."""
+    """Returns the time in a cell in ms, NaN for none; or the status in its place."""
     try:
         ms = float(text or "nan") * unit
     except ValueError:

@@ -47,7 +47,7 @@ class Side:
 
     @property
     def title(self) -> str:
-        """The name of the run, and of several how many there are."""
+        """Returns the name of the run, and of several how many there are."""
         more = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
         return f"{self.runs[0].title}{more}"
 
@@ -106,7 +106,7 @@ class StepChange:
     after_launches: float
 
     def of_kind(self, kind: PartKind) -> Iterable[PartChange]:
-        """The parts of a kind."""
+        """Returns the parts of a kind."""
         return (part for part in self.parts if part.kind == kind)
 
 
@@ -142,7 +142,7 @@ class FindingChange:
 
     @property
     def status(self) -> Literal["gone", "new", "changed", "stays"]:
-        """``changed`` where both sides have it, and the intervals of what it saves have nothing in common."""
+        """Returns ``changed`` where both sides have it, and the intervals of what it saves have nothing in common."""
         if self.before is None or self.after is None:
             return "new" if self.after else "gone"
         apart = (
@@ -176,19 +176,19 @@ class Comparison:
 
     @property
     def headline(self) -> Change | None:
-        """The change that the verdict is about: of the step without the profiler where it was timed, else under it."""
+        """Returns the verdict's change: that of the step without the profiler where it was timed, else under it."""
         return self.unprofiled or (self.step.wall if self.step else None)
 
     @property
     def is_slowed_on_one_side(self) -> bool:
-        """Whether the profiler hides what one side alone does, and nothing else tells its times."""
+        """Returns whether the profiler hides what one side alone does, and nothing else tells its times."""
         hidden = {
             any(run.step and run.step.profiler_overhead_ms for run in one.runs) for one in (self.before, self.after)
         }
         return self.unprofiled is None and len(hidden) > 1
 
     def verdict(self, threshold: float = THRESHOLD) -> Verdict:
-        """Whether the step changed; ``unclear`` where a change of this share would not have been seen."""
+        """Returns whether the step changed; ``unclear`` where a change of this share would not have been seen."""
         change = self.headline
         if self.same:
             return "no change"
@@ -199,7 +199,7 @@ class Comparison:
         return "no change" if max(-change.low_share, change.high_share) <= threshold else "unclear"
 
     def is_slower_by(self, share: float) -> bool:
-        """Whether the step is slower by more than this share of it.
+        """Returns whether the step is slower by more than this share of it.
 
         Its change is more than chance, and the best estimate of it is above the limit. The lower end of the interval
         would let pass what is above the limit by less than the interval's width.
