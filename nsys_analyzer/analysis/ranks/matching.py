@@ -125,21 +125,25 @@ def _split_by_rank(group: Sequence[Member]) -> list[list[Member]]:
 
 def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None:
     """Returns why two groups that share nothing are not taken to be of one run; None where they are."""
+    members = (*group, *other)
     both = _ranks(group) & _ranks(other)
-    sizes = sorted({member.world_size for member in (*group, *other) if member.world_size})
+    sizes = sorted({member.world_size for member in members if member.world_size})
+    firsts = group[0], other[0]
+    begin = max(int(member.start[0]) + member.started_utc_ns for member in firsts)
+    end = min(int(member.end[-1]) + member.started_utc_ns for member in firsts)
     if both:
         why = f"both hold rank {min(both)}"
-    elif any(member.rank is None for member in (*group, *other)):
+    elif any(member.rank is None for member in members):
         why = "the rank of one is not known"
     elif len(sizes) > 1:
         why = f"one is of {sizes[0]} ranks, one of {sizes[-1]}"
-    elif all(map(knows_communicators, (*group, *other))):
+    elif all(map(knows_communicators, members)):
         why = "they share no communicator"
-    elif len({member.run for member in (*group, *other) if member.run}) > 1:
+    elif len({member.run for member in members if member.run}) > 1:
         why = "their manifests name different runs"
-    elif len({member.named for member in (*group, *other) if member.named}) > 1:
+    elif len({member.named for member in members if member.named}) > 1:
         why = "their names differ in more than the rank"
-    elif group[0].started_utc_ns and other[0].started_utc_ns and _apart_ns(group[0], other[0]) > _CLOCKS_DIFFER_NS:
+    elif all(member.started_utc_ns for member in firsts) and begin - end > _CLOCKS_DIFFER_NS:
         why = "one had ended before the other began"
     else:
         return None
@@ -148,12 +152,6 @@ def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None
 
 def _ranks(group: Sequence[Member]) -> set[int]:
     return {member.rank for member in group if member.rank is not None}
-
-
-def _apart_ns(*members: Member) -> int:
-    """Returns the time from the end of the first one's steps to the begin of the last one's, by their hosts' clocks."""
-    begins = [int(member.start[0]) + member.started_utc_ns for member in members]
-    return max(begins) - min(int(member.end[-1]) + member.started_utc_ns for member in members)
 
 
 def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
