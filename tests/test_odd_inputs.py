@@ -21,7 +21,7 @@ from nsys_analyzer.errors import ConfigurationError, ExportError, NsysAnalyzerEr
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.report.writing import file_names
 from nsys_analyzer.runs.manifest import ManifestError, manifests_without_trace, read_manifest
-from nsys_analyzer.runs.timings_csv import write_timings
+from nsys_analyzer.runs.timings import write_timings
 from nsys_analyzer.system.strict_json import check_numbers, decode_json
 from nsys_analyzer.trace.trace import Trace
 from tests.support.export import ADD, Export, training_step

@@ -99,7 +99,7 @@ def compare(
     _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
     if fail_above is not None and any(one.is_slower_by(fail_above) for one in found.compared):
         ctx.exit(SLOWER)
-    if fail_above is not None and (found.refused or any(found.alone)):
+    if fail_above is not None and (found.refused or found.unmatched):
         ctx.exit(1)
     if fail_above is not None:
         unclear = sum(one.verdict(fail_above) == "unclear" for one in found.compared)

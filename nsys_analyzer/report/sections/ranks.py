@@ -123,7 +123,7 @@ def _text(run: ParallelRun) -> Words:
 
 def _what(run: ParallelRun) -> str:
     """How many ranks share the work, how, and how long a step takes."""
-    count = max(len(run.ranks), run.world_size)
+    count = max(len(run.ranks), run.world_size or 0)
     what = plural(count, "device" if all(one.rank is None for one in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
     step = max((one.step_ms.median or 0.0) for one in run.ranks)
@@ -230,14 +230,15 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
     rows: list[tuple[str, Words, Words, float]] = [(row.phase, row.part, _why(row), row.ms) for row in shown]
     rows += [("", "smaller ones", "", rest)] if abs(rest) >= _ROW * step else []
     rows += [("", "all", "", sum(row.ms for row in run.lost))]
-    fast = run.ranks[run.fastest].label
-    caption = f"Where {slowest.label} loses time to {fast}, ms of a step (below zero: where it needs less):"
+    caption = (
+        f"Where {slowest.label} loses time to {run.fastest_label}, ms of a step (below zero: where it needs less):"
+    )
     yield table(_LOSSES, rows, caption, capture=run.name, names=3)
     if run.slowed_ms >= _ROW * step:
         yield Paragraph(
-            f"Their own times differ by {milliseconds(run.skew_ms - run.slowed_ms)}. But {fast}'s own work took "
-            f"{milliseconds(run.slowed_ms)} longer, since its waiting collectives occupy a part of the GPU: that is "
-            f"added to how late {slowest.label} is.",
+            f"Their own times differ by {milliseconds(run.skew_ms - run.slowed_ms)}. But {run.fastest_label}'s own "
+            f"work took {milliseconds(run.slowed_ms)} longer, since its waiting collectives occupy a part of the GPU: "
+            f"that is added to how late {slowest.label} is.",
             run.name,
         )
 
