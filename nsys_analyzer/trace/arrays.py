@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nsys_analyzer.trace.schema import Column
+from nsys_analyzer.trace.schema import NO_TIME, Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,10 +42,15 @@ def values_of(array: pa.Array, default: int = 0) -> Any:
 
 
 def arrow_integers(values: Ints) -> pa.Array:
-    """Returns integers as an Arrow array: from their memory, since Arrow's own conversions import pandas."""
+    """Returns integers as an Arrow array, a time that is not known as a null.
+
+    From their memory: Arrow's own conversions import pandas.
+    """
     import pyarrow as pa
 
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+    are_known = values != NO_TIME
+    validity = None if are_known.all() else pa.py_buffer(np.packbits(are_known, bitorder="little"))
+    return pa.Array.from_buffers(pa.int64(), len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def arrow_texts(texts: Sequence[str]) -> pa.Array:
@@ -55,6 +60,14 @@ def arrow_texts(texts: Sequence[str]) -> pa.Array:
     encoded = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+
+
+def arrow_table(columns: Mapping[str, Ints | Sequence[str]]) -> pa.Table:
+    """Returns columns of integers and of texts as a table."""
+    import pyarrow as pa
+
+    arrays = [arrow_integers(c) if isinstance(c, np.ndarray) else arrow_texts(c) for c in columns.values()]
+    return pa.Table.from_arrays(arrays, names=list(columns))
 
 
 def grown(first: Any, *others: Any) -> Any:

@@ -6,12 +6,14 @@ read from the disk.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import translate
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import numpy as np
 
@@ -146,13 +148,17 @@ def open_folder(path: Path) -> ArrowReader:
 
 
 def write_sqlite(tables: Mapping[str, pa.Table], output: Path) -> None:
-    """Writes tables to a SQLite file, as an export of nsys has them."""
+    """Writes tables to a new SQLite file, as an export of nsys has them; raises OSError where it cannot be written."""
     import adbc_driver_sqlite
-    from adbc_driver_manager import AdbcConnection, AdbcStatement
+    from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
-    with adbc_driver_sqlite.connect(str(output)) as database, AdbcConnection(database) as connection:
-        for name, table in tables.items():
-            with AdbcStatement(connection) as statement:
-                statement.set_options(**{"adbc.ingest.target_table": name})
-                statement.bind_stream(table.to_reader())
-                statement.execute_update()
+    try:
+        uri = f"file:{quote(os.fsencode(output))}"
+        with adbc_driver_sqlite.connect(uri) as database, AdbcConnection(database) as connection:
+            for name, table in tables.items():
+                with AdbcStatement(connection) as statement:
+                    statement.set_options(**{"adbc.ingest.target_table": name})
+                    statement.bind_stream(table.to_reader())
+                    statement.execute_update()
+    except Error as error:
+        raise OSError(f"{error}") from error

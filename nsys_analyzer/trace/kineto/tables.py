@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.trace.arrays import Ints, arrow_integers, arrow_texts
+from nsys_analyzer.trace.arrays import Ints, arrow_table
 from nsys_analyzer.trace.columns import pid_of, stream_thread
 from nsys_analyzer.trace.kineto.events import GPU_RANGE, Name, Rows
 from nsys_analyzer.trace.kineto.read import KinetoTrace, read_kineto
@@ -44,15 +44,9 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
     Raises:
         TraceError: what :func:`read_kineto` raises, or several ranks call their GPU by one number.
     """
-    import pyarrow as pa
-
     trace = read_kineto(path)
-    tables = {}
-    for name, columns in _tables(trace, _Threads(trace)).items():
-        arrays = {key: arrow_integers(c) if isinstance(c, np.ndarray) else arrow_texts(c) for key, c in columns.items()}
-        if len(next(iter(arrays.values()))):
-            tables[name] = pa.Table.from_arrays(list(arrays.values()), names=list(arrays))
-    return tables
+    tables = {name: arrow_table(columns) for name, columns in _tables(trace, _Threads(trace)).items()}
+    return {name: table for name, table in tables.items() if table.num_rows}
 
 
 class _Threads:
