@@ -26,7 +26,7 @@ from nsys_analyzer.runs.captures import find_traces
 from nsys_analyzer.trace import sources
 from nsys_analyzer.trace.columns import COPIES, Columns, process_of
 from nsys_analyzer.trace.kineto.read import is_operator, stretches
-from nsys_analyzer.trace.sources import open_capture, sqlite_of
+from nsys_analyzer.trace.sources import open_capture
 from tests.conftest import DATA
 from tests.support.export import Export
 from tests.support.kineto import AUTOGRAD, MAIN, PID, Kineto
@@ -550,15 +550,6 @@ def test_a_folder_holds_each_trace_once_and_no_other_json(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "g.json")
     found = [path.name for path in find_traces([tmp_path])]
     assert found == ["a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz", "d2.json", "d10.json", "e.json"]
-
-
-def test_a_trace_stands_for_what_an_earlier_version_made_of_it(tmp_path: Path) -> None:
-    trace = gpu_step().write(tmp_path / "run.json.gz")
-    sqlite_of(trace).rename(tmp_path / "run.sqlite")
-    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz"]
-    trace.unlink()
-    assert [path.name for path in find_traces([tmp_path])] == ["run.sqlite"]
-    assert Trace.load(tmp_path / "run.sqlite").operations.names == (GEMM,)
 
 
 def test_an_export_of_nsys_of_that_name_is_another_capture(tmp_path: Path) -> None:

@@ -135,8 +135,8 @@ def test_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     assert len(Trace.load(trace).operations) > 0
     assert [path.name for path in tmp_path.iterdir()] == ["t.json.gz"]
-    monkeypatch.setattr("nsys_analyzer.trace.nsys_report._is_writable", lambda _: False)
-    monkeypatch.setattr("nsys_analyzer.trace.nsys_report.find_nsys", lambda: Path("nsys"))
+    monkeypatch.setattr("nsys_analyzer.trace.sources._is_writable", lambda _: False)
+    monkeypatch.setattr("nsys_analyzer.trace.sources.find_nsys", lambda: Path("nsys"))
     (tmp_path / "t.nsys-rep").write_bytes(b"report")
     with pytest.raises(ExportError, match=r"no home folder.*XDG_CACHE_HOME"):
         Trace.load(tmp_path / "t.nsys-rep")

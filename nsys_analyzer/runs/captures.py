@@ -31,8 +31,7 @@ from nsys_analyzer.runs.manifest import (
     stem_of_manifest,
 )
 from nsys_analyzer.system.cluster import IN_TURN, Workers
-from nsys_analyzer.trace.nsys_report import is_export_folder, written_ns
-from nsys_analyzer.trace.sources import is_capture, is_current, is_made_from, trace_stem
+from nsys_analyzer.trace.sources import is_capture, is_export_folder, is_export_of, is_report, trace_stem, written_ns
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -123,9 +122,9 @@ def _traces_in(folder: Path) -> list[Path]:
         made[path.with_name(trace_stem(path))].append(path)
     # Of several exports of one name, a folder of Parquet or Arrow files beside a SQLite file, the newest is read.
     replaced = {older for same in made.values() for older in sorted(same, key=written_ns)[:-1]}
-    for trace in (path for path in files if path not in exports):
-        of_trace = [one for one in made[trace.with_name(trace_stem(trace))] if is_made_from(one, trace)]
-        replaced |= {trace} if any(is_current(one, trace) for one in of_trace) else set(of_trace)
+    for report in filter(is_report, files):
+        of_report = made[report.with_name(trace_stem(report))]
+        replaced |= {report} if any(is_export_of(export, report) for export in of_report) else set(of_report)
     return [path for path in files if path not in replaced]
 
 

@@ -16,9 +16,8 @@ from nsys_analyzer.share.names import CALL, KERNEL, MARK, OPERATOR, RANGE, THREA
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, rows_of
-from nsys_analyzer.trace.arrow_reader import write_sqlite
 from nsys_analyzer.trace.ranks import noted_calls, read_nccl_calls, read_ranks
-from nsys_analyzer.trace.reader import Reader
+from nsys_analyzer.trace.reader import Reader, write_sqlite
 from nsys_analyzer.trace.schema import Column, Table
 from nsys_analyzer.trace.sources import check_no_input, open_capture
 from nsys_analyzer.trace.trace import check_recorded, costly_tables

@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 
 from nsys_analyzer.export import FORMATS
-from nsys_analyzer.trace.arrow_reader import write_sqlite
 from nsys_analyzer.trace.kineto.tables import read_tables
+from nsys_analyzer.trace.reader import write_sqlite
 from tests.fuzz import documents, exports, figures, oracle
 from tests.fuzz.sandbox import Outcome, run
 from tests.fuzz.texts import text
