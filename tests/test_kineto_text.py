@@ -152,12 +152,12 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     program = (
         "import resource, sys; from pathlib import Path\n"
         "import pyarrow\n"
-        "import nsys_analyzer.trace.reader, nsys_analyzer.trace.kineto.tables  # before the memory is scarce\n"
-        "from nsys_analyzer.trace.sources import open_capture\n"
+        "import nsys_analyzer.trace.trace, nsys_analyzer.trace.kineto.tables  # before the memory is scarce\n"
+        "from nsys_analyzer.trace.trace import Trace\n"
         "from nsys_analyzer.errors import TraceError\n"
         "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 40 * 2**20,) * 2)\n"
-        "try: open_capture(Path(sys.argv[1]))\n"
+        "try: Trace.load(Path(sys.argv[1]))\n"
         "except TraceError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)

@@ -41,8 +41,8 @@ def values_of(array: pa.Array, default: int = 0) -> Any:
     return np.where(valid.astype(np.bool_), values.astype(np.int64), default)
 
 
-def arrow_integers(values: Ints) -> pa.Array:
-    """Returns integers as an Arrow array, a time that is not known as a null.
+def arrow_integers(values: Ints | SmallInts) -> pa.Array:
+    """Returns integers as an Arrow array of their width, a time that is not known as a null.
 
     From their memory: Arrow's own conversions import pandas.
     """
@@ -50,7 +50,8 @@ def arrow_integers(values: Ints) -> pa.Array:
 
     are_known = values != NO_TIME
     validity = None if are_known.all() else pa.py_buffer(np.packbits(are_known, bitorder="little"))
-    return pa.Array.from_buffers(pa.int64(), len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
+    kind = pa.int32() if values.itemsize == 4 else pa.int64()
+    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def arrow_texts(texts: Sequence[str]) -> pa.Array:
@@ -62,7 +63,7 @@ def arrow_texts(texts: Sequence[str]) -> pa.Array:
     return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
-def arrow_table(columns: Mapping[str, Ints | Sequence[str]]) -> pa.Table:
+def arrow_table(columns: Mapping[str, Ints | SmallInts | Sequence[str]]) -> pa.Table:
     """Returns columns of integers and of texts as a table."""
     import pyarrow as pa
 
