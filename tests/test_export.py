@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -96,23 +95,12 @@ def age(path: Path, seconds: int) -> None:
 def test_exports_beside_the_report(suffix: str, report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
     report = report.rename(report.with_name(f"run.v2{suffix}"))
-    assert export_of(report) == report.with_name("run.v2.sqlite")
-    assert made_from(report.with_name("run.v2.sqlite")) == b"first capture"
-    assert calls_of(nsys) == 1
-
-
-def test_a_fresh_export_is_used_again(report: Path, fake_nsys: Callable[..., Path]) -> None:
-    nsys = fake_nsys()
-    assert export_of(report) == export_of(report)
-    assert calls_of(nsys) == 1
-
-
-def test_an_export_as_old_as_the_report_is_fresh(report: Path, fake_nsys: Callable[..., Path]) -> None:
-    nsys = fake_nsys()
-    sqlite = export_of(report)
+    sqlite = report.with_name("run.v2.sqlite")
+    assert export_of(report) == sqlite
+    assert made_from(sqlite) == b"first capture"
     modified = report.stat().st_mtime_ns
-    os.utime(sqlite, ns=(modified, modified))
-    export_of(report)
+    os.utime(sqlite, ns=(modified, modified))  # as old as the report: it is still its own
+    assert export_of(report) == sqlite
     assert calls_of(nsys) == 1
 
 
@@ -239,35 +227,6 @@ def test_a_failed_export_leaves_nothing(failure: str, report: Path, fake_nsys: C
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
 
 
-def test_a_failed_export_leaves_the_older_one(report: Path, fake_nsys: Callable[..., Path]) -> None:
-    fake_nsys()
-    sqlite = export_of(report)
-    age(sqlite, seconds=3600)
-    fake_nsys("sys.exit(1)")
-    with pytest.raises(ExportError):
-        export_of(report)
-    assert made_from(sqlite) == b"first capture"
-
-
-def test_an_interrupted_export_leaves_nothing(
-    report: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_nsys()
-    communicate = subprocess.Popen.communicate
-
-    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> tuple[bytes, bytes]:
-        said = communicate(process, timeout=timeout)
-        if "--help" in process.args:  # type: ignore[operator]
-            return said
-        assert Path(process.args[process.args.index("--output") + 1]).exists()  # type: ignore[index, union-attr]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        export_of(report, as_sqlite=True)
-    assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
-
-
 def test_an_export_that_hangs_is_stopped_with_what_it_started(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys(
         'import subprocess; child = subprocess.Popen(["sleep", "60"])\n'
@@ -313,23 +272,6 @@ def test_a_report_that_is_no_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.nsys-rep").mkdir()
     with pytest.raises(ExportError, match="does not exist or is not a file"):
         export_of(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["--output=evil.nsys-rep", "-o.nsys-rep"])
-def test_a_report_that_is_called_like_an_option(
-    name: str, tmp_path: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nsys = fake_nsys()
-    (tmp_path / "captures").mkdir()
-    monkeypatch.chdir(tmp_path / "captures")
-    Path(name).write_bytes(b"first capture")
-    assert made_from(export_of(Path(name))) == b"first capture"
-    assert nsys.with_name("calls").read_text() == f"{tmp_path}/captures/{name}\n"
-    fake_nsys("sys.exit(1)")
-    Path(name).touch()
-    os.utime(name, (4e9, 4e9))
-    with pytest.raises(ExportError, match=rf"by hand: nsys export --type sqlite '?\./{name}"):
-        export_of(Path(name))
 
 
 @pytest.mark.parametrize("said", ["database or disk is full", ""])

@@ -28,7 +28,6 @@ from nsys_analyzer.trace.sources import check_no_input, export_of, open_capture
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.folders import as_folder
-from tests.test_backtraces import ITEM, with_backtraces
 
 RealCapture = Callable[[str], Path]
 ENDINGS = (".parquet", ".arrow")
@@ -70,12 +69,6 @@ def test_every_table_is_read_alike(tmp_path: Path, real_capture: RealCapture, en
     for table in tables:
         for column, values in one.read(table).items():
             assert other.read(table)[column].tolist() == values.tolist(), (table.key, column)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_backtraces(tmp_path: Path, ending: str) -> None:
-    folder = as_folder(with_backtraces(ITEM).write(tmp_path / "t.sqlite"), tmp_path / "export", ending)
-    assert list(Trace.load(folder).callers.values()) == ["item"]
 
 
 def test_a_folder_of_exports_holds_each_once(tmp_path: Path) -> None:
@@ -192,9 +185,3 @@ def test_damage_is_named(tmp_path: Path, ending: str) -> None:
     kernels.write_bytes(kernels.read_bytes()[:100])
     with pytest.raises(TraceError, match="damaged or truncated"):
         Trace.load(folder)
-
-
-def test_a_folder_of_other_files(tmp_path: Path) -> None:
-    (tmp_path / "readings.parquet").write_bytes(b"PAR1")
-    with pytest.raises(TraceError):
-        Trace.load(tmp_path)

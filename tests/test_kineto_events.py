@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.errors import TraceError
 from tests.support.kineto import Kineto, tables_of
 
 GEMM = "ampere_sgemm_128x64_tn"
@@ -127,19 +126,6 @@ def test_an_event_years_from_the_others_is_in_no_figure(time: str, tmp_path: Pat
     trace = Trace.load(tmp_path / "t.json")
     assert [(row.rows, row.why) for row in trace.left_out] == [(1, "a time outside the capture")]
     assert (trace.operations.start - trace.ranges.start[0]).tolist() == [20_000]  # forward at 100, the GEMM at 120
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (Kineto().launch(1, 110).kernel(GEMM, 1, 120, -30).text(), "neither operators nor kernels: .*1 of 1 events"),
-        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"}]}', 'no events of PyTorch\'s profiler: .*"a"'),
-    ],
-)
-def test_it_is_said_why_nothing_is_left(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=message) as caught:
-        tables(text, tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import random
 import re
 import resource
 import shutil
@@ -14,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -25,7 +23,6 @@ from nsys_analyzer.share.copy import share
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.kineto import MAIN, Kineto
-from tests.test_share_names import FAMILIES
 
 RealCapture = Callable[[str], Path]
 #: Every capture of tests/data that has something to analyse.
@@ -388,21 +385,6 @@ def test_refusals(step_trace: Path, tmp_path: Path) -> None:
         share(step_trace, step_trace, force=True)
 
 
-def test_force_replaces(step_trace: Path, tmp_path: Path) -> None:
-    output = tmp_path / "there.sqlite"
-    output.write_text("mine")
-    assert len(Trace.load(share(step_trace, output, force=True).path).operations) == 5
-
-
-def test_what_an_export_was_made_from_is_not_replaced(step_trace: Path, tmp_path: Path) -> None:
-    report, outside = tmp_path / "step.nsys-rep", tmp_path / "outside.sqlite"
-    report.write_bytes(b"report")
-    outside.symlink_to(report)
-    with pytest.raises(NsysAnalyzerError, match=r"outside\.sqlite is .*step\.nsys-rep, which is read"):
-        share(step_trace, outside, force=True)
-    assert report.read_bytes() == b"report"
-
-
 def test_a_link_stays_and_its_file_keeps_its_permissions(step_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     real, link = tmp_path / "far/real.sqlite", tmp_path / "link.sqlite"
@@ -453,40 +435,6 @@ def test_what_it_says(full_export: Path, tmp_path: Path) -> None:
     assert "load" not in printed("--force", "--keep", "other", "--keep", "load /.*").partition("alias: ")[2]
     assert "Names replaced by an alias: 0\n" in printed("--force", "--keep-all-names")
     assert CliRunner().invoke(cli, [*arguments, "--force", "--keep", "("]).exit_code == 2
-
-
-def test_the_help_says_the_rule() -> None:
-    command = cli.commands["share"]  # type: ignore[attr-defined]
-    assert isinstance(command, click.Command)
-    assert "Any other name becomes an alias" in " ".join((command.help or "").split())
-
-
-def test_no_byte_of_the_copy_holds_a_secret(tmp_path: Path) -> None:
-    """Free pages and unused space with them; each secret as a range, in a sentence, a message and a thread's name."""
-    numbers = random.Random("bytes")
-    secrets = {draw(numbers) for draw in FAMILIES.values() for _ in range(5)}
-    export = training_step(Export().gpu())
-    for i, secret in enumerate(sorted(secrets)):
-        export.range(f"load {secret}", 2000 + 20 * i, 2005 + 20 * i).range(secret, 2006 + 20 * i, 2009 + 20 * i)
-        export.thread(1000 + i, secret)
-        export.add("DIAGNOSTIC_EVENT", severity=2, text=f"Profiling failed at {secret}.")
-    trace = export.write(tmp_path / "a.sqlite")
-    with closing(sqlite3.connect(trace)) as connection:  # rows that were there leave their bytes in the pages
-        connection.execute("DELETE FROM DIAGNOSTIC_EVENT WHERE rowid % 2")
-        connection.commit()
-    content = share(trace, tmp_path / "b.sqlite").path.read_bytes()
-    assert [secret for secret in secrets if secret.encode() in content] == []
-    assert list(differences(figures_of(trace), figures_of(tmp_path / "b.sqlite"))) == []
-
-
-def test_names_of_tables_and_columns_with_quotes_in_them(tmp_path: Path) -> None:
-    path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
-    with sqlite3.connect(path) as connection:
-        connection.execute('CREATE TABLE "o""dd" ("a""b" TEXT, "name" TEXT, "value" TEXT)')
-        connection.execute("""INSERT INTO "o""dd" VALUES ('x', 'HOSTNAME', 'bluefalcon')""")
-    connection.close()
-    shared = share(path, tmp_path / "copy.sqlite")
-    assert shared.tables['o"dd'] == 1
 
 
 def test_the_numbers_and_sizes_of_operators_are_kept(tmp_path: Path) -> None:

@@ -119,7 +119,6 @@ def column_in(column: Column, columns: Sequence[str]) -> str | None:
 
 
 _BATCH_ROWS = 16_384  # the driver's 1,024 costs three times as long on a million rows
-_NO_TEXT = "\N{REPLACEMENT CHARACTER}"
 _HOT_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _NOT_SQLITE = "export it with: nsys export --type sqlite FILE.nsys-rep"
 
@@ -136,7 +135,7 @@ class SqliteReader(Reader):
         columns: dict[str, list[str]] = defaultdict(list)
         for table, column in self.rows(query):
             columns[table].append(column)
-        self.columns_of = {table: tuple(names) for table, names in columns.items() if _NO_TEXT not in table}
+        self.columns_of = {table: tuple(names) for table, names in columns.items()}
         self._check_signature("a SQLite file", f"To make one, {_NOT_SQLITE}")
 
     def counts(self, tables: Sequence[str]) -> dict[str, int]:

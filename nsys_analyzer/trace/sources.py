@@ -415,5 +415,4 @@ def _report_version(report: Path) -> str | None:
 
 
 def _export_command(report: str) -> str:
-    path = f"./{report}" if report.startswith("-") else report  # not to be taken for an option
-    return f"nsys export --type sqlite {shlex.quote(path)}"
+    return f"nsys export --type sqlite {shlex.quote(report)}"
