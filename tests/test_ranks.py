@@ -228,17 +228,6 @@ def test_what_distributed_info_may_hold(told: object, process: str | None, rank:
     assert (only["process"], only["rank"]) == (process, rank)
 
 
-def test_of_merged_traces_the_rank_is_nobodys(tmp_path: Path) -> None:
-    trace = Kineto(distributedInfo={"rank": 0, "world_size": 2}).gpu(number=0).gpu(number=1)
-    for device, shift in ((0, 0), (1, 5)):
-        trace.launch(1, 100 + shift, pid=500 + device, tid=1).kernel(GEMM, 1, 101 + shift, 2, device=device)
-    found = captures(trace.write(tmp_path / "t.json"))
-    assert [(one["process"], one["rank"], one["pid"]) for one in found] == [
-        ("device 0", None, 500),
-        ("device 1", None, 501),
-    ]
-
-
 def test_a_manifest_tells_the_rank(tmp_path: Path) -> None:
     trace = traced().write(tmp_path / "a.json.gz")
     (tmp_path / "a.manifest.json").write_text('{"rank": 0}', encoding="utf-8")

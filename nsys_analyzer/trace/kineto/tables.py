@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -42,81 +41,31 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
     """Reads a trace of PyTorch's profiler as the tables of an nsys export, by their names there; none is empty.
 
     Raises:
-        TraceError: what :func:`read_kineto` raises, or several ranks call their GPU by one number.
+        TraceError: what :func:`read_kineto` raises, or the trace is of several processes.
     """
     trace = read_kineto(path)
-    tables = {name: arrow_table(columns) for name, columns in _tables(trace, _Threads(trace)).items()}
+    tables = {name: arrow_table(columns) for name, columns in _tables(trace, *_threads(trace)).items()}
     return {name: table for name, table in tables.items() if table.num_rows}
 
 
-class _Threads:
-    """The global IDs of the processes and threads of a trace, by the numbers of their places.
+def _threads(trace: KinetoTrace) -> tuple[int, Ints]:
+    """Returns the global ID of the trace's process, and the global thread ID of each place.
 
-    Attributes:
-        processes: the global process IDs; one that stands for the GPU's own where the trace holds no thread.
-        thread: shape (places,): the global thread ID, 0 for a place where nothing of a CPU happened.
-        of_gpu: shape (places,): the global process ID behind each GPU's place, that of the process which launched
-            what ran there.
+    The latter has shape (places,), and is 0 for a place where nothing of a CPU happened.
+
+    Raises:
+        TraceError: it is of several processes.
     """
-
-    def __init__(self, trace: KinetoTrace) -> None:
-        self._trace = trace
-        numbers = np.unique(np.concatenate([trace.of(kind)["place"] for kind in _ON_A_THREAD])).tolist()
-        threads: dict[Name, dict[Name, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for number in numbers:
-            pid, tid = trace.places[number]
-            threads[pid][tid].append(number)
-        self.thread = np.zeros(len(trace.places), np.int64)
-        for pid, global_pid in _folded(threads).items():
-            for tid, number in _folded(threads[pid]).items():
-                self.thread[threads[pid][tid]] = _VM | global_pid << 24 | number
-        self.processes = np.unique(self.process[numbers]).tolist() or [_VM]
-        self.of_gpu = np.full(len(trace.places), self.processes[0])
-        if len(self.processes) > 1:
-            self._find_processes_of_gpus()
-
-    @property
-    def process(self) -> Ints:
-        """Shape (places,): the global process ID, 0 for a place where nothing of a CPU happened."""
-        return self.thread & ~(_LIMIT - 1)
-
-    def _find_processes_of_gpus(self) -> None:
-        """Finds the process that launched what ran on each GPU, of the traces of several ranks, put together.
-
-        Kineto writes a GPU's number where the process belongs, and a correlation ID alone says little, for each
-        process counts its own from 1.
-
-        Raises:
-            TraceError: several ranks call their GPU by one number.
-        """
-        trace = self._trace
-        calls, operations = trace.of("runtime"), trace.operations
-        launched: dict[int, dict[int, int]] = {process: {} for process in self.processes}
-        for process, correlation, start in zip(
-            self.process[calls["place"]].tolist(), calls["correlation"].tolist(), calls["start"].tolist(), strict=True
-        ):
-            launched[process].setdefault(correlation, start)
-        # A replay of a graph is one launch of many operations.
-        graphs = [number for number in np.unique(calls["name"]) if "Graph" in trace.texts[number]]
-        replays = {*calls["correlation"][np.isin(calls["name"], graphs)].tolist(), 0}
-        gpus: dict[Name, list[int]] = defaultdict(list)
-        for place in np.unique(operations["place"]).tolist():
-            gpus[trace.places[place][0]].append(place)
-        for gpu, places in gpus.items():
-            ran = operations[np.isin(operations["place"], places)][["correlation", "start"]].tolist()
-            for correlation, times in Counter(correlation for correlation, _ in ran).items():
-                ranks = sum(correlation in launches for launches in launched.values())
-                if correlation not in replays and min(times, ranks) > 1:
-                    what = f"holds several ranks under one GPU number ({gpu}): their kernels cannot be told apart"
-                    raise TraceError(f"{trace.path} {what}", "Give the trace of each rank alone")
-            self.of_gpu[places] = max(launched, key=lambda process: _fit(ran, launched[process]))
-
-
-def _fit(ran: list[tuple[int, int]], launched: dict[int, int]) -> tuple[int, float]:
-    """Returns how many operations of a GPU these launches explain; of equals, the shorter wait between is better."""
-    waits = [start - launched[correlation] for correlation, start in ran if correlation in launched]
-    possible = [wait for wait in waits if wait >= 0]
-    return len(possible), -float(np.median(possible)) if possible else 0.0
+    numbers = np.unique(np.concatenate([trace.of(kind)["place"] for kind in _ON_A_THREAD])).tolist()
+    pids = _folded(trace.places[number][0] for number in numbers)
+    if len(pids) > 1:
+        # Kineto writes a GPU's number where the process belongs: which launched what ran there is not known.
+        raise TraceError(f"{trace.path} holds {len(pids)} processes", "Give the trace of each rank alone")
+    process = _VM | next(iter(pids.values()), 0) << 24
+    threads = _folded(trace.places[number][1] for number in numbers)
+    thread = np.zeros(len(trace.places), np.int64)
+    thread[numbers] = [process | threads[trace.places[number][1]] for number in numbers]
+    return process, thread
 
 
 def _folded(ids: Iterable[Name]) -> dict[Name, int]:
@@ -132,7 +81,7 @@ _Columns = dict[str, Any]
 """The columns of a table: arrays of integers, or lists of texts."""
 
 
-def _tables(trace: KinetoTrace, threads: _Threads) -> dict[str, _Columns]:
+def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Columns]:
     """Returns all tables by their names in an export, also those without a row."""
     calls, operators, memory = trace.of("runtime"), trace.of("operator"), trace.of("memory")
     copies = trace.of("memcpy")
@@ -140,43 +89,42 @@ def _tables(trace: KinetoTrace, threads: _Threads) -> dict[str, _Columns]:
         memory = memory[memory["device"] >= 0]  # the host's is of interest where there is no GPU
     names, inverse = np.unique(copies["name"], return_inverse=True)
     kinds = np.array([_copy_kinds(trace.texts[name]) for name in names], np.int64).reshape(-1, 3)[inverse]
-    used = np.unique(np.stack([trace.operations["device"], threads.of_gpu[trace.operations["place"]]]), axis=1)
-    named = {number: name for number, name in trace.of("thread")[["place", "name"]].tolist() if threads.thread[number]}
+    used = np.unique(trace.operations["device"])
+    named = {number: name for number, name in trace.of("thread")[["place", "name"]].tolist() if thread[number]}
     texts = [*trace.texts, *(_THREAD_NAME.sub(r"\1", trace.texts[name]) for name in named.values())]
     group = trace.properties.distributed
-    # Of several processes the trace does not say whose rank it is.
-    ranks = [group] if group and group.rank is not None and len(threads.processes) == 1 else []
+    ranks = [group] if group and group.rank is not None else []
     devices = list(_devices(trace))
     return {
         "CUPTI_ACTIVITY_KIND_KERNEL": {
-            **_on_gpu(trace.of("kernel"), threads),
+            **_on_gpu(trace.of("kernel"), process),
             "demangledName": trace.of("kernel")["name"],
         },
         "CUPTI_ACTIVITY_KIND_MEMCPY": {
-            **_on_gpu(copies, threads),
+            **_on_gpu(copies, process),
             "bytes": copies["bytes"],
             **dict(zip(("copyKind", "srcKind", "dstKind"), kinds.T, strict=True)),
         },
         "CUPTI_ACTIVITY_KIND_MEMSET": {
-            **_on_gpu(trace.of("memset"), threads),
+            **_on_gpu(trace.of("memset"), process),
             "bytes": trace.of("memset")["bytes"],
         },
         "CUPTI_ACTIVITY_KIND_RUNTIME": {
-            **_spans(calls, threads.thread[calls["place"]]),
+            **_spans(calls, thread[calls["place"]]),
             "correlationId": calls["correlation"],
             "nameId": calls["name"],
         },
-        "NCCL_CALLS": _nccl_calls(trace, threads),
+        "NCCL_CALLS": _nccl_calls(trace, thread),
         "TARGET_INFO_GPU": dict(zip(("id", "name", "totalMemory", "smCount"), _transposed(devices, 4), strict=True)),
-        "TARGET_INFO_CUDA_DEVICE": {"gpuId": used[0], "cudaId": used[0], "pid": pid_of(used[1])},
+        "TARGET_INFO_CUDA_DEVICE": {"gpuId": used, "cudaId": used, "pid": np.full(len(used), pid_of(process))},
         "DIAGNOSTIC_EVENT": {
             "severity": np.full(len(trace.remarks), _WARNING),
             "text": trace.remarks,
-            "globalPid": np.full(len(trace.remarks), threads.processes[0]),
+            "globalPid": np.full(len(trace.remarks), process),
         },
-        "NVTX_EVENTS": _ranges(trace, threads),
+        "NVTX_EVENTS": _ranges(trace, process, thread),
         "TORCH_OPERATOR_EVENTS": {
-            **_spans(operators, threads.thread[operators["place"]]),
+            **_spans(operators, thread[operators["place"]]),
             "nameId": operators["name"],
             "sequenceNumber": operators["sequence"],
             "forwardThreadId": operators["forward_thread"],
@@ -184,7 +132,7 @@ def _tables(trace: KinetoTrace, threads: _Threads) -> dict[str, _Columns]:
         },
         "CUDA_GPU_MEMORY_USAGE_EVENTS": {
             "start": memory["start"],
-            "globalPid": threads.process[memory["place"]],
+            "globalPid": np.full(len(memory), process),
             "bytes": np.abs(memory["bytes"]),
             "memKind": np.where(memory["device"] < 0, _HOST, _DEVICE),
             "memoryOperationType": (memory["bytes"] < 0).astype(np.int64),
@@ -192,11 +140,11 @@ def _tables(trace: KinetoTrace, threads: _Threads) -> dict[str, _Columns]:
         },
         "ThreadNames": {
             "nameId": np.arange(len(trace.texts), len(texts)),
-            "globalTid": threads.thread[list(named)],
+            "globalTid": thread[list(named)],
         },
         "TARGET_INFO_SYSTEM_ENV": _properties(_environment(trace)),
         "PROCESS_RANKS": {
-            "globalPid": np.array(threads.processes[: len(ranks)], np.int64),
+            "globalPid": np.full(len(ranks), process),
             "rank": np.array([each.rank for each in ranks], np.int64),
             "worldSize": np.array([each.world_size or 0 for each in ranks], np.int64),
         },
@@ -209,14 +157,14 @@ def _spans(events: Rows, thread: Ints) -> _Columns:
     return {"start": events["start"], "end": events["end"], "globalTid": thread}
 
 
-def _on_gpu(events: Rows, threads: _Threads) -> _Columns:
+def _on_gpu(events: Rows, process: int) -> _Columns:
     return {
         "start": events["start"],
         "end": events["end"],
         "deviceId": events["device"],
         "streamId": events["stream"],
         "correlationId": events["correlation"],
-        "globalPid": threads.of_gpu[events["place"]],
+        "globalPid": np.full(len(events), process),
         "graphNodeId": events["graph_node"],
     }
 
@@ -232,7 +180,7 @@ def _copy_kinds(name: str) -> tuple[int, int, int]:
     return direction, source, target
 
 
-def _nccl_calls(trace: KinetoTrace, threads: _Threads) -> _Columns:
+def _nccl_calls(trace: KinetoTrace, thread: Ints) -> _Columns:
     """Returns the collectives that kernels say they carry out, where they are launched one by one.
 
     The groups of PyTorch have names within a run, and no IDs that tell runs apart.
@@ -245,7 +193,7 @@ def _nccl_calls(trace: KinetoTrace, threads: _Threads) -> _Columns:
     calls, collectives = calls[launch], collectives[carried]
     return {
         "start": calls["start"],
-        "globalTid": threads.thread[calls["place"]],
+        "globalTid": thread[calls["place"]],
         "function": [trace.texts[name] for name in collectives["name"].tolist()],
         "bytes": collectives["bytes"],
         "ranks": collectives["ranks"],
@@ -259,16 +207,16 @@ def _of_one_correlation(rows: Rows) -> Rows:
     return alone
 
 
-def _ranges(trace: KinetoTrace, threads: _Threads) -> _Columns:
+def _ranges(trace: KinetoTrace, process: int, thread: Ints) -> _Columns:
     """Returns the ranges of ``record_function``, as push/pop ranges of its thread, or of its stream on the GPU."""
     on_cpu, on_gpu = trace.of("range"), trace.of(GPU_RANGE)
     of_stream = np.zeros(len(trace.places), np.int64)
     for number in np.unique(on_gpu["place"]).tolist():
         device, stream = (name if isinstance(name, int) else 0 for name in trace.places[number])
-        of_stream[number] = stream_thread(int(threads.of_gpu[number]), device, stream)
+        of_stream[number] = stream_thread(process, device, stream)
     events = np.concatenate([on_cpu, on_gpu])
     return {
-        **_spans(events, np.concatenate([threads.thread[on_cpu["place"]], of_stream[on_gpu["place"]]])),
+        **_spans(events, np.concatenate([thread[on_cpu["place"]], of_stream[on_gpu["place"]]])),
         "eventType": np.full(len(events), _PUSH_POP),
         "textId": events["name"],
     }
