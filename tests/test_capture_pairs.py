@@ -16,7 +16,7 @@ from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.trace.kineto.tables import read_tables
+from nsys_analyzer.trace.kineto import read_tables
 from nsys_analyzer.trace.reader import write_sqlite
 from tests.support.export import ADD, GEMM, PID, Export, training_step
 

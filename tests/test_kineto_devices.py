@@ -12,7 +12,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.share.copy import share
+from nsys_analyzer.share import share
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     BEGIN_CAPTURE,

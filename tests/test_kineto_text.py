@@ -129,7 +129,7 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     program = (
         "import resource, sys; from pathlib import Path\n"
         "import pyarrow\n"
-        "import nsys_analyzer.trace.trace, nsys_analyzer.trace.kineto.tables  # before the memory is scarce\n"
+        "import nsys_analyzer.trace.trace, nsys_analyzer.trace.kineto  # before the memory is scarce\n"
         "from nsys_analyzer.trace.trace import Trace\n"
         "from nsys_analyzer.errors import TraceError\n"
         "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"

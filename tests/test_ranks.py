@@ -15,7 +15,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.share.copy import share
+from nsys_analyzer.share import share
 from tests.support.export import GEMM, Export, global_tid
 from tests.support.kineto import Kineto
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from nsys_analyzer import Trace
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.share.copy import share
+from nsys_analyzer.share import share
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.kineto import MAIN, Kineto

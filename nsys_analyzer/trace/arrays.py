@@ -71,7 +71,7 @@ def arrow_table(columns: Mapping[str, Ints | SmallInts | Sequence[str]]) -> pa.T
     return pa.Table.from_arrays(arrays, names=list(columns))
 
 
-def grown(first: Any, *others: Any) -> Any:
+def appended(first: Any, *others: Any) -> Any:
     """Returns an array of its own memory with others behind it; without a copy of what may be millions of entries."""
     length = len(first)
     first.resize(length + sum(map(len, others)), refcheck=False)

@@ -114,7 +114,7 @@ def _open_report(path: Path) -> Reader:
 
 def _open_trace(path: Path) -> Reader:
     """Opens a trace of PyTorch's profiler; of a large one the tables are kept in the cache."""
-    from nsys_analyzer.trace.kineto.tables import read_tables
+    from nsys_analyzer.trace.kineto import read_tables
     from nsys_analyzer.trace.reader import ArrowReader
 
     kept = _kept_tables(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from nsys_analyzer.export import FORMATS
-from nsys_analyzer.trace.kineto.tables import read_tables
+from nsys_analyzer.trace.kineto import read_tables
 from nsys_analyzer.trace.reader import write_sqlite
 from tests.fuzz import documents, exports, figures, oracle
 from tests.fuzz.sandbox import Outcome, run
