@@ -25,7 +25,7 @@ from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.captures import find_traces
 from nsys_analyzer.trace import sources
 from nsys_analyzer.trace.columns import COPIES, Columns
-from nsys_analyzer.trace.kineto.read import is_operator, stretches
+from nsys_analyzer.trace.kineto import is_operator, stretches
 from nsys_analyzer.trace.sources import open_capture
 from tests.conftest import DATA
 from tests.support.export import Export

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.trace.kineto import json_text
+from nsys_analyzer.trace.kineto import read as kineto_read
 from nsys_analyzer.trace.kineto.read import read_kineto
 from nsys_analyzer.trace.sources import open_capture
 from tests.support.kineto import Kineto, tables_of
@@ -167,6 +167,6 @@ def test_the_same_is_read_wherever_the_pieces_end(values: list[Any], piece: int,
         path = Path(folder) / "t.json"
         path.write_text(text, encoding="utf-8")
         whole = tables_of(path)
-        patched.setattr(json_text, "_PIECE", piece)
+        patched.setattr(kineto_read, "_PIECE", piece)
         assert tables_of(path) == whole
     assert len(whole["TORCH_OPERATOR_EVENTS"]["start"]) == 3

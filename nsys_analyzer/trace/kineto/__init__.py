@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.trace.arrays import Ints, arrow_table
 from nsys_analyzer.trace.columns import pid_of, stream_thread
-from nsys_analyzer.trace.kineto.events import GPU_RANGE, Name, Rows
+from nsys_analyzer.trace.kineto.events import COLUMNS, GPU_RANGE, Name, Rows
 from nsys_analyzer.trace.kineto.read import KinetoTrace, read_kineto
 from nsys_analyzer.trace.metadata import CPU, CUDA, HIP, RANGES_ON
 
@@ -44,6 +45,12 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
         TraceError: what :func:`read_kineto` raises, or the trace is of several processes.
     """
     trace = read_kineto(path)
+    if trace.on_cpu:
+        trace.remarks.extend(_make_kernels(trace))
+        if trace.properties.device_properties:
+            trace.remarks.append(
+                "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
+            )
     tables = {name: arrow_table(columns) for name, columns in _tables(trace, *_threads(trace)).items()}
     return {name: table for name, table in tables.items() if table.num_rows}
 
@@ -279,3 +286,93 @@ def _transposed(rows: list[tuple[Any, ...]], columns: int) -> list[Any]:
     return [
         np.array(column, np.int64) if column and isinstance(column[0], int) else list(column) for column in transposed
     ]
+
+
+# --- the operators of a trace without a GPU
+
+#: Autograd's own bookkeeping, which runs operators: ``autograd::engine::evaluate_function: MmBackward0``,
+#: ``torch::autograd::AccumulateGrad``, ``MmBackward0``, ``torch::jit::…Backward``, a function's ``MyBackward``.
+_AUTOGRAD = re.compile(r"^(?:torch::)?autograd::|^[\w:<>., ]*Backward\d*$")
+#: What torch.compile's own code runs in; its matmuls are operators in it.
+_COMPILED = "## Call CompiledFxGraph"
+_COMPILED_GRAPH = "CompiledFxGraph"
+#: The share of the operators' own time that may be missing without a warning.
+_TOLERATED = 0.01
+
+Stretch = tuple[int, int]
+"""Where an operator runs and none that it calls: start and end in ns."""
+
+
+def _make_kernels(trace: KinetoTrace) -> Iterator[str]:
+    """Makes a kernel and its launch of each call of an operator, in place; a thread is a stream. Yields warnings."""
+    operators, names, graph = trace.of("operator"), trace.texts, len(trace.texts)
+    working = [number for number in np.unique(operators["name"]) if is_operator(names[number])]
+    if any(names[number].startswith(_COMPILED) for number in working):
+        names.append(_COMPILED_GRAPH)
+    threads: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for span in operators[np.isin(operators["name"], working)][["name", "place", "start", "end"]].tolist():
+        threads[span[1]].append(span)
+    calls, kernels = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    own_ns = 0
+    for stream, spans in enumerate(threads.values()):
+        spans.sort(key=lambda span: (span[2], -span[3]))
+        for (name, place, start, end), free in zip(spans, stretches(span[2:] for span in spans), strict=True):
+            own_ns += sum(end - start for start, end in free)
+            if names[name].startswith(_COMPILED):
+                name = graph  # without the hash, which would part equals
+                launched = [(run, run) for run in free]
+            else:
+                longest = max(free, key=lambda run: run[1] - run[0], default=(start, start))
+                launched = [((start, end), longest)]
+            for call, run in launched:
+                calls.append((name, place, *call, len(calls) + 1))
+                kernels.append((name, place, *run, len(calls), 0, stream, 0, 0))
+    trace.events["runtime"] = np.array(calls, COLUMNS["runtime"])
+    trace.events["kernel"] = np.array(kernels, COLUMNS["kernel"])
+    lost_ns = own_ns - sum(end - start for _, _, start, end, *_ in kernels)
+    if lost_ns > _TOLERATED * own_ns:
+        yield (
+            f"{lost_ns / own_ns:.1%} of the operators' own time lies between the operators that they call, outside "
+            "each one's longest stretch, and is not counted"
+        )
+
+
+def is_operator(name: str) -> bool:
+    """Returns whether a ``cpu_op`` does work: it has a namespace (``aten::mm``), and is not autograd's bookkeeping.
+
+    What has none is a label somebody put around operators: ``MmBackward0``, ``enumerate(DataLoader)#…``,
+    ``Optimizer.step#AdamW.step``, ``DistributedDataParallel.forward``; but for what torch.compile made.
+    """
+    return ("::" in name and not _AUTOGRAD.search(name)) or name.startswith(_COMPILED) or "cpp_fused" in name
+
+
+def stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
+    """Returns the stretches of each interval of one thread that no interval nested in it covers; none empty.
+
+    Args:
+        intervals: (start, end) in ns, by start and, where they start together, the longer first. One that ends
+            after the one it starts in is cut there.
+    """
+    free: list[list[Stretch]] = []
+    ends: list[int] = []
+    free_from: list[int] = []
+    stack: list[int] = []
+
+    def leave_out(index: int, start: int, end: int) -> None:
+        if start > free_from[index]:
+            free[index].append((free_from[index], start))
+        free_from[index] = end
+
+    for start, end in intervals:
+        while stack and ends[stack[-1]] <= start:
+            stack.pop()
+        if stack:
+            end = min(end, ends[stack[-1]])  # profilers round, and a child may outlive its parent by 1 ns
+            leave_out(stack[-1], start, end)
+        stack.append(len(free))
+        free.append([])
+        ends.append(end)
+        free_from.append(start)
+    for index, end in enumerate(ends):
+        leave_out(index, end, end)
+    return free
