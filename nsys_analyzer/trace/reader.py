@@ -24,8 +24,8 @@ from urllib.parse import quote
 import numpy as np
 
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.trace.arrays import Bools, Frame, empty_frame, frame_of, integers_of
-from nsys_analyzer.trace.schema import SIGNATURE_TABLES, STRINGS, TABLE_ENDINGS, Column, Filter, Table
+from nsys_analyzer.trace.arrays import Bools, Frame, empty_frame, frame_of, integers_of, rows_of
+from nsys_analyzer.trace.schema import NO_TIME, SIGNATURE_TABLES, STRINGS, TABLE_ENDINGS, Column, Filter, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,15 +72,12 @@ class Reader(ABC):
         """
         numbered = [match for name in self.columns_of if (match := _NUMBERED.fullmatch(name))]
         for alias in table.aliases:
+            required = [c for c in table.columns if alias != table.aliases[0] and c.name in table.required]
             versions = {int(match[2] or 0): match[0] for match in numbered if match[1] == alias}
             for _, name in sorted(versions.items(), reverse=True):
-                if self.has_rows(name) and (alias == table.aliases[0] or self._has_required(table, name)):
+                if self.has_rows(name) and all(column_in(column, self.columns_of[name]) for column in required):
                     return name
         return None
-
-    def _has_required(self, table: Table, name: str) -> bool:
-        required = (column for column in table.columns if column.name in table.required)
-        return all(column_in(column, self.columns_of[name]) for column in required)
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""
@@ -249,7 +246,6 @@ def quoted(identifier: str) -> str:
 
 _ARROW_ROWS = 65_536
 _EXPORT_AGAIN = "Export the report again: nsys export --type parquetdir FILE.nsys-rep"
-_NO_ID = -(2**62)
 
 
 class ArrowReader(Reader):
@@ -326,29 +322,23 @@ class ArrowReader(Reader):
 
     def _row_filter(self, wanted: Filter) -> Callable[[pa.RecordBatch], Bools]:
         """Returns what tells which rows of a batch are wanted: by its last column, which is that of the filter."""
-        globs = re.compile("|".join(map(translate, wanted.globs)))
-        matches = globs.match if wanted.globs else lambda _text: None
-        if not wanted.of_strings and any(isinstance(value, str) for value in (*wanted.values, *wanted.globs)):
-
-            def has_text(batch: pa.RecordBatch) -> Bools:
-                texts = batch.columns[-1].to_pylist()
-                return np.array([t is not None and bool(t in wanted.values or matches(t)) for t in texts], np.bool_)
-
-            return has_text
-        listed = wanted.values
+        globs = re.compile("|".join(map(translate, wanted.globs)) or "(?!)")
+        listed: Sequence[int | str] = wanted.values
         if wanted.of_strings:
-            strings = self.read(STRINGS)
-            texts = strings["value"].to_pylist()
-            listed = tuple(number for number, text in zip(strings["id"].tolist(), texts, strict=True) if matches(text))
+            listed = [number for number, text in rows_of(self.read(STRINGS)) if globs.match(text)]
+        are_texts = not wanted.of_strings and any(isinstance(value, str) for value in (*wanted.values, *wanted.globs))
 
-        def has_number(batch: pa.RecordBatch) -> Bools:
-            numbers = integers_of(batch.columns[-1], _NO_ID)
-            are_wanted: Bools = (numbers != _NO_ID) & np.isin(
-                numbers, np.array(listed, np.int64), invert=wanted.without
-            )
+        def is_wanted(batch: pa.RecordBatch) -> Bools:
+            column = batch.columns[-1]
+            if are_texts:
+                texts = column.to_pylist()
+                return np.array([t is not None and bool(t in listed or globs.match(t)) for t in texts], np.bool_)
+            numbers = integers_of(column, NO_TIME)
+            are_wanted: Bools = np.isin(numbers, np.array(listed, np.int64), invert=wanted.without)
+            are_wanted &= numbers != NO_TIME
             return are_wanted
 
-        return has_number
+        return is_wanted
 
 
 def open_folder(path: Path) -> ArrowReader:

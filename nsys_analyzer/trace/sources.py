@@ -117,21 +117,16 @@ def _open_trace(path: Path) -> Reader:
     from nsys_analyzer.trace.kineto import read_tables
     from nsys_analyzer.trace.reader import ArrowReader
 
-    kept = _kept_tables(path)
-    if kept and is_export_folder(kept):
+    if not path.is_file():
+        return ArrowReader(path, read_tables(path))  # which says what it is
+    status = path.stat()
+    kept = cache_of(path) / f"{_CONVERTER}-{status.st_size}-{status.st_mtime_ns}{ARROW_FOLDER}"
+    if is_export_folder(kept):
         return _open_folder(kept)
     tables = read_tables(path)
-    if kept and sum(table.nbytes for table in tables.values()) >= _WORTH_KEEPING:
+    if sum(table.nbytes for table in tables.values()) >= _WORTH_KEEPING:
         _keep(tables, path, kept)
     return ArrowReader(path, tables)
-
-
-def _kept_tables(path: Path) -> Path | None:
-    """Returns the folder in the cache for the tables of a trace as it is now; None for what is no file."""
-    if not path.is_file():
-        return None
-    status = path.stat()
-    return cache_of(path) / f"{_CONVERTER}-{status.st_size}-{status.st_mtime_ns}{ARROW_FOLDER}"
 
 
 def _keep(tables: Mapping[str, pa.Table], path: Path, kept: Path) -> None:

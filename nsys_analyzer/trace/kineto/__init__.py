@@ -155,7 +155,14 @@ def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Column
             "rank": np.array([each.rank for each in ranks], np.int64),
             "worldSize": np.array([each.world_size or 0 for each in ranks], np.int64),
         },
-        "META_DATA_EXPORT": _properties(_export(trace)),
+        "META_DATA_EXPORT": _properties(
+            [
+                ("EXPORT_PRODUCT_NAME", "torch.profiler"),
+                ("EXPORT_PRODUCT_VERSION", str(trace.properties.torch_version or "unknown")),
+                ("EXPORT_SCHEMA_VERSION", "3.20.3"),
+                *([(RANGES_ON, "GPU")] if len(trace.of(GPU_RANGE)) else []),
+            ]
+        ),
         "StringIds": {"id": np.arange(len(texts)), "value": texts},
     }
 
@@ -265,14 +272,6 @@ def _environment(trace: KinetoTrace) -> Iterator[tuple[str, str]]:
     ):
         if value:
             yield name, str(value)
-
-
-def _export(trace: KinetoTrace) -> Iterator[tuple[str, str]]:
-    yield "EXPORT_PRODUCT_NAME", "torch.profiler"
-    yield "EXPORT_PRODUCT_VERSION", str(trace.properties.torch_version or "unknown")
-    yield "EXPORT_SCHEMA_VERSION", "3.20.3"
-    if len(trace.of(GPU_RANGE)):
-        yield RANGES_ON, "GPU"
 
 
 def _properties(pairs: Iterable[tuple[str, str]]) -> _Columns:
