@@ -16,8 +16,8 @@ from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.trace.arrow_reader import write_sqlite
-from nsys_analyzer.trace.kineto.tables import read_tables
+from nsys_analyzer.trace.kineto import read_tables
+from nsys_analyzer.trace.reader import write_sqlite
 from tests.support.export import ADD, GEMM, PID, Export, training_step
 
 CPU = Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz"

@@ -266,13 +266,6 @@ def test_a_program_on_the_cpu(tmp_path: Path) -> None:
     assert tracks == [{"track": "stream 0", "parent": "CPU"}]
 
 
-def test_phases_of_other_names(tmp_path: Path) -> None:
-    path = Export().range("my_pass", 0, 100).kernel(GEMM, 10, 20, 30).write(tmp_path / "t.sqlite")
-    trace = opened([path], tmp_path / "t.pftrace", forward=["my_pass"])
-    phases = trace.query("SELECT string_value AS phase FROM args WHERE key = 'debug.phase'")
-    assert phases == [{"phase": "forward"}]
-
-
 def ranks(folder: Path, offset: int) -> list[Path]:
     """Two ranks, the clock of the second one ahead by ``offset``; an all-reduce ends on both at once in every step."""
     pair = own_captures(2, offsets=(0, offset))

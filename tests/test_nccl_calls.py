@@ -12,7 +12,7 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranks.member import Collectives
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.share.copy import share
+from nsys_analyzer.share import share
 from nsys_analyzer.trace.ranks import NcclCalls
 from tests.support.export import GEMM, Export, global_tid
 from tests.support.ranks import (

@@ -15,7 +15,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.share.copy import share
+from nsys_analyzer.share import share
 from tests.support.export import GEMM, Export, global_tid
 from tests.support.kineto import Kineto
 from tests.support.ranks import INIT, binary, with_schemas
@@ -213,17 +213,6 @@ def captures(*arguments: Path) -> list[dict[str, Any]]:
 def test_what_distributed_info_may_hold(told: object, process: str | None, rank: int | None, tmp_path: Path) -> None:
     (only,) = captures(traced(distributedInfo=told).write(tmp_path / "t.json"))
     assert (only["process"], only["rank"]) == (process, rank)
-
-
-def test_of_merged_traces_the_rank_is_nobodys(tmp_path: Path) -> None:
-    trace = Kineto(distributedInfo={"rank": 0, "world_size": 2}).gpu(number=0).gpu(number=1)
-    for device, shift in ((0, 0), (1, 5)):
-        trace.launch(1, 100 + shift, pid=500 + device, tid=1).kernel(GEMM, 1, 101 + shift, 2, device=device)
-    found = captures(trace.write(tmp_path / "t.json"))
-    assert [(one["process"], one["rank"], one["pid"]) for one in found] == [
-        ("device 0", None, 500),
-        ("device 1", None, 501),
-    ]
 
 
 def test_a_manifest_tells_the_rank(tmp_path: Path) -> None:

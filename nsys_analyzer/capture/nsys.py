@@ -18,7 +18,7 @@ from nsys_analyzer.runs.targets import OF_RANK
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
 from nsys_analyzer.system.nsys import Nsys, nsys_version
 from nsys_analyzer.system.process import last_lines, run_captured
-from nsys_analyzer.trace.nsys_report import last_words
+from nsys_analyzer.trace.sources import last_words
 
 INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
 _NEWER = "Install a newer Nsight Systems: https://developer.nvidia.com/nsight-systems"

@@ -12,7 +12,7 @@ from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.runs.targets import OF_RANK, Ranks, Target
 from nsys_analyzer.system.nsys import Nsys
-from nsys_analyzer.trace.sources import open_capture, sqlite_of
+from nsys_analyzer.trace.sources import export_of, open_capture
 
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
 
@@ -49,7 +49,8 @@ class NsysProfiler:
         Raises:
             NsysAnalyzerError: nothing was recorded, or it cannot be exported.
         """
-        sqlite_of(finished_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s), timeout_s)
+        report = finished_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s)
+        export_of(report, timeout_s, as_sqlite=True)
 
 
 @dataclass(frozen=True)

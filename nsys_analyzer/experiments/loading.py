@@ -98,7 +98,7 @@ def load_runs(
     """
     from nsys_analyzer.report.renderers.json_report import is_report, read_report
     from nsys_analyzer.runs.timings import NAME as TIMINGS
-    from nsys_analyzer.trace.nsys_report import is_export_folder
+    from nsys_analyzer.trace.sources import is_export_folder
 
     if is_report(path):
         return read_report(path)

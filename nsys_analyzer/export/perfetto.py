@@ -99,27 +99,21 @@ def is_ours(path: Path) -> bool:
 
 
 def _packed(packets: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the packets in compressed ones, in their order."""
+    """Yields the packets in compressed ones, in their order, several small ones together."""
     waiting: deque[Future[bytes]] = deque()
+    some = bytearray()
     with ThreadPoolExecutor(_THREADS) as threads:
-        for content in _joined(packets):
-            waiting.append(threads.submit(compressed, content))
+        for packet in packets:
+            some += packet
+            if len(some) >= _PACKED_BYTES:
+                waiting.append(threads.submit(compressed, bytes(some)))
+                some.clear()
             if len(waiting) > _THREADS:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _joined(packets: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the packets, several small ones together."""
-    some = bytearray()
-    for packet in packets:
-        some += packet
-        if len(some) >= _PACKED_BYTES:
-            yield bytes(some)
-            some.clear()
-    if some:
-        yield bytes(some)
+        for content in waiting:
+            yield content.result()
+        if some:
+            yield compressed(bytes(some))
 
 
 class Ids:

@@ -31,8 +31,7 @@ from nsys_analyzer.runs.manifest import (
     name_by_manifest,
 )
 from nsys_analyzer.system.cluster import IN_TURN, Workers
-from nsys_analyzer.trace.nsys_report import is_export_folder, written_ns
-from nsys_analyzer.trace.sources import is_capture, is_current, is_made_from, trace_stem
+from nsys_analyzer.trace.sources import is_capture, is_export_folder, is_export_of, is_report, trace_stem, written_ns
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -121,17 +120,14 @@ def _traces_in(folder: Path) -> list[Path]:
     """
     files = [path for files in _files_of(folder).values() if not isinstance(files, OSError) for path in files]
     exports: dict[Path, list[Path]] = defaultdict(list)
-    traces = []
     for path in files:
         if path.suffix == ".sqlite" or path.is_dir():
             exports[path.with_name(trace_stem(path))].append(path)
-        else:
-            traces.append(path)
     # Of several exports of one name, a folder of Parquet or Arrow files beside a SQLite file, the newest is read.
     replaced = {older for same in exports.values() for older in sorted(same, key=written_ns)[:-1]}
-    for trace in traces:
-        made = [export for export in exports[trace.with_name(trace_stem(trace))] if is_made_from(export, trace)]
-        replaced |= {trace} if any(is_current(export, trace) for export in made) else set(made)
+    for report in filter(is_report, files):
+        of_report = exports[report.with_name(trace_stem(report))]
+        replaced |= {report} if any(is_export_of(export, report) for export in of_report) else set(of_report)
     return [path for path in files if path not in replaced]
 
 

@@ -14,8 +14,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_t
 from nsys_analyzer.configuration import SCHEMA_VERSION, Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.system.strict_json import decode_json
-from nsys_analyzer.trace.nsys_report import is_export_folder
-from nsys_analyzer.trace.sources import is_capture, trace_stem
+from nsys_analyzer.trace.sources import is_capture, is_export_folder, trace_stem
 
 MANIFEST = "manifest.json"
 _SUFFIX = ".manifest.json"
