@@ -22,8 +22,7 @@ from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.experiments.precision import DTYPES_TARGET as TARGET
 from nsys_analyzer.experiments.precision import TERM, DtypesCase, DtypesFigures
 from profiling_targets.attention_variants import relative_error
-from profiling_targets.config import Config
-from profiling_targets.harness import NotHereError, kept_bits, main, set_precision
+from profiling_targets.harness import Config, NotHereError, kept_bits, main, set_precision
 from profiling_targets.transformer import Transformer
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

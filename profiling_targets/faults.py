@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -29,13 +28,11 @@ import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, model_names
-from nsys_analyzer.configuration import DIMENSIONS
+from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.system.atomic_write import write_text
 from profiling_targets import harness
-from profiling_targets.config import Config
-from profiling_targets.harness import annotate, default_device, synchronize
+from profiling_targets.harness import Config, annotate, synchronize
 from profiling_targets.transformer import ATTENTION, Block, Transformer
 
 BATCH_SIZE, CONTEXT_LENGTH = 48, 512
@@ -539,15 +536,13 @@ def measure(case: Case, *, steps: int, warmup: int) -> tuple[float, float]:
             training.step()
         synchronize(case.device)
     training.prepare()  # what compiling left in memory is nothing for the garbage collector of the measured steps
-    if case.device == "cuda":
-        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    harness.profiler("start", case.device)
     before = time.perf_counter()
     for _ in range(steps):
         training.step()
     synchronize(case.device)
     step_ms = (time.perf_counter() - before) / steps * 1e3
-    if case.device == "cuda":
-        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    harness.profiler("stop", case.device)
     return step_ms, training.loss.item()
 
 
@@ -601,11 +596,9 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
             f"--fault {given.fault} needs {switches.needs_gpu} here, which no CPU has",
             "Run it on a GPU, or choose another fault: --list names them",
         )
-    changed = {name: value for name in DIMENSIONS if (value := getattr(given, name)) is not None}
-    size = replace(find_model(given.model), **changed)
     return Case(
         switches,
-        replace(size, name=f"d{size.d_model}-L{size.num_layers}") if changed else size,
+        harness.size_of(given),
         batch_size=given.batch_size or switches.batch_size or BATCH_SIZE,
         context_length=given.context_length or switches.context_length or CONTEXT_LENGTH,
         device=given.device,
@@ -613,25 +606,17 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m profiling_targets.faults", description="Trains a transformer with one fault planted, or without it."
-    )
+    description = "Trains a transformer with one fault planted, or without it."
+    parser = harness.command_line("faults", description, ["device"])
     parser.add_argument("--fault", default="none", choices=FAULTS, help="what is wrong; --list describes each")
     parser.add_argument("--remedy", action="store_true", help="train with what removes the fault")
     parser.add_argument("--compare", action="store_true", help="time fault and remedy in turns, without a profiler")
     parser.add_argument("--list", action="store_true", help="print the faults and end")
-    parser.add_argument("--model", default="small", help=model_names())
-    for dimension in DIMENSIONS:
-        parser.add_argument(f"--{dimension.replace('_', '-')}", type=int, help="in place of the model's")
     parser.add_argument("--batch-size", type=int, help=f"default: the fault's, else {BATCH_SIZE}")
     parser.add_argument("--context-length", type=int, help=f"default: the fault's, else {CONTEXT_LENGTH}")
     parser.add_argument("--steps", type=int, default=6, help="measured steps, with --compare those of each block")
     parser.add_argument("--warmup", type=int, default=6, help="steps before the measured ones")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
     parser.add_argument("--no-compile", action="store_true", help="compile nothing, whatever the fault says")
-    parser.add_argument("--no-ranges", action="store_true", help="no NVTX ranges")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="write what was measured there, as JSON")
-    parser.set_defaults(device=default_device())
     given = parser.parse_args(arguments)
     if given.steps < 1 or given.warmup < 0:
         parser.error("--steps must be at least 1, and --warmup at least 0")

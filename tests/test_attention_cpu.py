@@ -15,8 +15,8 @@ from torch import Tensor  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
 
 from nsys_analyzer.experiments.variants import CPP_VARIANTS  # noqa: E402
-from profiling_targets import attention_cpu  # noqa: E402
-from profiling_targets.attention_cpu import attention  # noqa: E402
+from profiling_targets import attention_variants  # noqa: E402
+from profiling_targets.attention_variants import cpp_attention as attention  # noqa: E402
 from profiling_targets.harness import (  # noqa: E402
     Allocations,
     NotHereError,
@@ -137,37 +137,37 @@ def test_memory_when_the_tokens_double(implementation: str, least: float, most: 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
     with pytest.raises(NotHereError, match=r"no /nowhere/c\+\+\. Install g\+\+"):
-        attention_cpu._library.__wrapped__()
+        attention_variants._cpp_library.__wrapped__()
 
 
 def test_without_ninja(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: False)
     with pytest.raises(NotHereError, match="pip install ninja"):
-        attention_cpu._library.__wrapped__()
+        attention_variants._cpp_library.__wrapped__()
 
 
 def test_source_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken.cpp"
     broken.write_text("#error this is no attention\n")
-    monkeypatch.setattr(attention_cpu, "_SOURCE", broken)
-    monkeypatch.setattr(attention_cpu, "_NAME", "nsys_analyze_broken")
+    monkeypatch.setattr(attention_variants, "_SOURCE", broken)
+    monkeypatch.setattr(attention_variants, "_NAME", "nsys_analyze_broken")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     with pytest.raises(NotHereError, match=r"does not compile.*error: #error this is no attention.*with OpenMP"):
-        attention_cpu._library.__wrapped__()
+        attention_variants._cpp_library.__wrapped__()
 
 
 def test_builds_outside_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    assert attention_cpu._folder().parent == tmp_path  # a package folder may be read-only
-    assert torch.__version__ in attention_cpu._folder().name  # another PyTorch needs another build
+    assert attention_variants._folder().parent == tmp_path  # a package folder may be read-only
+    assert torch.__version__ in attention_variants._folder().name  # another PyTorch needs another build
 
 
 def test_a_lock_of_a_killed_build_does_not_block(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
-    attention_cpu._remove_stale_lock(lock)
+    attention_variants._remove_stale_lock(lock)
     assert lock.exists()  # a build may be at work
     long_ago = time.time() - 601
     os.utime(lock, (long_ago, long_ago))
-    attention_cpu._remove_stale_lock(lock)
+    attention_variants._remove_stale_lock(lock)
     assert not lock.exists()

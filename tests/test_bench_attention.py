@@ -11,7 +11,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.experiments.attention import BENCH, TARGET, AttentionCase
 from nsys_analyzer.experiments.model import AnyRow as Row
 from nsys_analyzer.experiments.model import Results
-from nsys_analyzer.experiments.registry import all_cases
+from nsys_analyzer.experiments.results import all_cases
 from nsys_analyzer.report.model import Lines, Report, Section, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.rows import NAME, read_file, typed

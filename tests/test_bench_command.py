@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.run_progress import shown
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments import registry as benches
+from nsys_analyzer.experiments import results as benches
 from nsys_analyzer.experiments.model import Bench, CaseTarget, Option, Profiled, Results, Task
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
 from nsys_analyzer.report.model import Bars, Paragraph, Section

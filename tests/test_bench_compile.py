@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.experiments.compile import BENCH, TracePair, class_changes, pairs_of, trace_answers, trace_pairs
 from nsys_analyzer.experiments.model import Results
-from nsys_analyzer.experiments.registry import all_cases
+from nsys_analyzer.experiments.results import all_cases
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures, StepRow
 from nsys_analyzer.report.model import Bars, unfolded
 from nsys_analyzer.runs.captures import load_captures

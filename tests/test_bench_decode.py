@@ -24,9 +24,9 @@ from nsys_analyzer.experiments.decode import (
     token_bytes,
     token_flops,
 )
-from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures
 from nsys_analyzer.experiments.model import Results
-from nsys_analyzer.experiments.registry import all_cases
+from nsys_analyzer.experiments.results import all_cases
+from nsys_analyzer.experiments.section import CeilingsCase, CeilingsFigures
 from nsys_analyzer.report.model import Bars, Lines, unfolded
 from nsys_analyzer.runs.rows import NAME, Row, Times, read_file
 from tests.support.rows import default_settings, page, typed_row

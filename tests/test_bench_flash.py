@@ -26,10 +26,10 @@ from nsys_analyzer.experiments.flash import (  # noqa: E402  # noqa: E402
     minimum_memory,
     rates,
 )
-from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures  # noqa: E402
 from nsys_analyzer.experiments.model import AnyRow as Row  # noqa: E402
 from nsys_analyzer.experiments.model import Results  # noqa: E402
-from nsys_analyzer.experiments.registry import all_cases  # noqa: E402
+from nsys_analyzer.experiments.results import all_cases  # noqa: E402
+from nsys_analyzer.experiments.section import CeilingsCase, CeilingsFigures  # noqa: E402
 from nsys_analyzer.report.model import Lines  # noqa: E402
 from nsys_analyzer.runs.rows import NAME, read_file, typed  # noqa: E402
 from profiling_targets import flash  # noqa: E402

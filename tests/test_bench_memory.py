@@ -11,7 +11,7 @@ import pytest
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import ModelSize
-from nsys_analyzer.experiments import memory as memory_case
+from nsys_analyzer.experiments import steps
 from nsys_analyzer.experiments.memory import BENCH, TARGET, MemoryFigures, MemoryRow
 from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.report.model import Lines, Report, unfolded
@@ -264,7 +264,7 @@ def test_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from profiling_targets.harness import measured
 
     tiny = ModelSize("small", d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=100)
-    monkeypatch.setattr(memory_case, "find_model", lambda _: tiny)
+    monkeypatch.setattr(steps, "find_model", lambda _: tiny)
     rows = []
     for case in BENCH.cases(settings("cpu", num_layers=0)):
         found = measured(TARGET, case.case, memory_history.measure)

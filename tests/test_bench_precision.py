@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures
 from nsys_analyzer.experiments.model import AnyRow, Results, Row
 from nsys_analyzer.experiments.precision import BENCH, DTYPES_TARGET, DtypesCase, DtypesFigures
+from nsys_analyzer.experiments.section import CeilingsCase, CeilingsFigures
 from nsys_analyzer.experiments.steps import TARGET, StepCase
 from nsys_analyzer.report.model import Bars, Report, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render

@@ -12,7 +12,7 @@ import pytest
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow as Row
 from nsys_analyzer.experiments.model import Results
-from nsys_analyzer.experiments.registry import all_cases
+from nsys_analyzer.experiments.results import all_cases
 from nsys_analyzer.experiments.variants import BENCH, TARGET, VariantsCase
 from nsys_analyzer.report.model import Bars, Lines, Report, Section, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render

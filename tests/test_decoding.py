@@ -9,11 +9,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
+from nsys_analyzer.configuration import ATTENTIONS  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from profiling_targets import decoding, transformer  # noqa: E402
-from profiling_targets.config import ATTENTIONS, Config  # noqa: E402
 from profiling_targets.decoding import Cache, DecodeCase, Decoder, generate, max_error, measure  # noqa: E402
-from profiling_targets.harness import measured  # noqa: E402
+from profiling_targets.harness import (  # noqa: E402
+    Config,
+    measured,
+)
 
 TINY = ModelSize("tiny", d_model=32, d_ff=64, num_layers=3, num_heads=4, vocab_size=50)
 ROOM = 24

@@ -40,7 +40,7 @@ def bench() -> None:
 
 @cache
 def _commands() -> dict[str, click.Command]:
-    from nsys_analyzer.experiments.registry import BENCHES
+    from nsys_analyzer.experiments.results import BENCHES
 
     return {one.name: _command(one) for one in BENCHES}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsys_analyzer.analysis.summary.verdicts import IDLE
 from nsys_analyzer.analysis.transformer.models import find_model, model_from_dimensions
-from nsys_analyzer.configuration import Option
+from nsys_analyzer.configuration import DIMENSIONS, Option
 from nsys_analyzer.experiments.model import Bench, Profiled, Results, Settings, Task, Times, grid, several, single
 from nsys_analyzer.experiments.section import (
     bars,
@@ -25,7 +25,6 @@ from nsys_analyzer.experiments.section import (
     unsteady,
 )
 from nsys_analyzer.experiments.steps import (
-    DIMENSIONS,
     PHASES,
     SHARED,
     TARGET,
@@ -456,6 +455,5 @@ BENCH = Bench(
     lambda settings: tuple(_cases(settings)),
     _section,
     _captures,
-    lambda settings: settings["precision"],
-    (TARGET,),
+    targets=(TARGET,),
 )

@@ -8,14 +8,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 from nsys_analyzer.analysis.transformer.costs import feed_forward_flops, head_flops, projection_flops
-from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
+from nsys_analyzer.configuration import ATTENTIONS, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, precision_found
 from nsys_analyzer.experiments.model import (
     Bench,
     CaseTarget,
@@ -29,14 +28,26 @@ from nsys_analyzer.experiments.model import (
     several,
     single,
 )
-from nsys_analyzer.experiments.section import bars, each, endings, mean_ms, ratio, section, span, spread, unsteady
-from nsys_analyzer.experiments.steps import models
+from nsys_analyzer.experiments.section import (
+    MinimumMemory,
+    Rate,
+    bars,
+    each,
+    endings,
+    mean_ms,
+    precision_found,
+    ratio,
+    section,
+    span,
+    spread,
+    unsteady,
+)
+from nsys_analyzer.experiments.steps import OfModel, models
 from nsys_analyzer.report.model import Details, Figure, Lines, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds
 from nsys_analyzer.text import Words, phrase
 
-ATTENTIONS = ("unfused", "sdpa")
 #: Lengths are cold that take so many times as long as those that the warm-up has seen.
 _COLD = 1.5
 _DEFINITIONS = phrase(
@@ -49,7 +60,7 @@ _DEFINITIONS = phrase(
 
 
 @dataclass(frozen=True)
-class DecodeCase:
+class DecodeCase(OfModel):
     """One model, and how its tokens are made.
 
     Raises:
@@ -64,7 +75,7 @@ class DecodeCase:
     cache_length: int = option(2048, "positions that the cache has room for", cpu=64)
     tokens: int = option(100, "tokens to make, the first among them", least=3, cpu=10)
     warmup_tokens: int = option(100, "tokens made before anything is timed", cpu=10)
-    precision: str = option("fp32", "bf16 is that of weights, activations and cache", ("fp32", "tf32", "bf16"))
+    precision: str = option("fp32", "bf16 is that of weights, activations and cache", PRECISIONS)
     attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ATTENTIONS)
     cache: bool = option(True, "keep keys and values; without, each token is a pass over the whole sequence")
     seed: int = option(0, "of weights and tokens", least=0)
@@ -72,12 +83,6 @@ class DecodeCase:
     def __post_init__(self) -> None:
         if self.cache_length < self.prompt_length + self.tokens - 1:  # the last token is never fed back
             raise ConfigurationError(f"{self.tokens} tokens more do not fit a cache of {self.cache_length}")
-
-    @property
-    def size(self) -> ModelSize:
-        """The model's dimensions."""
-        size = find_model(self.model)
-        return replace(size, num_layers=self.num_layers or size.num_layers)
 
 
 @dataclass
@@ -389,6 +394,5 @@ BENCH = Bench(
     ),
     lambda settings: tuple(_cases(settings)),
     _section,
-    precisions=lambda settings: settings["precision"],
     targets=(TARGET,),
 )

@@ -9,7 +9,6 @@ from typing import TypeAlias
 from nsys_analyzer.analysis.transformer.costs import AttentionShape
 from nsys_analyzer.analysis.transformer.peaks import find_peaks, roofline_ms
 from nsys_analyzer.experiments.attention import drawn_width, fused_rates, unfused_rates
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import (
     Bench,
     CaseTarget,
@@ -22,7 +21,17 @@ from nsys_analyzer.experiments.model import (
     several,
     single,
 )
-from nsys_analyzer.experiments.section import curves, endings, figure, mean_ms, ratio, section, span
+from nsys_analyzer.experiments.section import (
+    MinimumMemory,
+    Rate,
+    curves,
+    endings,
+    figure,
+    mean_ms,
+    ratio,
+    section,
+    span,
+)
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Figure, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
@@ -376,6 +385,5 @@ BENCH = Bench(
     ),
     lambda settings: tuple(_cases(settings)),
     _section,
-    precisions=lambda settings: settings["precision"],
     targets=(TARGET,),
 )

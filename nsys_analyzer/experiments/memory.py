@@ -10,10 +10,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nsys_analyzer.analysis.transformer.costs import backward_flops, forward_flops
-from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
-from nsys_analyzer.configuration import Option
+from nsys_analyzer.configuration import PRECISIONS, Option
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import (
     Bench,
     CaseTarget,
@@ -28,8 +26,8 @@ from nsys_analyzer.experiments.model import (
     several,
     single,
 )
-from nsys_analyzer.experiments.section import each, endings, ratio, section
-from nsys_analyzer.experiments.steps import PHASES, models
+from nsys_analyzer.experiments.section import MinimumMemory, Rate, each, endings, ratio, section
+from nsys_analyzer.experiments.steps import PHASES, OfModel, models
 from nsys_analyzer.report.model import Block, Cell, Details, Lines, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds, percent
@@ -72,7 +70,7 @@ _LONGEST_CODE = 52
 
 
 @dataclass(frozen=True)
-class MemoryCase:
+class MemoryCase(OfModel):
     """One configuration of the transformer.
 
     Raises:
@@ -86,7 +84,7 @@ class MemoryCase:
     context_length: int = option(256, "tokens")
     batch_size: int = option(4, "batch size", cpu=1)
     mode: str = option("train", "forward under no_grad, or all phases of a step", ("forward", "train"))
-    precision: str = option("fp32", "bf16 is autocast", ("fp32", "tf32", "bf16"))
+    precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
     warmup_steps: int = option(3, "steps before the measured ones; the first makes the optimizer's moments", cpu=1)
     steps: int = option(5, "steps timed without a recorder", cpu=2)
     snapshot: str = option("", "file for the allocator's snapshot, on a GPU; empty for none")
@@ -94,12 +92,6 @@ class MemoryCase:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup_steps < 1:
             raise ConfigurationError("steps and warmup_steps must be at least 1")
-
-    @property
-    def size(self) -> ModelSize:
-        """The model's dimensions."""
-        model = find_model(self.model)
-        return replace(model, num_layers=self.num_layers or model.num_layers)
 
     @property
     def label(self) -> str:
@@ -647,6 +639,5 @@ BENCH = Bench(
     _cases,
     _section,
     _captures,
-    precisions=lambda settings: tuple(settings["precision"]),
     targets=(TARGET,),
 )  # fmt: skip

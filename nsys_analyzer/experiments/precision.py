@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from nsys_analyzer.analysis.transformer.models import find_model
+from nsys_analyzer.configuration import MODES, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import (
     Bench,
@@ -22,8 +23,6 @@ from nsys_analyzer.experiments.model import (
 )
 from nsys_analyzer.experiments.section import bars, factor, ratio, spread
 from nsys_analyzer.experiments.steps import (
-    MODES,
-    PRECISIONS,
     SHARED,
     TARGET,
     StepCase,
@@ -330,6 +329,5 @@ BENCH = Bench(
     ),
     lambda settings: tuple(_cases(settings)),
     _section,
-    precisions=lambda settings: settings["precision"],
     targets=(TARGET, DTYPES_TARGET),
 )  # fmt: skip

@@ -14,9 +14,9 @@ from nsys_analyzer.capture.plan import INSTALL_TORCH, Recording, choose_device, 
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow, Bench, Profiled, Settings, Task, spelled
-from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.experiments.results import (
     CAPTURES,
+    all_cases,
     check_rows_replaceable,
     own_rows,
     read_finished,
