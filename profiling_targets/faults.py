@@ -39,7 +39,6 @@ BATCH_SIZE, CONTEXT_LENGTH = 48, 512
 ROUNDS = 7
 _SETTLING_STEPS = 2
 """Steps before each timed block: what the other one did to allocator, caches and loader is not its time."""
-_GRAPH_WARMUP = 3
 _BATCHES_IN_MEMORY = 4
 _LONGEST_PIECE = 20
 """How many characters the tokenizer looks ahead."""
@@ -383,8 +382,10 @@ class Training:
         self.norms: list[float] = []
         self.total_norms: tuple[Tensor, Tensor] | None = None
         self.loss = torch.empty(0)
-        self.inputs: Batch | None = None
-        self.graph = self._capture() if self.switches.cuda_graph else None
+        if self.switches.cuda_graph:  # the graph of a step on inputs that stay where they are
+            tokens, targets, features = self._next_batch()
+            self.inputs = (tokens.clone(), targets.clone(), features.clone())
+            self.replay = harness.captured({"step": lambda: self._train(self.inputs)})["step"]
 
     def prepare(self) -> None:
         """Sets what is global in a process; call it before the steps where another training ran in between."""
@@ -407,13 +408,13 @@ class Training:
         with annotate("step"):
             with annotate("data"):
                 batch = self._next_batch()
-            if self.graph is None or self.inputs is None:
+            if not self.switches.cuda_graph:
                 self._train(batch)
             else:
                 with annotate("replay"):
                     for static, tensor in zip(self.inputs, batch, strict=True):
                         static.copy_(tensor)
-                    self.graph.replay()
+                    self.replay()
             if self.switches.checkpoint != "none":
                 with annotate("checkpoint"):
                     self._checkpoint()
@@ -472,22 +473,6 @@ class Training:
         if self.switches.compiled:
             for region in (*blocks, self.model.norm, self.loss_of):
                 region.compile(dynamic=False)
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        """The graph of a step on inputs that stay where they are."""
-        tokens, targets, features = self._next_batch()
-        self.inputs = (tokens.clone(), targets.clone(), features.clone())
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # the first steps allocate and choose algorithms, which no capture may do
-            for _ in range(_GRAPH_WARMUP):
-                self._train(self.inputs)
-        graph = torch.cuda.CUDAGraph()
-        # Thread-local: the loader's thread pins memory meanwhile. The stream is that of the warm-up's backward.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self._train(self.inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        return graph
 
 
 def compare(fault: Case, remedy: Case, *, steps: int, warmup: int, rounds: int = ROUNDS) -> tuple[list[float], ...]:

@@ -117,7 +117,18 @@ def run(
     """
 
     def measure(times: Times) -> Mapping[str, Any]:
-        _measure(build().phases(), options, times)
+        phases, device = build().phases(), options.device
+        with annotate("warmup"):
+            if options.cuda_graph:
+                phases = captured(phases)
+            for _ in range(options.warmup_steps):
+                step_ns(phases, device)
+            synchronize(device)  # nothing that made the model and its data may run into the first measured step
+        profiler("start", device)
+        for _ in range(options.steps):
+            for phase, ns in step_ns(phases, device).items():
+                times.setdefault(phase, []).append(ns / 1e6)
+        profiler("stop", device)
         return {}
 
     return run_measured(measure, options.device, described, results, ranges=ranges)
@@ -160,22 +171,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
-def _measure(phases: Phases, options: Options[NoReturn], times: Times) -> None:
-    """Warms up, then times the measured steps into ``times``, in milliseconds by phase, ``step`` the last."""
-    device = options.device
-    with annotate("warmup"):
-        if options.cuda_graph:
-            phases = _captured(phases)
-        for _ in range(options.warmup_steps):
-            step_ns(phases, device)
-        synchronize(device)  # nothing that made the model and its data may run into the first measured step
-    profiler("start", device)
-    for _ in range(options.steps):
-        for phase, ns in step_ns(phases, device).items():
-            times.setdefault(phase, []).append(ns / 1e6)
-    profiler("stop", device)
-
-
 def step_ns(phases: Phases, device: str) -> dict[str, int]:
     """Runs one step, synchronised at the end of each phase; returns nanoseconds by phase, and of the whole step."""
     ns = {}
@@ -190,7 +185,7 @@ def step_ns(phases: Phases, device: str) -> dict[str, int]:
     return {**ns, "step": time.perf_counter_ns() - before_step}
 
 
-def _captured(phases: Phases) -> Phases:
+def captured(phases: Phases) -> dict[str, Callable[[], None]]:
     """Captures a CUDA graph for each phase, all in one memory pool; replays read and write the same tensors."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -202,7 +197,8 @@ def _captured(phases: Phases) -> Phases:
     replays: dict[str, Callable[[], None]] = {}
     for name, phase in phases.items():
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):  # autograd goes back to the stream of the forward
+        # Autograd goes back to the stream of the forward. Thread-local: a loader's thread may pin memory meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             phase()
         replays[name] = graph.replay
     torch.cuda.current_stream().wait_stream(stream)

@@ -31,7 +31,6 @@ from nsys_analyzer.experiments.memory import (
     MemoryCase,
     MemoryFigures,
     PhaseFigures,
-    PhaseMemory,
     Point,
     SavedLine,
 )
@@ -113,17 +112,17 @@ def _living(training: Training) -> Iterator[Tensor]:
     yield from (training.tokens, training.targets, training.logits, training.value)
 
 
+_POINTS, _GROUPS = 1_000, 12
+#: The curve turns where it moves by a tenth of its height, as the eye sees it.
+_TURN = 10
+
+
 def _recorded(case: MemoryCase, training: Training) -> Recording:
     """Records one more step; a snapshot's relative path begins in the bench's folder, or in the working directory."""
     if case.device == "cpu":
         return record_on_cpu(training.phases(), lambda: _living(training))
     path = Path(os.environ.get(FOLDER, "")) / case.snapshot if case.snapshot else None
     return record_on_gpu(training.phases(), path)
-
-
-_POINTS, _GROUPS = 1_000, 12
-#: The curve turns where it moves by a tenth of its height, as the eye sees it.
-_TURN = 10
 
 
 def add_figures(
@@ -161,7 +160,7 @@ def add_figures(
 
 
 def _phase(
-    phase: PhaseMemory, recording: Recording, points: Sequence[Point], wall_ms: float, issue_ms: float,
+    phase: PhaseFigures, recording: Recording, points: Sequence[Point], wall_ms: float, issue_ms: float,
     cached_call_us: float,
 ) -> PhaseFigures:  # fmt: skip
     """Returns the figures of one phase: memory, the falls of its curve, the calls to the device in it, and times."""
@@ -171,8 +170,8 @@ def _phase(
     alive = [level for _, level in inside]
     found = sawtooth(inside, max((max(alive) - min(alive)) // _TURN, 1))
     device_calls_ms = sum(call.since_ms for call in calls)
-    return PhaseFigures(
-        **vars(phase),
+    return replace(
+        phase,
         counted_peak_bytes=recording.statistics.get(phase.name, {}).get("requested_bytes"),
         teeth=found.falls,
         rise_bytes_per_ms=found.rise_bytes_per_ms,
@@ -214,7 +213,7 @@ def levels(events: Sequence[MemoryEvent], base_bytes: int) -> list[Point]:
     return list(zip([0.0, *(event.ms for event in events)], alive, strict=True))
 
 
-def phases_of(events: Sequence[MemoryEvent], spans: Sequence[Span], base_bytes: int) -> list[PhaseMemory]:
+def phases_of(events: Sequence[MemoryEvent], spans: Sequence[Span], base_bytes: int) -> list[PhaseFigures]:
     """Returns the memory of each phase; an event between two phases counts to the first of them."""
     found, before = [], base_bytes
     parts: list[list[MemoryEvent]] = [[] for _ in spans]
@@ -224,7 +223,7 @@ def phases_of(events: Sequence[MemoryEvent], spans: Sequence[Span], base_bytes: 
         alive = list(accumulate((event.bytes for event in inside), initial=before))
         handed_out = [event.bytes for event in inside if event.bytes > 0]
         found.append(
-            PhaseMemory(
+            PhaseFigures(
                 span.name, span.start_ms, span.end_ms, before, max(alive), alive[-1],
                 len(handed_out), len(inside) - len(handed_out), sum(handed_out),
             )

@@ -16,10 +16,10 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.run_progress import shown
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import results as benches
-from nsys_analyzer.experiments.model import Bench, CaseTarget, Option, Profiled, Results, Task
+from nsys_analyzer.experiments.model import Bench, Option, Profiled, Results
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
 from nsys_analyzer.report.model import Bars, Paragraph, Section
-from nsys_analyzer.runs.rows import NAME, read_file, written
+from nsys_analyzer.runs.rows import NAME, CaseTarget, Task, read_file, written
 from tests.support.rows import check, default_settings, unpadded
 from tests.support.sweeping import default_signals, wait_for
 

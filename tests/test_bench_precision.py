@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Row
+from nsys_analyzer.experiments.model import AnyRow
 from nsys_analyzer.experiments.precision import BENCH, DTYPES_TARGET
 from nsys_analyzer.experiments.section import CeilingsCase, CeilingsFigures
 from nsys_analyzer.experiments.steps import TARGET, StepCase
 from nsys_analyzer.report.model import Spread
-from nsys_analyzer.runs.rows import written
+from nsys_analyzer.runs.rows import Row, written
 from tests.support.rows import check, default_settings, figures, page, table, typed_row
 
 GIB = 2**30

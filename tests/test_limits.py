@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.transformer.peaks import PEAKS, find_peaks
-from nsys_analyzer.experiments.model import Results, Row
+from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.experiments.section import (
     MANTISSA_BITS,
     CeilingsCase,
@@ -20,6 +20,7 @@ from nsys_analyzer.experiments.section import (
     precision_warnings,
 )
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Table
+from nsys_analyzer.runs.rows import Row
 
 GPU = {"gpu": "NVIDIA H200", "torch": "2.11.0", "python": "3.12.3"}
 GIB = 2**30

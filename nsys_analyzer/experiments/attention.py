@@ -11,20 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.transformer.costs import AttentionShape
-from nsys_analyzer.experiments.model import (
-    AnyRow,
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    Times,
-    grid,
-    option,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings, grid, option, several, single
 from nsys_analyzer.experiments.section import (
     UNSTEADY,
     MinimumMemory,
@@ -45,6 +32,7 @@ from nsys_analyzer.experiments.section import (
 )
 from nsys_analyzer.report.model import Lines, Section
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task, Times
 from nsys_analyzer.text import Words, phrase
 
 PASSES = ("forward", "backward")

@@ -15,19 +15,7 @@ from typing import TypeAlias
 from nsys_analyzer.analysis.transformer.costs import feed_forward_flops, head_flops, projection_flops
 from nsys_analyzer.configuration import ATTENTIONS, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    Times,
-    grid,
-    option,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
 from nsys_analyzer.experiments.section import (
     MinimumMemory,
     Rate,
@@ -46,6 +34,7 @@ from nsys_analyzer.experiments.steps import OfModel, models
 from nsys_analyzer.report.model import Details, Figure, Lines, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task, Times
 from nsys_analyzer.text import Words, phrase
 
 #: Lengths are cold that take so many times as long as those that the warm-up has seen.

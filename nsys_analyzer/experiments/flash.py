@@ -9,18 +9,7 @@ from typing import TypeAlias
 from nsys_analyzer.analysis.transformer.costs import AttentionShape
 from nsys_analyzer.analysis.transformer.peaks import find_peaks, roofline_ms
 from nsys_analyzer.experiments.attention import drawn_width, fused_rates, unfused_rates
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    grid,
-    option,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
 from nsys_analyzer.experiments.section import (
     MinimumMemory,
     Rate,
@@ -35,6 +24,7 @@ from nsys_analyzer.experiments.section import (
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Figure, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.text import Words, phrase, plural
 
 IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")

@@ -12,25 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from nsys_analyzer.analysis.transformer.costs import backward_flops, forward_flops
 from nsys_analyzer.configuration import PRECISIONS, Option
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Profiled,
-    Results,
-    Row,
-    Settings,
-    Task,
-    grid,
-    known,
-    option,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.model import Bench, Profiled, Results, Settings, grid, known, option, several, single
 from nsys_analyzer.experiments.section import MinimumMemory, Rate, each, endings, ratio, section
 from nsys_analyzer.experiments.steps import PHASES, OfModel, models
 from nsys_analyzer.report.model import Block, Cell, Details, Lines, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds, percent
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import Words, joined, link, phrase, plural
 
@@ -105,23 +93,8 @@ class MemoryCase(OfModel):
 
 
 @dataclass(frozen=True)
-class PhaseMemory:
-    """Memory in one phase: at its start, peak and end, with the number of allocations and frees in it."""
-
-    name: str
-    start_ms: float
-    end_ms: float
-    start_bytes: int
-    peak_bytes: int
-    end_bytes: int
-    allocations: int
-    frees: int
-    allocated_bytes: int
-
-
-@dataclass(frozen=True)
-class PhaseFigures(PhaseMemory):
-    """Memory and times of one phase.
+class PhaseFigures:
+    """Memory in one phase, at its start, peak and end, with the number of allocations and frees in it; and times.
 
     Attributes:
         counted_peak_bytes: the peak as the allocator counts it; None on a CPU.
@@ -133,16 +106,25 @@ class PhaseFigures(PhaseMemory):
 
     """
 
-    counted_peak_bytes: int | None
-    teeth: int
-    rise_bytes_per_ms: float | None
-    fall_bytes_per_ms: float | None
-    device_allocations: int
-    device_frees: int
-    device_calls_ms: float | int
-    wall_ms: float
-    issue_ms: float
-    allocator_ms: float
+    name: str
+    start_ms: float
+    end_ms: float
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    allocations: int
+    frees: int
+    allocated_bytes: int
+    counted_peak_bytes: int | None = None
+    teeth: int = 0
+    rise_bytes_per_ms: float | None = None
+    fall_bytes_per_ms: float | None = None
+    device_allocations: int = 0
+    device_frees: int = 0
+    device_calls_ms: float | int = 0
+    wall_ms: float = 0
+    issue_ms: float = 0
+    allocator_ms: float = 0
     cold_ms: float | None = None
 
 

@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsys_analyzer.configuration import Option
 from nsys_analyzer.report.model import Section
-from nsys_analyzer.runs.rows import CaseTarget as CaseTarget
-from nsys_analyzer.runs.rows import Row as Row
-from nsys_analyzer.runs.rows import Task as Task
-from nsys_analyzer.runs.rows import Times as Times
-from nsys_analyzer.runs.rows import written as written
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task, written
 
 if TYPE_CHECKING:  # numpy comes with them, and help need not wait for it
     from nsys_analyzer.analysis.summary.summary import CaptureSummary

@@ -9,18 +9,7 @@ from typing import NamedTuple, TypeAlias
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.configuration import MODES, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    grid,
-    option,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
 from nsys_analyzer.experiments.section import bars, factor, ratio, spread
 from nsys_analyzer.experiments.steps import (
     SHARED,
@@ -34,6 +23,7 @@ from nsys_analyzer.experiments.steps import (
 from nsys_analyzer.report.model import Bars, Block, Details, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import ABSENT
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.text import phrase
 
 _NAMES = {"tf32": "TF32", "bf16": "bf16 autocast"}

@@ -15,11 +15,11 @@ from typing import Any
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import attention, decode, flash, memory, precision, timing, variants
 from nsys_analyzer.experiments import compile as compiled
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings, Task
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings
 from nsys_analyzer.experiments.section import TARGET as CEILINGS
 from nsys_analyzer.experiments.section import CeilingsCase
 from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
-from nsys_analyzer.runs.rows import NAME, read_file, typed, written
+from nsys_analyzer.runs.rows import NAME, Task, read_file, typed, written
 from nsys_analyzer.system.atomic_write import check_regular, write_text
 from nsys_analyzer.text import phrase
 

@@ -13,7 +13,7 @@ from nsys_analyzer.capture.jobs import already_there, locked, remaining, remaini
 from nsys_analyzer.capture.plan import INSTALL_TORCH, Recording, choose_device, choose_profiler
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench, Profiled, Settings, Task, spelled
+from nsys_analyzer.experiments.model import AnyRow, Bench, Profiled, Settings, spelled
 from nsys_analyzer.experiments.results import (
     CAPTURES,
     all_cases,
@@ -26,7 +26,7 @@ from nsys_analyzer.experiments.results import (
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
 from nsys_analyzer.runs.machine import provenance, torch_version
-from nsys_analyzer.runs.rows import NAME, note_command, start_file, written
+from nsys_analyzer.runs.rows import NAME, Task, note_command, start_file, written
 from nsys_analyzer.system.process import Progress
 
 _NEEDS_NO_RETRY = ("ok", "oom", "unsupported")

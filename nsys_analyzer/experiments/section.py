@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
-from nsys_analyzer.experiments.model import CaseTarget, Results, option
+from nsys_analyzer.experiments.model import Results, option
 from nsys_analyzer.report.model import Bars, Block, Details, Lines, Listing, Paragraph, Section, Spread, Unit
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
+from nsys_analyzer.runs.rows import CaseTarget
 from nsys_analyzer.text import Words, emphasis, joined, phrase, strong
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
-    from nsys_analyzer.experiments.model import AnyRow, Results, Settings, Times
+    from nsys_analyzer.experiments.model import AnyRow, Results, Settings
+    from nsys_analyzer.runs.rows import Times
 
 _ENDINGS = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
 _MOST_NAMED = 4

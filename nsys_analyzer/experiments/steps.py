@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from nsys_analyzer.analysis.transformer.costs import layer_saved_bytes
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.configuration import ATTENTIONS, DIMENSIONS, MODES, PRECISIONS
-from nsys_analyzer.experiments.model import CaseTarget, Results, Row, Settings, Times, option, single
+from nsys_analyzer.experiments.model import Results, Settings, option, single
 from nsys_analyzer.experiments.section import (
     MANTISSA_BITS,
     MinimumMemory,
@@ -23,6 +23,7 @@ from nsys_analyzer.experiments.section import (
     unsteady,
 )
 from nsys_analyzer.report.model import Block, Section
+from nsys_analyzer.runs.rows import CaseTarget, Row, Times
 from nsys_analyzer.text import Words, phrase
 
 PHASES = ("forward", "loss", "backward", "optimizer")

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeAlias
 
 from nsys_analyzer.configuration import MODES
-from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, Times, grid, options_of, several, single
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, options_of, several, single
 from nsys_analyzer.experiments.section import bars, curves, extremes, factor, figure, span, spread
 from nsys_analyzer.experiments.steps import (
     PHASES,
@@ -26,6 +26,7 @@ from nsys_analyzer.experiments.steps import (
 from nsys_analyzer.report.model import Block, Cell, Details, Figure, Lines, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.runs.rows import Task, Times
 from nsys_analyzer.text import phrase
 
 #: The environment variable of the study's cases: cases of other variables run in processes of their own.

@@ -11,19 +11,7 @@ from typing import Any, TypeAlias
 from nsys_analyzer.configuration import Option
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.attention import WithHeads, fused_rates
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    grid,
-    option,
-    options_of,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, options_of, several, single
 from nsys_analyzer.experiments.section import (
     MinimumMemory,
     Rate,
@@ -42,6 +30,7 @@ from nsys_analyzer.experiments.section import (
 )
 from nsys_analyzer.report.model import Figure, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.text import Words, phrase
 
 #: The variants of attention, in PyTorch's operators; of these, the ones that C++ has for a CPU, forward only.

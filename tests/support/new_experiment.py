@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from nsys_analyzer.experiments.model import Bench, CaseTarget, Results, grid, known, option, several
+from nsys_analyzer.experiments.model import Bench, Results, grid, known, option, several
 from nsys_analyzer.report.model import Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.runs.rows import CaseTarget
 
 
 @dataclass(frozen=True)

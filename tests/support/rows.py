@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from nsys_analyzer.experiments.model import AnyRow, Bench, CaseTarget, Results, Row, Settings
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings
 from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
-from nsys_analyzer.runs.rows import typed
+from nsys_analyzer.runs.rows import CaseTarget, Row, typed
 
 C = TypeVar("C")
 F = TypeVar("F")
