@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from operator import methodcaller
 from typing import TypeAlias
 
 from nsys_analyzer.analysis.transformer.costs import feed_forward_flops, head_flops, projection_flops
@@ -22,6 +22,7 @@ from nsys_analyzer.experiments.section import (
     bars,
     each,
     endings,
+    formatted,
     mean_ms,
     precision_found,
     ratio,
@@ -255,8 +256,15 @@ class Group:
 
     def speed_up(self, ms: Callable[[DecodeRow], float | None], slow: Variant, fast: Variant) -> float | None:
         """Returns time of one variant ÷ that of the other; None where one was not measured to its end."""
-        times = [ms(row) if (row := self.rows.get(variant)) and row.ok else None for variant in (slow, fast)]
-        return ratio(*times)
+        return ratio(*(ms(row) if (row := self.rows.get(variant)) and row.ok else None for variant in (slow, fast)))
+
+    def cache_speed_up(self, attention: str) -> float | None:
+        """Returns the inter-token latency without the cache ÷ that with it."""
+        return self.speed_up(next_ms, (attention, False), (attention, True))
+
+    def sdpa_speed_up(self, ms: Callable[[DecodeRow], float | None], cache: bool) -> float | None:
+        """Returns a time of unfused attention ÷ that of SDPA."""
+        return self.speed_up(ms, ("unfused", cache), ("sdpa", cache))
 
 
 def _groups_of(rows: Sequence[DecodeRow]) -> list[Group]:
@@ -266,20 +274,12 @@ def _groups_of(rows: Sequence[DecodeRow]) -> list[Group]:
     return [Group(name, variants) for name, variants in groups.items()]
 
 
-def _cache_speed_up(attention: str, group: Group) -> float | None:
-    return group.speed_up(next_ms, (attention, False), (attention, True))
-
-
-def _sdpa_speed_up(ms: Callable[[DecodeRow], float | None], cache: bool, group: Group) -> float | None:
-    return group.speed_up(ms, ("unfused", cache), ("sdpa", cache))
-
-
 def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str]:
     gains = [
         (gain, group.rows[attention, True], group.rows[attention, False])
         for group in groups
         for attention in ATTENTIONS
-        if (gain := _cache_speed_up(attention, group))
+        if (gain := group.cache_speed_up(attention))
     ]
     if gains:
         _, cached, without = max(gains, key=lambda gain: gain[0])
@@ -290,7 +290,7 @@ def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str
         )
     parts = []
     for words, ms in (("prefill", first_ms), ("inter-token latency", next_ms)):
-        if known := [gain for group in groups if (gain := _sdpa_speed_up(ms, True, group))]:
+        if known := [gain for group in groups if (gain := group.sdpa_speed_up(ms, True))]:
             parts.append(f"{words} {span(known, 'factor')}")
     if parts:
         yield f"With the cache, unfused attention ÷ PyTorch's SDPA, in time: {', '.join(parts)}."
@@ -313,10 +313,6 @@ def _warnings(rows: Sequence[DecodeRow]) -> Iterator[Words]:
             )  # fmt: skip
 
 
-def _error(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1e}"
-
-
 _NAMES: tuple[Field[DecodeRow], ...] = (
     Field("model", "text", model_of),
     Field("attention", "text", lambda row: row.case.attention),
@@ -333,8 +329,8 @@ _TIMES: tuple[Field[DecodeRow], ...] = (
 _TIMES_CAPTION = "Time to first token (mean ± standard deviation), and inter-token latency (median, 95th percentile):"
 _CHECK: tuple[Field[DecodeRow], ...] = (
     *_NAMES,
-    Field("largest error", "text", lambda row: _error(row.figures.max_error)),
-    Field("allowed", "text", lambda row: _error(row.figures.tolerance)),
+    Field("largest error", "text", lambda row: formatted(row.figures.max_error, ".1e")),
+    Field("allowed", "text", lambda row: formatted(row.figures.tolerance, ".1e")),
     Field("same tokens", "percent", lambda row: row.figures.same_tokens),
     Field("peak", "bytes", lambda row: row.figures.peak_bytes),
     Field("weights", "bytes", lambda row: row.figures.weights_bytes),
@@ -346,10 +342,10 @@ _CHECK_CAPTION = (
 )
 _SPEED_UPS: tuple[Field[Group], ...] = (
     Field("model", "text", lambda group: group.name),
-    *(Field(f"cache: {attention}", "factor", partial(_cache_speed_up, attention)) for attention in ATTENTIONS),
-    Field("sdpa: TTFT", "factor", partial(_sdpa_speed_up, first_ms, True)),
-    Field("sdpa: inter-token, cache", "factor", partial(_sdpa_speed_up, next_ms, True)),
-    Field("sdpa: inter-token, no cache", "factor", partial(_sdpa_speed_up, next_ms, False)),
+    *(Field(f"cache: {attention}", "factor", methodcaller("cache_speed_up", attention)) for attention in ATTENTIONS),
+    Field("sdpa: TTFT", "factor", lambda group: group.sdpa_speed_up(first_ms, True)),
+    Field("sdpa: inter-token, cache", "factor", lambda group: group.sdpa_speed_up(next_ms, True)),
+    Field("sdpa: inter-token, no cache", "factor", lambda group: group.sdpa_speed_up(next_ms, False)),
 )
 
 

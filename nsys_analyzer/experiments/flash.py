@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nsys_analyzer.analysis.transformer.costs import AttentionShape
 from nsys_analyzer.analysis.transformer.peaks import find_peaks, roofline_ms
-from nsys_analyzer.experiments.attention import drawn_width, fused_rates, unfused_rates
+from nsys_analyzer.experiments.attention import WithHeads, drawn_width, fused_rates, unfused_rates
 from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
 from nsys_analyzer.experiments.section import (
     MinimumMemory,
@@ -44,7 +43,7 @@ _DEFINITIONS = phrase(
 
 
 @dataclass(frozen=True)
-class FlashCase:
+class FlashCase(WithHeads):
     """One implementation and shape: queries, keys and values of (batch_size, heads, context_length, d_head)."""
 
     device: str
@@ -66,12 +65,6 @@ class FlashCase:
     measured_ms: int = option(100, "milliseconds that do_bench measures for, on a GPU; more for five calls")
     warmup_steps: int = option(1, "calls before the measured ones, without do_bench", least=0)
     steps: int = option(3, "measured calls without do_bench: on a CPU, and of passes longer than 100 ms")
-
-    @property
-    def shape(self) -> AttentionShape:
-        """The shape with its costs."""
-        sizes = (self.batch_size, self.heads, self.context_length, self.d_head)
-        return AttentionShape(*sizes, self.causal, self.precision)
 
     @property
     def name(self) -> str:
