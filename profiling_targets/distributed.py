@@ -159,9 +159,9 @@ def measure(
     ended = Moment(device)  # on the CPU the last step lasts until the GPU has done it
     meet()
     profiler("stop", device)
-    times["step"] = [one.cpu_ms(later) for one, later in pairwise([*moments[:-1], ended])]
+    times["step"] = [moment.cpu_ms(later) for moment, later in pairwise([*moments[:-1], ended])]
     if device == "cuda":
-        times["step on the GPU"] = [one.gpu_ms(later) for one, later in pairwise(moments)]
+        times["step on the GPU"] = [moment.gpu_ms(later) for moment, later in pairwise(moments)]
     if delay:
         times["delay"] = delay.times_ms()[-config.steps :]
     return {"loss": training.value.item() if training.has_loss else None}

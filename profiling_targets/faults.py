@@ -340,7 +340,7 @@ class Snapshot:
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self.weights = weights
-        self.host = {name: torch.empty_like(one, device="cpu", pin_memory=True) for name, one in weights.items()}
+        self.host = {name: torch.empty_like(weight, device="cpu", pin_memory=True) for name, weight in weights.items()}
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def take(self) -> None:

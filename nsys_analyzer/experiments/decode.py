@@ -359,10 +359,10 @@ def _figures(groups: Sequence[Group]) -> Iterator[Figure]:
     }
     counts = Counter(model for model, _ in measured)
     for shown in [model for model, count in counts.items() if count == max(counts.values())][-1:]:
-        times = {name: one.figures.token_times_ms or [] for (model, name), one in measured.items() if model == shown}
+        times = {name: row.figures.token_times_ms or [] for (model, name), row in measured.items() if model == shown}
         series = tuple((name, tuple(enumerate(values, 1))) for name, values in times.items())
         yield Lines("decode-token-times", f"Time of each token, {shown}", series, "token", "ms", log_y=True)
-    throughput = {bar: tokens_per_s(one) for bar, one in measured.items()}
+    throughput = {bar: tokens_per_s(row) for bar, row in measured.items()}
     yield from bars("decode-throughput", "Throughput after prefill", throughput, "tokens/s")
 
 

@@ -63,7 +63,7 @@ def load_evidence(
     folders = dict.fromkeys(folder for place in places for folder in of_place[place])
     with_traces = [place for place in places if not of_place[place] or holds_captures(place)]
     alone = len(folders) == 1 and not with_traces and not timings
-    benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
+    benches = tuple(_finished(folder, os.path.relpath(folder, beside or Path()), alone=alone) for folder in folders)
     loaded = Loaded((), ())
     if with_traces or timings or not benches:
         loaded = load_captures(

@@ -31,7 +31,7 @@ T = TypeVar("T")
 AnyRow: TypeAlias = Row[Any, Any]
 
 
-def known(figure: T | None) -> T:
+def require(figure: T | None) -> T:
     """Returns a figure that every row has which was measured to its end.
 
     Raises:
@@ -57,8 +57,8 @@ def option(default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: 
 
 def options_of(case: type) -> dict[str, Option]:
     """Returns the options of a case by name."""
-    declared = {one.name: one.metadata.get("option") for one in fields(case)}
-    return {name: replace(known, name=name) for name, known in declared.items() if known}
+    declared = {field.name: field.metadata.get("option") for field in fields(case)}
+    return {name: replace(option, name=name) for name, option in declared.items() if option}
 
 
 def several(

@@ -147,19 +147,14 @@ def _prepared(plan: BenchPlan, folder: Path, resume: bool | None, command: str) 
         if resume is None:
             raise already_there(path)
         if resume:
-            _check_settings(plan, folder, header, rows)
+            # They were measured on this device, and with the same shared options.
+            made = header.get("settings") or ({"device": written(rows[-1].case).get("device")} if rows else {})
+            for key, value in plan.shared.items():
+                if made.get(key, value) != value:
+                    option = f"--{key.replace('_', '-')} {made[key]}"
+                    remedy = "Give that, or another --output-dir, or --rerun"
+                    raise ConfigurationError(f"{folder / NAME} was made with {option}", remedy)
             return rows
     about = {"bench": plan.bench.name, "run": command, "settings": dict(plan.shared)}
     start_file(folder, {**about, **provenance(Path.cwd())})
     return ()
-
-
-def _check_settings(plan: BenchPlan, folder: Path, header: Mapping[str, Any], rows: Sequence[AnyRow]) -> None:
-    """Raises where the rows that are there were measured on another device, or with other shared options."""
-    made = header.get("settings") or ({"device": written(rows[-1].case).get("device")} if rows else {})
-    for key, value in plan.shared.items():
-        if made.get(key, value) != value:
-            option = f"--{key.replace('_', '-')} {made[key]}"
-            raise ConfigurationError(
-                f"{folder / NAME} was made with {option}", "Give that, or another --output-dir, or --rerun"
-            )
