@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.ranges import phases
 from nsys_analyzer.analysis.transformer import peaks
 from nsys_analyzer.cli import bench as cli_bench
-from nsys_analyzer.experiments import registry
+from nsys_analyzer.experiments import results
 from nsys_analyzer.report import sections
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Paragraph, Section
@@ -46,7 +46,7 @@ def test_an_experiment_is_a_module_an_entry_and_a_target(
     tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The primes below 10: 2, 3, 5 and 7; below 20 also 11, 13, 17 and 19."""
-    monkeypatch.setattr(registry, "BENCHES", (*registry.BENCHES, new_experiment.BENCH))
+    monkeypatch.setattr(results, "BENCHES", (*results.BENCHES, new_experiment.BENCH))
     monkeypatch.setattr(cli_bench, "_commands", cli_bench._commands.__wrapped__)  # they are made once
     ended = run_main("bench", "primes", "--limit", "10,20", "--device", "cpu", "--output-dir", tmp_path / "primes")
     assert ended.code == 0, ended.err

@@ -13,6 +13,7 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
 from nsys_analyzer.runs.captures import Inputs, holds_captures, load_captures, timings_beside
+from nsys_analyzer.runs.rows import NAME
 from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.text import Words, phrase
 
@@ -64,7 +65,7 @@ def load_evidence(
     folders = dict.fromkeys(folder for place in places for folder in of_place[place])
     with_traces = [place for place in places if not of_place[place] or holds_captures(place)]
     alone = len(folders) == 1 and not with_traces and not timings
-    benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
+    benches = tuple(_finished(folder, os.path.relpath(folder, beside or Path()), alone=alone) for folder in folders)
     loaded = Inputs((), ())
     if with_traces or timings or not benches:
         loaded = load_captures(
@@ -117,11 +118,11 @@ def _read(csv_paths: Sequence[Path], selection: Selection | None) -> Timings:
 
 
 def _bench_folders(place: Path) -> list[Path]:
+    """Returns the folders of benches at a path: itself, and those one level below."""
     if not place.is_dir():
         return []
-    from nsys_analyzer.experiments.results import bench_folders  # likewise
-
-    return bench_folders(place)
+    # pathlib raises where a folder cannot be looked into, which then holds none
+    return [folder for folder in (place, *sorted(place.iterdir())) if os.path.isfile(folder / NAME)]  # noqa: PTH113
 
 
 def _finished(folder: Path, seen_as: str, *, alone: bool) -> FinishedBench:
