@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nsys_analyzer.capture.annotation import annotating
+from nsys_analyzer.capture.profilers import annotating
 from nsys_analyzer.runs.targets import Annotation
 from nsys_analyzer.trace.trace import Trace
 from tests.test_annotation import ASKED, LONG, MODEL, Ran, run
@@ -31,7 +31,7 @@ torch = pytest.importorskip("torch", reason="the hooks are those of PyTorch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from nsys_analyzer.capture.annotation.hooks.flops import CountedStep, of_batch, of_model  # noqa: E402
+from nsys_analyzer.capture.hooks.flops import CountedStep, of_batch, of_model  # noqa: E402
 
 TO_END = replace(ASKED, run_to_end=True)
 WITH_MODULES = replace(TO_END, modules=True)

@@ -16,7 +16,7 @@ from nsys_analyzer.capture.doctor import checks, run_check
 from nsys_analyzer.capture.nsys import Check
 from nsys_analyzer.cli.doctor import doctor as command
 from nsys_analyzer.runs import machine
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.nsys import Nsys, find_every_nsys
 from tests.test_nsys import make_command
 from tests.test_profile import IMPORTER, OPTIONS_2022, make_nsys
 
@@ -99,7 +99,7 @@ def test_an_nsys_that_is_too_old(one: Look, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_override_that_is_no_command(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "find_every_nsys", find_every_nsys)
     monkeypatch.setenv("NSYS", str(tmp_path / "absent"))
     assert (one("nsys").status, one("nsys").remedy) == ("broken", "Set NSYS to the nsys command itself, or unset it")
 

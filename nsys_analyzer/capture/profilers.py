@@ -1,20 +1,30 @@
-"""The profilers a target can run under: Nsight Systems, or PyTorch's own in the target's process."""
+"""The ways a target runs: without a profiler, or under one, Nsight Systems or PyTorch's own in the target's process.
+
+A PyTorch program that nobody annotated gets ranges around its steps and phases, their times, and the capture range from
+the hooks. Python loads them through a folder for ``PYTHONPATH``. The program's Python may be another one, without this
+package: the hooks need nothing but PyTorch.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from nsys_analyzer.capture import hooks
 from nsys_analyzer.capture.launcher import launched
 from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.runs.targets import OF_RANK, Ranks, Target
+from nsys_analyzer.runs.targets import OF_RANK, Annotation, Ranks, Target
 from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from nsys_analyzer.trace.sources import open_capture, sqlite_of
 
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
+_PHASES = ("step", "forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,25 @@ Profiler: TypeAlias = NsysProfiler | TorchProfiler
 def timed_command(target: Target, logs: Path) -> list[str]:
     """Returns the command line that runs a target without a profiler; each of several ranks has a log in ``logs``."""
     return launched(target.program, target.ranks.count, logs) if target.ranks else list(target.program)
+
+
+def annotating(asked: Annotation | None, results: Path | None = None) -> dict[str, str]:
+    """Returns variables for a program, and for all that it starts; none without an annotation.
+
+    Args:
+        asked: what to annotate.
+        results: the file for the times of steps and phases, without a profiler.
+    """
+    if asked is None:
+        return {}
+    settings = {
+        **asdict(asked),
+        "results": str(results.absolute()) if results else None,
+        "spellings": {phase: list(DEFAULT_NAMES[phase]) for phase in _PHASES},
+    }
+    folder = str(Path(hooks.__file__).with_name("injected"))
+    before = os.environ.get("PYTHONPATH")
+    return {hooks.VARIABLE: json.dumps(settings), "PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else folder}
 
 
 def _interpreter_flags(words: Sequence[str]) -> list[str]:

@@ -92,7 +92,7 @@ def compare(
     target = Path(output) if output and output != "-" else None
     if target:
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
-    workers = Workers(scheduler, reading, _tell)
+    workers = Workers(scheduler, reading)
     places = (before, csv_before), (after, csv_after)
     sides = [load_runs(path, csv, _tell, names, given, workers) for path, csv in places]
     found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force)

@@ -61,7 +61,7 @@ def explain(
     from nsys_analyzer.system.cluster import Workers
     from nsys_analyzer.text import plain
 
-    workers = Workers(scheduler, reading, _tell)
+    workers = Workers(scheduler, reading)
     evidence = load_evidence(
         traces, csv_paths, command_line(), _tell, names, given, None, selection, workers, step_ms=step_ms,
         in_order=in_order,
