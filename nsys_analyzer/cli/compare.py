@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.options import Command, configuration_options, names_options, scheduler_option
+from nsys_analyzer.cli.options import Command, configuration_options, names_options, scheduler_option, tell
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.comparison.pairs import Comparisons
@@ -94,7 +94,7 @@ def compare(
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
     workers = Workers(scheduler, reading)
     places = (before, csv_before), (after, csv_after)
-    sides = [load_runs(path, csv, _tell, names, given, workers) for path, csv in places]
+    sides = [load_runs(path, csv, tell, names, given, workers) for path, csv in places]
     found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force)
     _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
     if fail_above is not None and any(one.is_slower_by(fail_above) for one in found.compared):
@@ -104,7 +104,7 @@ def compare(
     if fail_above is not None:
         unclear = sum(one.verdict(fail_above) == "unclear" for one in found.compared)
         if unclear:
-            _tell(f"{unclear} of {len(found.compared)} comparisons are too uncertain for --fail-above: see the report.")
+            tell(f"{unclear} of {len(found.compared)} comparisons are too uncertain for --fail-above: see the report.")
 
 
 #: Options that say what captures do not, of which a report holds what was made of it.
@@ -134,7 +134,7 @@ def _check_reports(*sides: tuple[Path, tuple[Path, ...], str], options: str) -> 
     if options and len(reports) == len(sides):
         raise ConfigurationError(f"Both sides are reports, of which {options} can change nothing", remedy)
     if options and reports:
-        _tell(f"Only the other side is read with {options}: {reports[0]} is a report, and holds what was read.")
+        tell(f"Only the other side is read with {options}: {reports[0]} is a report, and holds what was read.")
 
 
 def _write(found: Comparisons, limit: float, output_format: str, target: Path | None) -> None:
@@ -161,7 +161,3 @@ def _write(found: Comparisons, limit: float, output_format: str, target: Path | 
     mark = f"\n{RENDERERS['markdown'].mark}\n" if output_format != "json" else ""
     write_text(target, f"{text}{mark}")
     click.echo(str(target))
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)

@@ -13,6 +13,7 @@ from nsys_analyzer.cli.options import (
     configuration_options,
     names_options,
     scheduler_option,
+    tell,
     unprofiled_options,
 )
 
@@ -63,7 +64,7 @@ def explain(
 
     workers = Workers(scheduler, reading)
     evidence = load_evidence(
-        traces, csv_paths, command_line(), _tell, names, given, None, selection, workers, step_ms=step_ms,
+        traces, csv_paths, command_line(), tell, names, given, None, selection, workers, step_ms=step_ms,
         in_order=in_order,
     )  # fmt: skip
     if output_format == "json":
@@ -71,7 +72,7 @@ def explain(
         return
     for capture in evidence.captures:
         for warning in capture.warnings:
-            _tell(f"Warning: {capture.title}: {plain(warning, '`')}")
+            tell(f"Warning: {capture.title}: {plain(warning, '`')}")
     section = steps.answer(evidence)
     section = replace(section, blocks=(*section.blocks, *steps.unread(evidence)))
     sections = tuple(one for one in (ranks.answer(evidence), section) if one.blocks)
@@ -85,7 +86,3 @@ def explain(
         for place, one in enumerate(sections):
             click.echo(nl=place > 0)
             print_section(one)
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from nsys_analyzer.analysis.transformer.models import model_names
-from nsys_analyzer.configuration import OPTIONS, Option
+from nsys_analyzer.configuration import OPTIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,13 +22,11 @@ SIZE = click.IntRange(1, 2**31 - 1)
 #: The trace that a command reads.
 trace_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")
 
+_SCHEDULER = "--scheduler"
 _PHASE_HELP = (
     "Take ranges of this name for this phase: forward, loss, backward, optimizer, step, warmup, a part of attention "
     "(attention, scores, softmax, values), or a phase of your own. Repeatable."
 )
-
-
-_SCHEDULER = "--scheduler"
 
 
 def command_line() -> str:
@@ -44,6 +42,11 @@ def command_line() -> str:
         if not apart & {place, place - 1} and not word.startswith(f"{_SCHEDULER}=")
     )
     return shlex.join(["nsys-analyze", *kept])
+
+
+def tell(line: str) -> None:
+    """Tells the user something beside a command's output."""
+    click.echo(line, err=True)
 
 
 def scheduler_option(function: Command) -> Command:
@@ -197,18 +200,19 @@ def several(name: str, kind: Any, metavar: str, help: str) -> Callable[[Command]
 
 def target_options(function: Command) -> Command:
     """The options of the transformer target; None, or an empty tuple, where one is not given."""
-    for name, one in reversed(list(OPTIONS.items())):
-        if one.in_run:
-            function = _target_option(name, one)(function)
+    for name, option in reversed(list(OPTIONS.items())):
+        if not option.in_run:
+            continue
+        if option.kind is bool:
+            function = click.option(option.flag, name, is_flag=True, default=None, help=option.help)(function)
+            continue
+        lighter = f", {option.default_on_cpu} on a CPU" if option.default_on_cpu is not None else ""
+        text = option.help if option.default is None else f"{option.help} Default: {option.default}{lighter}."
+        kind = option.choices or option.kind
+        function = valued(
+            option.flag, name, kind, option.unit, text, least=option.least, in_list=option.several
+        )(function)  # fmt: skip
     return function
-
-
-def _target_option(name: str, one: Option) -> Callable[[Command], Command]:
-    if one.kind is bool:
-        return click.option(one.flag, name, is_flag=True, default=None, help=one.help)
-    lighter = f", {one.default_on_cpu} on a CPU" if one.default_on_cpu is not None else ""
-    text = one.help if one.default is None else f"{one.help} Default: {one.default}{lighter}."
-    return valued(one.flag, name, one.choices or one.kind, one.unit, text, least=one.least, in_list=one.several)
 
 
 def valued(

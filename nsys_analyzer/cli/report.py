@@ -12,6 +12,7 @@ from nsys_analyzer.cli.options import (
     configuration_options,
     names_options,
     scheduler_option,
+    tell,
     unprofiled_options,
 )
 from nsys_analyzer.report.renderers import RENDERERS
@@ -81,7 +82,7 @@ def report(
     beside = target.parent if target else None
     workers = Workers(scheduler, reading)
     evidence = load_evidence(
-        traces, csv_paths, command_line(), _tell, names, given, beside, selection, workers,
+        traces, csv_paths, command_line(), tell, names, given, beside, selection, workers,
         step_ms=step_ms, in_order=in_order, with_tracks=RENDERERS[output_format].has_timeline,
     )  # fmt: skip
     if target:  # reading has made exports
@@ -117,8 +118,4 @@ def _open(page: Path) -> None:
     except webbrowser.Error:
         opened = False
     if not opened:
-        _tell(f"No browser could be opened here: open {page} in one.")
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)
+        tell(f"No browser could be opened here: open {page} in one.")

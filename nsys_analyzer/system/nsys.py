@@ -72,15 +72,17 @@ def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
 def nsys_version(nsys: Path) -> str:
     """The version that ``nsys --version`` prints, without the build (``2023.4.4.54``); raises ExportError."""
     try:
-        answer = subprocess.run(
-            [nsys, "--version"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S
-        )
+        match = _VERSION.search(ask(nsys, "--version").stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ExportError(f"{nsys} --version failed: {error}", _INSTALL_HINT) from error
-    match = _VERSION.search(answer.stdout)
     if match is None:
         raise ExportError(f"{nsys} --version prints no version", _INSTALL_HINT)
     return match[1]
+
+
+def ask(*command: Path | str) -> subprocess.CompletedProcess[str]:
+    """Returns what a command answers that ends at once; raises OSError or TimeoutExpired where it does not run."""
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
 
 
 def _is_command(path: Path) -> bool:
