@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -122,21 +123,26 @@ def _map_on(
 ) -> list[_Result]:  # fmt: skip
     """Does each task in a pool, the longest first.
 
-    A task that ends its process takes others along that wait there: each of them is tried again with none beside it.
+    A task that ends its process takes others along: these are tried again, one after the other. What ends its process
+    there as well is lost.
     """
     from concurrent.futures import FIRST_COMPLETED, wait  # one capture needs none of it
 
     results: dict[int, _Result] = {}
 
     def run(indices: Sequence[int], *, alone: bool) -> list[int]:
-        """Runs tasks; returns those whose process ended."""
-        killed = []
+        """Runs tasks, ``alone`` one at a time until a process ends; returns those whose process ended."""
+        killed: list[int] = []
+        left: dict[Future[_Result], int] = {}
+        waiting = deque(indices)
         with open_pool(alone) as (executor, killed_error, waited):
-            # Processes inherit which signals are blocked: an interrupt of the terminal is this one's, which ends them.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            left: dict[Future[_Result], int] = {executor.submit(do, tasks[index]): index for index in indices}
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            while left:
+            while (waiting or left) and not (alone and killed):
+                # Processes inherit which signals are blocked: an interrupt of the terminal is this one's alone.
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+                while waiting and not (alone and left):
+                    index = waiting.popleft()
+                    left[executor.submit(do, tasks[index])] = index
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 ended = wait(left, _LOOK_S, FIRST_COMPLETED).done
                 waited(bool(ended))
                 for future in ended:
@@ -149,10 +155,12 @@ def _map_on(
                         done()
         return killed
 
-    for index in run(sorted(range(len(tasks)), key=lambda index: -tasks[index].seconds), alone=False):
-        if run([index], alone=True):
+    left = run(sorted(range(len(tasks)), key=lambda index: -tasks[index].seconds), alone=False)
+    while left:
+        for index in run(left, alone=True):
             results[index] = lost(tasks[index])
             done()
+        left = [index for index in left if index not in results]
     return [results[index] for index in range(len(tasks))]
 
 
@@ -268,7 +276,7 @@ def _dask_pool(client: Client, alone: bool) -> Iterator[_Pool]:
     Raises:
         ClusterError: the scheduler is gone, has no workers any more, or these do not see a file.
     """
-    del alone  # what is sent alone is alone
+    del alone  # what is sent alone runs alone
     from concurrent.futures import CancelledError
 
     from distributed import KilledWorker
