@@ -37,11 +37,11 @@ class NsysProfiler:
     suffix: str = ".sqlite"
 
     def described(self) -> dict[str, str]:
-        """Its keys in a manifest: the version of nsys."""
+        """Returns its keys in a manifest: the version of nsys."""
         return {"nsys": self.nsys.version}
 
     def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
-        """The command line that records a program into ``capture.nsys-rep`` of the folder, or a report of each rank.
+        """Returns the command line that records into ``capture.nsys-rep`` of the folder, or a report of each rank.
 
         Raises:
             CaptureError: this nsys lacks an option that was asked for.
@@ -72,11 +72,11 @@ class TorchProfiler:
     suffix: str = ".json.gz"
 
     def described(self) -> dict[str, str]:
-        """Its keys in a manifest: none, the target states the version of PyTorch."""
+        """Returns its keys in a manifest: none, the target states the version of PyTorch."""
         return {}
 
     def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
-        """The command line that records a Python program into ``capture.json.gz`` of the folder, or a trace by rank.
+        """Returns the command line that records into ``capture.json.gz`` of the folder, or a trace of each rank.
 
         Raises:
             ConfigurationError: no Python program, or one whose code is not in a file; or one trace of several ranks.
@@ -132,7 +132,7 @@ def annotating(asked: Annotation | None, results: Path | None = None) -> dict[st
 
 
 def _interpreter_flags(words: Sequence[str]) -> list[str]:
-    """The words behind ``python`` that come before the script or ``-m``, such as ``-u`` and ``-X dev``."""
+    """Returns the words behind ``python`` that come before the script or ``-m``, such as ``-u`` and ``-X dev``."""
     end = 0
     while end < len(words) and words[end].startswith("-") and words[end] not in ("-", "-c", "-m"):
         end += 2 if words[end] in _FLAGS_WITH_A_VALUE else 1

@@ -97,12 +97,12 @@ def compare(
     sides = [load_runs(path, csv, tell, names, given, workers) for path, csv in places]
     found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force)
     _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
-    if fail_above is not None and any(one.is_slower_by(fail_above) for one in found.compared):
+    if fail_above is not None and any(pair.is_slower_by(fail_above) for pair in found.compared):
         ctx.exit(SLOWER)
     if fail_above is not None and (found.refused or any(found.alone)):
         ctx.exit(1)
     if fail_above is not None:
-        unclear = sum(one.verdict(fail_above) == "unclear" for one in found.compared)
+        unclear = sum(pair.verdict(fail_above) == "unclear" for pair in found.compared)
         if unclear:
             tell(f"{unclear} of {len(found.compared)} comparisons are too uncertain for --fail-above: see the report.")
 
@@ -113,7 +113,7 @@ _OF_CAPTURES = ("phase_names", "step", "steps", "model", "context_length", "batc
 
 def _of_captures(ctx: click.Context) -> str:
     """The given options of how captures are read, as they are spelled; empty without any."""
-    given = (one.opts[0] for one in ctx.command.params if one.name in _OF_CAPTURES and ctx.params[one.name])
+    given = (param.opts[0] for param in ctx.command.params if param.name in _OF_CAPTURES and ctx.params[param.name])
     return ", ".join(given)
 
 

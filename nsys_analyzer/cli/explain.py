@@ -75,7 +75,7 @@ def explain(
             tell(f"Warning: {capture.title}: {plain(warning, '`')}")
     section = steps.answer(evidence)
     section = replace(section, blocks=(*section.blocks, *steps.unread(evidence)))
-    sections = tuple(one for one in (ranks.answer(evidence), section) if one.blocks)
+    sections = tuple(part for part in (ranks.answer(evidence), section) if part.blocks)
     names_of = ", ".join(trace.name or str(trace) for trace in traces)
     if not sections:
         click.echo(f"{names_of} holds no step that ran on a GPU: there is nothing to explain.")
@@ -83,6 +83,6 @@ def explain(
         shown = tuple(map(fold, sections)) if len(evidence.captures) > FEW else sections
         click.echo(markdown.render(Report(f"The steps of {names_of}", shown), {}), nl=False)
     else:
-        for place, one in enumerate(sections):
+        for place, part in enumerate(sections):
             click.echo(nl=place > 0)
-            print_section(one)
+            print_section(part)

@@ -90,7 +90,7 @@ def _threads(trace: Trace) -> Iterator[str]:
 def _messages(trace: Trace) -> Iterator[str]:
     from nsys_analyzer.trace.metadata import SEVERITIES
 
-    counts = Counter((one.severity, " ".join(one.text.split())) for one in trace.metadata.diagnostics)
+    counts = Counter((event.severity, " ".join(event.text.split())) for event in trace.metadata.diagnostics)
     for (severity, text), count in counts.items():
         yield f"{SEVERITIES.get(severity, severity)}: {text}{f' ({count} times)' if count > 1 else ''}"
 

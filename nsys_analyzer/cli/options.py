@@ -30,7 +30,7 @@ _PHASE_HELP = (
 
 
 def command_line() -> str:
-    """The command line of this process as a reader of the report would type it, beside the captures.
+    """Returns the command line of this process as a reader of the report would type it, beside the captures.
 
     Where the captures were read is left out: it changes nothing.
     """
@@ -50,7 +50,7 @@ def tell(line: str) -> None:
 
 
 def scheduler_option(function: Command) -> Command:
-    """The option that says where captures are read."""
+    """Adds the option that says where captures are read."""
     text = (
         "Read each capture as a task of the Dask scheduler at this address, such as tcp://host:8786. Its workers have "
         "this version, and see the captures under the same paths, as on a shared file system. none: one capture after "
@@ -60,7 +60,7 @@ def scheduler_option(function: Command) -> Command:
 
 
 def names_options(*flags: str) -> Callable[[Command], Command]:
-    """The options that say what ranges are, and what a step is; the command takes them as ``names``."""
+    """Adds the options that say what ranges are, and what a step is; the command takes them as ``names``."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
@@ -135,7 +135,7 @@ def unprofiled_options(function: Command) -> Command:
 
 
 def configuration_options(function: Command) -> Command:
-    """The options that say what the captures do not of their configuration; the command takes them as ``given``."""
+    """Adds the options that say what captures do not of their configuration; the command takes them as ``given``."""
 
     @functools.wraps(function)
     def read(*args: Any, **others: Any) -> Any:
@@ -157,7 +157,7 @@ def configuration_options(function: Command) -> Command:
 
 
 def output_option(folder: Path) -> Callable[[Command], Command]:
-    """The folder for results, by default this one."""
+    """Adds the folder for results, by default this one."""
     path = click.Path(path_type=Path, file_okay=False)
     return click.option("--output-dir", type=path, default=folder, show_default=True, help="The folder for results.")
 
@@ -169,7 +169,7 @@ def _finite(ctx: click.Context, param: click.Parameter, time: float | None) -> f
 
 
 def running_options(folder: Path) -> Callable[[Command], Command]:
-    """The options of a command that runs programs one after another into a folder, by default this one."""
+    """Adds the options of a command that runs programs one after another into a folder, by default this one."""
 
     def decorate(function: Command) -> Command:
         function = click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")(function)
@@ -184,7 +184,7 @@ def running_options(folder: Path) -> Callable[[Command], Command]:
 
 
 def several(name: str, kind: Any, metavar: str, help: str) -> Callable[[Command], Command]:
-    """An option of several values of a click type, with commas between them or given again: one tuple, each once.
+    """Adds an option of several values of a click type, with commas between them or given again: one tuple, each once.
 
     The tuple is empty where the option is not given.
     """
@@ -199,7 +199,7 @@ def several(name: str, kind: Any, metavar: str, help: str) -> Callable[[Command]
 
 
 def target_options(function: Command) -> Command:
-    """The options of the transformer target; None, or an empty tuple, where one is not given."""
+    """Adds the options of the transformer target; None, or an empty tuple, where one is not given."""
     for name, option in reversed(list(OPTIONS.items())):
         if not option.in_run:
             continue
@@ -218,7 +218,7 @@ def target_options(function: Command) -> Command:
 def valued(
     flag: str, name: str, kind: type | tuple[str, ...], unit: str, help: str, *, least: int, in_list: bool
 ) -> Callable[[Command], Command]:
-    """The option with values of a type, or one of these words; ``in_list`` with commas between several."""
+    """Adds an option with values of a type, or one of these words; ``in_list`` with commas between several."""
     is_switch = kind is bool
     words = ("off", "on") if is_switch else kind if isinstance(kind, tuple) else ()
     metavar = f"[{'|'.join(words)}]" if words else unit

@@ -49,7 +49,7 @@ def _bar(before: Sequence[str], after: Sequence[str], screen: Console, *, disabl
 
 @contextmanager
 def shown(total: int, done: int) -> Iterator[Progress]:
-    """A bar of ``total`` configurations, of which ``done`` are finished already; shown on terminals only."""
+    """Shows a bar of ``total`` configurations, of which ``done`` are finished already; on terminals only."""
     screen = console(stderr=True)
     if done:
         click.echo(f"{done} of {total} configurations are finished already.")
@@ -69,7 +69,7 @@ def shown(total: int, done: int) -> Iterator[Progress]:
 
 @contextmanager
 def reading(total: int) -> Iterator[Done]:
-    """A bar of ``total`` captures that are read, in one line; shown on terminals only, and for several."""
+    """Shows a bar of ``total`` captures that are read, in one line; on terminals only, and for several."""
     if total < 2 or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return

@@ -147,12 +147,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_lines(log: Path, lines: int = 3) -> str:
-    """The last lines of a log that are not empty, as one."""
+    """Returns the last lines of a log that are not empty, as one."""
     return " | ".join(_lines(log, 0)[-lines:])
 
 
 def final_words(log: Path, start: int = 0) -> str:
-    """The line of a log, from a position on, that says why a program failed: memory, its last error, or its last."""
+    """Returns the line of a log, from a position on, that says why a program failed: memory, an error, or its last."""
     lines = _lines(log, start)
     full = [line for line in lines if _OUT_OF_MEMORY.search(line)]
     errors = [line for line in lines if _ERROR.match(line)]  # a profiler goes on to speak after its target has died
@@ -160,7 +160,7 @@ def final_words(log: Path, start: int = 0) -> str:
 
 
 def _lines(log: Path, start: int) -> list[str]:
-    """The last lines of a log from a position on that are not empty, without the rank that PyTorch puts before them."""
+    """Returns the last lines of a log that are not empty, without the rank that PyTorch puts before them."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
@@ -168,7 +168,7 @@ def _lines(log: Path, start: int) -> list[str]:
 
 
 def _oom_kills() -> int:
-    """How many processes this system has killed for want of memory. Source: ``/proc/vmstat``, Linux 4.13 and later."""
+    """Returns how many processes the system has killed for want of memory. Source: ``/proc/vmstat``, Linux 4.13 on."""
     with suppress(OSError):
         if match := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
             return int(match[1])

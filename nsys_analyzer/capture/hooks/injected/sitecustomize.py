@@ -81,7 +81,7 @@ def _run_the_programs_own() -> None:
     spec.loader.exec_module(module)
 
 
-sys.path[:] = [one for one in sys.path if os.path.abspath(one or ".") != _HERE]  # noqa: PTH100
+sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]  # noqa: PTH100
 if os.environ.get("NSYS_ANALYZE_ANNOTATION"):
     sys.meta_path.insert(0, _Hooked())
 _run_the_programs_own()
