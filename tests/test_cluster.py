@@ -20,8 +20,6 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsys_analyzer.cli.options import command_line
 from nsys_analyzer.errors import ClusterError, TraceError
@@ -137,13 +135,6 @@ def test_workers_are_bounded_by_cores_tasks_and_memory() -> None:
     # The largest first: 60 + 30 = 90 fit in 100, 60 + 30 + 20 = 110 do not.
     assert workers_within(100, 4, [20, 30, 20, 60]) == 2
     assert workers_within(100, 4, [200, 1]) == 0
-
-
-@given(st.integers(0, 500), st.integers(1, 8), st.lists(st.integers(1, 200), max_size=12))
-def test_any_tasks_that_so_many_workers_hold_fit(free: int, cores: int, sizes: list[int]) -> None:
-    count = workers_within(free, cores, sizes)
-    assert count <= min(cores, len(sizes))
-    assert sum(sorted(sizes)[-count:] if count else []) <= free
 
 
 def test_in_turn(tmp_path: Path) -> None:
