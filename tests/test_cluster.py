@@ -223,7 +223,8 @@ class Programs:
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
+    monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 300)  # a busy machine starts them slowly
     noted = tmp_path / "scheduler.json"
     words = {
         "scheduler": ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
