@@ -13,6 +13,7 @@ from nsys_analyzer.cli.options import (
     configuration_options,
     names_options,
     scheduler_option,
+    tell,
     unprofiled_options,
 )
 
@@ -61,9 +62,9 @@ def explain(
     from nsys_analyzer.system.cluster import Workers
     from nsys_analyzer.text import plain
 
-    workers = Workers(scheduler, reading, _tell)
+    workers = Workers(scheduler, reading)
     evidence = load_evidence(
-        traces, csv_paths, command_line(), _tell, names, given, None, selection, workers, step_ms=step_ms,
+        traces, csv_paths, command_line(), tell, names, given, None, selection, workers, step_ms=step_ms,
         in_order=in_order,
     )  # fmt: skip
     if output_format == "json":
@@ -71,10 +72,10 @@ def explain(
         return
     for capture in evidence.captures:
         for warning in capture.warnings:
-            _tell(f"Warning: {capture.title}: {plain(warning, '`')}")
+            tell(f"Warning: {capture.title}: {plain(warning, '`')}")
     section = steps.answer(evidence)
     section = replace(section, blocks=(*section.blocks, *steps.unread(evidence)))
-    sections = tuple(one for one in (ranks.answer(evidence), section) if one.blocks)
+    sections = tuple(part for part in (ranks.answer(evidence), section) if part.blocks)
     names_of = ", ".join(trace.name or str(trace) for trace in traces)
     if not sections:
         click.echo(f"{names_of} holds no step that ran on a GPU: there is nothing to explain.")
@@ -82,10 +83,6 @@ def explain(
         shown = tuple(map(fold, sections)) if len(evidence.captures) > FEW else sections
         click.echo(markdown.render(Report(f"The steps of {names_of}", shown), {}), nl=False)
     else:
-        for place, one in enumerate(sections):
+        for place, part in enumerate(sections):
             click.echo(nl=place > 0)
-            print_section(one)
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)
+            print_section(part)

@@ -61,7 +61,7 @@ def run(**options: Any) -> None:
     plan = make_plan(
         models=options["model"],
         options={name: value if isinstance(value, tuple) else (value,) for name, value in given.items()},
-        recording=Recording(**{one.name: options[one.name] for one in fields(Recording)}),
+        recording=Recording(**{option.name: options[option.name] for option in fields(Recording)}),
         target_option=options["target_option"],
         program=options["program"],
     )
