@@ -261,4 +261,4 @@ def test_the_same_kernels_as_with_the_programs_own_ranges(tmp_path: Path) -> Non
         assert own == hooked
     step = found["own"].phase("step")
     assert step is not None
-    assert step.instances == 2
+    assert step.instances + step.warmup_instances == 2  # on a busy machine the first may be a slow start

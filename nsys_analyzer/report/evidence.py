@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.report.model import Bars, FinishedBench, Paragraph, Spread, Typical
@@ -59,8 +58,8 @@ class Evidence:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """A short label for every kernel name, unique in the report."""
-        return short_labels(sorted({row.name for row in self.kernel_rows}))
+        """The short label of every kernel name, unique in the report."""
+        return {row.name: row.label for row in self.kernel_rows}
 
     @property
     def kernel_rows(self) -> Iterator[KernelRow]:

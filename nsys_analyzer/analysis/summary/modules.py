@@ -340,7 +340,10 @@ class _Tree:
         self._inside: dict[Path, list[int]] = {}
         paths = set(calls.paths)
         for code in np.argsort(first, kind="stable").tolist():
-            self._inside.setdefault(_around(calls.paths[code], paths), []).append(code)
+            path = calls.paths[code]
+            shorter = (path[:length] for length in range(len(path) - 1, 0, -1))
+            around = next((other for other in shorter if other in paths), ())  # empty for the outermost
+            self._inside.setdefault(around, []).append(code)
 
     def modules(self, around: Path = (), depth: int = 0) -> Iterator[Module]:
         """Yields the modules inside another one that launch something, each with those inside it behind it."""
@@ -369,12 +372,6 @@ class _Tree:
         """Returns a module and all inside it."""
         inside = self._inside.get(self._calls.paths[code], ())
         return [code, *(below for child in inside for below in self._below(child))]
-
-
-def _around(path: Path, paths: set[Path]) -> Path:
-    """Returns the path of the innermost module around one; empty for the outermost."""
-    shorter = (path[:length] for length in range(len(path) - 1, 0, -1))
-    return next((around for around in shorter if around in paths), ())
 
 
 def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
