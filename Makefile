@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test mutants nsys browser lint coverage examples benchmark fuzz clean
+.PHONY: demo test nightly mutants nsys browser lint coverage examples benchmark fuzz clean
 
 $(READY): pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,10 @@ demo: $(READY)  ## run the small model and a program without ranges here, on a G
 
 test: lint  ## style, types and tests; with `make nsys` and `make browser` before it, a real nsys and a browser too
 	NSYS="$${NSYS:-$(wildcard $(CURDIR)/.nsys/usr/bin/nsys)}" $(BIN)/python -m pytest $(SIDE_BY_SIDE)
+
+nightly: lint  ## every test with ten times the examples, single changes to the analysis, and ten minutes of odd inputs
+	NSYS="$${NSYS:-$(wildcard $(CURDIR)/.nsys/usr/bin/nsys)}" $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "" --hypothesis-profile=nightly
+	$(MAKE) mutants fuzz
 
 nsys:  ## Debian's nsys, unpacked into .nsys without root
 	tests/fetch_nsys.sh

@@ -28,7 +28,7 @@ class Trace(trace.Trace):
 
     @property
     def kernels(self) -> pd.DataFrame:
-        """One row for each kernel, with its phase, instance, range path and class.
+        """Returns one row for each kernel, with its phase, instance, range path and class.
 
         The columns and their units are ``nsys_analyzer.analysis.kernels.frame.COLUMNS``.
 
@@ -39,7 +39,7 @@ class Trace(trace.Trace):
 
 
 def load(path: _Path) -> Trace:
-    """One capture: an export (.sqlite), a report of nsys (.nsys-rep) or a trace of PyTorch (.json, .json.gz).
+    """Returns one capture: an export (.sqlite), a report of nsys (.nsys-rep) or a trace of PyTorch (.json, .json.gz).
 
     Raises:
         TraceError: it is absent, damaged, or of another program.
@@ -52,7 +52,7 @@ def summarize(
     model: str | None = None, context_length: int | None = None, batch_size: int | None = None,
     precision: str | None = None, step_ms: float | None = None, with_tracks: bool = False,
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
-    """The figures of captures, ordered by model and context length, one entry for each process.
+    """Returns the figures of captures, ordered by model and context length, one entry for each process.
 
     Args:
         paths: captures, and folders that hold them.
@@ -78,7 +78,7 @@ def summarize(
 
 
 def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool = False) -> Comparisons:
-    """What changed from one side to the other, each a capture, a report's JSON, or a folder of captures.
+    """Returns what changed from one side to the other, each a capture, a report's JSON, or a folder of captures.
 
     Args:
         before, after: the sides; ``timings.csv`` beside them is read, too.
@@ -95,7 +95,7 @@ def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool =
 
 
 def build_report(captures: Iterable[CaptureSummary]) -> Report:
-    """The report of these captures: sections for people, and the data they are written from."""
+    """Returns the report of these captures: sections for people, and the data they are written from."""
     from nsys_analyzer.report import sections as questions
     from nsys_analyzer.report.evidence import Evidence
 
@@ -103,7 +103,7 @@ def build_report(captures: Iterable[CaptureSummary]) -> Report:
 
 
 def render(report: Report, output_format: str = "markdown") -> str:
-    """A report as text, without figures.
+    """Returns a report as text, without figures.
 
     Args:
         report: the report.

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from nsys_analyzer.experiments.limits import TARGET, CeilingsCase, CeilingsFigures
+from nsys_analyzer.experiments.section import TARGET, CeilingsCase, CeilingsFigures
 from profiling_targets.harness import kept_bits, main, set_precision, times_ms
 
 _WARMUP, _STEPS = 3, 10

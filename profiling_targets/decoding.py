@@ -17,14 +17,12 @@ from functools import partial
 from typing import cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
 from torch import Tensor
 
 from nsys_analyzer.experiments.decode import TARGET, DecodeCase, DecodeFigures
 from nsys_analyzer.runs.rows import Times
-from profiling_targets.config import Config, config_of
-from profiling_targets.harness import allocations, annotate, kept_bits, main, set_precision, times_ms
-from profiling_targets.transformer import SelfAttention, Transformer, unfused_attention
+from profiling_targets.harness import Config, allocations, config_of, kept_bits, main, set_precision, times_ms
+from profiling_targets.transformer import ATTENTION, SelfAttention, Transformer
 
 #: How far logits with and without the cache may differ, as a share of the largest: matmuls of other shapes are summed
 #: in another order, and each layer carries that on.
@@ -49,22 +47,12 @@ class Cache:
         return room[0, :, :, :end], room[1, :, :, :end]
 
 
-def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
-    """Computes PyTorch's own attention, of a whole sequence (causal) or of its last position, which sees all."""
-    del masked
-    with annotate("scaled dot product attention"):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
-
-
-_ATTEND = {"unfused": unfused_attention, "sdpa": sdpa_attention}
-
-
 class Decoder(Transformer):
     """The transformer, its attention over the keys and values of a cache where there is one."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.attend, self.cache = _ATTEND[config.attention], cast("Cache | None", None)
+        self.attend, self.cache = ATTENTION[config.attention], cast("Cache | None", None)
         for layer, block in enumerate(self.blocks):
             cast("SelfAttention", block.attention).attend = partial(self._attend, layer)
 
@@ -166,14 +154,10 @@ class _Decoding:
         next(generate(self.model, self.sequence[:, : length + 1], length, self.cache))
 
 
+@torch.inference_mode()
 def measure(case: DecodeCase, figures: DecodeFigures) -> None:
     """Times the first token and those after it, warm, after comparing logits with and without the cache."""
     set_precision(case.precision)
-    with torch.inference_mode():
-        _measure(case, figures)
-
-
-def _measure(case: DecodeCase, figures: DecodeFigures) -> None:
     with allocations(case.device) as counted:
         decoding = _Decoding(case)
         decoding.longest()

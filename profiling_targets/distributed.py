@@ -7,7 +7,7 @@ Nothing waits between the phases of a step, so communication overlaps with what 
 ``--late-rank 1 --late-ms 10`` plants a fault: that rank starts each forward pass later than the others, because its CPU
 was busy with something else (``--late-by cpu``), or because its GPU has more to do (``--late-by gpu``).
 
-The strategies are in ``parallelism.py``; options of the model in ``config.py``.
+The strategies are in ``parallelism.py``; options of the model in ``harness.py``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ import torch.distributed as dist
 from nsys_analyzer.configuration import OPTIONS
 from nsys_analyzer.errors import ConfigurationError
 from profiling_targets import harness
-from profiling_targets.config import Config, command_line, read
-from profiling_targets.harness import Times, annotate, profiler, synchronize
+from profiling_targets.harness import Config, Times, annotate, command_line, profiler, read_options, synchronize
 from profiling_targets.parallelism import STRATEGIES, Rank, SharedTraining, Sharing
 
 _MICROBATCHES = 4
@@ -160,9 +159,9 @@ def measure(
     ended = Moment(device)  # on the CPU the last step lasts until the GPU has done it
     meet()
     profiler("stop", device)
-    times["step"] = [one.cpu_ms(later) for one, later in pairwise([*moments[:-1], ended])]
+    times["step"] = [moment.cpu_ms(later) for moment, later in pairwise([*moments[:-1], ended])]
     if device == "cuda":
-        times["step on the GPU"] = [one.gpu_ms(later) for one, later in pairwise(moments)]
+        times["step on the GPU"] = [moment.gpu_ms(later) for moment, later in pairwise(moments)]
     if delay:
         times["delay"] = delay.times_ms()[-config.steps :]
     return {"loss": training.value.item() if training.has_loss else None}
@@ -217,7 +216,7 @@ def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Nam
     add("--late-by", choices=("cpu", "gpu"),
         help="because its CPU sleeps before forward, or its GPU has more to do in it (default cpu)")  # fmt: skip
     add("--synchronize", action="store_true", help="wait for the GPU at the end of each step")
-    config, given = read(parser, arguments)
+    config, given = read_options(parser, arguments)
     for option, value, goes_with, has_it in (
         ("--bucket-mb", given.bucket_mb, "--strategy ddp", given.strategy == "ddp"),
         ("--microbatches", given.microbatches, "--strategy pipeline", given.strategy == "pipeline"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,8 +22,7 @@ from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.experiments.precision import DTYPES_TARGET as TARGET
 from nsys_analyzer.experiments.precision import TERM, DtypesCase, DtypesFigures
 from profiling_targets.attention_variants import relative_error
-from profiling_targets.config import Config
-from profiling_targets.harness import NotHereError, kept_bits, main, set_precision
+from profiling_targets.harness import Config, NotHereError, kept_bits, main, set_precision
 from profiling_targets.transformer import Transformer
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,19 +35,13 @@ def measure(case: DtypesCase, figures: DtypesFigures) -> None:
     {"dtypes": _dtypes, "sums": _sums, "products": _products}[case.experiment](case, figures)
 
 
-def _toy() -> tuple[nn.Module, Tensor]:
-    """Returns a linear layer, ReLU, LayerNorm and a linear layer, and four inputs of eight features."""
-    layers = {"fc1": nn.Linear(8, 10), "relu": nn.ReLU(), "norm": nn.LayerNorm(10), "fc2": nn.Linear(10, 5)}
-    return nn.Sequential(OrderedDict(layers)), torch.randn(4, 8)
-
-
-def _transformer() -> tuple[nn.Module, Tensor]:
-    """Returns one block of our transformer, and two sequences of sixteen tokens."""
+def _model_and_batch(name: str) -> tuple[nn.Module, Tensor]:
+    """Returns four layers and four inputs of eight features, or a block of our transformer and two sequences."""
+    if name == "toy":
+        layers = {"fc1": nn.Linear(8, 10), "relu": nn.ReLU(), "norm": nn.LayerNorm(10), "fc2": nn.Linear(10, 5)}
+        return nn.Sequential(OrderedDict(layers)), torch.randn(4, 8)
     size = ModelSize("tiny", d_model=32, d_ff=64, num_layers=1, num_heads=4, vocab_size=50)
     return Transformer(Config(size, context_length=16)), torch.randint(size.vocab_size, (2, 16))
-
-
-_MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"toy": _toy, "transformer": _transformer}
 
 
 class _Inside(TorchFunctionMode):
@@ -63,30 +56,30 @@ class _Inside(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if name := self.NAMES.get(getattr(func, "__name__", "")):
-            self.seen.setdefault(name, _name(result.dtype))
+            self.seen.setdefault(name, _names(result))
         return result
 
 
 def _dtypes(case: DtypesCase, figures: DtypesFigures) -> None:
     """Notes the dtype of parameters, of each layer's output, of logits and loss, and of gradients."""
     with torch.device(case.device):
-        model, batch = _MODELS[case.model]()
+        model, batch = _model_and_batch(case.model)
     parameters = tuple(model.parameters())
-    seen = {"parameters": _names(parameters)}
+    seen = {"parameters": _names(*parameters)}
 
     def keep(name: str, _module: nn.Module, _args: Any, output: Tensor) -> None:
-        seen[name] = _name(output.dtype)
+        seen[name] = _names(output)
 
     for name, module in model.named_modules():
         if not list(module.children()):
             module.register_forward_hook(partial(keep, f"{name.replace('blocks.0.', '')} output"))
     with _autocast(case), _Inside(seen):
         logits = model(batch).flatten(0, -2)  # (tokens, classes)
-        seen["logits"] = _name(logits.dtype)
+        seen["logits"] = _names(logits)
         loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=case.device))
     loss.backward()  # type: ignore[no-untyped-call]
-    seen["loss"] = _name(loss.dtype)
-    seen["gradients"] = _names(p.grad for p in parameters if p.grad is not None)
+    seen["loss"] = _names(loss)
+    seen["gradients"] = _names(*(p.grad for p in parameters if p.grad is not None))
     figures.dtypes = list(seen.items())
 
 
@@ -106,30 +99,26 @@ def _autocast(case: DtypesCase) -> Iterator[None]:
         raise
 
 
-def _names(tensors: Any) -> str:
-    return ", ".join(sorted({_name(tensor.dtype) for tensor in tensors}))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _names(*tensors: Tensor) -> str:
+    """Returns the dtypes of some tensors, such as ``bfloat16, float32``."""
+    return ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
 
 
 def _sums(case: DtypesCase, figures: DtypesFigures) -> None:
     """Adds 0.01 many times: in one dtype, and terms of fp16 into fp32, as they are and converted before."""
-    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
-    ways = {
-        "sum_fp32_of_fp32": (fp32, fp32, fp32),
-        "sum_fp16_of_fp16": (fp16, fp16, fp16),
-        "sum_bf16_of_bf16": (bf16, bf16, bf16),
-        "sum_fp32_of_fp16": (fp32, fp16, fp16),
-        "sum_fp32_of_fp16_converted": (fp32, fp16, fp32),
-    }
-    for name, (total_dtype, term_dtype, added_dtype) in ways.items():
-        total = torch.zeros((), dtype=total_dtype, device=case.device)
-        term = torch.tensor(TERM, dtype=term_dtype, device=case.device)
+
+    def total(accumulator: str, term: str, added: str) -> float:
+        value = torch.zeros((), dtype=DTYPES[accumulator], device=case.device)
+        small = torch.tensor(TERM, dtype=DTYPES[term], device=case.device)
         for _ in range(case.terms):
-            total += term.to(added_dtype)
-        setattr(figures, name, total.item())
+            value += small.to(DTYPES[added])
+        return float(value.item())
+
+    figures.sum_fp32_of_fp32 = total("fp32", "fp32", "fp32")
+    figures.sum_fp16_of_fp16 = total("fp16", "fp16", "fp16")
+    figures.sum_bf16_of_bf16 = total("bf16", "bf16", "bf16")
+    figures.sum_fp32_of_fp16 = total("fp32", "fp16", "fp16")
+    figures.sum_fp32_of_fp16_converted = total("fp32", "fp16", "fp32")
     figures.sum_exact = TERM * case.terms
 
 

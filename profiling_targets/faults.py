@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -29,20 +28,17 @@ import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, model_names
-from nsys_analyzer.configuration import DIMENSIONS
+from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.system.atomic_write import write_text
 from profiling_targets import harness
-from profiling_targets.config import Config
-from profiling_targets.harness import annotate, default_device, synchronize
+from profiling_targets.harness import Config, annotate, synchronize
 from profiling_targets.transformer import ATTENTION, Block, Transformer
 
 BATCH_SIZE, CONTEXT_LENGTH = 48, 512
 ROUNDS = 7
 _SETTLING_STEPS = 2
 """Steps before each timed block: what the other one did to allocator, caches and loader is not its time."""
-_GRAPH_WARMUP = 3
 _BATCHES_IN_MEMORY = 4
 _LONGEST_PIECE = 20
 """How many characters the tokenizer looks ahead."""
@@ -344,7 +340,7 @@ class Snapshot:
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self.weights = weights
-        self.host = {name: torch.empty_like(one, device="cpu", pin_memory=True) for name, one in weights.items()}
+        self.host = {name: torch.empty_like(weight, device="cpu", pin_memory=True) for name, weight in weights.items()}
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def take(self) -> None:
@@ -386,8 +382,10 @@ class Training:
         self.norms: list[float] = []
         self.total_norms: tuple[Tensor, Tensor] | None = None
         self.loss = torch.empty(0)
-        self.inputs: Batch | None = None
-        self.graph = self._capture() if self.switches.cuda_graph else None
+        if self.switches.cuda_graph:  # the graph of a step on inputs that stay where they are
+            tokens, targets, features = self._next_batch()
+            self.inputs = (tokens.clone(), targets.clone(), features.clone())
+            self.replay = harness.captured({"step": lambda: self._train(self.inputs)})["step"]
 
     def prepare(self) -> None:
         """Sets what is global in a process; call it before the steps where another training ran in between."""
@@ -410,13 +408,13 @@ class Training:
         with annotate("step"):
             with annotate("data"):
                 batch = self._next_batch()
-            if self.graph is None or self.inputs is None:
+            if not self.switches.cuda_graph:
                 self._train(batch)
             else:
                 with annotate("replay"):
                     for static, tensor in zip(self.inputs, batch, strict=True):
                         static.copy_(tensor)
-                    self.graph.replay()
+                    self.replay()
             if self.switches.checkpoint != "none":
                 with annotate("checkpoint"):
                     self._checkpoint()
@@ -476,22 +474,6 @@ class Training:
             for region in (*blocks, self.model.norm, self.loss_of):
                 region.compile(dynamic=False)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        """The graph of a step on inputs that stay where they are."""
-        tokens, targets, features = self._next_batch()
-        self.inputs = (tokens.clone(), targets.clone(), features.clone())
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # the first steps allocate and choose algorithms, which no capture may do
-            for _ in range(_GRAPH_WARMUP):
-                self._train(self.inputs)
-        graph = torch.cuda.CUDAGraph()
-        # Thread-local: the loader's thread pins memory meanwhile. The stream is that of the warm-up's backward.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self._train(self.inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        return graph
-
 
 def compare(fault: Case, remedy: Case, *, steps: int, warmup: int, rounds: int = ROUNDS) -> tuple[list[float], ...]:
     """Times blocks of steps of the two in turns, so that a change of the machine's pace meets both.
@@ -539,15 +521,13 @@ def measure(case: Case, *, steps: int, warmup: int) -> tuple[float, float]:
             training.step()
         synchronize(case.device)
     training.prepare()  # what compiling left in memory is nothing for the garbage collector of the measured steps
-    if case.device == "cuda":
-        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    harness.profiler("start", case.device)
     before = time.perf_counter()
     for _ in range(steps):
         training.step()
     synchronize(case.device)
     step_ms = (time.perf_counter() - before) / steps * 1e3
-    if case.device == "cuda":
-        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    harness.profiler("stop", case.device)
     return step_ms, training.loss.item()
 
 
@@ -601,11 +581,9 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
             f"--fault {given.fault} needs {switches.needs_gpu} here, which no CPU has",
             "Run it on a GPU, or choose another fault: --list names them",
         )
-    changed = {name: value for name in DIMENSIONS if (value := getattr(given, name)) is not None}
-    size = replace(find_model(given.model), **changed)
     return Case(
         switches,
-        replace(size, name=f"d{size.d_model}-L{size.num_layers}") if changed else size,
+        harness.size_of(given),
         batch_size=given.batch_size or switches.batch_size or BATCH_SIZE,
         context_length=given.context_length or switches.context_length or CONTEXT_LENGTH,
         device=given.device,
@@ -613,25 +591,17 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m profiling_targets.faults", description="Trains a transformer with one fault planted, or without it."
-    )
+    description = "Trains a transformer with one fault planted, or without it."
+    parser = harness.command_line("faults", description, ["device"])
     parser.add_argument("--fault", default="none", choices=FAULTS, help="what is wrong; --list describes each")
     parser.add_argument("--remedy", action="store_true", help="train with what removes the fault")
     parser.add_argument("--compare", action="store_true", help="time fault and remedy in turns, without a profiler")
     parser.add_argument("--list", action="store_true", help="print the faults and end")
-    parser.add_argument("--model", default="small", help=model_names())
-    for dimension in DIMENSIONS:
-        parser.add_argument(f"--{dimension.replace('_', '-')}", type=int, help="in place of the model's")
     parser.add_argument("--batch-size", type=int, help=f"default: the fault's, else {BATCH_SIZE}")
     parser.add_argument("--context-length", type=int, help=f"default: the fault's, else {CONTEXT_LENGTH}")
     parser.add_argument("--steps", type=int, default=6, help="measured steps, with --compare those of each block")
     parser.add_argument("--warmup", type=int, default=6, help="steps before the measured ones")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
     parser.add_argument("--no-compile", action="store_true", help="compile nothing, whatever the fault says")
-    parser.add_argument("--no-ranges", action="store_true", help="no NVTX ranges")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="write what was measured there, as JSON")
-    parser.set_defaults(device=default_device())
     given = parser.parse_args(arguments)
     if given.steps < 1 or given.warmup < 0:
         parser.error("--steps must be at least 1, and --warmup at least 0")

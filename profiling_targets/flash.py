@@ -55,7 +55,7 @@ def measure(case: FlashCase, figures: FlashFigures) -> None:
 
 
 def _measure_backward(case: FlashCase, passes: Passes, figures: FlashFigures) -> None:
-    """Times backward alone, again and again from one forward pass."""
+    """Times backward alone, again and again from one forward pass, which is freed after it."""
     out = passes.forward()
     figures.kernel = _kernel(case, out)
     figures.backward = _times(lambda: passes.backward(out, keep=True), case)

@@ -1,4 +1,4 @@
-"""What the targets share: ranges, synchronized steps and their times, the memory that work takes, and rows of results.
+"""What the targets share: the configuration, ranges, synchronized steps and their times, memory, and rows of results.
 
 A target that trains is run by ``run``: warm-up, the capture range, the times of its phases, and how it ended. A target
 that measures cases of an experiment is a function ``measure(case, figures)``, which ``main`` makes a program: alone it
@@ -22,9 +22,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -32,7 +32,8 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 
-from nsys_analyzer.configuration import Option, Options, Run, as_json
+from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, model_names
+from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, as_json
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import options_of
 from nsys_analyzer.runs.rows import CaseTarget, written
@@ -116,7 +117,18 @@ def run(
     """
 
     def measure(times: Times) -> Mapping[str, Any]:
-        _measure(build().phases(), options, times)
+        phases, device = build().phases(), options.device
+        with annotate("warmup"):
+            if options.cuda_graph:
+                phases = captured(phases)
+            for _ in range(options.warmup_steps):
+                step_ns(phases, device)
+            synchronize(device)  # nothing that made the model and its data may run into the first measured step
+        profiler("start", device)
+        for _ in range(options.steps):
+            for phase, ns in step_ns(phases, device).items():
+                times.setdefault(phase, []).append(ns / 1e6)
+        profiler("stop", device)
         return {}
 
     return run_measured(measure, options.device, described, results, ranges=ranges)
@@ -159,22 +171,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
-def _measure(phases: Phases, options: Options[NoReturn], times: Times) -> None:
-    """Warms up, then times the measured steps into ``times``, in milliseconds by phase, ``step`` the last."""
-    device = options.device
-    with annotate("warmup"):
-        if options.cuda_graph:
-            phases = _captured(phases)
-        for _ in range(options.warmup_steps):
-            step_ns(phases, device)
-        synchronize(device)  # nothing that made the model and its data may run into the first measured step
-    profiler("start", device)
-    for _ in range(options.steps):
-        for phase, ns in step_ns(phases, device).items():
-            times.setdefault(phase, []).append(ns / 1e6)
-    profiler("stop", device)
-
-
 def step_ns(phases: Phases, device: str) -> dict[str, int]:
     """Runs one step, synchronised at the end of each phase; returns nanoseconds by phase, and of the whole step."""
     ns = {}
@@ -189,7 +185,7 @@ def step_ns(phases: Phases, device: str) -> dict[str, int]:
     return {**ns, "step": time.perf_counter_ns() - before_step}
 
 
-def _captured(phases: Phases) -> Phases:
+def captured(phases: Phases) -> dict[str, Callable[[], None]]:
     """Captures a CUDA graph for each phase, all in one memory pool; replays read and write the same tensors."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -201,7 +197,8 @@ def _captured(phases: Phases) -> Phases:
     replays: dict[str, Callable[[], None]] = {}
     for name, phase in phases.items():
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):  # autograd goes back to the stream of the forward
+        # Autograd goes back to the stream of the forward. Thread-local: a loader's thread may pin memory meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             phase()
         replays[name] = graph.replay
     torch.cuda.current_stream().wait_stream(stream)
@@ -319,6 +316,83 @@ def kept_bits(device: str, dtype: torch.dtype = torch.float32) -> int:
     identity = torch.eye(side, device=device, dtype=dtype)
     came_through = (values @ identity)[0, :23].double() == 1 + 2.0**-bits
     return int(came_through.long().cumprod(0).sum().item())
+
+
+@dataclass(frozen=True)
+class Config(Options[NoReturn]):
+    """A transformer, and what to do with it: options that are not given are at their defaults.
+
+    Raises:
+        ConfigurationError: a combination that cannot run.
+    """
+
+    size: ModelSize
+
+    def __post_init__(self) -> None:
+        usual = {option.name: option.default for option in OPTIONS.values() if option.default is not None} | {
+            "device": "cuda"
+        }
+        for name, default in usual.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        if self.precision == "tf32" and self.device == "cpu":
+            raise ConfigurationError("TF32 is a precision of NVIDIA's tensor cores", "Choose fp32 or bf16 on a CPU")
+        if self.cuda_graph and (self.device == "cpu" or self.optimizer == "plain" or self.compile):
+            raise ConfigurationError("--cuda-graph needs a GPU and goes with neither --compile nor --optimizer plain")
+
+    def run(self) -> Run:
+        """Returns the configuration as results tell it."""
+        size = asdict(self.size)
+        return Run(model=size.pop("name"), **size, **{name: getattr(self, name) for name in OPTIONS})
+
+
+def config_of(case: Any, **more: Any) -> Config:
+    """Returns the transformer's configuration in a case of an experiment: the options that both have, and more.
+
+    Raises:
+        NotHereError: this device cannot run it.
+    """
+    shared = {option.name for option in fields(Config)} & {option.name for option in fields(case)}
+    try:
+        return Config(**{"size": case.size, **{name: getattr(case, name) for name in shared}, **more})
+    except ConfigurationError as error:
+        raise NotHereError(str(error)) from error
+
+
+def command_line(target: str, description: str, options: Iterable[str] = OPTIONS) -> argparse.ArgumentParser:
+    """Returns the command line of a target that trains the transformer: model, these options, and where results go."""
+    parser = argparse.ArgumentParser(f"python -m profiling_targets.{target}", description=description)
+    parser.add_argument("--model", default="small", help=model_names())
+    for dimension in DIMENSIONS:
+        parser.add_argument(f"--{dimension.replace('_', '-')}", type=int, help="in place of the model's")
+    for name in options:
+        add_option(parser, OPTIONS[name])
+    parser.add_argument("--no-ranges", action="store_true", help="no NVTX ranges: the difference is what they cost")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="write times and status there, as JSON")
+    parser.set_defaults(device=default_device())
+    return parser
+
+
+def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[Config, argparse.Namespace]:
+    """Reads a command line; a known model's dimensions can be changed one by one.
+
+    Returns:
+        The configuration, and what else was said: ``results``, the file for times and status, or None; ``no_ranges``;
+        and what the target added.
+
+    Raises:
+        ConfigurationError: an unknown model, impossible dimensions or a combination that cannot run.
+    """
+    given = parser.parse_args(arguments)
+    asked: dict[str, Any] = {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
+    return Config(size_of(given), **asked), given
+
+
+def size_of(given: argparse.Namespace) -> ModelSize:
+    """Returns the model of a command line: the named one, with the dimensions that are given in place of its own."""
+    changed = {name: value for name in DIMENSIONS if (value := getattr(given, name)) is not None}
+    size = replace(find_model(given.model), **changed)
+    return replace(size, name=f"d{size.d_model}-L{size.num_layers}") if changed else size
 
 
 class NotHereError(ConfigurationError):

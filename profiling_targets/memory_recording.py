@@ -12,7 +12,7 @@ import pickle
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,7 +220,24 @@ def record_on_cpu(phases: Phases, living: Callable[[], Iterable[Tensor]]) -> Rec
         for name, phase in phases.items():
             with record_function(_PHASE + name), marks if name in _MARKED else nullcontext():
                 phase()
-    return _reduced(trace_events(profiler), marks.sources, sum(storages.values()))
+    trace = trace_events(profiler)
+    phase_spans, lines, nodes = (
+        [
+            (event["ts"], event["ts"] + event["dur"], event["name"].removeprefix(prefix))
+            for event in trace
+            if event.get("ph") == "X" and event["name"].startswith(prefix)
+        ]
+        for prefix in (_PHASE, _LINE, _NODE)
+    )
+    begin, events = phase_spans[0][0], []
+    for event in trace:
+        if event["name"] == "[memory]" and begin <= event["ts"] <= phase_spans[-1][1]:
+            number, node = _around(lines, event["ts"]), _around(nodes, event["ts"])
+            source = marks.sources[int(number)] if number else Source(node or "")
+            values = event["args"]
+            events.append(MemoryEvent((event["ts"] - begin) / 1e3, values["Bytes"], values["Addr"], source))
+    spans = [Span(name, (start - begin) / 1e3, (end - begin) / 1e3) for start, end, name in phase_spans]
+    return Recording(events, spans, sum(storages.values()))
 
 
 class _Marks(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -231,39 +248,15 @@ class _Marks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sources: list[Source] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        source = source_of(_frames())
+        frame, frames = sys._getframe(1), []
+        while frame:
+            frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back  # type: ignore[assignment]
+        source = source_of(frames)
         if source not in self.sources:
             self.sources.append(source)
         with record_function(f"{_LINE}{self.sources.index(source)}"):
             return func(*args, **(kwargs or {}))
-
-
-def _frames() -> Iterator[Frame]:
-    frame = sys._getframe(1)
-    while frame:
-        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
-
-
-def _reduced(trace: Sequence[dict[str, Any]], sources: Sequence[Source], base_bytes: int) -> Recording:
-    """Returns the recording, from the events of a trace in order."""
-    phases, lines, nodes = (list(_intervals(trace, prefix)) for prefix in (_PHASE, _LINE, _NODE))
-    begin = phases[0][0]
-    events = []
-    for event in trace:
-        if event["name"] == "[memory]" and begin <= event["ts"] <= phases[-1][1]:
-            number, node = _around(lines, event["ts"]), _around(nodes, event["ts"])
-            source = sources[int(number)] if number else Source(node or "")
-            ms, values = (event["ts"] - begin) / 1e3, event["args"]
-            events.append(MemoryEvent(ms, values["Bytes"], values["Addr"], source))
-    spans = [Span(name, (start - begin) / 1e3, (end - begin) / 1e3) for start, end, name in phases]
-    return Recording(events, spans, base_bytes)
-
-
-def _intervals(trace: Sequence[dict[str, Any]], prefix: str) -> Iterator[Interval]:
-    for event in trace:
-        if event.get("ph") == "X" and event["name"].startswith(prefix):
-            yield event["ts"], event["ts"] + event["dur"], event["name"].removeprefix(prefix)
 
 
 def _around(intervals: Sequence[Interval], ts: float) -> str | None:

@@ -31,8 +31,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nsys_analyzer.errors import ConfigurationError
-from profiling_targets.config import Config
-from profiling_targets.harness import annotate
+from profiling_targets.harness import Config, annotate
 from profiling_targets.transformer import Block, Training, Transformer
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterable
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from torch import Tensor
 from nsys_analyzer.analysis.transformer.costs import attention_matmul_flops, forward_flops
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures
 from nsys_analyzer.runs.rows import Times
-from profiling_targets.config import config_of
-from profiling_targets.harness import kept_bits, main, step_ns, synchronize
+from profiling_targets.harness import config_of, kept_bits, main, step_ns, synchronize
 from profiling_targets.transformer import Training
 
 
@@ -44,11 +42,7 @@ def measure(case: StepCase, figures: StepFigures) -> None:
             figures.peak_allocated_bytes = torch.cuda.max_memory_allocated()
             figures.peak_reserved_bytes = torch.cuda.max_memory_reserved()
     figures.gradients_bytes = _bytes(p.grad for p in training.parameters if p.grad is not None)
-    # AdamW counts its steps on the CPU, which are no states on the device.
-    states = chain.from_iterable(state.values() for state in training.optimizer.state.values())
-    figures.optimizer_bytes = _bytes(
-        state for state in states if isinstance(state, Tensor) and state.device.type == case.device
-    )
+    figures.optimizer_bytes = _bytes(training.states())
     figures.logits_bytes = _bytes([training.logits])
     # Last, for it multiplies: before the first step it would have warmed up what that step is to show.
     with torch.autocast(case.device, torch.bfloat16, enabled=case.precision == "bf16"):

@@ -1,7 +1,7 @@
 """A transformer to profile: pre-norm, RMSNorm, RoPE, SwiGLU, naive attention or PyTorch's own.
 
 Run it alone (``python -m profiling_targets.transformer --model small``), or let ``nsys-analyze run`` do it. It reads
-from top to bottom; its options are in ``config.py``, how phases are timed, annotated and captured in ``harness.py``.
+from top to bottom; its options, and how phases are timed, annotated and captured, are in ``harness.py``.
 
 Shapes: B sequences of S tokens, d = d_model, H heads of d_head = d ÷ H, V tokens in the vocabulary.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from nsys_analyzer.errors import ConfigurationError
 from profiling_targets import harness
-from profiling_targets.config import Config, parse
-from profiling_targets.harness import annotate
+from profiling_targets.harness import Config, annotate, command_line, read_options
 
 ROPE_THETA = 10_000.0
 
@@ -73,7 +72,7 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
     """Causal attention in one kernel, where PyTorch has one for this device and precision."""
     del masked
     with annotate("scaled dot product attention"):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)  # a last position alone sees all
 
 
 ATTENTION = {"unfused": unfused_attention, "sdpa": sdpa_attention}
@@ -230,6 +229,11 @@ class Training:
         """One step of AdamW."""
         self.optimizer.step()
 
+    def states(self) -> Iterator[Tensor]:
+        """The optimizer's tensors beside the parameters, on their device: of AdamW two for each."""
+        for parameter, state in self.optimizer.state.items():
+            yield from (x for x in state.values() if isinstance(x, Tensor) and x.device == parameter.device)
+
     def _autocast(self) -> AbstractContextManager[None]:
         # A graph's capture must not reuse casts that were made outside of it.
         enabled, cache = self.config.precision == "bf16", not self.config.cuda_graph
@@ -244,7 +248,8 @@ class Training:
 def main() -> int:
     """Runs the target; returns its exit code."""
     try:
-        config, given = parse(sys.argv[1:])
+        parser = command_line("transformer", "Trains a transformer for a few steps, with NVTX ranges.")
+        config, given = read_options(parser, sys.argv[1:])
         return harness.run(lambda: Training(config), config, config.run(), given.results, ranges=not given.no_ranges)
     except ConfigurationError as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -21,12 +21,12 @@ from nsys_analyzer.experiments.variants import (
     VariantsFigures,
 )
 from nsys_analyzer.runs.rows import Times
-from profiling_targets import attention_cpu
 from profiling_targets.attention_variants import (
     IMPLEMENTATIONS,
     Attend,
     Passes,
     check_error,
+    cpp_attention,
     max_error,
     relative_error,
     sdpa,
@@ -70,7 +70,7 @@ def _find(case: VariantsCase) -> tuple[Attend, bool]:
         return lambda q, k, v: attend(q, k, v, case.causal), True
     if case.precision != "fp32":
         raise NotHereError(f"The C++ variant {case.implementation} computes in fp32 alone")
-    return lambda q, k, v: attention_cpu.attention(case.implementation, q, k, v, case.causal), False
+    return lambda q, k, v: cpp_attention(case.implementation, q, k, v, case.causal), False
 
 
 def _forward(passes: Passes) -> tuple[Tensor]:

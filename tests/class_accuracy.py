@@ -24,8 +24,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from nsys_analyzer.analysis.kernels.class_rules import RULES
-from nsys_analyzer.analysis.kernels.classes import OTHER, classify
+from nsys_analyzer.analysis.kernels.class_rules import OTHER, RULES
+from nsys_analyzer.analysis.kernels.classes import classify
 
 PAIRS = Path(__file__).parent / "data" / "kernel_pairs.tsv.xz"
 _SHOWN = 90  # characters of a name

@@ -8,12 +8,16 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
 
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.capture.nsys import find_importer, start_fault
 from nsys_analyzer.cli.main import main
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
@@ -50,6 +54,18 @@ def real_capture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         return path
 
     return path_of
+
+
+@pytest.fixture(scope="session")
+def real_summary(real_capture: Callable[[str], Path]) -> Callable[[str], CaptureSummary]:
+    """The summary of a real capture of one process, by the capture's name, made on first use."""
+
+    @cache
+    def summary_of(name: str) -> CaptureSummary:
+        (summary,) = summarize(Trace.load(real_capture(name)), name)
+        return summary
+
+    return summary_of
 
 
 @pytest.fixture(scope="module")

@@ -33,17 +33,12 @@ PACKAGE = Path("nsys_analyzer/analysis")
 _TRACE = ("attribution", "instances", "causality", "summary", "kernels")
 TESTS: dict[str, tuple[str, ...]] = {
     "attribution/attribution": (*_TRACE, "paths", "attention_summary"),
-    "attribution/causality": ("causality", "kineto_file"),
-    "attribution/graphs": ("attribution",),
-    "attribution/launches": ("attribution", "instances", "causality"),
+    "attribution/launches": ("attribution", "instances", "causality", "kineto_file"),
     "attribution/processes": ("processes", "ranks"),
-    "intervals/axis": ("axis", "timeline", "intervals"),
-    "intervals/timeline": ("timeline", "intervals"),
+    "intervals": ("axis", "timeline", "intervals", "steps_anatomy"),
     "kernels/frame": ("attribution", "kernels"),
-    "kernels/kernels": ("kernels", "class_operators"),
     "ranges/inference": ("inference",),
-    "ranges/instances": (*_TRACE, "whole_capture", "attention_summary", "inference"),
-    "ranges/paths": ("paths", "attribution"),
+    "ranges/instances": (*_TRACE, "class_operators", "whole_capture", "attention_summary", "inference"),
     "summary/statistics": ("summary", "kernels", "whole_capture"),
     "summary/summarize": ("summary", "instances", "whole_capture", "causality", "inference"),
 }

@@ -12,17 +12,18 @@ import pytest
 
 from nsys_analyzer.analysis.findings import diagnosis
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, saved_work
-from nsys_analyzer.analysis.kernels import classes
+from nsys_analyzer.analysis.kernels import class_rules, classes
 from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.ranges import phases
 from nsys_analyzer.analysis.transformer import peaks
 from nsys_analyzer.cli import bench as cli_bench
-from nsys_analyzer.experiments import registry
+from nsys_analyzer.experiments import results
 from nsys_analyzer.report import sections
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Paragraph, Section
 from tests.conftest import Main
 from tests.support import new_experiment
+from tests.support.export import Export
 
 
 def test_a_question_is_a_function_and_an_entry(
@@ -45,7 +46,7 @@ def test_an_experiment_is_a_module_an_entry_and_a_target(
     tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The primes below 10: 2, 3, 5 and 7; below 20 also 11, 13, 17 and 19."""
-    monkeypatch.setattr(registry, "BENCHES", (*registry.BENCHES, new_experiment.BENCH))
+    monkeypatch.setattr(results, "BENCHES", (*results.BENCHES, new_experiment.BENCH))
     monkeypatch.setattr(cli_bench, "_commands", cli_bench._commands.__wrapped__)  # they are made once
     ended = run_main("bench", "primes", "--limit", "10,20", "--device", "cpu", "--output-dir", tmp_path / "primes")
     assert ended.code == 0, ended.err
@@ -68,7 +69,7 @@ def test_a_finding_is_a_function_and_an_entry(
             "frequent_optimizer",
             "The optimizer runs in every step",
             (saved_work(work * (1 - 1 / 4)), saved_work(work * (1 - 1 / 10))),
-            (f"It takes {case.ms(work):.3g} ms.",),
+            (f"It takes {case.study.ms(work):.3g} ms.",),
             "The step is replayed with a quarter and with a tenth of its work.",
             ("if step % 4 == 0: optimizer.step()",),
             "Call it in every tenth step: if the step is no shorter, the GPU had other work.",
@@ -85,13 +86,19 @@ def test_a_finding_is_a_function_and_an_entry(
     assert "    if step % 4 == 0: optimizer.step()\n" in said
 
 
-def test_a_kernel_rule_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Rule("matmul", r"^butterfly_", "butterfly_512")
+def test_a_kernel_class_is_an_entry_and_a_rule(tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Rule("Fourier transform", r"^butterfly_", "butterfly_512")
     assert classes.first_rule(row.example) is None
+    monkeypatch.setitem(class_rules.CLASSES, row.kernel_class, "Sums of sines and cosines.")
     monkeypatch.setattr(classes, "RULES", (row, *classes.RULES))
     classes.first_rule.cache_clear()
-    assert classes.first_rule(row.example) == row
+    classes.classify.cache_clear()
+    trace = Export().gpu().range("forward", 0, 100).kernel(row.example, 10, 20, 60).write(tmp_path / "t.sqlite")
+    ended = run_main("report", trace, "--no-figures", "-o", tmp_path / "t.md")
     classes.first_rule.cache_clear()
+    classes.classify.cache_clear()
+    assert ended.code == 0, ended.err
+    assert "Sums of sines and cosines." in (tmp_path / "t.md").read_text()
 
 
 def test_the_peaks_of_a_gpu_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nsys_analyzer.capture.annotation import annotating
+from nsys_analyzer.capture.profilers import annotating
 from nsys_analyzer.runs.targets import Annotation
 from nsys_analyzer.trace.trace import Trace
 from tests.test_annotation import ASKED, LONG, MODEL, Ran, run
@@ -31,7 +31,7 @@ torch = pytest.importorskip("torch", reason="the hooks are those of PyTorch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from nsys_analyzer.capture.annotation.hooks.flops import CountedStep, of_batch, of_model  # noqa: E402
+from nsys_analyzer.capture.hooks.flops import CountedStep, of_batch, of_model  # noqa: E402
 
 TO_END = replace(ASKED, run_to_end=True)
 WITH_MODULES = replace(TO_END, modules=True)
@@ -145,7 +145,6 @@ class {name}(nn.Module):
 SCENARIOS = {
     # the addition of a block's residual is the block's: of its nodes the last, so the first of backward
     "residual": of_pair("net(x).sum().backward()", name="Residual"),
-    "loss_of_a_function": of_pair("F.mse_loss(net(x), x).backward()", name="Function"),
     "loss_of_a_module": of_pair(
         "nn.MSELoss()(net(x), x).backward()",
         FORWARD_OF_PAIR + "    loss\n      MSELoss: MSELoss",
@@ -220,13 +219,11 @@ Listed()(x).sum().backward()
       Listed/Linear: Linear
 """,
     ),
-    "no_gradient_of_the_last": of_pair("net.b.requires_grad_(False); net(x).sum().backward()", name="LastFrozen"),
     "no_gradient_of_the_first": of_pair(
         "net.a.requires_grad_(False); net(x).sum().backward()",
         backward=BACKWARD + "\n      Net/b: Linear",
         name="FirstFrozen",
     ),
-    "autograd_grad": of_pair("torch.autograd.grad(net(x).sum(), net.a.inner.weight)", name="Grad"),
     # nothing but the weight of the last layer asks for a gradient: no other node runs
     "autograd_grad_of_the_last": of_pair(
         "torch.autograd.grad(outputs=net(x).sum(), inputs=[net.b.weight])",
@@ -323,21 +320,6 @@ for _ in range(2): nn.Bilinear(4, 4, 1)(x, x).sum().backward()
       Bilinear: Bilinear
     backward
       Bilinear: Bilinear
-""",
-    ),
-    "error_in_forward": Scenario(
-        """
-class Bad(nn.Module):
-    def __init__(self): super().__init__(); self.a, self.b = linear(), nn.Linear(5, 5)
-    def forward(self, x): return self.b(self.a(x))
-try: Bad()(x)
-except RuntimeError: pass
-""",
-        """
-    forward
-      Bad: Bad
-        Bad/a: Linear
-        Bad/b: Linear
 """,
     ),
     "error_caught_in_forward": Scenario(
@@ -546,31 +528,21 @@ def test_the_same_numbers(tmp_path: Path, text: str) -> None:
         assert (one.code, one.out, one.err) == (0, without.out, "")
 
 
-def test_a_dispatch_mode_of_the_programs_own(tmp_path: Path) -> None:
-    """One around the loop: it sees the operators that it sees without us, and the FLOPs are counted below it."""
+@pytest.mark.parametrize(("inside", "behind", "flops"), [(9, 0, 10_944), (1, 8, 1216)])
+def test_a_dispatch_mode_of_the_programs_own(tmp_path: Path, inside: int, behind: int, flops: int) -> None:
+    """Around the loop, and around one step, so that it is closed while our counting has begun: both count as alone.
+
+    Per step: 4·8 by 8·8 is 512 forward, 512 for the weight; 4·8 by 8·1 is 64 and 2·64: 1,216, and 9 steps are 10,944.
+    """
     text = f"""
 {MODEL}
 from torch.utils.flop_counter import FlopCounterMode
-with FlopCounterMode(display=False) as counter: train(9)
+with FlopCounterMode(display=False) as counter: train({inside})
+train({behind})
 print(counter.get_total_flops(), torch.utils._python_dispatch._get_current_dispatch_mode())
 """
     ran = run(tmp_path, text, TO_END)
-    # per step: 4·8 by 8·8 is 512 forward, 512 for the weight; 4·8 by 8·1 is 64 and 2·64: 1,216, and 9 steps are 10,944
-    assert (ran.code, ran.out, ran.err) == (0, "10944 None\n", "")
-    assert ran.results["flops"]["classes"] == {"forward": {"matmul": 576}, "backward": {"matmul": 640}}
-
-
-def test_a_dispatch_mode_around_one_step(tmp_path: Path) -> None:
-    """It is closed where the program closes it, while our counting has begun: both count what they should."""
-    text = f"""
-{MODEL}
-from torch.utils.flop_counter import FlopCounterMode
-with FlopCounterMode(display=False) as counter: train(1)
-train(8)
-print(counter.get_total_flops(), torch.utils._python_dispatch._get_current_dispatch_mode())
-"""
-    ran = run(tmp_path, text, TO_END)
-    assert (ran.code, ran.out, ran.err) == (0, "1216 None\n", "")
+    assert (ran.code, ran.out, ran.err) == (0, f"{flops} None\n", "")
     assert ran.results["flops"]["classes"] == {"forward": {"matmul": 576}, "backward": {"matmul": 640}}
 
 
@@ -749,32 +721,41 @@ def heads(tokens: int = 16, heads: int = 3) -> Any:
 MATMULS, SOFTMAX = 49_152, 7_680
 
 
+def by_hand() -> Any:
+    """Attention whose softmax is a maximum, a difference, exponentials, a sum and a quotient."""
+    scores = heads() @ heads().transpose(-1, -2)
+    exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
+    return exponentials / exponentials.sum(-1, keepdim=True) @ heads()
+
+
+def fused(**options: Any) -> Callable[[], Any]:
+    return lambda: functional.scaled_dot_product_attention(heads(), heads(), heads(), **options)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"is_causal": True}, {"attn_mask": torch.ones(16, 16, dtype=torch.bool).tril()}],
-    ids=["plain", "causal", "masked"],
+    ("forward", "kernel_class", "matmuls", "softmax"),
+    [
+        (fused(), "fused attention", MATMULS, SOFTMAX),
+        (fused(is_causal=True), "fused attention", MATMULS, SOFTMAX),
+        (fused(attn_mask=torch.ones(16, 16, dtype=torch.bool).tril()), "fused attention", MATMULS, SOFTMAX),
+        # 16 queries and 4 keys: a quarter of the scores, and of all that is made of them.
+        (
+            lambda: functional.scaled_dot_product_attention(heads(), heads(4), heads(4)),
+            "fused attention",
+            MATMULS // 4,
+            SOFTMAX // 4,
+        ),
+        # Batched matmuls in a module with a softmax are attention's.
+        (lambda: (heads() @ heads().transpose(-1, -2)).softmax(-1) @ heads(), "matmul", MATMULS, SOFTMAX),
+        (by_hand, "matmul", MATMULS, SOFTMAX),
+    ],
+    ids=["fused", "causal", "masked", "other tokens", "unfused", "softmax by hand"],
 )
-def test_flops_of_fused_attention(options: dict[str, Any]) -> None:
-    """Backward is twice forward: the scores that the kernel computes again are not among its FLOPs."""
-    found = counted(lambda: functional.scaled_dot_product_attention(heads(), heads(), heads(), **options))
-    assert found["classes"] == {
-        "forward": {"fused attention": MATMULS},
-        "backward": {"fused attention": 2 * MATMULS},
-    }
-    assert (found["attention_matmul"], found["softmax"], found["unknown"]) == (MATMULS, SOFTMAX, [])
-
-
-def test_flops_of_fused_attention_over_other_tokens() -> None:
-    """16 queries and 4 keys: a quarter of the scores, and of all that is made of them."""
-    found = counted(lambda: functional.scaled_dot_product_attention(heads(), heads(4), heads(4)))
-    assert (found["attention_matmul"], found["softmax"]) == (MATMULS // 4, SOFTMAX // 4)
-
-
-def test_flops_of_unfused_attention() -> None:
-    """Batched matmuls in a module with a softmax are attention's."""
-    found = counted(lambda: (heads() @ heads().transpose(-1, -2)).softmax(-1) @ heads())
-    assert found["classes"] == {"forward": {"matmul": MATMULS}, "backward": {"matmul": 2 * MATMULS}}
-    assert (found["attention_matmul"], found["softmax"]) == (MATMULS, SOFTMAX)
+def test_flops_of_attention(forward: Callable[[], Any], kernel_class: str, matmuls: int, softmax: int) -> None:
+    """Backward is twice forward: the scores that a fused kernel computes again are not among its FLOPs."""
+    found = counted(forward)
+    assert (found["attention_matmul"], found["softmax"], found["unknown"]) == (matmuls, softmax, [])
+    assert found["classes"] == {"forward": {kernel_class: matmuls}, "backward": {kernel_class: 2 * matmuls}}
 
 
 def test_batched_matmuls_without_a_softmax_are_no_attention() -> None:
@@ -809,6 +790,9 @@ def test_an_operator_of_the_programs_own_is_unknown() -> None:
         return x * 2
 
     assert counted(lambda: twice(torch.randn(2)))["unknown"] == ["program.twice"]
+    # PyTorch has no formula for oneDNN's recurrent layers; without oneDNN they are matmuls.
+    recurrent = counted(lambda: nn.LSTM(8, 8)(torch.randn(3, 2, 8))[0])
+    assert bool(recurrent["unknown"]) is torch.backends.mkldnn.is_available()
 
 
 # --- dimensions ------------------------------------------------------------------------------------------------------
@@ -846,40 +830,36 @@ def test_dimensions_of_a_batch() -> None:
 
 # --- a steady warm-up ------------------------------------------------------------------------------------------------
 
-SLEEPING = """
+#: The clock of steps goes on by these seconds alone.
+WAITING = """
 import time
-waits = {waits}
+waits, passed_s = {waits}, 0.0
+time.perf_counter = lambda: passed_s
 for i in range(40):
-    time.sleep(waits[i] if i < len(waits) else 0.06)
+    passed_s += waits[i] if i < len(waits) else 0.06
     train(1)
 """
 
 
-def warmup(folder: Path, waits: list[float], *, steady: bool) -> int:
-    """The steps before the capture range of a program that waits so many seconds in its first steps."""
+@pytest.mark.parametrize(
+    ("waits", "steady", "steps"),
+    [
+        ([0.06, 0.18] * 3, True, 9),  # the last three steps must be alike, and 6 are uneven
+        ([0.06, 0.18] * 20, True, 10),  # twice the warm-up is the end of it
+        ([0.06, 0.18] * 3, False, 5),
+    ],
+)
+def test_the_warmup_goes_on_until_steps_are_alike(tmp_path: Path, waits: list[float], steady: bool, steps: int) -> None:
     asked = Annotation(warmup_steps=5, steps=1, steady=steady)
-    ran = run(folder, MODEL + SLEEPING.format(waits=waits), asked)
-    assert (ran.code, ran.err) == (0, "")
-    return int(ran.results["warmup_steps"])
+    ran = run(tmp_path, MODEL + WAITING.format(waits=waits), asked)
+    assert (ran.code, ran.err, ran.results["warmup_steps"]) == (0, "", steps)
 
 
-def test_a_slow_start_is_waited_for(tmp_path: Path) -> None:
-    """The last three steps must be alike: 6 steps are uneven, so that no fewer than 8 pass, and never more than 10."""
-    assert 8 <= warmup(tmp_path, [0.06, 0.18] * 3, steady=True) <= 10
-
-
-def test_steps_that_never_are_alike(tmp_path: Path) -> None:
-    """Twice the warm-up is the end of it."""
-    assert warmup(tmp_path, [0.06, 0.18] * 20, steady=True) == 10
-
-
-def test_an_asked_warmup_is_exact(tmp_path: Path) -> None:
-    """However uneven its steps are; and ``--warmup`` is what asks."""
-    assert warmup(tmp_path, [0.06, 0.18] * 3, steady=False) == 5
-    for given in ({}, {"warmup_steps": 7}):
-        (target,) = plan(program=("python", "train.py"), profiler="torch", device="cpu", **given).targets
-        assert target.annotation is not None
-        assert (target.annotation.warmup_steps, target.annotation.steady) == (given.get("warmup_steps", 5), not given)
+@pytest.mark.parametrize("given", [{}, {"warmup_steps": 7}])
+def test_an_asked_warmup_is_exact(given: dict[str, int]) -> None:
+    (target,) = plan(program=("python", "train.py"), profiler="torch", device="cpu", **given).targets
+    assert target.annotation is not None
+    assert (target.annotation.warmup_steps, target.annotation.steady) == (given.get("warmup_steps", 5), not given)
 
 
 # --- the classes that stay patched -----------------------------------------------------------------------------------
@@ -926,25 +906,6 @@ def test_nothing_is_left_out_where_modules_are_asked_for(tmp_path: Path) -> None
     assert (ran.code, ran.out.splitlines()) == (0, ["0 3"] * 9)
 
 
-def test_a_recurrent_layer_is_unknown() -> None:
-    """PyTorch has no formula for it, and that is said."""
-    found = counted(lambda: nn.LSTM(8, 8)(torch.randn(3, 2, 8))[0])
-    assert any("rnn" in name or "lstm" in name for name in found["unknown"]) or found["classes"]
-
-
-def test_flops_of_a_softmax_by_hand() -> None:
-    """Maximum, difference, exponential, sum, quotient: with the matmuls beside it, it is attention."""
-
-    def attention() -> Any:
-        q, k, v = heads(), heads(), heads()
-        scores = q @ k.transpose(-1, -2)
-        exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
-        return exponentials / exponentials.sum(-1, keepdim=True) @ v
-
-    found = counted(attention)
-    assert (found["attention_matmul"], found["softmax"]) == (MATMULS, SOFTMAX)
-
-
 # --- what the report says of the hooks -------------------------------------------------------------------------------
 
 
@@ -952,14 +913,6 @@ def test_the_cost_of_the_hooks_is_measured(tmp_path: Path) -> None:
     """It is a part of a step, and more than nothing."""
     results = run(tmp_path, MODEL + "train()").results
     assert 0 < results["hooks_ms"] < max(results["times_ms"]["step"])
-
-
-def test_what_could_not_be_annotated_is_left_for_the_report(tmp_path: Path) -> None:
-    """The program ends within its warm-up of 3 steps."""
-    ran = run(tmp_path, MODEL + "train(2)")
-    assert ran.results == {
-        "timed_by": "hooks", "not_annotated": "the program ended after 2 steps; the first 3 are not recorded",
-    }  # fmt: skip
 
 
 def test_a_program_without_a_model_is_said_to_be_one(tmp_path: Path) -> None:
@@ -1035,9 +988,3 @@ train(9); stop.set(); thread.join()
     ran = run(tmp_path, text, TO_END)
     assert ran.code == 0, ran.err
     assert ran.results["flops"]["passes"]["forward"] == ran.results["flops"]["passes"]["backward"] == 1
-
-
-def test_a_softmax_outside_attention_is_none_of_its_own() -> None:
-    """That of a head or a router has no matmuls beside it."""
-    found = counted(lambda: torch.randn(4, 100, requires_grad=True).softmax(-1))
-    assert (found["attention_matmul"], found["softmax"]) == (0, 0)

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import nsys_analyzer
-from nsys_analyzer import build_report, load, render, summarize
+from nsys_analyzer import build_report, render, summarize
+from nsys_analyzer.api import load
 from nsys_analyzer.cli.main import cli
 from tests.test_report_command import two_steps
 

@@ -15,10 +15,9 @@ from torch import Tensor  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
 
 from nsys_analyzer.experiments.variants import CPP_VARIANTS  # noqa: E402
-from profiling_targets import attention_cpu  # noqa: E402
-from profiling_targets.attention_cpu import attention  # noqa: E402
+from profiling_targets import attention_variants  # noqa: E402
+from profiling_targets.attention_variants import cpp_attention as attention  # noqa: E402
 from profiling_targets.harness import (  # noqa: E402
-    Allocations,
     NotHereError,
     allocations,
 )
@@ -105,13 +104,6 @@ def test_refuses_what_it_cannot_read(implementation: str) -> None:
         attention(implementation, q, k[:, :, :4].contiguous(), v, False)
 
 
-def memory(implementation: str, n: int, heads: int = 2, d: int = 32) -> Allocations:
-    q, k, v = inputs(1, heads, n, d)
-    with allocations("cpu") as counted:
-        attention(implementation, q, k, v, False)
-    return counted
-
-
 @pytest.mark.parametrize("implementation", CPP_VARIANTS)
 def test_memory_to_the_byte(implementation: str) -> None:
     n, heads, d, threads = 256, 2, 32, torch.get_num_threads()
@@ -121,53 +113,43 @@ def test_memory_to_the_byte(implementation: str) -> None:
         "fused": threads * n,  # the scores of a query for each thread
         "flash": threads * (d * TILE + TILE * TILE + 2 * TILE),  # tiles of keys and of scores, maxima and sums
     }
-    counted = memory(implementation, n, heads, d)
+    q, k, v = inputs(1, heads, n, d)
+    with allocations("cpu") as counted:
+        attention(implementation, q, k, v, False)
     assert counted.peak_bytes == counted.total_bytes == 4 * (heads * n * d + floats[implementation])
 
 
-@pytest.mark.parametrize(("implementation", "least", "most"), [
-    ("naive", 3.5, 4.1), ("blocked", 3.5, 4.1), ("fused", 1.9, 2.2), ("flash", 1.0, 2.2),
-])  # fmt: skip
-def test_memory_when_the_tokens_double(implementation: str, least: float, most: float) -> None:
-    # naive: (N² + 32·N) at 1,024 and 512 tokens: (1024 + 32) ÷ (512 + 32) · 2 = 3.88
-    growth = memory(implementation, 1024).peak_bytes / memory(implementation, 512).peak_bytes
-    assert least < growth <= most
-
-
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "/nowhere/c++")
-    with pytest.raises(NotHereError, match=r"no /nowhere/c\+\+\. Install g\+\+"):
-        attention_cpu._library.__wrapped__()
-
-
-def test_without_ninja(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_or_ninja(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: False)
     with pytest.raises(NotHereError, match="pip install ninja"):
-        attention_cpu._library.__wrapped__()
+        attention_variants._cpp_library.__wrapped__()
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(NotHereError, match=r"no /nowhere/c\+\+\. Install g\+\+"):
+        attention_variants._cpp_library.__wrapped__()
 
 
 def test_source_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken.cpp"
     broken.write_text("#error this is no attention\n")
-    monkeypatch.setattr(attention_cpu, "_SOURCE", broken)
-    monkeypatch.setattr(attention_cpu, "_NAME", "nsys_analyze_broken")
+    monkeypatch.setattr(attention_variants, "_SOURCE", broken)
+    monkeypatch.setattr(attention_variants, "_NAME", "nsys_analyze_broken")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     with pytest.raises(NotHereError, match=r"does not compile.*error: #error this is no attention.*with OpenMP"):
-        attention_cpu._library.__wrapped__()
+        attention_variants._cpp_library.__wrapped__()
 
 
 def test_builds_outside_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    assert attention_cpu._folder().parent == tmp_path  # a package folder may be read-only
-    assert torch.__version__ in attention_cpu._folder().name  # another PyTorch needs another build
+    assert attention_variants._folder().parent == tmp_path  # a package folder may be read-only
+    assert torch.__version__ in attention_variants._folder().name  # another PyTorch needs another build
 
 
 def test_a_lock_of_a_killed_build_does_not_block(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
-    attention_cpu._remove_stale_lock(lock)
+    attention_variants._remove_stale_lock(lock)
     assert lock.exists()  # a build may be at work
     long_ago = time.time() - 601
     os.utime(lock, (long_ago, long_ago))
-    attention_cpu._remove_stale_lock(lock)
+    attention_variants._remove_stale_lock(lock)
     assert not lock.exists()

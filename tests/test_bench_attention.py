@@ -1,56 +1,40 @@
-"""The bench of attention: its cases, its section from hand-made rows, and one real run."""
+"""The bench of attention: its cases, its section from hand-made rows, and what its target says is saved."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from nsys_analyzer.cli.main import cli
-from nsys_analyzer.experiments.attention import BENCH, TARGET, AttentionCase
+from nsys_analyzer.experiments.attention import BENCH, TARGET, AttentionCase, AttentionFigures
 from nsys_analyzer.experiments.model import AnyRow as Row
-from nsys_analyzer.experiments.model import Results
-from nsys_analyzer.experiments.registry import all_cases
-from nsys_analyzer.report.model import Lines, Report, Section, Spread, Table, unfolded
-from nsys_analyzer.report.renderers.markdown import render
-from nsys_analyzer.runs.rows import NAME, read_file, typed
+from nsys_analyzer.experiments.results import all_cases
+from nsys_analyzer.report.model import Spread
 from profiling_targets.attention import saved_tensors
 from profiling_targets.attention_variants import Passes, later_keys
 from profiling_targets.harness import allocations
 from profiling_targets.transformer import unfused_attention
-from tests.support.rows import default_settings, unpadded
+from tests.support.rows import COLD, cells, check, default_settings, figures, page, typed_row
 
-COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 CASE = {"device": "cuda", "batch_size": 8, "precision": "fp32", "warmup_steps": 5, "steps": 100}
 
 
 def row(length: int, compiled: bool, forward_ms: float, **figures: Any) -> Row:
     scores = 3 * 8 * length**2 * 4
     known = {
-        "forward_ms": forward_ms,
-        "backward_ms": 2 * forward_ms,
-        "before_backward_bytes": scores + 8 * length * 64 * 4,
-        "peak_bytes": 2 * scores,
-        "inputs_bytes": 1000,
-        "first_step_ms": 3 * forward_ms + 7,
+        "forward_ms": forward_ms, "backward_ms": 2 * forward_ms, "peak_bytes": 2 * scores, "inputs_bytes": 1000,
+        "before_backward_bytes": scores + 8 * length * 64 * 4, "first_step_ms": 3 * forward_ms + 7,
         "compiled_graphs": 1,
-    }
+    }  # fmt: skip
     case = {**CASE, "d": 64, "context_length": length, "compile": compiled}
-    return Row("profiling_targets.attention", case, "ok", "", {**known, **figures}, {"gpu": "NVIDIA H200"})
+    return typed_row(TARGET, case, {**known, **figures}, machine={"gpu": "NVIDIA H200"})
 
 
-def section(*rows: Row) -> Section:
-    """The section of rows as the file holds them."""
-    return BENCH.section(Results(tuple(typed(row, TARGET) for row in rows)))
+def lost(length: int, compiled: bool, status: str, message: str) -> Row:
+    return replace(row(length, compiled, 1), status=status, message=message, figures=AttentionFigures())
 
 
-def text(*rows: Row) -> str:
-    return render(Report("x", (section(*rows),)), {})
-
-
-def plain(*rows: Row) -> str:
-    return unpadded(text(*rows))
+EAGER, LONG, COMPILED = row(1024, False, 10), row(4096, False, 160), row(1024, True, 5)
+UNSTEADY = (EAGER, LONG, row(1024, True, 50, forward_cv=0.3), row(4096, True, 40))
 
 
 def test_cases() -> None:
@@ -61,103 +45,47 @@ def test_cases() -> None:
     assert not any(case.environment for case in all_cases(BENCH, default_settings(BENCH, "cpu")))
 
 
-def test_section() -> None:
-    said = text(row(1024, False, 10), row(4096, False, 160), row(1024, True, 5), row(4096, True, 40))
-    # 3·S² + 64·S of 4,096 and 1,024 tokens: (3·4096 + 64) ÷ (3·1024 + 64) = 3.938, times 4 → log₄(15.75) = 1.989
-    assert "to the power 1.99" in said
-    # 10 ÷ 5 and 160 ÷ 40, forward as backward
-    assert "2.000× to 4.000× as fast" in said
-    assert "No shape ran out of memory" in said
-    blocks = list(unfolded(section(row(1024, True, 5)).blocks))
-    times, memory = [block for block in blocks if isinstance(block, Table)][:2]
+@pytest.mark.parametrize(
+    ("rows", "says", "says_not"),
+    [
+        # 3·S² + 64·S of 4,096 and 1,024 tokens: (3·4096 + 64) ÷ (3·1024 + 64) = 3.938, times 4 → log₄(15.75) = 1.989;
+        # 10 ÷ 5 and 160 ÷ 40, forward as backward
+        ((EAGER, LONG, COMPILED, row(4096, True, 40)),
+         ["to the power 1.99", "2.000× to 4.000× as fast", "No shape ran out of memory",
+          "| saved for backward at d 64, context 1,024 |"], ["Unsteady", "Nothing was compiled"]),
+        # 10 ÷ 50 = 0.2 of forward is left out; of the steady ones 20 ÷ 100 and 160 ÷ 40 are the ends
+        (UNSTEADY, ["0.200× to 4.000× as fast",
+                    "**Unsteady passes**, CV above 10.0 %: d 64, context 1,024, compiled, forward: 30.0 %."], []),
+        (tuple(row(1024, on, 10 - on, forward_cv=0.2, backward_cv=0.2) for on in (False, True)), [], ["as fast"]),
+        ((row(1024, False, 0.492, forward_std_ms=0.145), row(1024, True, 0.246)),
+         ["| eager | 0.492 ± 0.145 | – |", "| compiled | 0.246 | 2.000× |"], []),
+        ((EAGER, COMPILED), ["2.000×", "from PyTorch's cache"], []),
+        # of two environments the later row counts: 10 ÷ 4
+        ((EAGER, COMPILED, replace(row(1024, True, 4), environment=COLD)), ["2.500×", "without a cache"], ["2.000×"]),
+        ((EAGER, row(1024, True, 9, compiled_graphs=0)), ["Nothing was compiled"], []),
+        ((EAGER, lost(16384, False, "oom", "CUDA out of memory")),
+         ["Out of memory: d 64, context 16,384.", "| 64 | 16,384 | eager | – | – | oom |", "| CUDA out of memory |"],
+         []),
+        ((EAGER, lost(1024, True, "failed", "no compiler")),
+         ["Failed: d 64, context 1,024, compiled.", "| d 64, context 1,024, compiled | failed | no compiler |"],
+         ["No shape ran out of memory"]),
+    ],
+)  # fmt: skip
+def test_what_the_section_says(rows: tuple[Row, ...], says: list[str], says_not: list[str]) -> None:
+    check(page(BENCH, rows), says, says_not)
+
+
+def test_tables_and_figures() -> None:
     # Without an eager row there is no speed-up; compiling took 3 · 5 + 7 ms without the 5 + 10 of a later step.
-    assert [column.title for column in times.columns[3:]] == ["forward ms", "backward ms", "compile ms", "status"]
-    assert times.rows == ((64, 1024, "compiled", Spread(5, None), Spread(10, None), 7, "ok"),)
+    shape = {"d": 64, "context": 1024, "code": "compiled"}
+    times = {"forward ms": Spread(5, None), "backward ms": Spread(10, None), "compile ms": 7, "status": "ok"}
+    assert cells(BENCH, [COMPILED], "Time") == [{**shape, **times}]
     saved = 3 * 8 * 1024**2 * 4
-    assert memory.rows == ((64, 1024, "compiled", 1000, saved + 8 * 1024 * 64 * 4, 2 * saved),)
-
-
-def test_unsteady_passes_are_flagged_and_make_no_headline() -> None:
-    rows = row(1024, False, 10), row(4096, False, 160), row(1024, True, 50, forward_cv=0.3), row(4096, True, 40)
-    said = plain(*rows)
-    # 10 ÷ 50 = 0.2 of forward is left out; of the steady ones 20 ÷ 100 and 160 ÷ 40 are the ends
-    assert "0.200× to 4.000× as fast" in said
-    assert "**Unsteady passes**, CV above 10.0 %: d 64, context 1,024, compiled, forward: 30.0 %." in said
-    assert "Unsteady" not in plain(rows[0], rows[1])
-    none = plain(*(row(1024, on, 10 - on, forward_cv=0.2, backward_cv=0.2) for on in (False, True)))
-    assert "as fast" not in none
-
-
-def test_times_show_their_spread() -> None:
-    said = plain(row(1024, False, 0.492, forward_std_ms=0.145), row(1024, True, 0.246))
-    times = next(line for line in said.splitlines() if "±" in line and line.startswith("|"))
-    assert [cell.strip() for cell in times.split("|")[3:6]] == ["eager", "0.492 ± 0.145", "–"]
-    assert "| compiled | 0.246 | 2.000× |" in said
-
-
-def test_rows_of_either_environment_are_paired() -> None:
-    eager, kept = row(1024, False, 10), row(1024, True, 5)
-    anew = replace(row(1024, True, 4), environment=COLD)
-    assert "2.000×" in plain(eager, kept)
-    assert "from PyTorch's cache" in plain(eager, kept)
-    assert "2.500×" in plain(eager, kept, anew)  # the later one, 10 ÷ 4
-    assert "without a cache" in plain(eager, anew)
-
-
-def test_what_is_saved_for_backward_is_named_so() -> None:
-    assert "| saved for backward at d 64, context 1,024 |" in plain(row(1024, False, 10))
-
-
-def test_nothing_compiled_is_flagged() -> None:
-    assert "Nothing was compiled" in text(row(1024, False, 10), row(1024, True, 9, compiled_graphs=0))
-
-
-def test_out_of_memory_keeps_its_row() -> None:
-    lost = Row(
-        "profiling_targets.attention",
-        {**CASE, "d": 64, "context_length": 16384, "compile": False},
-        "oom",
-        "CUDA out of memory",
-    )
-    said = text(row(1024, False, 10), lost)
-    assert "Out of memory: d 64, context 16,384." in said
-    assert any("16,384" in line and "oom" in line for line in said.splitlines() if line.startswith("|"))
-    assert "| CUDA out of memory |" in said
-
-
-def test_what_failed_says_why() -> None:
-    said = plain(row(1024, False, 10), replace(row(1024, True, 1), status="failed", message="no compiler", figures={}))
-    assert "Failed: d 64, context 1,024, compiled." in said
-    assert "| d 64, context 1,024, compiled | failed | no compiler |" in said
-    assert "No shape ran out of memory" not in said
-
-
-@pytest.mark.slow
-def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = ["--d", "8", "--context-length", "32,64", "--steps", "2", "--warmup-steps", "0", "--device", "cpu"]
-    done = CliRunner().invoke(cli, ["bench", "attention", *options], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    folder = tmp_path / "bench" / "attention"
-    header, rows = read_file(folder / NAME)
-    assert header["bench"] == "attention"
-    assert [one.status for one in rows] == ["ok"] * 5  # the ceilings, two lengths eager and compiled
-    eager = next(one for one in rows if one.case.get("context_length") == 64)
-    # Between the passes: three score matrices, two columns of row maxima and sums, the output; 8 bytes of bookkeeping.
-    expected = 4 * (3 * 8 * 64**2 + 2 * 8 * 64 + 8 * 64 * 8)
-    assert eager.figures["before_backward_bytes"] == pytest.approx(expected, abs=64)
-    assert (folder / "attention.csv").read_text().count("\n") == 1 + 4
-    assert (folder / "attention_figures" / "attention-forward.png").stat().st_size > 1000
-    again = CliRunner().invoke(cli, ["bench", "attention", *options, "--resume"], catch_exceptions=False)
-    assert again.exit_code == 0
-    assert "5 of 5 configurations are finished already" in again.output
-
-
-def test_figures_name_their_axes() -> None:
-    blocks = section(row(1024, False, 10), row(4096, False, 160)).blocks
-    figures = [block for block in blocks if isinstance(block, Lines)]
-    assert [figure.y_axis for figure in figures] == ["ms", "ms", "MiB saved for backward"]
-    assert figures[0].series == (("eager", ((1024, 10), (4096, 160))),)
+    memory = {"inputs": 1000, "saved for backward": saved + 8 * 1024 * 64 * 4, "peak": 2 * saved}
+    assert cells(BENCH, [COMPILED], "Memory") == [{**shape, **memory}]
+    drawn = figures(BENCH, [EAGER, LONG, COMPILED])  # a single point is no curve
+    assert [figure.y_axis for figure in drawn.values()] == ["ms", "ms", "MiB saved for backward"]
+    assert drawn["attention-forward"].series == (("eager", ((1024, 10), (4096, 160))),)
 
 
 def test_what_is_saved_is_freed_again() -> None:

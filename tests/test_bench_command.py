@@ -14,13 +14,14 @@ from click.testing import CliRunner, Result
 
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.run_progress import shown
+from nsys_analyzer.configuration import Option
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments import registry as benches
-from nsys_analyzer.experiments.model import Bench, CaseTarget, Option, Profiled, Results, Task
+from nsys_analyzer.experiments import results as benches
+from nsys_analyzer.experiments.model import Bench, Profiled, Results
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
 from nsys_analyzer.report.model import Bars, Paragraph, Section
-from nsys_analyzer.runs.rows import NAME, read_file, written
-from tests.support.rows import default_settings
+from nsys_analyzer.runs.rows import NAME, CaseTarget, Task, read_file, written
+from tests.support.rows import check, default_settings, unpadded
 from tests.support.sweeping import default_signals, wait_for
 
 Run = Callable[..., tuple[str, bool]]
@@ -140,48 +141,37 @@ def test_a_damaged_file_ends_no_report_of_others(run: Run, tmp_path: Path, real_
         text = (tmp_path / "r.md").read_text()
         assert "## Bench: c\n\nLeft out: " in text
         assert "is no file of a bench of this version" in text
-    with pytest.raises(ConfigurationError, match="is no file of a bench of this version"):
-        invoke("report", tmp_path / "c", "-o", tmp_path / "r.md")
 
 
-def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text("{}\n")
-    with pytest.raises(ConfigurationError, match="is no file of a bench of this version"):
-        invoke("report", tmp_path, "-o", tmp_path / "r.md")
+ROW = {"module": "profiling_targets.attention", "environment": {}, "status": "ok", "figures": {},
+       "case": {"device": "cpu", "d": 8, "context_length": 16, "compile": False}}  # fmt: skip
 
 
-def test_rows_without_their_figures_are_one_line(tmp_path: Path) -> None:
-    case = {"device": "cpu", "d": 8, "context_length": 16, "compile": False}  # no batch_size, and no figures
-    row = {"module": "profiling_targets.attention", "case": case, "environment": {}, "status": "ok", "figures": {}}
-    header = {"schema_version": 1, "bench": "attention"}
-    (tmp_path / NAME).write_text("".join(json.dumps(line) + "\n" for line in (header, row)))
-    with pytest.raises(ConfigurationError, match="has rows that this version cannot read"):
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([{}], "is no file of a bench of this version"),
+        ([{"schema_version": 1, "bench": "of tomorrow"}], r"Unknown bench 'of tomorrow'\. Known benches: "),
+        # no batch_size, and no figures
+        ([{"schema_version": 1, "bench": "attention"}, ROW], "has rows that this version cannot read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, lines: list[Any], says: str) -> None:
+    (tmp_path / NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ConfigurationError, match=says):
         invoke("report", tmp_path, "-o", tmp_path / "r.md")
     assert not (tmp_path / "r.md").exists()
 
 
-def test_a_bench_that_is_unknown_here(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text('{"schema_version": 1, "bench": "of tomorrow"}\n')
-    with pytest.raises(ConfigurationError, match=r"Unknown bench 'of tomorrow'\. Known benches: "):
-        invoke("report", tmp_path, "-o", tmp_path / "r.md")
-
-
 @pytest.mark.parametrize("bench", benches.BENCHES, ids=lambda bench: str(bench.name))
-def test_every_bench_lists_its_cases(bench: Bench) -> None:
-    done = invoke("bench", bench.name, "--dry-run", "--device", "cpu")
-    assert done.exit_code == 0, done.output
-    lines = done.stdout.splitlines()
+def test_every_case_is_its_own_and_listed(bench: Bench) -> None:
+    for device in ("cuda", "cpu"):
+        cases = benches.all_cases(bench, default_settings(bench, device))
+        assert len({one.key for one in cases}) == len({one.label for one in cases}) == len(cases)
+        assert {written(one.case)["device"] for one in cases} == {device}
+    lines = invoke("bench", bench.name, "--dry-run", "--device", "cpu").stdout.splitlines()
     assert lines[0].startswith("python -m profiling_targets.ceilings --device cpu")
-    assert len(lines) > 1
-
-
-@pytest.mark.parametrize("bench", benches.BENCHES, ids=lambda bench: str(bench.name))
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_every_case_is_its_own(bench: Bench, device: str) -> None:
-    cases = benches.all_cases(bench, default_settings(bench, device))
-    assert len({one.key for one in cases}) == len(cases)
-    assert len({one.label for one in cases}) == len(cases)
-    assert {written(one.case)["device"] for one in cases} == {device}
+    assert len(lines) >= len(cases)  # and what is profiled besides
 
 
 def test_help_lists_the_defaults_of_both_devices() -> None:
@@ -212,26 +202,79 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert not list((tmp_path / "b").glob(".*.json*"))
 
 
-_SMALL = ["--d-model", "32", "--d-ff", "64", "--num-heads", "2", "--num-layers", "1", "--vocab-size", "50"]
-_QUICK = {
-    "timing": [*_SMALL, "--context-length", "8", "--study-warmup-steps", "0,1", "--study-context-length", "8"],
-    "precision": [*_SMALL, "--model", "small:1", "--context-length", "8"],
-    "memory": ["--num-layers", "1", "--context-length", "8"],
-    "variants": ["--shape", "1x2x64x16", "--steps", "2"],
-}
+_TINY = "--d-model 32 --d-ff 64 --num-heads 4 --vocab-size 50"
+#: Each bench on a small model: its options, how many rows there are with the ceilings, what its section says and says
+#: not, and a figure.
+_QUICK: dict[str, tuple[str, int, list[str], list[str], str]] = {
+    "timing": (
+        f"{_TINY} --context-length 8,16 --study-warmup-steps 0,1 --study-context-length 8", 1 + 2 * 3 + 2,
+        ["Of 6 configurations 6 were measured.", "with a warm-up of 0 and"], ["Impossible"], "timing-step",
+    ),
+    "precision": (
+        f"{_TINY} --context-length 16 --model small:1 --length 256", 2 + 2 * 2 + 2 * 3 + 1 + 3,
+        ["Speed of forward-backward against fp32: small: bf16 autocast",
+         "Under autocast these stay in fp32: parameters,", "gives 9.953125 in fp16 and 10.00013 in fp32."], [],
+        "precision-throughput",
+    ),
+    "memory": (
+        "--num-layers 1 --context-length 8", 1 + 2,
+        ["1.000× the bytes of their shapes", "A CPU has no caching allocator"],
+        ["Two counts differ", "Impossible", "reserved"], "memory-small-8-train-fp32",
+    ),
+    "attention": (
+        "--d 8 --context-length 32,64 --steps 2 --warmup-steps 0", 1 + 2 * 2, ["No shape ran out of memory."], [],
+        "attention-forward",
+    ),
+    "variants": (
+        "--shape 1x2x64x16,1x2x128x16 --steps 2", 1 + 2 * 5 * 2, ["No variant ran out of memory."], ["Impossible"],
+        "variants-speed-up-causal",
+    ),
+    "flash": (
+        "--d-head 8 --context-length 32,64 --steps 1", 1 + 2 * 3,
+        ["Without a GPU, flash is the same algorithm as tiles in PyTorch"], [], "flash-fp32-end-to-end",
+    ),
+    # What is compiled is the model itself: the compiler would take half a minute.
+    "compile": (
+        f"{_TINY} --context-length 16 --profiler torch", 1 + 2, ["Was anything compiled?"], [], "compile-classes",
+    ),
+    "decode": (
+        "--num-layers 1 --batch-size 1 --prompt-length 8 --cache-length 16 --tokens 4 --warmup-tokens 1 "
+        "--attention sdpa", 1 + 2, ["small (1 layers) fp32"], [], "decode-token-times",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _QUICK)
-def test_on_the_cpu(name: str, tmp_path: Path) -> None:
-    """The benches whose own tests do not run the command; the others do."""
-    done = invoke("bench", name, *_QUICK[name], "--device", "cpu", "--output-dir", tmp_path / "b")
+def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    options, count, says, says_not, figure = _QUICK[name]
+    done = invoke("bench", name, *options.split(), "--device", "cpu")
     assert done.exit_code == 0, done.output
-    _, rows = read_file(tmp_path / "b" / NAME)
-    assert {row.status for row in rows} == {"ok"}
-    text = (tmp_path / "b" / f"{name}.md").read_text(encoding="utf-8")
-    assert "*Conditions.* Device: CPU" in text
-    assert (tmp_path / "b" / f"{name}.csv").read_text().count("\n") > 1
+    folder = tmp_path / "bench" / name
+    _, rows = read_file(folder / NAME)
+    assert [row.status for row in rows] == ["ok"] * count
+    ceilings = sum(row.module.endswith("ceilings") for row in rows)
+    assert (folder / f"{name}.csv").read_text().count("\n") == 1 + count - ceilings
+    check(unpadded((folder / f"{name}.md").read_text(encoding="utf-8")), ["*Conditions.* Device: CPU", *says], says_not)
+    assert (folder / f"{name}_figures" / f"{figure}.png").stat().st_size > 1000
+    if name == "attention":
+        row = next(row for row in rows if row.case.get("context_length") == 64)
+        # Between the passes: three score matrices, two columns of row maxima and sums, the output; 8 bytes of
+        # bookkeeping.
+        expected = 4 * (3 * 8 * 64**2 + 2 * 8 * 64 + 8 * 64 * 8)
+        assert row.figures["before_backward_bytes"] == pytest.approx(expected, abs=64)
+    if name == "variants":
+        # output and scores: 2 heads · 64 · (16 + 64) numbers of 4 bytes
+        row = next(row for row in rows if row.case.get("implementation") == "naive")
+        assert row.figures["forward_peak_bytes"] == 2 * 64 * (16 + 64) * 4
+    if name == "compile":  # the same operators, for the same code ran
+        lines = (folder / "compile.md").read_text().splitlines()
+        steps = next(line for line in lines if line.startswith("| d32-L1 fp32, context 16, train | step"))
+        eager, compiled = [cell.strip() for cell in steps.split("|")][3:5]
+        assert eager == compiled != "–"
 
 
 def test_a_resume_with_other_options_is_refused(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The bench of torch.compile: its cases, its section from hand-made rows and real captures, and one real run."""
+"""The bench of torch.compile: its cases, and its section from hand-made rows and real captures."""
 
 from __future__ import annotations
 
@@ -9,26 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.cli.main import cli
 from nsys_analyzer.experiments.compile import BENCH, TracePair, class_changes, pairs_of, trace_answers, trace_pairs
-from nsys_analyzer.experiments.model import Results
-from nsys_analyzer.experiments.registry import all_cases
+from nsys_analyzer.experiments.results import all_cases
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures, StepRow
-from nsys_analyzer.report.model import Bars, unfolded
 from nsys_analyzer.runs.captures import load_captures
-from nsys_analyzer.runs.rows import NAME, read_file
-from tests.support.rows import default_settings, page, typed_row
+from tests.support.rows import COLD, check, default_settings, figures, page, typed_row
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "sweep"
 PARTED = ("forward", "loss", "backward", "optimizer", "step")
-COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 CASE = {
     "device": "cuda", "attention": "unfused", "warmup_steps": 5, "steps": 10, "seed": 0, "model": "small",
     "context_length": 256, "precision": "fp32", "mode": "train", "batch_size": 4, "optimizer": "torch",
 }  # fmt: skip
+LARGE = {"model": "large"}
 
 
 settings = partial(default_settings, BENCH)
@@ -47,10 +42,6 @@ def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, *
     known = {**{f"{key[:-3]}_median_ms": ms for key, ms in known.items() if key[:-3] in PARTED}, **known}
     case = {**CASE, "compile": compiled, **(changes or {})}
     return typed_row(TARGET, case, known, environment=COLD if compiled else {})
-
-
-def said(*rows: StepRow, captures: tuple[CaptureSummary, ...] = ()) -> str:
-    return page(BENCH, rows, captures=captures).replace("\N{MINUS SIGN}", "-")
 
 
 @pytest.fixture(scope="module")
@@ -97,87 +88,59 @@ def test_the_profiled_step_is_that_of_the_cases() -> None:
     assert BENCH.captures(settings(profiled_models=0)).targets == ()
 
 
-def test_speed_ups_and_what_compiling_costs() -> None:
-    large = row(False, 50, {"model": "large"}, peak_allocated_bytes=2**35), row(True, 20, {"model": "large"})
-    text = said(row(False, 100), row(True, 80), *large)
-    # small 100 ÷ 80, large 50 ÷ 20; phases are shares of the step, so that each is as much faster
-    assert "makes a train step 1.250× (small fp32, context 256) to 2.500× (large fp32, context 256) as fast" in text
-    assert "Inside a training step: forward 1.250× to 2.500×, backward + optimizer 1.250× to 2.500×" in text
-    # 20 s of compiling: 20,000 ÷ (100 - 80) = 1,000 steps; 20,000 ÷ (50 - 20) = 667
-    costs = "20.0 s (large fp32, context 256, train, repaid after 667 steps) to 20.0 s (small fp32, context 256, train,"
-    assert f"Compiling takes {costs} repaid after 1,000 steps)." in text
-    assert "compiled anew, without a cache" in text
-    assert "Impossible" not in text
+LOST = replace(
+    row(True, 1), status="oom", message="CUDA out of memory", figures=StepFigures(peak_allocated_bytes=2**33)
+)
+#: Thirds of three steps: medians 16.8 and 14.6, 16.8 ÷ 14.6 = 1.15; 15.7 ÷ 15 = 1.047.
+COOLING, STEADY = [17.2, 16.8, 16.7, 14.7, 14.5, 14.6, 14.7, 14.6, 14.3], [15.7, 15.7, 15.7, *6 * [15.0]]
 
 
-def test_backward_and_optimizer_are_summed() -> None:
+@pytest.mark.parametrize(
+    ("rows", "says", "says_not"),
+    [
+        # small 100 ÷ 80, large 50 ÷ 20; phases are shares of the step, so that each is as much faster
+        # 20 s of compiling: 20,000 ÷ (100 - 80) = 1,000 steps; 20,000 ÷ (50 - 20) = 667
+        ((row(False, 100), row(True, 80), row(False, 50, LARGE, peak_allocated_bytes=2**35), row(True, 20, LARGE)),
+         ["makes a train step 1.250× (small fp32, context 256) to 2.500× (large fp32, context 256) as fast",
+          "Inside a training step: forward 1.250× to 2.500×, backward + optimizer 1.250× to 2.500×",
+          "Compiling takes 20.0 s (large fp32, context 256, train, repaid after 667 steps) to 20.0 s (small fp32, "
+          "context 256, train, repaid after 1,000 steps).", "compiled anew, without a cache"],
+         ["Impossible", "Unsteady phases", "Was anything compiled?"]),
+        ((row(False, 100), row(True, 125)),
+         ["0.800×", "Compiling takes 20.0 s (small fp32, context 256, train, never repaid). Of 1 configurations 1 are"],
+         []),
+        ((row(False, 100), row(True, 125), row(False, 50, LARGE), row(True, 40, LARGE)),
+         ["repaid after 2,000 steps)",  # 20,000 ÷ (50 - 40)
+          "Of 2 configurations 1 are no faster for it."], []),
+        ((row(True, 80),), ["Compiling takes 20.0 s (small fp32, context 256, train)."], []),  # against no eager row
+        # the cheaper one, 10 s, saves 5 ms: 2,000 steps; the dearer one, 20 s, saves 20 ms: 1,000
+        ((row(False, 100), row(True, 80), row(False, 55, LARGE), row(True, 50, LARGE, first_step_ms=10_050)),
+         ["10.0 s (large fp32, context 256, train, repaid after 2,000 steps) to 20.0 s (small fp32"], []),
+        ((row(False, 28), row(True, 15, times_ms=COOLING)),
+         ["train, compiled, is slower than the last: 16.80 ms, then 14.60 ms"], []),
+        ((row(False, 28), row(True, 15, times_ms=STEADY)), [], ["**Not warm yet**"]),
+        ((row(False, 28), row(True, 15, times_ms=[30.0, 15.0])), [], ["**Not warm yet**"]),  # no third of two
+        ((row(False, 28), row(True, 15, forward_cv=0.2, loss_cv=0.1)),
+         ["**Unsteady phases**, CV above 10.0 %: forward of small fp32, context 256, train, compiled: 20.0 %"], []),
+        ((row(False, 100), row(True, 100, first_step_ms=350)), ["Was anything compiled?"], []),  # 250 ms more
+        ((row(False, 100), row(True, 100, first_step_ms=450)), [], ["Was anything compiled?"]),
+        # memory is known even so
+        ((row(False, 100), LOST), ["4.0 GiB | 8.0 GiB | eager ok, compiled oom |", "CUDA out of memory"], []),
+    ],
+)  # fmt: skip
+def test_what_the_section_says(rows: tuple[StepRow, ...], says: list[str], says_not: list[str]) -> None:
+    check(page(BENCH, rows), says, says_not)
+
+
+def test_parts_of_a_step() -> None:
     (pair,) = pairs_of([row(False, 100), row(True, 80, backward_ms=10, optimizer_ms=20)])
     assert pair.ms("backward + optimizer") == (60, 30)  # 0.4·100 + 0.2·100, 10 + 20
     assert pair.speed_up("backward + optimizer") == 2
-
-
-def test_a_forward_step_has_no_other_parts() -> None:
-    forward = {"mode": "forward"}
-    rows = [
-        replace(one, figures=replace(one.figures, backward=None))
-        for one in (row(False, 10, forward), row(True, 5, forward))
-    ]
-    (pair,) = pairs_of(rows)
+    both = [row(False, 10, {"mode": "forward"}), row(True, 5, {"mode": "forward"})]
+    (pair,) = pairs_of([replace(one, figures=replace(one.figures, backward=None)) for one in both])
     assert (pair.speed_up("forward"), pair.speed_up("backward + optimizer")) == (2, None)
-
-
-def test_slower_compiled_steps_never_repay() -> None:
-    text = said(row(False, 100), row(True, 125))
-    assert "0.800×" in text
-    assert "Compiling takes 20.0 s (small fp32, context 256, train, never repaid). Of 1 configurations 1 are" in text
-    both = said(row(False, 100), row(True, 125), row(False, 50, {"model": "large"}), row(True, 40, {"model": "large"}))
-    assert "repaid after 2,000 steps)" in both  # 20,000 ÷ (50 - 40)
-    assert "Of 2 configurations 1 are no faster for it." in both
-    assert "Compiling takes 20.0 s (small fp32, context 256, train)." in said(row(True, 80))  # against no eager row
-
-
-def test_each_cost_is_told_with_its_own_saving() -> None:
-    # the cheaper one, 10 s, saves 5 ms: 2,000 steps; the dearer one, 20 s, saves 20 ms: 1,000
-    cheap = (row(False, 55, {"model": "large"}), row(True, 50, {"model": "large"}, first_step_ms=10_050))
-    text = said(row(False, 100), row(True, 80), *cheap)
-    assert "10.0 s (large fp32, context 256, train, repaid after 2,000 steps) to 20.0 s (small fp32" in text
-
-
-def test_speed_ups_are_of_medians() -> None:
     # a slow step or two lift the mean to 90, the median stays: 100 ÷ 80
     assert pairs_of([row(False, 100), row(True, 90, step_median_ms=80)])[0].speed_up("step") == 1.25
-
-
-def test_steps_that_are_not_warm_are_flagged() -> None:
-    # thirds of three: medians 16.8 and 14.6, 16.8 ÷ 14.6 = 1.15
-    times = [17.2, 16.8, 16.7, 14.7, 14.5, 14.6, 14.7, 14.6, 14.3]
-    text = said(row(False, 28), row(True, 15, times_ms=times))
-    assert "train, compiled, is slower than the last: 16.80 ms, then 14.60 ms" in text
-    steady = said(row(False, 28), row(True, 15, times_ms=[15.7, 15.7, 15.7, 15.0, 15.0, 15.0, 15.0, 15.0, 15.0]))
-    assert "**Not warm yet**" not in steady  # 15.7 ÷ 15 = 1.047
-    assert "**Not warm yet**" not in said(row(False, 28), row(True, 15, times_ms=[30.0, 15.0]))  # no third of two
-
-
-def test_unsteady_phases_are_flagged() -> None:
-    text = said(row(False, 28), row(True, 15, forward_cv=0.2, loss_cv=0.1))
-    assert "**Unsteady phases**, CV above 10.0 %: forward of small fp32, context 256, train, compiled: 20.0 %" in text
-    assert "**Unsteady phases**" not in said(row(False, 28), row(True, 15))
-
-
-def test_nothing_compiled_is_flagged() -> None:
-    assert "Was anything compiled?" in said(row(False, 100), row(True, 100, first_step_ms=350))  # 250 ms more
-    assert "Was anything compiled?" not in said(row(False, 100), row(True, 100, first_step_ms=450))
-
-
-def test_out_of_memory_keeps_its_row() -> None:
-    lost = replace(
-        row(True, 1), status="oom", message="CUDA out of memory", figures=StepFigures(peak_allocated_bytes=2**33)
-    )
-    text = said(row(False, 100), lost)
-    line = next(line for line in text.splitlines() if line.startswith("| small fp32, context 256"))
-    assert "eager ok, compiled oom" in line
-    assert "CUDA out of memory" in text
-    assert [cell.strip() for cell in line.split("|")[-4:-2]] == ["4.0 GiB", "8.0 GiB"]  # memory is known even so
 
 
 def test_a_changed_model_is_named_by_its_dimensions() -> None:
@@ -197,14 +160,9 @@ def test_classes_of_real_captures(trace_pair: TracePair) -> None:
         ms = sum(phase.kernel_time_ms.mean or 0 for phase in phases if phase)
         assert sum(getattr(change, f"{key}_launches") for change in changes) == pytest.approx(kernels)
         assert sum(getattr(change, f"{key}_ms") for change in changes) == pytest.approx(ms)
-
-
-def test_what_real_captures_say(trace_pair: TracePair) -> None:
     (sentence,) = trace_answers([trace_pair], [], "kernel")
-    assert sentence.startswith(
-        "In the traces of x, kernels per step go from 1,948 to 657; in forward and backward less"
-    )
-    assert "less elementwise (" in sentence
+    kernels = "In the traces of x, kernels per step go from 1,948 to 657; in forward and backward less elementwise ("
+    assert sentence.startswith(kernels)
 
 
 def test_a_gpu_that_waits_gains_by_fewer_launches_too(trace_pair: TracePair) -> None:
@@ -233,40 +191,11 @@ def test_captures_are_paired_by_what_was_run(example_captures: dict[str, Capture
     alike = replace(compiled, configuration=eager.configuration)
     (pair,) = trace_pairs([alike, eager])
     assert (pair.name, pair.eager, pair.compiled) == ("small fp32, context 256, train", eager, alike)
-    text = said(row(False, 100), row(True, 80), captures=(eager, alike))
-    assert "| small fp32, context 256, train | step" in text
-    assert "Classes in forward and backward of small fp32" in text
-
-
-def test_a_capture_that_failed_is_named() -> None:
+    rows = (row(False, 100), row(True, 80))
     lost = CaptureSummary("small_ctx256_train_fp32", None, "capture.sqlite", "failed", "nsys crashed")
-    assert "| small_ctx256_train_fp32 | failed | nsys crashed |" in said(row(False, 100), captures=(lost,))
-
-
-def test_figures(trace_pair: TracePair) -> None:
-    alike = replace(trace_pair.compiled, configuration=trace_pair.eager.configuration)
-    section = BENCH.section(Results((row(False, 100), row(True, 80)), captures=(trace_pair.eager, alike)))
-    figures = [block for block in unfolded(section.blocks) if isinstance(block, Bars)]
-    assert [figure.key for figure in figures] == ["compile-speed-up-train", "compile-classes"]
-    assert figures[0].series[2] == ("step", (1.25,))
-
-
-@pytest.mark.slow
-def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of all but the compiler, which takes half a minute: what is compiled is the model itself then."""
-    pytest.importorskip("torch", reason="the targets need PyTorch")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    dimensions = ["--d-model", "64", "--d-ff", "128", "--num-heads", "2", "--vocab-size", "100"]
-    options = [*dimensions, "--context-length", "16", "--device", "cpu", "--profiler", "torch"]
-    done = CliRunner().invoke(cli, ["bench", "compile", *options], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    folder = tmp_path / "bench" / "compile"
-    _, rows = read_file(folder / NAME)
-    assert [one.status for one in rows] == ["ok"] * 3  # the ceilings, eager, compiled
-    text = (folder / "compile.md").read_text()
-    assert "Was anything compiled?" in text
-    steps = next(line for line in text.splitlines() if line.startswith("| d64-L1 fp32, context 16, train | step"))
-    eager, compiled = [cell.strip() for cell in steps.split("|")][3:5]
-    assert eager == compiled != "–"  # the same operators, for the same code ran
-    assert (folder / "compile_figures" / "compile-classes.png").stat().st_size > 1000
+    table, classes = "| small fp32, context 256, train | step", "Classes in forward and backward of small fp32"
+    failed = "| small_ctx256_train_fp32 | failed | nsys crashed |"
+    check(page(BENCH, rows, captures=(eager, alike, lost)), [table, classes, failed])
+    drawn = figures(BENCH, rows, captures=(eager, alike))
+    assert list(drawn) == ["compile-speed-up-train", "compile-classes"]
+    assert drawn["compile-speed-up-train"].series[2] == ("step", (1.25,))

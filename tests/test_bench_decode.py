@@ -1,16 +1,13 @@
-"""The bench of decoding: its cases, its section from hand-made rows, and one real run."""
+"""The bench of decoding: its cases, and its section from hand-made rows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from nsys_analyzer.cli.main import cli
 from nsys_analyzer.experiments.decode import (
     BENCH,
     TARGET,
@@ -24,12 +21,10 @@ from nsys_analyzer.experiments.decode import (
     token_bytes,
     token_flops,
 )
-from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures
-from nsys_analyzer.experiments.model import Results
-from nsys_analyzer.experiments.registry import all_cases
-from nsys_analyzer.report.model import Bars, Lines, unfolded
-from nsys_analyzer.runs.rows import NAME, Row, Times, read_file
-from tests.support.rows import default_settings, page, typed_row
+from nsys_analyzer.experiments.results import all_cases
+from nsys_analyzer.experiments.section import CeilingsCase, CeilingsFigures
+from nsys_analyzer.runs.rows import Row, Times
+from tests.support.rows import check, default_settings, figures, page, typed_row
 
 SHARED = {
     "device": "cuda", "num_layers": 0, "batch_size": 16, "prompt_length": 1024, "cache_length": 2048, "tokens": 100,
@@ -95,24 +90,42 @@ def test_lengths_that_the_warm_up_had_not_seen_are_flagged_and_left_out() -> Non
     assert (cold_lengths(cold), next_ms(cold)) == ((20, 50), None)
     text = said(row(5), cold, row(5, attention="sdpa"), row(30, cache=False, attention="sdpa", warmup_tokens=5))
     assert "takes 20.00 ms at a length that the warm-up of 5 tokens had seen, 50.00 ms at another" in text
-    line = next(line for line in text.splitlines() if line.startswith("| small fp32") and "6.000×" in line)  # 30 ÷ 5
-    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["6.000×", "1.000×", "1.000×"]
+    assert "| small fp32 | 6.000× | 1.000× | 1.000× |" in text  # 30 ÷ 5
     steady = row(50, cache=False, warmup_tokens=5)
     assert (cold_lengths(steady), next_ms(steady)) == (None, 50)  # all of them take 50
     growing = replace(steady, figures=replace(steady.figures, token_times_ms=[200.0, *4 * [40.0], *95 * [59.0]]))
     assert cold_lengths(growing) is None  # 59 < 1.5 · 40: longer sequences take longer
 
 
-def test_speed_ups() -> None:
-    text = said(*four())
-    # 400 ÷ 10 = 40 unfused, 300 ÷ 5 = 60 sdpa; first token 200 ÷ 100, next one with the cache 10 ÷ 5
-    assert "40.00× to 60.00× shorter: small fp32 with sdpa attention needs 5.000 ms" in text
-    assert "prefill 2.000×, inter-token latency 2.000×" in text
-    assert "3,200 tokens/s (small fp32, sdpa, with the cache)" in text  # 16 ÷ 5 ms
-    line = next(line for line in text.splitlines() if line.startswith("| small fp32") and "40.00×" in line)
-    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["40.00×", "60.00×", "2.000×", "2.000×", "1.333×"]
-    assert "warm-up: 100 tokens" in text
-    assert "Impossible" not in text
+FORGOT = replace(row(10), figures=replace(row(10).figures, peak_bytes=4 * PARAMETERS))
+BUSY = replace(row(10), figures=replace(row(10).figures, between_tokens=Times(10, cv=0.3)))
+LOST = replace(row(1, cache=False), status="oom", message="CUDA out of memory",
+               figures=DecodeFigures(weights_bytes=2**31, peak_bytes=2**32))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "says", "says_not"),
+    [
+        # 400 ÷ 10 = 40 unfused, 300 ÷ 5 = 60 sdpa; first token 200 ÷ 100, next one with the cache 10 ÷ 5
+        (four(), ["40.00× to 60.00× shorter: small fp32 with sdpa attention needs 5.000 ms",
+                  "prefill 2.000×, inter-token latency 2.000×",
+                  "3,200 tokens/s (small fp32, sdpa, with the cache)",  # 16 ÷ 5 ms
+                  "| small fp32 | 40.00× | 60.00× | 2.000× | 2.000× | 1.333× |", "warm-up: 100 tokens"],
+         ["Impossible", "Unsteady"]),
+        # 4·(128,625,408 - 7,680,000) + 2·12·16·768·4·(1024 + 50) = 483,781,632 + 1,266,941,952 bytes in 10 ms
+        ((row(10),), ["| 175 GB/s | 4 TB/s | 4.8 TB/s | 3.6 % |"], []),
+        # 1.75 GB in 0.3 ms are 5.8 TB/s, and an H200 has 4.8; in 0.4 ms 4.4
+        ((row(0.3),), ["Impossible rate"], []),
+        ((row(0.4),), [], ["Impossible rate"]),
+        ((FORGOT,), ["Impossible memory"], []),
+        ((BUSY,), ["**Unsteady tokens**, CV above 10.0 %: small fp32, unfused, with the cache: 30.0 %."], []),
+        ((row(10), LOST), ["Out of memory: small fp32, unfused, without the cache.", "| CUDA out of memory |",
+                           "| small fp32 | unfused | no | – | – | – | – | oom |",
+                           "| small fp32 | unfused | no | – | – | – | 4.0 GiB | 2.0 GiB | – |"], []),
+    ],
+)  # fmt: skip
+def test_what_the_section_says(rows: tuple[DecodeRow, ...], says: list[str], says_not: list[str]) -> None:
+    check(said(*rows), says, says_not)
 
 
 def test_the_work_of_a_pass() -> None:
@@ -135,80 +148,27 @@ def test_the_work_of_a_token_after_the_first() -> None:
     assert token_bytes(cached) == weights + 2 * 12 * 768 * 4  # keys and values of 12 positions
 
 
-def test_bandwidth() -> None:
-    one = row(10)
-    # 4·(128,625,408 - 7,680,000) + 2·12·16·768·4·(1024 + 50) = 483,781,632 + 1,266,941,952 bytes in 10 ms
-    assert token_bytes(one) == 1_750_723_584
-    line = next(line for line in said(one).splitlines() if "175 GB/s" in line)
-    assert "4 TB/s" in line
-    assert "| 3.6 % |" in " ".join(line.split())  # of 4.8 TB/s
-
-
-def test_faster_than_memory_is_flagged() -> None:
-    # 1.75 GB in 0.3 ms are 5.8 TB/s, and an H200 has 4.8
-    assert "Impossible rate" in said(row(0.3))
-    assert "Impossible rate" not in said(row(0.4))  # 4.4 TB/s
-
-
-def test_memory_that_does_not_hold_the_cache_is_flagged() -> None:
-    one = row(10)
-    forgot = replace(one, figures=replace(one.figures, peak_bytes=one.figures.weights_bytes))
-    assert "Impossible memory" in said(forgot)
-    found = list(minimum_memory((row(10, cache=False), one, forgot)))
+def test_the_least_memory() -> None:
+    found = list(minimum_memory((row(10, cache=False), row(10), FORGOT)))
     assert [(cache, memory.parts) for cache, memory in found] == [
         (False, "weights"), (True, "weights, cache"), (True, "weights, cache"),
     ]  # fmt: skip
-    assert found[2][1].measured_bytes == one.figures.weights_bytes
-
-
-def test_unsteady_tokens_are_flagged() -> None:
-    one = row(10)
-    assert "Unsteady" not in said(one)
-    busy = replace(one, figures=replace(one.figures, between_tokens=Times(10, cv=0.3)))
-    assert "**Unsteady tokens**, CV above 10.0 %: small fp32, unfused, with the cache: 30.0 %." in said(busy)
-
-
-def test_out_of_memory_keeps_its_row_and_what_was_known() -> None:
-    lost = replace(row(1, cache=False), status="oom", message="CUDA out of memory",
-                   figures=DecodeFigures(weights_bytes=2**31, peak_bytes=2**32))  # fmt: skip
-    text = said(row(10), lost)
-    assert "Out of memory: small fp32, unfused, without the cache." in text
-    times = next(line for line in text.splitlines() if line.startswith("| small fp32") and "| oom" in line)
-    assert [cell.strip() for cell in times.split("|")[2:-1]] == ["unfused", "no", "–", "–", "–", "–", "oom"]
-    assert "| small fp32 | unfused | no | – | – | – | 4.0 GiB | 2.0 GiB | – |" in text
-    assert "| CUDA out of memory |" in text
+    assert found[2][1].measured_bytes == 4 * PARAMETERS
 
 
 def test_nothing_measured_says_no_figure() -> None:
     lost = [replace(one, status="failed", message="no", figures=DecodeFigures()) for one in four()]
-    section = BENCH.section(Results(tuple(lost)))
-    assert not [block for block in unfolded(section.blocks) if isinstance(block, Bars | Lines)]
+    assert not figures(BENCH, lost)
     assert "Failed: small fp32, unfused, with the cache; " in said(*lost)
 
 
 def test_figures_show_the_largest_model_that_is_complete() -> None:
     rows = (*four(), row(20, model="large"))
-    lines, bars = [b for b in BENCH.section(Results(rows)).blocks if isinstance(b, Bars | Lines)]
-    assert isinstance(lines, Lines)
-    assert isinstance(bars, Bars)
-    assert (lines.key, lines.title) == ("decode-token-times", "Time of each token, small fp32")
+    drawn = figures(BENCH, rows)
+    assert list(drawn) == ["decode-token-times", "decode-throughput"]
+    lines, bars = drawn.values()
+    assert lines.title == "Time of each token, small fp32"
     assert lines.series[0][0] == "unfused, with cache"
     assert lines.series[0][1][:2] == ((1, 200), (2, 10))
     assert bars.groups == ("small fp32", "large fp32")
     assert bars.series[1] == ("unfused, no cache", (16 / 400 * 1e3, None))
-
-
-@pytest.mark.slow
-def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="the targets need PyTorch")
-    monkeypatch.chdir(tmp_path)
-    options = ["--num-layers", "1", "--batch-size", "1", "--prompt-length", "8", "--cache-length", "16"]
-    options += ["--tokens", "4", "--warmup-tokens", "1", "--attention", "sdpa", "--device", "cpu"]
-    done = CliRunner().invoke(cli, ["bench", "decode", *options], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    folder = tmp_path / "bench" / "decode"
-    _, rows = read_file(folder / NAME)
-    assert [one.status for one in rows] == ["ok"] * 3  # the ceilings, with the cache, without
-    assert (folder / "decode.csv").read_text().count("\n") == 1 + 2
-    assert (folder / "decode_figures" / "decode-token-times.png").stat().st_size > 1000
-    assert "small (1 layers) fp32" in (folder / "decode.md").read_text()

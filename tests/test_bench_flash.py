@@ -1,21 +1,17 @@
-"""The bench of FlashAttention: its target on the CPU, its cases, its section from hand-made rows, and one real run."""
+"""The bench of FlashAttention: its target on the CPU, its cases, and its section from hand-made rows."""
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from nsys_analyzer.cli.main import cli  # noqa: E402
 from nsys_analyzer.experiments.flash import (  # noqa: E402  # noqa: E402
     BENCH,
     TARGET,
@@ -26,16 +22,14 @@ from nsys_analyzer.experiments.flash import (  # noqa: E402  # noqa: E402
     minimum_memory,
     rates,
 )
-from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures  # noqa: E402
 from nsys_analyzer.experiments.model import AnyRow as Row  # noqa: E402
 from nsys_analyzer.experiments.model import Results  # noqa: E402
-from nsys_analyzer.experiments.registry import all_cases  # noqa: E402
-from nsys_analyzer.report.model import Lines  # noqa: E402
-from nsys_analyzer.runs.rows import NAME, read_file, typed  # noqa: E402
+from nsys_analyzer.experiments.results import all_cases  # noqa: E402
+from nsys_analyzer.experiments.section import CeilingsCase, CeilingsFigures  # noqa: E402
 from profiling_targets import flash  # noqa: E402
 from profiling_targets.attention_variants import Attend  # noqa: E402
 from profiling_targets.harness import NotHereError, measured  # noqa: E402
-from tests.support.rows import default_settings, page  # noqa: E402
+from tests.support.rows import check, default_settings, figures, page, typed_row  # noqa: E402
 
 SMALL = {"device": "cpu", "precision": "fp32", "context_length": 40, "d_head": 8, "heads": 2, "steps": 2}
 CASE = {"device": "cuda", "batch_size": 1, "heads": 8, "causal": True, "fp32_products": "tf32x3", "warmup_ms": 25,
@@ -57,9 +51,7 @@ def measured_flash(**case: Any) -> dict[str, Any]:
     ],
 )
 def test_measure(implementation: str, precision: str, kernel: str) -> None:
-    row = measured(
-        TARGET, FlashCase(**{**SMALL, "implementation": implementation, "precision": precision}), flash.measure
-    )
+    row = measured_flash(implementation=implementation, precision=precision)
     figures = row["figures"]
     assert (row["status"], figures["kernel"]) == ("ok", kernel)
     assert figures["inputs_bytes"] == (INPUTS if precision == "fp32" else INPUTS / 2)
@@ -71,7 +63,7 @@ def test_measure(implementation: str, precision: str, kernel: str) -> None:
 
 
 def test_unfused_memory_holds_the_square() -> None:
-    row = measured(TARGET, FlashCase(**{**SMALL, "implementation": "unfused", "context_length": 256}), flash.measure)
+    row = measured_flash(implementation="unfused", context_length=256)
     weights = 2 * 256**2 * 4
     assert row["figures"]["peak_bytes"] > 2 * weights  # the weights and their gradient
 
@@ -108,14 +100,7 @@ def row(implementation: str, length: int, end_to_end_ms: float, **changes: Any) 
                "peak_bytes": 2**30, "kernel": implementation, "forward_timer": "do_bench"}  # fmt: skip
     status, message = changes.pop("status", "ok"), changes.pop("message", "")
     case |= {key: changes.pop(key) for key in tuple(changes) if key in case}
-    return typed(Row(
-        "profiling_targets.flash", case, status, message,
-        {**figures, **changes} if status == "ok" else changes, {"gpu": "NVIDIA H200", "torch": "2.11"},
-    ), TARGET)  # fmt: skip
-
-
-def text(*rows: FlashRow) -> str:
-    return page(BENCH, rows)
+    return typed_row(TARGET, case, {**figures, **changes} if status == "ok" else changes, status, message)
 
 
 def test_cases() -> None:
@@ -127,59 +112,62 @@ def test_cases() -> None:
     assert len(all_cases(BENCH, default_settings(BENCH, "cpu"))) == 1 + 3 * 3
 
 
-def test_ratios() -> None:
-    said = text(
-        row("flash", 128, 3), row("unfused", 128, 2), row("sdpa", 128, 1),
-        row("flash", 4096, 9), row("unfused", 4096, 20), row("sdpa", 4096, 12), row("sdpa_flash", 4096, 18),
-    )  # fmt: skip
-    # At the longest context 9 ÷ 12 to the fastest, 9 ÷ 18 to SDPA's FlashAttention
-    assert "At context 4,096 in bf16, forward and backward, flash takes 0.750× the time of its fastest peer " in said
-    assert "0.500× the time of SDPA's FlashAttention backend." in said
-    assert "| 64 | 128 | 2.000 | 1.000 | – | 3.000 | 3.000× |" in " ".join(said.split())  # 3 ÷ 1
-    assert "Nothing ran out of memory." in said
+FP32 = {"precision": "fp32"}
 
 
-def test_passes_of_few_calls_are_counted() -> None:
-    said = text(
-        row("flash", 128, 80.0),  # 20 ms forward: five calls fit into 100 ms; backward and end to end one
-        row("sdpa", 128, 80.0, backward_measured_ms=480, end_to_end_measured_ms=480),
-    )
-    assert "fewer than 5 in 2 of 6 passes" in said
-    assert "Few calls" not in text(row("flash", 128, 1.0))
-
-
-def test_the_largest_error_of_each_implementation() -> None:
-    errors = {"unfused": 0.0, "flash": 3e-6}
-    said = text(*(row(name, 128, 1.0, precision="fp32", max_error=error) for name, error in errors.items()))
-    assert "| unfused | fp32 | unfused | 1 | 0.0e+00 |" in " ".join(said.split())
-    assert "| flash | fp32 | flash | 1 | 3.0e-06 |" in " ".join(said.split())
+@pytest.mark.parametrize(
+    ("rows", "says", "says_not"),
+    [
+        # At the longest context 9 ÷ 12 to the fastest, 9 ÷ 18 to SDPA's FlashAttention; at 128 tokens 3 ÷ 1
+        ((row("flash", 128, 3), row("unfused", 128, 2), row("sdpa", 128, 1),
+          row("flash", 4096, 9), row("unfused", 4096, 20), row("sdpa", 4096, 12), row("sdpa_flash", 4096, 18)),
+         ["At context 4,096 in bf16, forward and backward, flash takes 0.750× the time of its fastest peer ",
+          "0.500× the time of SDPA's FlashAttention backend.", "| 64 | 128 | 2.000 | 1.000 | – | 3.000 | 3.000× |",
+          "Nothing ran out of memory."], ["Few calls"]),
+        # 20 ms forward: five calls fit into 100 ms; backward and end to end one
+        ((row("flash", 128, 80.0), row("sdpa", 128, 80.0, backward_measured_ms=480, end_to_end_measured_ms=480)),
+         ["fewer than 5 in 2 of 6 passes"], []),
+        ((row("unfused", 128, 1.0, **FP32, max_error=0.0), row("flash", 128, 1.0, **FP32, max_error=3e-6)),
+         ["| unfused | fp32 | unfused | 1 | 0.0e+00 |", "| flash | fp32 | flash | 1 | 3.0e-06 |"], []),
+        # of 1 ÷ 4 ms forward, and of 1 ms backward, 2.5 times that: see the roofline below
+        ((row("flash", 4096, 1.0),), ["6.9 % forward and 4.3 % backward of the bf16 roofline"], ["Impossible"]),
+        # 8·16384·16385 ÷ 2 scores of 4·64 FLOPs, 2.75e11, in 1.5 ms are 183 TFLOP/s: above a third of 494.7, below
+        # that; in 2 ms 137 TFLOP/s
+        ((row("sdpa", 16384, 6.0, **FP32),),
+         ["**Impossible rate**: forward of SDPA, fp32, d_head 64, context 16,384, fp32 as 3xTF32"], []),
+        ((row("sdpa", 16384, 8.0, **FP32),), [], ["Impossible rate"]),
+        # 1.166e12 FLOPs forward in 0.25 ms are 4.7 PFLOP/s
+        ((row("flash", 16384, 0.5, heads=33),), ["**Impossible rate**: forward of flash"], []),
+        ((row("flash", 65536, 30.0), row("unfused", 65536, 0, status="oom", message="CUDA out of memory."),
+          row("unfused", 32768, 9.0), row("flash", 32768, 3.0, peak_bytes=2**20)),
+         ["Out of memory: unfused, bf16, d_head 64, context 65,536.",
+          "At context 32,768 (bf16, d_head 64) unfused attention needs 1.0 GiB above its inputs, flash 1.0 MiB.",
+          "| unfused, bf16, d_head 64, context 65,536 | oom | CUDA out of memory. |",
+          "| 64 | 65,536 | oom | 30.00 | – |"], []),
+        ((row("sdpa", 128, 1.0), row("flash", 128, 0, status="failed", message="RuntimeError: wrong by 1.0e+00")),
+         ["Failed: flash, bf16, d_head 64, context 128.", "| RuntimeError: wrong by 1.0e+00 |"], ["flash takes"]),
+    ],
+)  # fmt: skip
+def test_what_the_section_says(rows: tuple[FlashRow, ...], says: list[str], says_not: list[str]) -> None:
+    check(page(BENCH, rows), says, says_not)
 
 
 def test_roofline() -> None:
-    one = row("flash", 4096, 1.0)
+    one, short = row("flash", 4096, 1.0), row("flash", 2, 1.0)
     limits = find_limits(Results((one,)), "bf16")
     assert limits is not None
     # 8·4096·4097 ÷ 2 = 67,125,248 scores of 4·64 FLOPs forward, 10·64 backward, at 989.4 TFLOP/s
     assert limits.least_ms(one, "forward") == pytest.approx(0.0173684, rel=1e-4)
     assert limits.least_ms(one, "end_to_end") == pytest.approx(3.5 * 0.0173684, rel=1e-4)
-    # of 1 ÷ 4 ms forward, and of 1 ms backward, 2.5 times that
-    assert "6.9 % forward and 4.3 % backward of the bf16 roofline" in text(one)
-
-
-def test_a_short_pass_is_bound_by_moving() -> None:
-    short = row("flash", 2, 1.0)
-    limits = find_limits(Results((short,)), "bf16")
-    assert limits is not None
     # 4 tensors of 8·2·64·2 bytes and 8·2·4 of lse: 8,256 bytes at 4.8 TB/s; 24 scores are 6,144 FLOPs
     assert limits.least_ms(short, "forward") == pytest.approx(8256 / 4.8e12 * 1e3)
 
 
-def test_fp32_by_three_products_of_tf32_has_their_limit() -> None:
-    limits = find_limits(Results((row("flash", 128, 1, precision="fp32"),)), "fp32")
-    true_fp32 = find_limits(Results((row("flash", 128, 1, precision="fp32", fp32_products="ieee"),)), "fp32")
+@pytest.mark.parametrize(("products", "flops_per_s"), [("tf32x3", 494.7e12 / 3), ("ieee", 67e12)])
+def test_fp32_by_three_products_of_tf32_has_their_limit(products: str, flops_per_s: float) -> None:
+    limits = find_limits(Results((row("flash", 128, 1, **FP32, fp32_products=products),)), "fp32")
     assert limits is not None
-    assert true_fp32 is not None
-    assert (limits.flops_per_s, true_fp32.flops_per_s) == (494.7e12 / 3, 67e12)
+    assert limits.flops_per_s == flops_per_s
 
 
 def test_without_a_datasheet_the_ceilings_limit() -> None:
@@ -211,57 +199,10 @@ def test_sdpa_in_fp32_is_held_to_tensor_cores() -> None:
     assert three.flops == 3 * one.flops  # against the peak of TF32
 
 
-def test_fp32_as_three_products_can_be_impossible() -> None:
-    # 8·16384·16385 ÷ 2 scores of 4·64 FLOPs, 2.75e11, in 1.5 ms are 183 TFLOP/s: above a third of 494.7, below that
-    assert "**Impossible rate**: forward of SDPA, fp32, d_head 64, context 16,384, fp32 as 3xTF32" in text(
-        row("sdpa", 16384, 6.0, precision="fp32")
-    )
-    assert "Impossible rate" not in text(row("sdpa", 16384, 8.0, precision="fp32"))  # 137 TFLOP/s
-
-
-def test_out_of_memory_keeps_its_row() -> None:
-    lost = row("unfused", 65536, 0, status="oom", message="CUDA out of memory. Tried to allocate 64.00 GiB.")
-    said = text(row("flash", 65536, 30.0), lost, row("unfused", 32768, 9.0), row("flash", 32768, 3.0, peak_bytes=2**20))
-    assert "Out of memory: unfused, bf16, d_head 64, context 65,536." in said
-    needed = "At context 32,768 (bf16, d_head 64) unfused attention needs 1.0 GiB above its inputs, flash 1.0 MiB."
-    assert needed in said
-    assert (
-        "| unfused, bf16, d_head 64, context 65,536 | oom | CUDA out of memory. Tried to allocate 64.00 GiB. |" in said
-    )
-    assert "| 64 | 65,536 | oom | 30.00 | – |" in " ".join(said.split())
-
-
-def test_what_failed_is_flagged() -> None:
-    said = text(row("sdpa", 128, 1.0), row("flash", 128, 0, status="failed", message="RuntimeError: wrong by 1.0e+00"))
-    assert "Failed: flash, bf16, d_head 64, context 128." in said
-    assert "| RuntimeError: wrong by 1.0e+00 |" in said
-    assert "flash takes" not in said
-
-
-def test_an_impossible_rate_is_flagged() -> None:
-    # 1.166e12 FLOPs forward in 0.25 ms are 4.7 PFLOP/s
-    assert "**Impossible rate**: forward of flash" in text(row("flash", 16384, 0.5, heads=33))
-
-
 def test_figures() -> None:
     rows = (row("flash", 256, 2.0), row("flash", 128, 1.0), row("flash", 128, 9.0, d_head=128), row("sdpa", 128, 3.0))
-    figures = [block for block in BENCH.section(Results(rows)).blocks if isinstance(block, Lines)]
-    assert [figure.key for figure in figures] == ["flash-bf16-forward", "flash-bf16-backward", "flash-bf16-end-to-end"]
-    assert figures[2].series == (("flash", ((128, 1.0), (256, 2.0))),)  # a single point is no curve
-    assert (figures[2].log_x, figures[2].log_y, figures[2].y_axis) == (True, True, "ms")
-
-
-@pytest.mark.slow
-def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = ["--d-head", "8", "--context-length", "32,64", "--steps", "1", "--device", "cpu"]
-    done = CliRunner().invoke(cli, ["bench", "flash", *options], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    folder = tmp_path / "bench" / "flash"
-    _, rows = read_file(folder / NAME)
-    assert [one.status for one in rows] == ["ok"] * 7  # the ceilings, two lengths of three implementations
-    with (folder / "flash.csv").open(encoding="utf-8", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 6
-    said = (folder / "flash.md").read_text(encoding="utf-8")
-    assert "Without a GPU, flash is the same algorithm as tiles in PyTorch" in said
-    assert (folder / "flash_figures" / "flash-fp32-end-to-end.png").stat().st_size > 1000
+    drawn = figures(BENCH, rows)
+    assert list(drawn) == ["flash-bf16-forward", "flash-bf16-backward", "flash-bf16-end-to-end"]
+    *_, figure = drawn.values()
+    assert figure.series == (("flash", ((128, 1.0), (256, 2.0))),)  # a single point is no curve
+    assert (figure.log_x, figure.log_y, figure.y_axis) == (True, True, "ms")

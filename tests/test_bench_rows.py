@@ -12,8 +12,7 @@ import pytest
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import Bench
-from nsys_analyzer.experiments.registry import BENCHES
-from nsys_analyzer.experiments.results import read_finished
+from nsys_analyzer.experiments.results import BENCHES, read_finished
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.rows import NAME

@@ -1,4 +1,4 @@
-"""The bench of timing: its cases, its section from hand-made rows, and from real ones of a tiny model."""
+"""The bench of timing: its cases, and its section from hand-made rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import timing
-from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepRow, cast_bytes, minimum_memory, rates
 from nsys_analyzer.experiments.timing import BENCH
-from nsys_analyzer.report.model import Bars, Lines, Spread, Table, unfolded
-from tests.support.rows import default_settings, page, typed_row
+from nsys_analyzer.report.model import Spread
+from tests.support.rows import check, default_settings, figures, page, table, typed_row
 
 GIB = 2**30
 CASE = {
@@ -45,14 +44,6 @@ def studied(warmup_steps: int, times: list[float]) -> StepRow:
     figures = {"times_ms": times, "warmup_times_ms": before, "step_median_ms": 20.0, "step_cv": 0.5}
     one = row(mean, figures, warmup_steps=warmup_steps)
     return replace(one, environment={timing.VARIABLE: str(warmup_steps)})
-
-
-def text(*rows: StepRow) -> str:
-    return page(BENCH, rows)
-
-
-def tables(*rows: StepRow) -> list[Table]:
-    return [block for block in unfolded(BENCH.section(Results(rows)).blocks) if isinstance(block, Table)]
 
 
 settings = partial(default_settings, BENCH)
@@ -90,69 +81,68 @@ def test_an_unknown_model_is_refused_before_anything_runs() -> None:
         BENCH.cases(settings("cuda", model=("huge",)))
 
 
-def test_section() -> None:
+# Without slow steps: both processes after a warm-up that is not told.
+QUICK = tuple(
+    replace(one, case=replace(one.case, warmup_steps=warmup), figures=replace(one.figures, warmup_times_ms=[]))
+    for warmup, one in ((0, studied(5, 10 * [20.0])), (5, studied(5, 10 * [20.0])))
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says", "says_not"),
+    [
+        ((row(10, mode="forward"), row(40), lost(context_length=1024), row(80, context_length=512)),
+         ["Of 4 configurations 3 were measured.", "Steps vary by 1.0 %",
+          "A step (train) takes 40.00 ms (small, context 256, train) to 80.00 ms (small, context 512, train).",
+          "Backward takes 2.000× the forward pass.",  # half a step against a quarter
+          "Out of memory: small, context 1,024, train.",
+          "| small, context 1,024, train | oom | CUDA out of memory |"], ["in another precision", "**Unsteady"]),
+        ((lost(),), ["Out of memory: small, context 256, train."], ["Backward takes"]),
+        # (1000 + 9·20) ÷ 10 = 118 without warm-up over its last steps' 20: 5.9 times; all above 20 is the first step
+        ((row(), studied(0, [1000.0, *9 * [20.0]]), studied(5, 10 * [20.0])),
+         ["5.900× with a warm-up of 0 and 1.000× with a warm-up of 5",
+          "the first measured step (1,000.0 ms) makes 100.0 % of",
+          "step 1 in 2 of 2 processes",  # in the one it was measured, in the other a warm-up
+          "Of 1 configurations 1 were measured."], []),  # the study is no part of the grid
+        ((row(), *QUICK), ["No step of a process took more than 1.5 times"], []),
+        # A slow process is no warm-up: steady are the last three of five, 42 and 35 ms.
+        # mean (315 + 47 + 42 + 41 + 43) ÷ 5 = 97.6, ÷ 42 = 2.324; 35 ÷ 35 = 1, and not 97.6 ÷ 35
+        # above 42 ms: 273 + 5 + 0 + 0 + 1 = 279, of which the first makes 273 ÷ 279; 47 is less than 1.5 · 42
+        ((row(), studied(0, [315.0, 47.0, 42.0, 41.0, 43.0]), studied(5, [35.0, 36.0, 35.0, 34.0, 35.0])),
+         ["2.324× with a warm-up of 0 and 1.000× with a warm-up of 5",
+          "the first measured step (315.0 ms) makes 97.8 % of", "step 1 in 2 of 2 processes."], []),
+        # 1 TFLOP in 10 ms are 100 TFLOP/s, and an H200 has 67 in fp32
+        ((row(40),), ["**Impossible rate**"], []),
+        ((row(400),), [], ["**Impossible rate**"]),
+        ((row(400, {"peak_allocated_bytes": 4 * GIB}),), ["**Impossible memory**"], []),
+        ((row(400, {"product_bits": 10}), row(400, {"step_cv": 0.25}, context_length=512)),
+         ["in another precision than asked for**, in 1 of 2 rows: fp32 kept 10 bits.",
+          "**Unsteady steps**, CV above 10.0 %: small, context 512, train: 25.0 %."], []),
+    ],
+)  # fmt: skip
+def test_what_the_section_says(rows: tuple[StepRow, ...], says: list[str], says_not: list[str]) -> None:
+    check(page(BENCH, rows), says, says_not)
+
+
+def test_a_line_for_each_model_and_context() -> None:
     rows = (row(10, mode="forward"), row(40), lost(context_length=1024), row(80, context_length=512))
-    said = text(*rows)
-    assert "Of 4 configurations 3 were measured." in said
-    assert "A step (train) takes 40.00 ms (small, context 256, train) to 80.00 ms (small, context 512, train)." in said
-    assert "Backward takes 2.000× the forward pass." in said  # half a step against a quarter
-    assert "Steps vary by 1.0 %" in said
-    assert "Out of memory: small, context 1,024, train." in said
-    assert tables(*rows)[0].rows == (
+    assert table(BENCH, rows).rows == (
         ("small", 256, Spread(10, 0.1), Spread(40, 0.4), 25_600, 8 * GIB),  # 1024 tokens in 40 ms
         ("small", 1024, None, "oom", None, None),
         ("small", 512, None, Spread(80, 0.8), 12_800, 8 * GIB),
     )
-    assert "| small, context 1,024, train | oom | CUDA out of memory |" in said
-
-
-def test_rows_of_another_kind_are_told_apart() -> None:
-    found = tables(row(40), row(20, precision="tf32", figures={"product_bits": 10}))[0].rows
+    found = table(BENCH, (row(40), row(20, precision="tf32", figures={"product_bits": 10}))).rows
     assert [line[0] for line in found] == ["small, precision fp32", "small, precision tf32"]
-
-
-def test_nothing_measured_is_a_section_still() -> None:
-    said = text(lost())
-    assert "Out of memory: small, context 256, train." in said
-    assert "Backward takes" not in said
-
-
-def test_warmup_study() -> None:
-    # (1000 + 9·20) ÷ 10 = 118 without warm-up over its last steps' 20: 5.9 times; all above 20 lies in the first step
-    said = text(row(), studied(0, [1000.0, *9 * [20.0]]), studied(5, 10 * [20.0]))
-    assert "5.900× with a warm-up of 0 and 1.000× with a warm-up of 5" in said
-    assert "the first measured step (1,000.0 ms) makes 100.0 % of" in said
-    assert "step 1 in 2 of 2 processes" in said  # in the one it was measured, in the other a warm-up
-    assert "Of 1 configurations 1 were measured." in said  # the study is no part of the grid
-
-
-def test_a_study_without_slow_steps_says_so() -> None:
-    quick = studied(5, 10 * [20.0])
-    quick = replace(quick, case=replace(quick.case, warmup_steps=0))
-    steady = studied(5, 10 * [20.0])
-    rows = tuple(replace(one, figures=replace(one.figures, warmup_times_ms=[])) for one in (quick, steady))
-    assert "No step of a process took more than 1.5 times" in text(row(), *rows)
-
-
-def test_a_slow_process_is_no_warm_up() -> None:
-    # Steady are the last three of five: 42 and 35 ms.
-    slow, quick = studied(0, [315.0, 47.0, 42.0, 41.0, 43.0]), studied(5, [35.0, 36.0, 35.0, 34.0, 35.0])
-    said = text(row(), slow, quick)
-    # mean (315 + 47 + 42 + 41 + 43) ÷ 5 = 97.6, ÷ 42 = 2.324; 35 ÷ 35 = 1, and not 97.6 ÷ 35
-    assert "2.324× with a warm-up of 0 and 1.000× with a warm-up of 5" in said
-    # above 42 ms: 273 + 5 + 0 + 0 + 1 = 279, of which the first makes 273 ÷ 279
-    assert "the first measured step (315.0 ms) makes 97.8 % of" in said
-    assert "step 1 in 2 of 2 processes." in said  # 47 is less than 1.5 · 42
 
 
 def test_figures() -> None:
     rows = (row(40), row(80, context_length=512), studied(0, [1000.0, 20.0]), studied(1, [20.0, 20.0]))
-    figures = {one.key: one for one in unfolded(BENCH.section(Results(rows)).blocks) if isinstance(one, Lines | Bars)}
-    assert list(figures) == ["timing-step", "timing-phases", "timing-warmup"]
-    assert figures["timing-step"].series == (("small", ((256, 40), (512, 80))),)
+    drawn = figures(BENCH, rows)
+    assert list(drawn) == ["timing-step", "timing-phases", "timing-warmup"]
+    assert drawn["timing-step"].series == (("small", ((256, 40), (512, 80))),)
     # forward a quarter, loss and optimizer an eighth each, backward a half
-    assert [values for _, values in figures["timing-phases"].series] == [(25,), (12.5,), (50,), (12.5,)]
-    assert figures["timing-warmup"].series[1] == ("warm-up of 1", ((1, 1000), (2, 20), (3, 20)))
+    assert [values for _, values in drawn["timing-phases"].series] == [(25,), (12.5,), (50,), (12.5,)]
+    assert drawn["timing-warmup"].series[1] == ("warm-up of 1", ((1, 1000), (2, 20), (3, 20)))
 
 
 def test_rates() -> None:
@@ -164,11 +154,6 @@ def test_rates() -> None:
     assert list(rates([lost()])) == []
 
 
-def test_a_rate_above_the_peak_is_impossible() -> None:
-    assert "**Impossible rate**" in text(row(40))  # 1 TFLOP in 10 ms are 100 TFLOP/s, and an H200 has 67 in fp32
-    assert "**Impossible rate**" not in text(row(400))
-
-
 def test_minimum_memory_by_mode() -> None:
     tight = row(40, {"peak_allocated_bytes": 6 * GIB}, context_length=128)
     (_, one), (kind, other) = minimum_memory([tight, row(40), lost()])
@@ -177,7 +162,6 @@ def test_minimum_memory_by_mode() -> None:
     kept = 12 * 4 * 12_596_224
     assert (one.measured_bytes, one.least_bytes) == (6 * GIB, 5 * GIB + kept)  # 1 + 1 + 2 + 1, and what is kept
     assert one.parts == "parameters, gradients, states, logits, activations"
-    assert "**Impossible memory**" in text(row(400, {"peak_allocated_bytes": 4 * GIB}))
 
 
 def test_what_must_live_is_what_the_row_tells() -> None:
@@ -193,34 +177,3 @@ def test_what_must_live_is_what_the_row_tells() -> None:
     nothing = {"gradients_bytes": 0, "optimizer_bytes": 0, "product_bits": 7}
     ((_, one),) = minimum_memory([row(40, nothing, mode="forward", precision="bf16", **tiny)])
     assert (one.least_bytes, one.parts) == (2 * GIB + 2880, "parameters, logits, weights cast to bf16")
-
-
-def test_flags() -> None:
-    said = text(row(400, {"product_bits": 10}), row(400, {"step_cv": 0.25}, context_length=512))
-    assert "in another precision than asked for**, in 1 of 2 rows: fp32 kept 10 bits." in said
-    assert "**Unsteady steps**, CV above 10.0 %: small, context 512, train: 25.0 %." in said
-    assert "in another precision" not in text(row(400))
-    assert "**Unsteady" not in text(row(400))
-
-
-def test_real_rows_of_a_tiny_model() -> None:
-    pytest.importorskip("torch", reason="the targets need PyTorch")
-    from profiling_targets import training_steps
-    from profiling_targets.harness import measured
-
-    tiny = {"d_model": 32, "d_ff": 64, "num_heads": 4, "vocab_size": 50, "context_length": (8, 16)}
-    cases = BENCH.cases(settings("cpu", **tiny, study_context_length=8))
-    assert len(cases) == 2 * 3 + 2
-    rows = []
-    for case in cases:
-        found = measured(TARGET, case.case, training_steps.measure)
-        assert found["status"] == "ok", found["message"]
-        rows.append(
-            typed_row(TARGET, found["case"], found["figures"], machine=found["machine"], environment=case.environment)
-        )
-    said = text(*rows)
-    assert "Of 6 configurations 6 were measured." in said
-    assert "with a warm-up of 0 and" in said
-    trained = [line for line in said.splitlines() if line.startswith("| small") and "| train |" in line]
-    assert trained
-    assert not [line for line in trained if "–" in line]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.launches import match_launches
-from nsys_analyzer.analysis.intervals.timeline import unions
+from nsys_analyzer.analysis.intervals import unions
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace import arrays
-from nsys_analyzer.trace.arrays import blocks, compact, distinct_texts, grown, taken
+from nsys_analyzer.trace.arrays import appended, blocks, compact, distinct_texts, taken
 
 integers = st.integers(-(2**62), 2**62)
 
@@ -53,7 +53,7 @@ def test_taken_entries(index: list[int], column: list[int]) -> None:
 @given(st.lists(st.lists(integers), min_size=2))
 def test_grown_columns(columns: list[list[int]]) -> None:
     first, *others = (np.array(column, np.int64) for column in columns)
-    assert grown(first, *others).tolist() == [value for column in columns for value in column]
+    assert appended(first, *others).tolist() == [value for column in columns for value in column]
 
 
 @given(st.lists(st.integers(0, 1), min_size=1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.analysis.kernels.class_rules import RULES
-from nsys_analyzer.analysis.kernels.classes import CLASSES, classify
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES, RULES
+from nsys_analyzer.analysis.kernels.classes import classify
 from tests.class_accuracy import Accuracy, Pair, accuracy, hold_out, read_pairs, signature
 
 LEAST = 0.99

@@ -1,8 +1,9 @@
-"""Captures read side by side on Dask: the same rows as in turn, whatever becomes of a worker."""
+"""Captures read side by side, here or on Dask: the same rows as in turn, whatever becomes of a worker."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -19,8 +20,6 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsys_analyzer.cli.options import command_line
 from nsys_analyzer.errors import ClusterError, TraceError
@@ -28,7 +27,7 @@ from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.system import cluster
-from nsys_analyzer.system.cluster import IN_TURN, WORTH_A_CLUSTER_S, Done, Workers, workers_within
+from nsys_analyzer.system.cluster import IN_TURN, NO_SCHEDULER, WORTH_PROCESSES_S, Done, Workers, workers_within
 from tests.conftest import Main
 from tests.support.export import Export, training_step
 from tests.support.sweeping import default_signals
@@ -77,19 +76,9 @@ def deadly(task: Text) -> str:
     return text_of(task)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a task is done: the process, its folder and threads, and the addresses on which it listens."""
-
-    pid: int
-    folder: str
-    threads: str | None
-    addresses: frozenset[str]
-
-
-def place(_: Text) -> Place:
-    listens = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
-    return Place(os.getpid(), str(Path.cwd()), os.environ.get("OMP_NUM_THREADS"), frozenset(listens))
+def place(_: Text) -> tuple[int, str, str | None]:
+    """Where a task is done: the process, its folder and its threads."""
+    return os.getpid(), str(Path.cwd()), os.environ.get("OMP_NUM_THREADS")
 
 
 def ends(pid: int, task: Text) -> str:
@@ -148,13 +137,6 @@ def test_workers_are_bounded_by_cores_tasks_and_memory() -> None:
     assert workers_within(100, 4, [200, 1]) == 0
 
 
-@given(st.integers(0, 500), st.integers(1, 8), st.lists(st.integers(1, 200), max_size=12))
-def test_any_tasks_that_so_many_workers_hold_fit(free: int, cores: int, sizes: list[int]) -> None:
-    count = workers_within(free, cores, sizes)
-    assert count <= min(cores, len(sizes))
-    assert sum(sorted(sizes)[-count:] if count else []) <= free
-
-
 def test_in_turn(tmp_path: Path) -> None:
     """Results in the order of tasks; the one who shows progress is told of each."""
     seen: list[int] = []
@@ -163,41 +145,46 @@ def test_in_turn(tmp_path: Path) -> None:
     def shown(total: int) -> Iterator[Done]:
         yield lambda: seen.append(total)
 
-    assert Workers("none", shown).map(doubled, texts(tmp_path, "b", "a"), no_result) == ["bb", "aa"]
+    assert Workers(NO_SCHEDULER, shown).map(doubled, texts(tmp_path, "b", "a"), no_result) == ["bb", "aa"]
     assert seen == [2, 2]
     with pytest.raises(TraceError, match="bad file"):
         IN_TURN.map(doubled, texts(tmp_path, "a", "bad"), no_result)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [((WORTH_A_CLUSTER_S * 0.4,) * 2, 0), ((WORTH_A_CLUSTER_S * 0.6,) * 2, 1), ((99.0,), 0)]
+    ("seconds", "workers"),
+    [((WORTH_PROCESSES_S * 0.4,) * 2, 1), ((WORTH_PROCESSES_S * 0.6,) * 2, 2), ((99.0,), 1)],
 )
-def test_without_the_extra_files_are_read_in_turn(
-    seconds: Sequence[float], told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_several_files_that_take_long_are_worth_processes(
+    seconds: Sequence[float], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a cluster would be worth it (two files, and together long enough), a line says how to have one."""
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    lines: list[str] = []
-    (tmp_path / "a").write_text("a")
-    tasks = [Text(tmp_path / "a", one) for one in seconds]
-    assert Workers(tell=lines.append).map(text_of, tasks, no_result) == ["a"] * len(seconds)
-    assert lines == ["2 files are read one after another. On all cores: pip install 'nsys-analyze[cluster]'"][:told]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(cluster, "_granted", lambda _: math.inf)
+    assert cluster._local_workers([Text(Path("a"), one) for one in seconds]) == workers
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "granted"),
+    [
+        ("memory.max", "2048\n", 2048),
+        ("memory.max", "max\n", math.inf),
+        ("cpu.max", "150000 100000\n", 1.5),
+        ("cpu.max", None, math.inf),
+    ],
+)
+def test_what_a_container_grants(
+    name: str, text: str | None, granted: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "Path", lambda *parts: tmp_path / parts[-1])
+    if text:
+        (tmp_path / name).write_text(text)
+    assert cluster._granted(name) == granted
 
 
 def test_an_address_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ClusterError, match=r"not installed.* pip install 'nsys-analyze\[cluster\]'"):
         Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"), no_result)
-
-
-def test_one_capture_needs_no_dask(step_trace: Path) -> None:
-    program = (
-        "import sys; from nsys_analyzer.cli.main import cli\n"
-        f"cli(['report', {str(step_trace)!r}, '--format', 'json'], standalone_mode=False)\n"
-        "sys.exit(bool({'dask', 'distributed', 'psutil'} & set(sys.modules)))"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, check=False)
-    assert ended.returncode == 0
 
 
 @pytest.mark.parametrize("words", [["--scheduler", "tcp://host:1"], ["--scheduler=tcp://host:1"], []])
@@ -236,7 +223,8 @@ class Programs:
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
+    monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 300)  # a busy machine starts them slowly
     noted = tmp_path / "scheduler.json"
     words = {
         "scheduler": ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
@@ -284,30 +272,20 @@ def test_workers_of_another_version(address: str, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_results_and_errors_are_those_of_the_function(address: str, tmp_path: Path) -> None:
-    workers = Workers(address)
-    assert workers.map(doubled, texts(tmp_path, *"hgfedcba"), no_result) == [2 * letter for letter in "hgfedcba"]
-    assert workers.map(doubled, [], no_result) == []
-    with pytest.raises(TraceError, match="bad file") as raised:
-        workers.map(doubled, texts(tmp_path, "a", "bad"), no_result)
-    assert raised.value.hint == "Give another"
-
-
-@pytest.mark.slow
 def test_a_relative_path_is_relative_to_the_command(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts(tmp_path, "here")
     monkeypatch.chdir(tmp_path)
     assert Workers(address).map(text_of, [Text(Path("0.txt"))], no_result) == ["here"]
-    (found,) = Workers(address).map(place, [Text(Path("0.txt"))], no_result)
-    assert (found.pid != os.getpid(), found.folder) == (True, str(tmp_path))
+    ((pid, folder, _),) = Workers(address).map(place, [Text(Path("0.txt"))], no_result)
+    assert (pid != os.getpid(), folder) == (True, str(tmp_path))
 
 
 @pytest.mark.slow
 def test_a_worker_that_does_not_see_the_file(address: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
-    with pytest.raises(ClusterError, match=rf"does not see {tmp_path}/a\. .*shared file system"):
+    with pytest.raises(ClusterError, match=rf"does not see {tmp_path}/missing\. .*shared file system"):
         Workers(address).map(text_of, [SeenByOne(tmp_path / "a", os.getpid())], no_result)  # type: ignore[type-var]
     with pytest.raises(FileNotFoundError):  # nobody sees it: what the function says of that
         Workers(address).map(text_of, [Text(tmp_path / "b")], no_result)
@@ -321,51 +299,48 @@ def test_a_task_whose_worker_is_killed_is_done_again(address: str, tmp_path: Pat
     assert int(marker.read_text()) != os.getpid()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("others", ["", "abc", "abcdefghij"])
-def test_a_task_that_kills_its_workers_is_given_up_alone(address: str, others: str, tmp_path: Path) -> None:
-    """Two of its workers die beside others, and two where it is alone; what waited on the same workers is done."""
-    found = Workers(address).map(deadly, texts(tmp_path, "deadly", *others), given_up)
-    assert found == ["given up", *others]
+# --- on workers of a scheduler and on processes of this machine ---
 
 
-# --- the cluster of this machine ---
-
-
-@pytest.mark.slow
-def test_the_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Processes of its own, on no address but this machine's, with a share of its threads, and gone without trace."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
+@pytest.fixture(params=["dask", "here"])
+def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Workers:
     monkeypatch.setattr(cluster, "_local_workers", lambda _: 2)
-    monkeypatch.setattr("dask.system.CPU_COUNT", 6)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    tasks = [Text(one.path, WORTH_A_CLUSTER_S) for one in texts(tmp_path, *"abcdefgh")]
-    before = {one.laddr for one in psutil.Process().net_connections()}
-    listens: set[str] = set()
+    return Workers(request.getfixturevalue("address") if request.param == "dask" else None)
 
-    @contextmanager
-    def shown(_: int) -> Iterator[Done]:
-        yield lambda: listens.update(
-            one.laddr.ip for one in psutil.Process().net_connections() if one.laddr not in before
-        )
 
-    placed = Workers(shown=shown).map(place, tasks, no_result)
-    assert listens == {address for found in placed for address in found.addresses} == {"127.0.0.1"}
-    assert {(found.folder, found.threads) for found in placed} == {(str(tmp_path), "3")}  # 6 cores ÷ 2 workers
-    assert os.getpid() not in {found.pid for found in placed}
-    assert not any(psutil.pid_exists(found.pid) for found in placed)
-    assert Workers().map(deadly, [*tasks, *deadly_one(tmp_path)], given_up) == [*"abcdefgh", "given up"]
-    assert [path.name for path in (tmp_path / "temporary").iterdir()] == []
-    assert not [path for path in tmp_path.iterdir() if path.suffix != ".txt" and path.name != "temporary"]
+@pytest.mark.slow
+def test_results_and_errors_are_those_of_the_function(workers: Workers, tmp_path: Path) -> None:
+    assert workers.map(doubled, texts(tmp_path, *"hgfedcba"), no_result) == [2 * letter for letter in "hgfedcba"]
+    assert workers.map(doubled, [], no_result) == []
+    with pytest.raises(TraceError, match="bad file") as raised:
+        workers.map(doubled, texts(tmp_path, "a", "bad"), no_result)
+    assert raised.value.hint == "Give another"
+
+
+@pytest.mark.slow
+def test_a_task_that_kills_its_workers_is_given_up_alone(workers: Workers, tmp_path: Path) -> None:
+    """Its worker dies beside others, and where it is alone; what waited on the same workers is done."""
+    assert workers.map(deadly, texts(tmp_path, "deadly", *"abc"), given_up) == ["given up", *"abc"]
+
+
+@pytest.mark.slow
+def test_processes_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They share its threads, and are gone without trace."""
+    monkeypatch.setattr(cluster, "_local_workers", lambda _: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    placed = Workers().map(place, texts(tmp_path, *"abcdefgh"), no_result)
+    pids, folders, threads = map(set, zip(*placed, strict=True))
+    assert (folders, threads) == ({str(Path.cwd())}, {"3"})  # 6 cores ÷ 2 workers
+    assert not any(map(psutil.pid_exists, pids))
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow
 def test_an_interrupt_ends_all_of_it(tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
     """As Ctrl-C sends it: to the command and to every process that it has started."""
-    for number in range(60):  # at 0.25 s and more each, enough for a cluster
+    for number in range(60):  # at 0.25 s and more each, enough for processes
         shutil.copyfile(real_capture("jax_mlp"), tmp_path / f"{number}.sqlite")
     command = [sys.executable, "-m", "nsys_analyzer", "report", tmp_path, "-o", tmp_path / "report.md"]
     with subprocess.Popen(
@@ -382,11 +357,6 @@ def test_an_interrupt_ends_all_of_it(tmp_path: Path, real_capture: Callable[[str
     assert process.returncode == 1
     assert not [one for one in workers if one.is_running()]
     assert not (tmp_path / "report.md").exists()
-
-
-def deadly_one(folder: Path) -> list[Text]:
-    (folder / "deadly.txt").write_text("deadly")
-    return [Text(folder / "deadly.txt", 1.0)]
 
 
 # --- reports ---
@@ -437,12 +407,14 @@ def test_a_report_is_the_same_to_the_last_byte(
 
 
 @pytest.mark.slow
-def test_a_capture_that_no_process_survives_keeps_its_row(address: str, many: Path) -> None:
+def test_a_capture_that_no_process_survives_keeps_its_row(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_local_workers", lambda _: 2)
+
     class Deadly(Workers):
         def map(self, function: Any, tasks: Any, lost: Any) -> Any:
             return super().map(partial(_dies_at, "twice", function), tasks, lost)
 
-    evidence = load_evidence([many], [], "command", workers=Deadly(address))
+    evidence = load_evidence([many], [], "command", workers=Deadly())
     in_turn = load_evidence([many], [], "command")
     assert [row.name for row in evidence.captures] == [row.name for row in in_turn.captures]
     lost = {row.name: row.message for row in evidence.captures if "killed" in (row.message or "")}

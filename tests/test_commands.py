@@ -8,15 +8,17 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
 from nsys_analyzer import __version__
-from nsys_analyzer.cli.main import cli, main
+from nsys_analyzer.cli.main import cli
+from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
 
 RealCapture = Callable[[str], Path]
@@ -34,18 +36,13 @@ def output(*arguments: object) -> str:
 
 
 @pytest.fixture
-def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def fails(run_main: Main) -> Callable[..., str]:
     """Runs the program as it is installed and returns the one line it ends with."""
 
     def run(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["nsys-analyze", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        assert (stop.value.code, out) == (1, "")
-        (line,) = err.splitlines()
-        assert line.startswith("Error: ")
-        return str(line)
+        code, out, err = run_main(*arguments)
+        assert (code, out, err.count("\n"), err[:7]) == (1, "", 1, "Error: ")
+        return err
 
     return run
 
@@ -72,20 +69,22 @@ def rows_of(*arguments: object) -> list[tuple[str, str, float, float, float]]:
     ]  # fmt: skip
 
 
-def test_kernels_of_the_whole_capture(trace: Path) -> None:
-    # 5 ms GEMM, 3 ms ADD, 1 ms softmax
-    assert rows_of(trace) == [
-        (GEMM, "matmul", 2, 5, round(5 / 9, 6)),
-        (ADD, "elementwise", 2, 3, round(3 / 9, 6)),
-        (SOFTMAX, "softmax", 1, 1, round(1 / 9, 6)),
-    ]
+#: Of 5 ms GEMM, 3 ms ADD and 1 ms softmax.
+FIRST_TWO = [(GEMM, "matmul", 2, 5, 0.555556), (ADD, "elementwise", 2, 3, 0.333333)]
 
 
-def test_kernels_of_a_phase_a_class_and_the_top(trace: Path) -> None:
-    assert rows_of(trace, "--phase", "backward") == [(GEMM, "matmul", 1, 3, 0.6), (ADD, "elementwise", 1, 2, 0.4)]
-    assert rows_of(trace, "--class", "softmax") == [(SOFTMAX, "softmax", 1, 1, round(1 / 9, 6))]
-    assert rows_of(trace, "--phase", "backward", "--class", "elementwise") == [(ADD, "elementwise", 1, 2, 0.4)]
-    assert [row[0] for row in rows_of(trace, "--top", 2)] == [GEMM, ADD]
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ("", [*FIRST_TWO, (SOFTMAX, "softmax", 1, 1, 0.111111)]),
+        ("--top 2", FIRST_TWO),
+        ("--class softmax", [(SOFTMAX, "softmax", 1, 1, 0.111111)]),
+        ("--phase backward", [(GEMM, "matmul", 1, 3, 0.6), (ADD, "elementwise", 1, 2, 0.4)]),
+        ("--phase backward --class elementwise", [(ADD, "elementwise", 1, 2, 0.4)]),
+    ],
+)  # fmt: skip
+def test_kernels_of_a_capture_a_phase_a_class_and_the_top(options: str, rows: list[Any], trace: Path) -> None:
+    assert rows_of(trace, *options.split()) == rows
 
 
 def test_kernels_per_instance(tmp_path: Path) -> None:
@@ -128,14 +127,16 @@ def test_kernels_of_a_real_capture(real_capture: RealCapture) -> None:
     assert sum(row[2] for row in rows) == 121  # 109 products, 12 of them in two launches
 
 
-def test_kernels_that_are_not_there(trace: Path, fails: Callable[..., str]) -> None:
-    line = fails("kernels", trace, "--phase", "optimizer")
-    assert "'optimizer'" in line
-    assert re.search(r"It has: (backward, forward|forward, backward)\. To name one: --phase-name optimizer=", line)
-    line = fails("kernels", trace, "--class", "gemm")
-    assert "'gemm'" in line
-    assert "elementwise, matmul, softmax" in line
-    assert "PHASE=RANGE" in fails("kernels", trace, "--phase-name", "forward")
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--phase optimizer", r"'optimizer'.* It has: backward, forward\. To name one: --phase-name optimizer="),
+        ("--class gemm", r"'gemm'.* elementwise, matmul, softmax"),
+        ("--phase-name forward", "PHASE=RANGE"),
+    ],
+)
+def test_kernels_that_are_not_there(options: str, line: str, trace: Path, fails: Callable[..., str]) -> None:
+    assert re.search(line, fails("kernels", trace, *options.split()))
 
 
 def test_kernels_of_files_without(tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -199,42 +200,35 @@ def test_info_of_what_is_no_trace(tmp_path: Path, fails: Callable[..., str]) -> 
 
 # --- help ---
 
-COMMANDS = sorted(cli.commands)
+CONTEXT = click.Context(cli)
+COMMANDS = [cli.get_command(CONTEXT, name) for name in cli.list_commands(CONTEXT)]
 
 
-def example_of(command: click.Command) -> str:
-    assert command.epilog
-    found = re.fullmatch(r"Example: nsys-analyze (.+)", command.epilog)
-    assert found, command.epilog
-    return found[1]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help(name: str) -> None:
-    text = output(name, "--help")
+@pytest.mark.parametrize("command", COMMANDS, ids=cli.list_commands(CONTEXT))
+def test_help(command: click.Command) -> None:
+    text = output(command.name, "--help")
     assert "Example: nsys-analyze" in text
-    assert output(name, "-h") == text
-    options = [p for p in cli.commands[name].params if isinstance(p, click.Option)]
-    assert [option.name for option in options if not option.help] == []
+    assert output(command.name, "-h") == text
+    assert [one.name for one in command.params if isinstance(one, click.Option) and not one.help] == []
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that holds what the examples name."""
+@pytest.mark.parametrize("command", [cli, *COMMANDS], ids=["group", *cli.list_commands(CONTEXT)])
+def test_the_example_runs(command: click.Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that holds what the examples name; the experiment's is only planned, for others run it."""
     monkeypatch.chdir(tmp_path)
     export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
     for path in ("capture.sqlite", "small_ctx128.sqlite", "small_ctx256.sqlite", "before.sqlite", "after.sqlite"):
         training_step(export).write(tmp_path / path)
-    timings = "model,context_length,phase,mean_ms\nsmall,128,forward,1.5\nsmall,256,forward,2.5\n"
-    (tmp_path / "timings.csv").write_text(timings, encoding="utf-8")
-    example = example_of(cli.commands[name] if name else cli)
-    assert output(*shlex.split(example))
+    found = re.fullmatch(r"Example: nsys-analyze (.+)", command.epilog or "")
+    assert found, command.epilog
+    assert output(*shlex.split(found[1]), *(["--dry-run"] if command.name == "bench" else []))
 
 
 def test_group_help() -> None:
     text = output("--help")
-    for name in COMMANDS:
-        assert re.search(rf"^  {name} ", text, re.M)
+    assert [line.split()[0] for line in text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()] == [
+        "bench", "compare", "doctor", "explain", "export", "info", "kernels", "modules", "report", "run", "share",
+    ]  # fmt: skip
 
 
 def test_version() -> None:
@@ -247,28 +241,36 @@ def test_an_unknown_command() -> None:
     assert "No such command 'reprot'" in result.stderr
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments, "-c", code], capture_output=True, text=True, encoding="utf-8", check=False
-    )
+        [sys.executable, *map(str, arguments)], encoding="utf-8", **{"stdout": subprocess.PIPE, **options},
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
+#: Calls the command line once for each list of words, and says which of some modules have been imported then.
+CALLS = """
+import json, sys
+from nsys_analyzer.cli.main import cli
+for words in json.loads(sys.argv[1]):
+    cli(words, standalone_mode=False)
+print([name for name in json.loads(sys.argv[2]) if name in sys.modules], file=sys.stderr)
+"""
 HEAVY = ("numpy", "pandas", "matplotlib", "pyarrow", "torch", "sqlite_utils", "rich")
+#: Of the list of commands no command is imported, nor what they share.
+NO_COMMAND = (*HEAVY, "msgspec", "nsys_analyzer.cli.options", "nsys_analyzer.cli.run")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
-def test_help_starts_at_once(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("calls", "unused"),
+    [
+        ([["--help"]], NO_COMMAND),
+        ([["--version"], *([name, "--help"] for name in cli.list_commands(CONTEXT))], HEAVY),
+    ],
+)
+def test_help_starts_at_once(calls: list[list[str]], unused: Sequence[str]) -> None:
     """Help imports none of what an analysis needs."""
-    code = (
-        "import sys\n"
-        f"sys.argv = ['nsys-analyze', *{arguments!r}]\n"
-        "from nsys_analyzer.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
-    )
-    done = python(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert python("-c", CALLS, json.dumps(calls), json.dumps(unused)).stderr == "[]\n"
 
 
 #: What a report needs for tables of timings, for several ranks, for a cluster, for a DataFrame and for figures alone.
@@ -279,27 +281,21 @@ UNUSED = (
 
 
 def test_a_report_of_one_rank_starts_without_what_others_need(trace: Path) -> None:
-    code = (
-        "import sys\n"
-        "from nsys_analyzer.cli.main import cli\n"
-        f"cli(['report', {str(trace)!r}, '--format', 'json'], standalone_mode=False)\n"
-        f"print([name for name in {UNUSED!r} if name in sys.modules], file=sys.stderr)\n"
-    )
-    done = python(code)
-    assert (done.returncode, done.stderr) == (0, "[]\n")
+    calls = [["report", str(trace), "--format", "json"]]
+    assert python("-c", CALLS, json.dumps(calls), json.dumps(UNUSED)).stderr == "[]\n"
 
 
 def test_the_package_is_lazy_too() -> None:
-    code = "import sys, nsys_analyzer; print('numpy' in sys.modules, nsys_analyzer.Trace.__name__)"
-    assert python(code).stdout == "False Trace\n"
-    assert "no attribute 'Tracer'" in python("import nsys_analyzer; nsys_analyzer.Tracer").stderr
+    code = (
+        "import sys, nsys_analyzer; print('numpy' in sys.modules, nsys_analyzer.Trace.__name__); nsys_analyzer.Tracer"
+    )
+    done = python("-c", code)
+    assert done.stdout == "False Trace\n"
+    assert "no attribute 'Tracer'" in done.stderr
 
 
 def test_as_a_module(trace: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nsys_analyzer", "kernels", str(trace), "--format", "csv"],
-        capture_output=True, text=True, encoding="utf-8", check=False,
-    )  # fmt: skip
+    done = python("-m", "nsys_analyzer", "kernels", trace, "--format", "csv")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1].startswith(f"{GEMM},matmul,2.0,5.0,")
 
@@ -308,9 +304,6 @@ def test_a_closed_pipe_is_no_error(trace: Path) -> None:
     """As in `nsys-analyze info … | head -1`."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-m", "nsys_analyzer", "info", str(trace)],
-        stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
+    done = python("-m", "nsys_analyzer", "info", trace, stdout=writer)
     os.close(writer)
     assert done.stderr == ""

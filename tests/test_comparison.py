@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from nsys_analyzer.analysis.comparison.compare import Spread, compare
+from nsys_analyzer.analysis.comparison.compare import Spread, compare, match_kernels
 from nsys_analyzer.analysis.comparison.comparison import Comparison
-from nsys_analyzer.analysis.comparison.kernels import match_kernels
-from nsys_analyzer.analysis.comparison.matching import match
-from nsys_analyzer.analysis.comparison.pairs import compare_runs
-from nsys_analyzer.analysis.steps.idle import CAUSES
+from nsys_analyzer.analysis.comparison.pairs import UnmatchedRun, compare_runs, match
+from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import Summary, Unprofiled
@@ -84,10 +82,10 @@ def test_the_table_of_parts_adds_up(before: Any, after: Any) -> None:
 def test_every_kernel_stands_in_one_pair(before: list[KernelTime], after: list[KernelTime]) -> None:
     """And no two that are left alone on either side could stand for each other: their names say no layout."""
     pairs = match_kernels(before, after)
-    assert Counter(pair.before for pair in pairs if pair.before) == Counter(before)
-    assert Counter(pair.after for pair in pairs if pair.after) == Counter(after)
-    gone = {(pair.before.kernel_class, pair.before.launches) for pair in pairs if pair.before and not pair.after}
-    new = {(pair.after.kernel_class, pair.after.launches) for pair in pairs if pair.after and not pair.before}
+    assert Counter(was for was, _ in pairs if was) == Counter(before)
+    assert Counter(now for _, now in pairs if now) == Counter(after)
+    gone = {(was.kernel_class, was.launches) for was, now in pairs if was and not now}
+    new = {(now.kernel_class, now.launches) for was, now in pairs if now and not was}
     assert not gone & new
 
 
@@ -109,7 +107,7 @@ def test_kernels_of_one_name_are_a_pair_of_their_class() -> None:
     """A kernel has a row for each class; the same kernel twice as often is the same kernel."""
     before = [kernel("gemm", 1.0), kernel("gemm", 2.0, "convolution")]
     pairs = match_kernels(before, [kernel("gemm", 3.0, launches=2)])
-    assert [(one.before and one.before.ms, one.after and one.after.ms) for one in pairs] == [(1.0, 3.0), (2.0, None)]
+    assert [tuple(one and one.ms for one in pair) for pair in pairs] == [(1.0, 3.0), (2.0, None)]
 
 
 def test_kernels_of_other_names_are_paired_by_launches_the_longest_first() -> None:
@@ -133,8 +131,7 @@ def test_matmuls_of_other_operands_do_not_stand_for_each_other() -> None:
         kernel("nvjet_sm90_tst_64x96_64x8_4x2_h_bz_NTT", 4.0, launches=24),
         kernel("add_nn", 1.0, "elementwise", launches=24),
     ]
-    pairs = [(one.before, one.after) for one in match_kernels(before, after)]
-    assert sorted(pairs, key=str) == sorted(
+    assert sorted(match_kernels(before, after), key=str) == sorted(
         [(before[0], after[0]), (before[1], after[1]), (before[2], None), (before[3], after[3]), (None, after[2])],
         key=str,
     )
@@ -158,29 +155,31 @@ def test_what_was_changed_comes_first() -> None:
     assert step.busy.ms == -6.0
 
 
-def test_verdicts() -> None:
-    """GPU work of 100 ms varies by 0.25 % from run to run: ± 1.96 × √2 × 0.25 = 0.7 %. Waiting varies by 25 %."""
-    before = run([kernel("gemm", 100.0)])
-    assert compared(before, run([kernel("gemm", 100.5)])).verdict() == "no change"
-    assert compared(before, run([kernel("gemm", 101.0)])).verdict() == "slower"
-    assert compared(before, run([kernel("gemm", 99.0)])).verdict() == "faster"
-    assert compared(before, run([kernel("gemm", 100.5)])).verdict(threshold=0.005) == "unclear"
-    waiting = run([], {"host": 100.0})
-    assert compared(waiting, run([], {"host": 120.0})).verdict() == "unclear"
-    assert compare(side(waiting), side(run([], {"host": 120.0})), cpu_spread=0.01).verdict() == "slower"
+@pytest.mark.parametrize(
+    ("after", "threshold", "verdict"),
+    [(100.5, 0.05, "no change"), (101.0, 0.05, "slower"), (99.0, 0.05, "faster"), (100.5, 0.005, "unclear")],
+)
+def test_verdicts(after: float, threshold: float, verdict: str) -> None:
+    """GPU work of 100 ms varies by 0.25 % from run to run: ± 1.96 × √2 × 0.25 = 0.7 %."""
+    assert compared(run([kernel("gemm", 100.0)]), run([kernel("gemm", after)])).verdict(threshold) == verdict
+
+
+def test_verdicts_on_waiting_and_on_one_step() -> None:
+    """Waiting varies by 25 %; one step a side tells no interval."""
+    waiting, longer = (side(run([], {"host": ms})) for ms in (100.0, 120.0))
+    assert compare(waiting, longer).verdict() == "unclear"
+    assert not compare(waiting, longer).is_slower_by(0.05)
+    assert compare(waiting, longer, cpu_spread=0.01).verdict() == "slower"
     single = run([kernel("gemm", 100.0)], jitter_ms=[0.0])
-    assert compared(single, run([kernel("gemm", 200.0)], jitter_ms=[1.0])).verdict() == "unclear", "one step a side"
+    assert compared(single, run([kernel("gemm", 200.0)], jitter_ms=[1.0])).verdict() == "unclear"
 
 
 def test_slower_by_more_than_a_limit() -> None:
     """By the best estimate, where it is more than chance; how far the interval reaches down is another matter."""
     before = run([kernel("gemm", 100.0)])
     slower = compared(before, run([kernel("gemm", 106.0)]))
-    assert slower.is_slower_by(0.05)
-    assert not slower.is_slower_by(0.07)
+    assert [slower.is_slower_by(share) for share in (0.05, 0.07)] == [True, False]
     assert not compared(before, run([kernel("gemm", 94.0)])).is_slower_by(0.05)
-    uncertain = compared(run([], {"host": 100.0}), run([], {"host": 120.0}))
-    assert not uncertain.is_slower_by(0.05)
 
 
 def test_times_without_the_profiler_come_first() -> None:
@@ -206,35 +205,37 @@ def test_doubted_times_are_left_out() -> None:
     assert compared(one, replace(other, unprofiled=doubted)).unprofiled is None
 
 
+def said(before: Any, after: Any) -> list[tuple[str, str, float, float]] | None:
+    """The findings of two sides: how each changed, and what it saves."""
+    findings = compare(before, after).findings
+    if findings is None:
+        return None
+    return [(one.finding.id, one.status, one.finding.saves_ms_low, one.finding.saves_ms_high) for one in findings]
+
+
+def finding_in(*savings: tuple[str, float, float]) -> Summary:
+    return run(findings=tuple(finding(*one) for one in savings))
+
+
 def test_findings() -> None:
     """Gone, new, changed where the intervals have nothing in common, and those that stay."""
-    before = run(findings=(finding("sync", 1, 2), finding("launch", 3, 4), finding("loader", 5, 9)))
-    after = run(findings=(finding("launch", 5, 6), finding("loader", 8, 9), finding("fp32", 1, 1)))
-    findings = compared(before, after).findings
-    assert findings
-    assert [(one.one.id, one.status) for one in findings] == [
-        ("sync", "gone"), ("fp32", "new"), ("launch", "changed"), ("loader", "stays"),
+    before = side(finding_in(("sync", 1, 2), ("launch", 3, 4), ("loader", 5, 9)))
+    assert said(before, side(finding_in(("launch", 5, 6), ("loader", 8, 9), ("fp32", 1, 1)))) == [
+        ("sync", "gone", 1, 2), ("fp32", "new", 1, 1), ("launch", "changed", 5, 6), ("loader", "stays", 8, 9),
     ]  # fmt: skip
-    assert compared(before, run(findings=None)).findings is None
+    assert said(before, side(run(findings=None))) is None
 
 
 def test_findings_of_several_runs() -> None:
     """A side's are those of most runs that tell any: medians of 1, 2, 9 and 2, 3, 10; one of two runs is not most."""
-
-    def found(*savings: tuple[str, float, float]) -> Summary:
-        return run(findings=tuple(finding(*one) for one in savings))
-
+    untold = run(findings=None)
     before = side(
-        found(("sync", 9, 10)), found(("sync", 1, 2), ("loader", 1, 1)), found(("sync", 2, 3)), run(findings=None)
+        finding_in(("sync", 9, 10)), finding_in(("sync", 1, 2), ("loader", 1, 1)), finding_in(("sync", 2, 3)), untold
     )
-    after = side(found(("launch", 1, 1)), found(("launch", 3, 5), ("sync", 9, 9)), run(findings=None))
-    findings = compare(before, after).findings
-    assert findings
-    assert [(one.one.id, one.status, one.one.saves_ms_low, one.one.saves_ms_high) for one in findings] == [
-        ("sync", "gone", 2, 3), ("launch", "new", 2, 3),
-    ]  # fmt: skip
-    assert compare(before, side(run(findings=None), run(findings=None))).findings is None
-    assert compare(before, side(run(findings=None), found())).findings == (findings[0],)
+    after = side(finding_in(("launch", 1, 1)), finding_in(("launch", 3, 5), ("sync", 9, 9)), untold)
+    assert said(before, after) == [("sync", "gone", 2, 3), ("launch", "new", 2, 3)]
+    assert said(before, side(untold, untold)) is None
+    assert said(before, side(untold, finding_in())) == [("sync", "gone", 2, 3)]
 
 
 def test_several_runs_of_a_side() -> None:
@@ -276,10 +277,6 @@ def test_the_usual_compute_fits_into_the_median_step(one: Summary) -> None:
 # --- what can be compared
 
 
-def refused(before: Summary, after: Summary) -> list[str]:
-    return [plain(reason) for reason in compared(before, after).cautions]
-
-
 def test_what_differs_and_what_is_another_program() -> None:
     known = Configuration(find_model("small"), 256, 4, "fp32", "train")
     before = run(configuration=known, run=Run(compile=False, torch="2.11"))
@@ -289,22 +286,29 @@ def test_what_differs_and_what_is_another_program() -> None:
         ("precision", "fp32", "bf16"), ("compile", "off", "on"),
     ]  # fmt: skip
     assert comparison.cautions == ()
-    longer = run(name="long", configuration=structs.replace(known, context_length=512))
-    assert refused(before, longer) == ["The context length of train is 256, that of long 512"]
-    assert refused(before, run(configuration=None)) == [], "what is not known contradicts nothing"
+
+
+@pytest.mark.parametrize(
+    ("after", "reasons"),
+    [
+        (run(name="long", configuration=Configuration(context_length=512)),
+         ["The context length of train is 256, that of long 512"]),
+        (run(), []),  # what is not known contradicts nothing
+        (run(name="other", gpu="NVIDIA H100"), ["train is of NVIDIA H200, other of NVIDIA H100"]),
+        (run(name="cut", status="partial"), ["cut is partial: a range has no end"]),
+        (run(status="oom", message="2 GiB"), ["train ran out of memory (2 GiB)"]),
+        (run(step=None), ["train holds no step that ran on a GPU"]),
+        (run(status="not_profiled", step=None), ["train was not profiled"]),
+    ],
+)  # fmt: skip
+def test_reasons_against_a_comparison(after: Summary, reasons: list[str]) -> None:
+    before = run(configuration=Configuration(context_length=256))
+    assert [plain(reason) for reason in compared(before, after).cautions] == reasons
 
 
 def test_the_precision_that_the_kernels_tell() -> None:
     (one,) = compared(run(precisions={"fp32": 1.0}), run(precisions={"unknown": 0.3, "bf16": 0.7})).differences
     assert (one.key, one.before, one.after) == ("matmul precision", "fp32", "bf16")
-
-
-def test_reasons_against_a_comparison() -> None:
-    before = run()
-    assert refused(before, run(name="other", gpu="NVIDIA H100")) == ["train is of NVIDIA H200, other of NVIDIA H100"]
-    assert refused(before, run(name="cut", status="partial")) == ["cut is partial: a range has no end"]
-    assert refused(before, run(status="oom", message="2 GiB")) == ["train ran out of memory (2 GiB)"]
-    assert refused(before, run(step=None)) == ["train holds no step that ran on a GPU"]
 
 
 def test_a_run_that_was_timed_alone() -> None:
@@ -316,7 +320,6 @@ def test_a_run_that_was_timed_alone() -> None:
     assert comparison.step is None
     assert comparison.headline
     assert comparison.headline.ms == 0.0
-    assert refused(run(status="not_profiled", step=None), timed) == ["train was not profiled"]
 
 
 def test_one_capture_on_both_sides() -> None:
@@ -335,59 +338,80 @@ def of(name: str, **configuration: Any) -> Summary:
     return run(name=name, configuration=Configuration(find_model("small"), **configuration))
 
 
-def test_runs_are_matched_by_their_configuration() -> None:
-    before = [of("a", context_length=128, precision="fp32"), of("b", context_length=256, precision="fp32")]
-    after = [of("c", context_length=256, precision="fp32"), of("d", context_length=128, precision="bf16")]
-    matched = match(before, after)
-    assert [(one.title, other.title) for one, other in matched.pairs] == [("b", "c")]
-    ((alone,), (other,)) = matched.only_before, matched.only_after
-    assert (alone.run.name, alone.nearest and alone.nearest.name) == ("a", "d")
-    assert [(one.key, one.before, one.after) for one in alone.differences] == [("precision", "fp32", "bf16")]
-    assert other.run.name == "d"
-
-
-def test_several_runs_of_one_configuration_stand_together() -> None:
-    before = [of("a", context_length=128), of("b", context_length=128), of("x", context_length=64)]
-    matched = match(before, [of("c", context_length=128), of("d", context_length=512)])
-    ((one, other),) = matched.pairs
-    assert ([each.name for each in one.runs], [each.name for each in other.runs]) == (["a", "b"], ["c"])
-
-
-def test_what_is_known_of_one_run_alone_keeps_apart() -> None:
-    matched = match([of("a", context_length=128), of("x", context_length=64)], [of("c"), of("d", context_length=64)])
-    assert [(one.title, other.title) for one, other in matched.pairs] == [("x", "d")]
-    assert [(one.key, one.before, one.after) for one in matched.only_before[0].differences] == [
-        ("context_length", "128", "unknown")
-    ]
-
-
-def test_two_captures_are_a_pair_process_by_process() -> None:
-    """Whatever they are called; a rank that one lacks stands alone."""
-    before = [run(name="before", rank=rank, process=f"rank {rank}") for rank in (0, 1)]
-    after = [run(name="after", rank=rank, process=f"rank {rank}") for rank in (1, 2)]
-    matched = match(before, after)
-    assert [(one.title, other.title) for one, other in matched.pairs] == [("before rank 1", "after rank 1")]
-    (alone,) = matched.only_before
-    assert alone.run.rank == 0
-    assert [(one.key, one.before, one.after) for one in alone.differences] == [("process", "rank 0", "rank 2")]
-    ((one, other),) = match([of("a", context_length=1)], [of("b", context_length=2)]).pairs
-    assert (one.title, other.title) == ("a", "b")
-
-
 def sharing(name: str, *pids: int) -> list[Summary]:
     return [run(name=name, process=f"pid {pid}", pid=pid) for pid in pids]
 
 
-def test_processes_that_share_a_gpu_are_matched_in_order() -> None:
-    """Not by their IDs, which may be another process's in the other capture; the others by device."""
-    before, after = sharing("before", 100, 101), sharing("after", 101, 102)
-    other = [run(name=name, process="device 1", pid=pid) for name, pid in (("before", 3), ("after", 2))]
-    pairs = match([*before, other[0]], [other[1], *after]).pairs
-    assert [(one.title, other.title) for one, other in pairs] == [
-        ("before pid 100", "after pid 101"), ("before pid 101", "after pid 102"), ("before device 1", "after device 1"),
+def listed(texts: str) -> list[Summary]:
+    """Runs by their names, and what is known of them: ``a/128/fp32`` of a context and a precision, ``b/rank 1``."""
+    runs = []
+    for name, *known in (text.split("/") for text in texts.split(", ")):
+        if not known:
+            runs.append(run(name=name))
+        elif known[0].startswith("rank"):
+            runs.append(run(name=name, process=known[0], rank=int(known[0][-1])))
+        elif known[0].startswith(("device", "pid")):
+            runs.append(run(name=name, process=known[0], pid=int(known[-1].split()[-1])))
+        else:
+            asked = dict(zip(("context_length", "precision"), (int(known[0] or 0) or None, *known[1:]), strict=False))
+            runs.append(of(name, **asked))
+    return runs
+
+
+def matched(
+    before: list[Summary], after: list[Summary], *, repeats: bool = False
+) -> tuple[list[str], list[UnmatchedRun]]:
+    """The pairs in words, and the runs without one."""
+    pairs, unmatched = match(before, after, repeats=repeats)
+    return [" | ".join("+".join(run.title for run in side.runs) for side in pair) for pair in pairs], unmatched
+
+
+#: Two sides, their pairs, and each run without one: that which is most like it, and what keeps them apart.
+MATCHED = [
+    # by their configuration
+    (
+        "a/128/fp32, b/256/fp32", "c/256/fp32, d/128/bf16", ["b | c"],
+        ["a d precision fp32 bf16", "d a precision bf16 fp32"],
+    ),
+    # several runs of one configuration stand together
+    ("a/128, b/128, x/64", "c/128, d/512", ["a+b | c"], ["x d context_length 64 512", "d x context_length 512 64"]),
+    # what is known of one run alone keeps apart
+    ("a/128, x/64", "c/, d/64", ["x | d"], ["a c context_length 128 unknown", "c a context_length unknown 128"]),
+    # two captures are a pair process by process, whatever they are called
+    (
+        "one/rank 0, one/rank 1", "other/rank 1, other/rank 2", ["one rank 1 | other rank 1"],
+        ["one rank 0 other rank 2 process rank 0 rank 2", "other rank 2 one rank 0 process rank 2 rank 0"],
+    ),
+    ("a/1", "b/2", ["a | b"], []),
+    # processes that share a GPU in order: an ID may be another process's in the other capture
+    (
+        "one/pid 100, one/pid 101, one/device 1/3", "other/device 1/2, other/pid 101, other/pid 102",
+        ["one pid 100 | other pid 101", "one pid 101 | other pid 102", "one device 1 | other device 1"], [],
+    ),
+    # without a configuration by name
+    ("a, b", "b, c", ["b | b"], ["a c ", "c a "]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "pairs", "alone"), MATCHED)
+def test_which_runs_stand_against_each_other(before: str, after: str, pairs: list[str], alone: list[str]) -> None:
+    in_words, unmatched = matched(listed(before), listed(after))
+    assert in_words == pairs
+    assert [
+        f"{one.run.title} {one.nearest and one.nearest.title} "
+        + " ".join(f"{each.key} {each.before} {each.after}" for each in one.differences)
+        for one in unmatched
+    ] == alone
+    assert [one.side for one in unmatched] == ["before", "after"][: len(unmatched)]
+
+
+def test_repeats_are_runs_of_one_program() -> None:
+    """Process by process."""
+    assert matched(listed("a, b"), listed("c, d"), repeats=True) == (["a+b | c+d"], [])
+    twice = [*sharing("before", 100, 101), *sharing("again", 7, 8)]
+    assert matched(twice, sharing("after", 101, 102), repeats=True)[0] == [
+        "before pid 100+again pid 7 | after pid 101", "before pid 101+again pid 8 | after pid 102",
     ]  # fmt: skip
-    (twice, _) = match([*before, *sharing("again", 7, 8)], after, repeats=True).pairs
-    assert [[one.title for one in of.runs] for of in twice] == [["before pid 100", "again pid 7"], ["after pid 101"]]
 
 
 def test_of_another_number_of_processes_none_is_taken_for_another() -> None:
@@ -397,13 +421,6 @@ def test_of_another_number_of_processes_none_is_taken_for_another() -> None:
     )
     with pytest.raises(NsysAnalyzerError, match=remedy):
         compare_runs(sharing("before", 1, 2), sharing("after", 1, 2, 3))
-
-
-def test_runs_without_a_configuration_are_matched_by_name() -> None:
-    matched = match([run(name="a"), run(name="b")], [run(name="b"), run(name="c")])
-    assert [(one.title, other.title) for one, other in matched.pairs] == [("b", "b")]
-    ((one, other),) = match([run(name="a"), run(name="b")], [run(name="c"), run(name="d")], repeats=True).pairs
-    assert (len(one.runs), len(other.runs)) == (2, 2)
 
 
 def test_nothing_can_be_compared() -> None:

@@ -31,19 +31,8 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     module = tmp_path / "nsys_analyzer/configuration.py"
     before, line, after = module.read_text().partition("    device: str | Unknown")
     module.write_text(f"{before}{FIELD}{line}{after}")
-    command = [
-        sys.executable,
-        "-m",
-        "nsys_analyzer",
-        "run",
-        "--dropout",
-        "0.5",
-        "--profiler",
-        "none",
-        "--device",
-        "cpu",
-    ]
-    command += ["--context-length", "8", "--warmup", "0", "--steps", "1", "--target-option", TINY]
+    words = "run --dropout 0.5 --profiler none --device cpu --context-length 8 --warmup 0 --steps 1 --target-option"
+    command = [sys.executable, "-m", "nsys_analyzer", *words.split(), TINY]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

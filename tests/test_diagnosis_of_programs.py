@@ -8,7 +8,6 @@ import pytest
 
 from nsys_analyzer import summarize
 from nsys_analyzer.analysis.findings.finding import Diagnosis
-from nsys_analyzer.analysis.steps.host import is_loading
 from tests.support.export import GEMM
 from tests.support.program import MAIN, SYNC, Program
 
@@ -92,15 +91,3 @@ def test_loading_between_the_steps_ranges_is_no_saving_of_other_findings(tmp_pat
     # Without the wait, loading would go on beside the 9 ms of the GPU's work, which are of matmuls in fp32.
     assert {one.id for one in others} == {"host_sync", "fp32_matmul"}
     assert all(one.saves_ms_high < 9.6 * (1 + 0.29) for one in others)
-
-
-@pytest.mark.parametrize(
-    "name", ["data", "get_batch", "next batch", "dataloader", "load inputs", "DataLoader.__next__"]
-)
-def test_names_of_the_input_pipeline(name: str) -> None:
-    assert is_loading(name)
-
-
-@pytest.mark.parametrize("name", ["Batch 7", "process_batch", "eval_batch", "load_checkpoint", "expert load balance"])
-def test_names_of_other_work(name: str) -> None:
-    assert not is_loading(name)

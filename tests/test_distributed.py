@@ -18,8 +18,8 @@ from nsys_analyzer.configuration import Run  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from nsys_analyzer.runs.manifest import run_from  # noqa: E402
 from profiling_targets import distributed, harness, parallelism  # noqa: E402
-from profiling_targets.config import Config  # noqa: E402
 from profiling_targets.distributed import Lateness, main, parse, plant  # noqa: E402
+from profiling_targets.harness import Config  # noqa: E402
 from profiling_targets.parallelism import Elsewhere, Pipeline, Rank, Sharing, SingleProcess  # noqa: E402
 from profiling_targets.transformer import Transformer  # noqa: E402
 

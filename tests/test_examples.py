@@ -12,7 +12,7 @@ import pytest
 
 from nsys_analyzer import summarize
 from nsys_analyzer.experiments.model import Bench
-from nsys_analyzer.experiments.registry import BENCHES
+from nsys_analyzer.experiments.results import BENCHES
 from nsys_analyzer.runs.rows import NAME, read_file
 from tests.renew_examples import (
     COMPARED,

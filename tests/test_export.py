@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.errors import ExportError, NoSpaceError
-from nsys_analyzer.trace import nsys_report as export
-from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace import sources
+from nsys_analyzer.trace.sources import export_of
 
 # Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
 # which report it was made from.
@@ -96,32 +95,21 @@ def age(path: Path, seconds: int) -> None:
 def test_exports_beside_the_report(suffix: str, report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
     report = report.rename(report.with_name(f"run.v2{suffix}"))
-    assert sqlite_of(report) == report.with_name("run.v2.sqlite")
-    assert made_from(report.with_name("run.v2.sqlite")) == b"first capture"
-    assert calls_of(nsys) == 1
-
-
-def test_a_fresh_export_is_used_again(report: Path, fake_nsys: Callable[..., Path]) -> None:
-    nsys = fake_nsys()
-    assert sqlite_of(report) == sqlite_of(report)
-    assert calls_of(nsys) == 1
-
-
-def test_an_export_as_old_as_the_report_is_fresh(report: Path, fake_nsys: Callable[..., Path]) -> None:
-    nsys = fake_nsys()
-    sqlite = sqlite_of(report)
+    sqlite = report.with_name("run.v2.sqlite")
+    assert export_of(report) == sqlite
+    assert made_from(sqlite) == b"first capture"
     modified = report.stat().st_mtime_ns
-    os.utime(sqlite, ns=(modified, modified))
-    sqlite_of(report)
+    os.utime(sqlite, ns=(modified, modified))  # as old as the report: it is still its own
+    assert export_of(report) == sqlite
     assert calls_of(nsys) == 1
 
 
 def test_an_older_export_is_made_again(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
-    sqlite = sqlite_of(report)
+    sqlite = export_of(report)
     report.write_bytes(b"second capture")
     age(sqlite, seconds=3600)
-    assert sqlite_of(report) == sqlite
+    assert export_of(report) == sqlite
     assert made_from(sqlite) == b"second capture"
     assert calls_of(nsys) == 2
 
@@ -130,14 +118,14 @@ def test_an_older_export_is_made_again(report: Path, fake_nsys: Callable[..., Pa
 def test_a_file_that_is_no_database_is_made_again(content: bytes, report: Path, fake_nsys: Callable[..., Path]) -> None:
     fake_nsys()
     report.with_suffix(".sqlite").write_bytes(content)
-    assert made_from(sqlite_of(report)) == b"first capture"
+    assert made_from(export_of(report)) == b"first capture"
 
 
 def test_a_fresh_export_needs_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "find_nsys", lambda: None)
+    monkeypatch.setattr(sources, "find_nsys", lambda: None)
     with closing(sqlite3.connect(report.with_suffix(".sqlite"))) as database:
         database.execute("CREATE TABLE anything (x)")
-    assert sqlite_of(report) == report.with_suffix(".sqlite")
+    assert export_of(report) == report.with_suffix(".sqlite")
 
 
 def test_a_folder_that_cannot_be_written(
@@ -146,18 +134,18 @@ def test_a_folder_that_cannot_be_written(
     nsys = fake_nsys()
     captures = report.parent
     # Root writes where the mode forbids it, so the question is answered for it.
-    monkeypatch.setattr(export, "_is_writable", lambda folder: folder != captures)
-    sqlite = sqlite_of(report)
+    monkeypatch.setattr(sources, "_is_writable", lambda folder: folder != captures)
+    sqlite = export_of(report)
     assert sqlite.name == "run.sqlite"
     assert sqlite.is_relative_to(own_cache / "nsys-analyze")
     assert made_from(sqlite) == b"first capture"
     assert sqlite.parent.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in captures.iterdir()] == ["run.nsys-rep"]
 
-    assert sqlite_of(report) == sqlite
+    assert export_of(report) == sqlite
     assert calls_of(nsys) == 1
     age(sqlite, seconds=3600)
-    assert sqlite_of(report) == sqlite
+    assert export_of(report) == sqlite
     assert calls_of(nsys) == 2
 
 
@@ -168,15 +156,15 @@ def test_reports_of_one_name_have_a_cache_each(
     other = tmp_path / "others" / "run.nsys-rep"
     other.parent.mkdir()
     other.write_bytes(b"another capture")
-    monkeypatch.setattr(export, "_is_writable", lambda _folder: False)
-    assert made_from(sqlite_of(report)) == b"first capture"
-    assert made_from(sqlite_of(other)) == b"another capture"
+    monkeypatch.setattr(sources, "_is_writable", lambda _folder: False)
+    assert made_from(export_of(report)) == b"first capture"
+    assert made_from(export_of(other)) == b"another capture"
 
 
 def test_writability_is_tried(tmp_path: Path) -> None:
-    assert export._is_writable(tmp_path)
+    assert sources._is_writable(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert not export._is_writable(tmp_path / "absent")
+    assert not sources._is_writable(tmp_path / "absent")
 
 
 def test_a_cache_that_cannot_be_made(
@@ -184,15 +172,15 @@ def test_a_cache_that_cannot_be_made(
 ) -> None:
     fake_nsys()
     own_cache.write_text("a file where the folder should be")
-    monkeypatch.setattr(export, "_is_writable", lambda _folder: False)
+    monkeypatch.setattr(sources, "_is_writable", lambda _folder: False)
     with pytest.raises(ExportError, match="Set XDG_CACHE_HOME to a folder that can be written"):
-        sqlite_of(report)
+        export_of(report)
 
 
 def test_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "find_nsys", lambda: None)
+    monkeypatch.setattr(sources, "find_nsys", lambda: None)
     with pytest.raises(ExportError) as caught:
-        sqlite_of(report)
+        export_of(report)
     assert caught.value.message == f"{report} must be exported to SQLite first, and there is no nsys here"
     assert caught.value.hint == (
         "Install Nsight Systems, or export on the machine that has it: nsys export --type sqlite run.nsys-rep"
@@ -200,13 +188,13 @@ def test_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_nsys_and_an_old_export(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "find_nsys", lambda: None)
+    monkeypatch.setattr(sources, "find_nsys", lambda: None)
     sqlite = report.with_suffix(".sqlite")
     with closing(sqlite3.connect(sqlite)) as database:
         database.execute("CREATE TABLE anything (x)")
     age(sqlite, seconds=3600)
     with pytest.raises(ExportError, match=r"run\.sqlite is older than run\.nsys-rep"):
-        sqlite_of(report)
+        export_of(report)
 
 
 FAILURES = {
@@ -233,38 +221,9 @@ def test_a_failed_export_leaves_nothing(failure: str, report: Path, fake_nsys: C
     behaviour, message = FAILURES[failure]
     fake_nsys(behaviour)
     with pytest.raises(ExportError) as caught:
-        sqlite_of(report)
+        export_of(report)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
-
-
-def test_a_failed_export_leaves_the_older_one(report: Path, fake_nsys: Callable[..., Path]) -> None:
-    fake_nsys()
-    sqlite = sqlite_of(report)
-    age(sqlite, seconds=3600)
-    fake_nsys("sys.exit(1)")
-    with pytest.raises(ExportError):
-        sqlite_of(report)
-    assert made_from(sqlite) == b"first capture"
-
-
-def test_an_interrupted_export_leaves_nothing(
-    report: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_nsys()
-    communicate = subprocess.Popen.communicate
-
-    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> tuple[bytes, bytes]:
-        said = communicate(process, timeout=timeout)
-        if "--help" in process.args:  # type: ignore[operator]
-            return said
-        assert Path(process.args[process.args.index("--output") + 1]).exists()  # type: ignore[index, union-attr]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        sqlite_of(report)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
 
 
@@ -274,7 +233,7 @@ def test_an_export_that_hangs_is_stopped_with_what_it_started(report: Path, fake
         'open(os.path.join(here, "child"), "w").write(str(child.pid)); child.wait()'
     )
     with pytest.raises(ExportError, match=r"nsys export of .*run\.nsys-rep was stopped after 1 s") as caught:
-        sqlite_of(report, timeout_s=1)
+        export_of(report, timeout_s=1)
     assert f"nsys export --type sqlite {report}" in caught.value.hint
     assert calls_of(nsys) == 1
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
@@ -286,7 +245,7 @@ def test_a_report_newer_than_nsys(report: Path, fake_nsys: Callable[..., Path]) 
     nsys = fake_nsys('sys.exit("Exportation error: Version number is invalid: 2023@4@4@54-234433681190v0")')
     report.write_bytes(b"NVIDIA Tegra Profiler Report 2023@4@4@54-234433681190v0.\n\x0bLocal (CLI)")
     with pytest.raises(ExportError) as caught:
-        sqlite_of(report)
+        export_of(report)
     assert caught.value.message == (
         f"{report} was taken by Nsight Systems 2023.4.4.54, and {nsys} is 2022.4.2.1: too old to read it"
     )
@@ -297,14 +256,14 @@ def test_an_nsys_that_cannot_run(report: Path, fake_nsys: Callable[..., Path]) -
     nsys = fake_nsys()
     nsys.write_text("#!/no/such/interpreter\n")
     with pytest.raises(ExportError, match="cannot be run"):
-        sqlite_of(report)
+        export_of(report)
 
 
 def test_an_empty_report(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
     report.write_bytes(b"")
     with pytest.raises(ExportError, match="is empty"):
-        sqlite_of(report)
+        export_of(report)
     assert calls_of(nsys) == 0
 
 
@@ -312,24 +271,7 @@ def test_an_empty_report(report: Path, fake_nsys: Callable[..., Path]) -> None:
 def test_a_report_that_is_no_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.nsys-rep").mkdir()
     with pytest.raises(ExportError, match="does not exist or is not a file"):
-        sqlite_of(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["--output=evil.nsys-rep", "-o.nsys-rep"])
-def test_a_report_that_is_called_like_an_option(
-    name: str, tmp_path: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nsys = fake_nsys()
-    (tmp_path / "captures").mkdir()
-    monkeypatch.chdir(tmp_path / "captures")
-    Path(name).write_bytes(b"first capture")
-    assert made_from(sqlite_of(Path(name))) == b"first capture"
-    assert nsys.with_name("calls").read_text() == f"{tmp_path}/captures/{name}\n"
-    fake_nsys("sys.exit(1)")
-    Path(name).touch()
-    os.utime(name, (4e9, 4e9))
-    with pytest.raises(ExportError, match=rf"by hand: nsys export --type sqlite '?\./{name}"):
-        sqlite_of(Path(name))
+        export_of(tmp_path / name)
 
 
 @pytest.mark.parametrize("said", ["database or disk is full", ""])
@@ -341,9 +283,5 @@ def test_a_full_disk(said: str, report: Path, fake_nsys: Callable[..., Path], mo
     with pytest.raises(
         NoSpaceError, match=r"run\.sqlite cannot be written \(No space left on device\): 1\.0 kB are free"
     ):
-        sqlite_of(report)
+        export_of(report)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
-
-
-def test_an_export_is_read_as_it_is(tmp_path: Path) -> None:
-    assert sqlite_of(tmp_path / "run.sqlite") == tmp_path / "run.sqlite"

@@ -58,11 +58,6 @@ def test_a_file_of_somebody_else_stays(here: Path, form: str, content: bytes, ru
     assert FORMATS[form].is_ours(target)
 
 
-def test_an_empty_file_is_nobodys(here: Path, run_main: Main) -> None:
-    (here / "out.csv").touch()
-    assert run_main("export", "step.sqlite", "--format", "csv", "-o", "out.csv").code == 0
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

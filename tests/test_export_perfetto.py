@@ -15,7 +15,6 @@ from nsys_analyzer.analysis.kernels.frame import operation_frame
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.steps.summarize import find_idle
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.export.perfetto import is_ours
 from nsys_analyzer.export.writing import Capture, on_one_clock
@@ -23,6 +22,7 @@ from nsys_analyzer.trace.trace import Trace
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, Export, global_pid, training_step
 from tests.support.kineto import Kineto
+from tests.support.program import idle_of
 from tests.support.ranks import own_captures, write
 from tests.support.trace_processor import TraceProcessor, trace_processor
 
@@ -156,7 +156,7 @@ def test_counts_and_sums_are_those_of_the_table(name: str, real_capture: Callabl
     assert {row["path"]: row["ns"] for row in paths} == known.to_dict()
     idle = trace.query(f"SELECT process, sum(dur) / 1e6 AS ms FROM ({SLICES}) WHERE track = 'idle' GROUP BY 1")
     expected = [
-        sum(float((one.end - one.start).sum()) for one in find_idle(attributed, process.global_pid)) / 1e6
+        sum(float((one.end - one.start).sum()) for one in idle_of(attributed, process.global_pid)) / 1e6
         for process in processes_of(attributed.trace)
     ]
     assert sorted(row["ms"] for row in idle) == pytest.approx(sorted(expected))
@@ -264,13 +264,6 @@ def test_a_program_on_the_cpu(tmp_path: Path) -> None:
     check_sound(trace)
     tracks = trace.query(f"SELECT DISTINCT track, parent FROM ({SLICES}) WHERE parent IS NOT NULL")
     assert tracks == [{"track": "stream 0", "parent": "CPU"}]
-
-
-def test_phases_of_other_names(tmp_path: Path) -> None:
-    path = Export().range("my_pass", 0, 100).kernel(GEMM, 10, 20, 30).write(tmp_path / "t.sqlite")
-    trace = opened([path], tmp_path / "t.pftrace", forward=["my_pass"])
-    phases = trace.query("SELECT string_value AS phase FROM args WHERE key = 'debug.phase'")
-    assert phases == [{"phase": "forward"}]
 
 
 def ranks(folder: Path, offset: int) -> list[Path]:

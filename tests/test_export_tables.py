@@ -83,12 +83,6 @@ def test_texts_stay_as_they_are(form: str, tmp_path: Path) -> None:
     assert [(row["name"], row["range_path"]) for row in found] == [(name, name) for name in ODD]
 
 
-@pytest.mark.parametrize("form", TABLES)
-def test_the_reference_names_the_columns_that_are_written(form: str, step_trace: Path, tmp_path: Path) -> None:
-    found = read(form, exported(form, tmp_path, step_trace))
-    assert [list(row) for row in found] == [[name for name, *_ in column_reference()]] * 5
-
-
 def test_units_and_meanings_are_in_the_file(step_trace: Path, tmp_path: Path) -> None:
     schema = parquet.read_schema(exported("parquet", tmp_path, step_trace))
     for name, _, unit, meaning in column_reference():

@@ -143,8 +143,3 @@ def test_the_script_says_why_where_there_is_no_debian(tmp_path: Path) -> None:
         "no nsys for the tests: no apt source of this machine is Debian's archive "
         f"({tmp_path}/sources.list, {tmp_path}/none)\n"
     )
-
-
-def test_the_script_names_no_host() -> None:
-    texts = [(ROOT / "tests" / name).read_text() for name in ("fetch_nsys.sh", "apt_sources.py")]
-    assert not any("://" in text for text in texts)

@@ -25,7 +25,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 in_autograd = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/support/interpreted_flash.py"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -24,12 +24,10 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.captures import find_traces, load_captures
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.nsys_report import export_of
-from nsys_analyzer.trace.sources import check_no_input, open_capture, sqlite_of
+from nsys_analyzer.trace.sources import check_no_input, export_of, open_capture
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.folders import as_folder
-from tests.test_backtraces import ITEM, with_backtraces
 
 RealCapture = Callable[[str], Path]
 ENDINGS = (".parquet", ".arrow")
@@ -71,12 +69,6 @@ def test_every_table_is_read_alike(tmp_path: Path, real_capture: RealCapture, en
     for table in tables:
         for column, values in one.read(table).items():
             assert other.read(table)[column].tolist() == values.tolist(), (table.key, column)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_backtraces(tmp_path: Path, ending: str) -> None:
-    folder = as_folder(with_backtraces(ITEM).write(tmp_path / "t.sqlite"), tmp_path / "export", ending)
-    assert list(Trace.load(folder).callers.values()) == ["item"]
 
 
 def test_a_folder_of_exports_holds_each_once(tmp_path: Path) -> None:
@@ -163,16 +155,10 @@ def test_an_older_nsys_exports_to_sqlite(tmp_path: Path, report: Callable[[str],
 
 def test_a_current_export_is_taken_whatever_it_is(report: Callable[[str], Path], tmp_path: Path) -> None:
     path = report("2025.3.2.474-1")
-    assert sqlite_of(path) == export_of(path) == path.with_name("run.sqlite")
+    assert export_of(path, as_sqlite=True) == export_of(path) == path.with_name("run.sqlite")
     arrow = as_folder(path.with_name("run.sqlite"), path.with_name("run_arwdir"), ".arrow")
     assert export_of(path) == arrow
     assert (tmp_path / "nsys" / "calls").read_text() == "sqlite\n"
-
-
-def test_what_needs_sqlite_says_so(tmp_path: Path) -> None:
-    folder = as_folder(training_step(Export()).write(tmp_path / "t.sqlite"), tmp_path / "t_pqtdir")
-    with pytest.raises(TraceError, match="--type sqlite"):
-        sqlite_of(folder)
 
 
 def test_a_folder_of_a_run_has_its_manifest(tmp_path: Path) -> None:
@@ -199,9 +185,3 @@ def test_damage_is_named(tmp_path: Path, ending: str) -> None:
     kernels.write_bytes(kernels.read_bytes()[:100])
     with pytest.raises(TraceError, match="damaged or truncated"):
         Trace.load(folder)
-
-
-def test_a_folder_of_other_files(tmp_path: Path) -> None:
-    (tmp_path / "readings.parquet").write_bytes(b"PAR1")
-    with pytest.raises(TraceError):
-        Trace.load(tmp_path)

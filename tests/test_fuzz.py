@@ -26,7 +26,7 @@ print(json.dumps([tried, [str(finding) for finding in found]]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_round_finds_nothing(tmp_path: Path) -> None:
     """In a process of its own: a fork of one that has run PyTorch's threads may wait for a lock of theirs for ever."""
     done = subprocess.run(

@@ -159,23 +159,6 @@ def test_a_straggler_of_a_microsecond_is_no_lack_of_synchronisation(tmp_path: Pa
     assert summary_of(export, tmp_path).phases[0].synchronized
 
 
-def test_a_kernel_without_an_end_is_left_out_and_said(tmp_path: Path) -> None:
-    path = (
-        Export().range("forward", 0, 100).kernel(GEMM, 10, 20, 30).kernel(ADD, 40, 50, 60).write(tmp_path / "t.sqlite")
-    )
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = NULL WHERE start = 50")
-    connection.close()
-    (summary,) = summarize(Trace.load(path), "t")
-    assert summary.coverage is not None
-    assert (summary.coverage.kernels, summary.coverage.kernel_ms) == (1, pytest.approx(10 * MS))
-    (said,) = [plain(warning, "`") for warning in summary.warnings if "Left out of every figure" in plain(warning)]
-    assert said == (
-        "Left out of every figure: 1 row of CUPTI_ACTIVITY_KIND_KERNEL with no times, such as "
-        f"`{ADD}`, 50 to unknown ns."
-    )
-
-
 def test_several_threads_in_one_phase_are_said(tmp_path: Path) -> None:
     export = Export().range("forward", 0, 100)
     for tid in (101, 102):

@@ -13,10 +13,12 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from tests.support.export import ADD, AUTOGRAD, GEMM, Export
+from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export
 from tests.support.kineto import AUTOGRAD as TORCH_AUTOGRAD
 from tests.support.kineto import Kineto
 
+CALL = "torch.nn.modules.Module.__call__"
+ADAMW = "Optimizer.step#AdamW.step"
 ENGINE = "autograd::engine::evaluate_function: MmBackward0"
 
 
@@ -38,14 +40,13 @@ def functions(export: Export, at: int) -> Export:
     [400, 600), AdamW at [700, 800) around Adam, a scheduler after it. Forward: 3 kernels (20, 120, 320), none of them
     that of the data (5, before the model); backward: 2 (450 of autograd's thread, 500 of a module called again).
     """
-    call = "torch.nn.modules.Module.__call__"
     export.kernel(ADD, at + 5, at + 6, at + 8)
-    export.range(call, at + 10, at + 300).range(call, at + 100, at + 200).kernel(GEMM, at + 20, at + 30, at + 40)
+    export.range(CALL, at + 10, at + 300).range(CALL, at + 100, at + 200).kernel(GEMM, at + 20, at + 30, at + 40)
     export.kernel(GEMM, at + 120, at + 130, at + 140)
-    export.range(call, at + 310, at + 340).kernel(ADD, at + 320, at + 330, at + 335)
+    export.range(CALL, at + 310, at + 340).kernel(ADD, at + 320, at + 330, at + 335)
     export.range("torch.Tensor.backward", at + 400, at + 600).range("torch.autograd.backward", at + 410, at + 590)
     export.kernel(GEMM, at + 450, at + 460, at + 470, tid=AUTOGRAD)
-    export.range(call, at + 490, at + 520, tid=AUTOGRAD).kernel(GEMM, at + 500, at + 510, at + 520, tid=AUTOGRAD)
+    export.range(CALL, at + 490, at + 520, tid=AUTOGRAD).kernel(GEMM, at + 500, at + 510, at + 520, tid=AUTOGRAD)
     export.range("torch.optim.AdamW.step", at + 700, at + 800).range("torch.optim.Adam.step", at + 710, at + 790)
     export.kernel(ADD, at + 720, at + 730, at + 740)
     return export.range("torch.optim.lr_scheduler.LRScheduler.step", at + 850, at + 860)
@@ -70,35 +71,11 @@ def test_function_ranges_are_phases_by_their_outermost(tmp_path: Path) -> None:
     assert "function ranges" in forward.range
 
 
-def test_without_a_backward_every_call_is_a_forward(tmp_path: Path) -> None:
-    export = Export()
-    for at in (0, 100, 200):
-        export.range("torch.nn.modules.Module.__call__", at, at + 50).kernel(GEMM, at + 10, at + 20, at + 30)
-    assert kernels(summary_of(export.write(tmp_path / "t.sqlite"))) == {"forward": (3, 1)}
-
-
-def test_a_range_of_the_persons_own_switches_it_off(tmp_path: Path) -> None:
-    export = traced(1).range("loss", 310, 340)
-    assert kernels(summary_of(export.write(tmp_path / "t.sqlite"))) == {"loss": (1, 1)}
-
-
 def test_a_phase_named_by_option_switches_it_off(tmp_path: Path) -> None:
     path = traced(1).range("my_pass", 0, 600).write(tmp_path / "t.sqlite")
     summary = summary_of(path, PhaseNames.parse(["forward=my_pass"]))
     assert kernels(summary) == {"forward": (1, 6)}  # all of 5 to 500: backward is not known, so nothing is taken out
     assert not summary.phases[0].inferred
-
-
-def test_a_phase_named_by_option_and_not_in_the_capture_switches_it_off(tmp_path: Path) -> None:
-    assert kernels(summary_of(traced().write(tmp_path / "t.sqlite"), PhaseNames.parse(["forward=missing"]))) == {}
-
-
-def test_of_several_threads_that_call_modules_the_busiest_runs_the_forwards(tmp_path: Path) -> None:
-    export = Export()
-    for at, tid in ((0, 101), (100, 102), (200, 102), (300, 103)):
-        export.range("torch.nn.modules.Module.__call__", at + 1, at + 50, tid=tid)
-        export.kernel(GEMM, at + 10, at + 20, at + 30, tid=tid)
-    assert kernels(summary_of(export.write(tmp_path / "t.sqlite"))) == {"forward": (2, 1)}
 
 
 def test_warm_up_of_another_process_parts_no_forward(tmp_path: Path) -> None:
@@ -125,7 +102,7 @@ def torch_step(trace: Kineto, at: int, number: int, passes: int = 1) -> Kineto:
     starts at 105; ``backward()`` makes the first gradient at 190 by a kernel; the engine runs [200, 240) and [250, 280)
     with a kernel each; the optimizer has one at 710. A copy of the batch at 50 is launched by the step, too.
     """
-    trace.range(f"ProfilerStep#{number}", at, 1000).range("Optimizer.step#AdamW.step", at + 700, 50)
+    trace.range(f"ProfilerStep#{number}", at, 1000).range(ADAMW, at + 700, 50)
     launched = 100 * number
     calls = [(50, MAIN_OF_TORCH, ADD), (710, MAIN_OF_TORCH, ADD)]
     for one in range(passes):
@@ -159,113 +136,17 @@ def test_the_engine_is_backward_and_what_the_step_launches_before_it_forward(tmp
     assert forward.wall_ms.mean == pytest.approx(0.138)  # from the copy at 50 to 188
 
 
-def test_a_trace_of_backward_alone(tmp_path: Path) -> None:
-    """No thread launches outside the engine: backward is a range of the engine's own."""
-    trace = Kineto().gpu().thread(TORCH_AUTOGRAD, "pt_autograd_0").operator(ENGINE, 200, 40, tid=TORCH_AUTOGRAD)
-    trace.launch(1, 210, tid=TORCH_AUTOGRAD).kernel(GEMM, 1, 220, 9)
-    assert kernels(summary_of(trace.write(tmp_path / "t.json"))) == {"backward": (1, 1)}
-
-
-def test_gradients_accumulated_over_two_passes(tmp_path: Path) -> None:
-    summary = summary_of(torch_step(Kineto().gpu(), 0, 1, passes=2).write(tmp_path / "t.json"))
-    # The first forward has the copy, 110 and 150, the second 410 and 450: 2.5 of each.
-    assert kernels(summary) == {"forward": (2, 2.5), "backward": (2, 3), "optimizer": (1, 1), "step": (1, 12)}
-
-
-def test_operators_before_pytorch_named_the_engine(tmp_path: Path) -> None:
-    trace = Kineto().gpu().operator("aten::mm", 100, 20).launch(1, 110).kernel(GEMM, 1, 115, 4)
-    trace.operator("MmBackward", 200, 40, tid=TORCH_AUTOGRAD).launch(2, 210, tid=TORCH_AUTOGRAD).kernel(GEMM, 2, 220, 9)
-    assert kernels(summary_of(trace.write(tmp_path / "t.json"))) == {"forward": (1, 1), "backward": (1, 1)}
-
-
-def test_a_step_of_inference_has_no_inferred_forward(tmp_path: Path) -> None:
-    trace = (
-        Kineto().gpu().range("ProfilerStep#1", 0, 100).operator("aten::mm", 5, 20).launch(1, 10).kernel(GEMM, 1, 15, 4)
-    )
-    assert kernels(summary_of(trace.write(tmp_path / "t.json"))) == {"step": (1, 1)}
-
-
-def closure(trace: Kineto) -> Kineto:
-    """Two optimizer steps of 900 us whose closure runs the model: 2 kernels forward, 2 backward, 1 of the update."""
-    for step in range(2):
-        at = 2000 * step
-        trace.range("Optimizer.step#AdamW.step", at + 10, 890)
-        for i, (time, tid, name) in enumerate(
-            [(20, 500, "aten::mm"), (60, 500, "aten::mm"), (200, TORCH_AUTOGRAD, ENGINE), (240, TORCH_AUTOGRAD, ENGINE),
-             (500, 500, "aten::_fused_adamw_")], 10 * step + 1,
-        ):  # fmt: skip
-            trace.operator(name, at + time, 20, tid=tid).launch(i, at + time + 5, tid=tid)
-            trace.kernel(GEMM, i, at + time + 8, 4)
-    return trace
-
-
-def test_an_optimizer_that_runs_the_model_in_a_closure(tmp_path: Path) -> None:
-    summary = summary_of(closure(Kineto().gpu()).write(tmp_path / "t.json"))
-    assert kernels(summary) == {"forward": (2, 2), "backward": (2, 2), "optimizer": (2, 1)}
-
-
-def test_a_function_range_of_an_optimizer_around_a_step(tmp_path: Path) -> None:
-    """The optimizer's call at [0, 900) holds the model's at [20, 200), backward's at [300, 500) and its own kernel."""
-    export = Export().gpu().range("torch.optim.AdamW.step", 0, 900)
-    export.range("torch.nn.modules.Module.__call__", 20, 200).kernel(GEMM, 30, 40, 50)
-    export.range("torch.autograd.backward", 300, 500).kernel(GEMM, 350, 360, 370).kernel(ADD, 600, 610, 620)
-    summary = summary_of(export.write(tmp_path / "t.sqlite"))
-    assert kernels(summary) == {"forward": (1, 1), "backward": (1, 1), "optimizer": (1, 1)}
-
-
-def test_a_module_whose_call_trains_is_no_forward(tmp_path: Path) -> None:
-    call = "torch.nn.modules.Module.__call__"
-    export = Export().gpu().range(call, 0, 900).range(call, 20, 200).kernel(GEMM, 30, 40, 50)
-    export.range("torch.autograd.backward", 300, 500).kernel(GEMM, 350, 360, 370)
-    assert kernels(summary_of(export.write(tmp_path / "t.sqlite"))) == {"forward": (1, 1), "backward": (1, 1)}
-
-
-def test_what_the_engines_thread_launches_outside_its_operators_is_backward(tmp_path: Path) -> None:
-    """DDP copies buckets back to gradients when the engine is done, on the engine's thread: at 290 of [100, 300)."""
-    trace = torch_step(Kineto().gpu(), 0, 1)
-    trace.launch(99, 290, tid=TORCH_AUTOGRAD).kernel(ADD, 99, 295, 3)
-    assert kernels(summary_of(trace.write(tmp_path / "t.json")))["backward"] == (1, 4)
-
-
-def test_a_thread_that_launches_more_than_the_steps_does_not_run_them(tmp_path: Path) -> None:
-    """A prefetching thread: 12 copies while nothing of the step is open, so that they are in no phase."""
-    export = traced(1)
-    for i in range(12):
-        export.kernel(ADD, 2000 + i, 2100 + 10 * i, 2105 + 10 * i, tid=77)
-    summary = summary_of(export.write(tmp_path / "t.sqlite"))
-    assert kernels(summary) == {"forward": (1, 3), "backward": (1, 2), "optimizer": (1, 1)}
-
-
-def test_threads_of_autograd_without_a_name(tmp_path: Path) -> None:
-    export = Export().gpu()
-    functions(export, 0)
-    assert kernels(summary_of(export.write(tmp_path / "t.sqlite")))["backward"] == (1, 2)
-
-
-def test_calls_that_no_backward_follows_are_no_training_forward(tmp_path: Path) -> None:
-    call = "torch.nn.modules.Module.__call__"
-    export = traced(2).range(call, 5000, 5100).kernel(GEMM, 5010, 5020, 5030)
-    assert kernels(summary_of(export.write(tmp_path / "t.sqlite")))["forward"] == (2, 3)
-
-
 def test_forwards_that_differ_much_do_not_suffice(tmp_path: Path) -> None:
     """An evaluation of 10 kernels between two steps of 3: forwards of 3 and 13."""
-    call = "torch.nn.modules.Module.__call__"
     export = functions(functions(Export().thread(AUTOGRAD, "pt_autograd_0").gpu(), 0), 5000)
     for i in range(10):
-        export.range(call, 2000 + 100 * i, 2050 + 100 * i).kernel(GEMM, 2010 + 100 * i, 2020 + 100 * i, 2030 + 100 * i)
+        export.range(CALL, 2000 + 100 * i, 2050 + 100 * i).kernel(GEMM, 2010 + 100 * i, 2020 + 100 * i, 2030 + 100 * i)
     summary = summary_of(export.write(tmp_path / "t.sqlite"))
     forward = summary.phase("forward")
     assert forward is not None
     assert (forward.kernels_least, forward.kernels_most) == (3, 14)  # the kernel of the data is inside, too
     assert not summary.phases_suffice
     assert any("The inferred forward launches 3 to 14 kernels" in warning for warning in summary.warnings)
-
-
-def test_a_capture_that_begins_inside_backward(tmp_path: Path) -> None:
-    trace = Kineto().gpu().operator(ENGINE, 10, 40, tid=TORCH_AUTOGRAD).launch(90, 20, tid=TORCH_AUTOGRAD)
-    summary = summary_of(torch_step(trace.kernel(GEMM, 90, 25, 4), 2000, 1).write(tmp_path / "t.json"))
-    assert kernels(summary)["backward"] == (1, 3)
 
 
 def test_gradients_set_to_zero_are_no_forward(tmp_path: Path) -> None:
@@ -276,12 +157,119 @@ def test_gradients_set_to_zero_are_no_forward(tmp_path: Path) -> None:
     assert forward.wall_ms.mean == pytest.approx(0.138)  # from the copy at 50 to 188, not from 15
 
 
-def test_gradients_accumulated_by_an_early_engine(tmp_path: Path) -> None:
-    trace = Kineto().gpu().operator("aten::mm", 100, 20).launch(1, 110).kernel(GEMM, 1, 115, 4)
-    for i, name in enumerate(("MmBackward", "torch::autograd::AccumulateGrad"), 2):
-        trace.operator(name, 200 * i, 40, tid=TORCH_AUTOGRAD).launch(i, 200 * i + 5, tid=TORCH_AUTOGRAD)
-        trace.kernel(GEMM, i, 200 * i + 9, 4)
-    assert kernels(summary_of(trace.write(tmp_path / "t.json"))) == {"forward": (1, 1), "backward": (1, 2)}
+# --- programs, and what is inferred of them -----------------------------------------------------------------------
+
+
+def calls(*starts: int, export: Export | None = None, tids: tuple[int, ...] = ()) -> Export:
+    """Calls of modules of 50 ns, each with a kernel, on threads of their own or on the main one."""
+    export = export or Export().gpu()
+    for at, tid in zip(starts, tids or (MAIN,) * len(starts), strict=True):
+        export.range(CALL, at + 1, at + 50, tid=tid).kernel(GEMM, at + 10, at + 20, at + 30, tid=tid)
+    return export
+
+
+def prefetching(export: Export) -> Export:
+    """With 12 copies of a thread of their own, while nothing of the step is open."""
+    for i in range(12):
+        export.kernel(ADD, 2000 + i, 2100 + 10 * i, 2105 + 10 * i, tid=77)
+    return export
+
+
+def operators(*rows: tuple[str, int, int], trace: Kineto | None = None) -> Kineto:
+    """Operators of 20 us by name, start and thread, each with a kernel."""
+    trace = trace or Kineto().gpu()
+    for number, (name, at, tid) in enumerate(rows, 1):
+        trace.operator(name, at, 20, tid=tid).launch(number, at + 5, tid=tid).kernel(GEMM, number, at + 8, 4)
+    return trace
+
+
+def closure(at: int) -> list[tuple[str, int, int]]:
+    """The operators of a step whose optimizer runs the model."""
+    forward, backward = ((("aten::mm", MAIN_OF_TORCH), (20, 60)), ((ENGINE, TORCH_AUTOGRAD), (200, 240)))
+    rows = [(name, at + time, tid) for (name, tid), times in (forward, backward) for time in times]
+    return [*rows, ("aten::_fused_adamw_", at + 500, MAIN_OF_TORCH)]
+
+
+TRAINED = {"forward": (1, 1), "backward": (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (calls(0, 100, 200), {"forward": (3, 1)}),  # without a backward every call is a forward
+        (traced(1).range("loss", 310, 340), {"loss": (1, 1)}),  # a range of the person's own switches it off
+        # Of several threads that call modules the busiest runs the forwards.
+        (calls(0, 100, 200, 300, tids=(101, 102, 102, 103)), {"forward": (2, 1)}),
+        # The optimizer's call holds the model's, backward's and its own kernel.
+        (
+            calls(20, export=Export().gpu().range("torch.optim.AdamW.step", 0, 900))
+            .range("torch.autograd.backward", 300, 500).kernel(GEMM, 350, 360, 370).kernel(ADD, 600, 610, 620),
+            {**TRAINED, "optimizer": (1, 1)},
+        ),
+        # A module whose call trains is no forward.
+        (
+            calls(20, export=Export().gpu().range(CALL, 0, 900))
+            .range("torch.autograd.backward", 300, 500).kernel(GEMM, 350, 360, 370),
+            TRAINED,
+        ),
+        # A thread that launches more than the steps does not run them.
+        (prefetching(traced(1)), {"forward": (1, 3), "backward": (1, 2), "optimizer": (1, 1)}),
+        # Threads of autograd without a name.
+        (functions(Export().gpu(), 0), {"forward": (1, 3), "backward": (1, 2), "optimizer": (1, 1)}),
+        # A call that no backward follows is no training forward.
+        (calls(5000, export=traced(2)), {"forward": (2, 3), "backward": (2, 2), "optimizer": (2, 1)}),
+        # No thread launches outside the engine: backward is a range of the engine's own.
+        (operators((ENGINE, 200, TORCH_AUTOGRAD)).thread(TORCH_AUTOGRAD, "pt_autograd_0"), {"backward": (1, 1)}),
+        # Gradients of two passes: the first forward has the copy, 110 and 150, the second 410 and 450: 2.5 of each.
+        (
+            torch_step(Kineto().gpu(), 0, 1, passes=2),
+            {"forward": (2, 2.5), "backward": (2, 3), "optimizer": (1, 1), "step": (1, 12)},
+        ),
+        # Before PyTorch named the engine.
+        (operators(("aten::mm", 100, MAIN_OF_TORCH), ("MmBackward", 200, TORCH_AUTOGRAD)), TRAINED),
+        (
+            operators(
+                ("aten::mm", 100, MAIN_OF_TORCH), ("MmBackward", 400, TORCH_AUTOGRAD),
+                ("torch::autograd::AccumulateGrad", 600, TORCH_AUTOGRAD),
+            ),
+            {"forward": (1, 1), "backward": (1, 2)},
+        ),
+        # A step of inference has no inferred forward.
+        (
+            operators(("aten::mm", 5, MAIN_OF_TORCH), trace=Kineto().gpu().range("ProfilerStep#1", 0, 100)),
+            {"step": (1, 1)},
+        ),
+        # Two optimizer steps of 900 us whose closure runs the model: 2 kernels forward, 2 backward, 1 of the update.
+        (
+            operators(
+                *closure(0), *closure(2000),
+                trace=Kineto().gpu().range(ADAMW, 10, 890).range(ADAMW, 2010, 890),
+            ),
+            {"forward": (2, 2), "backward": (2, 2), "optimizer": (2, 1)},
+        ),
+        # DDP copies buckets back to gradients when the engine is done, on the engine's thread: at 290 of [100, 300).
+        (
+            torch_step(Kineto().gpu(), 0, 1).launch(99, 290, tid=TORCH_AUTOGRAD).kernel(ADD, 99, 295, 3),
+            {"forward": (1, 3), "backward": (1, 4), "optimizer": (1, 1), "step": (1, 8)},
+        ),
+        # A capture that begins inside backward.
+        (
+            torch_step(
+                Kineto().gpu().operator(ENGINE, 10, 40, tid=TORCH_AUTOGRAD).launch(90, 20, tid=TORCH_AUTOGRAD)
+                .kernel(GEMM, 90, 25, 4),
+                2000, 1,
+            ),
+            {"forward": (1, 3), "backward": (1, 3), "optimizer": (1, 1), "step": (1, 7)},
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_inferred(tmp_path: Path, program: Export | Kineto, expected: dict[str, tuple[int, float]]) -> None:
+    suffix = ".json" if isinstance(program, Kineto) else ".sqlite"
+    assert kernels(summary_of(program.write(tmp_path / f"t{suffix}"))) == expected
+
+
+def test_a_phase_named_by_option_and_not_in_the_capture_switches_it_off(tmp_path: Path) -> None:
+    assert kernels(summary_of(traced().write(tmp_path / "t.sqlite"), PhaseNames.parse(["forward=missing"]))) == {}
 
 
 @given(
@@ -339,7 +327,7 @@ def test_a_module_called_before_warm_up_is_no_training_forward(tmp_path: Path) -
     """A check of the model at [10, 50), then warm-up [500, 1900) around one step, then one step: no backward follows
     the check, so it is no training forward.
     """
-    export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu().range("torch.nn.modules.Module.__call__", 10, 50)
+    export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu().range(CALL, 10, 50)
     export.kernel(GEMM, 20, 30, 40).range("warmup", 500, 1900)
     summary = summary_of(functions(functions(export, 900), 2000).write(tmp_path / "t.sqlite"))
     forward = summary.phase("forward")

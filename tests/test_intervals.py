@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import unions
+from nsys_analyzer.analysis.intervals import Cover, overlaps, unions
 
 GROUPS = 3
 intervals = st.lists(
@@ -73,7 +72,7 @@ def test_what_is_covered_and_what_is_not_make_up_a_stretch(
     lasting = sorted((start, end) for _, start, end in covering if end > start)
     cover = Cover.of(*np.array(lasting, np.int64).reshape(-1, 2).T)
     _, start, end = np.array(stretches, np.int64).reshape(-1, 3).T
-    covered, interval, low, high = cover.inside(start, end)
+    covered, interval, low, high = overlaps(cover.start, cover.end, start, end)
     assert ((cover.start[interval] <= low) & (high <= cover.end[interval])).all()
     free, free_low, free_high = cover.without(start, end)
     for one in range(len(stretches)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.share.copy import share
+from nsys_analyzer.share import share
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     BEGIN_CAPTURE,
@@ -35,43 +36,38 @@ def summary_of(path: Path) -> CaptureSummary:
 # --- AMD -----------------------------------------------------------------------------------------------------------
 
 
-def amd(name: str = "AMD Instinct MI300X", **properties: object) -> Kineto:
+def amd(name: str = "AMD Instinct MI300X") -> Kineto:
     """Forward [100, 200) launches a kernel at 110 that runs [120, 150)."""
-    properties = {"hip_runtime_version": HIP_VERSION, "hip_driver_version": HIP_VERSION, **properties}
-    trace = Kineto(**properties).range("forward", 100, 100).launch(1, 110, api="hipExtModuleLaunchKernel")
+    trace = (
+        Kineto(hip_runtime_version=HIP_VERSION, hip_driver_version=HIP_VERSION)
+        .range("forward", 100, 100)
+        .launch(1, 110, api="hipExtModuleLaunchKernel")
+    )
     trace.properties["deviceProperties"] = [{"id": 0, "name": name, "totalGlobalMem": 192 << 30, "numSms": 304}]
     return trace.kernel(GEMM, 1, 120, 30)
 
 
-def test_hip_and_rocm_stand_where_cuda_does(tmp_path: Path) -> None:
-    metadata = Trace.load(amd().write(tmp_path / "t.json")).metadata
-    assert (metadata.platform, metadata.runtime) == ("HIP", "7.2.53211 (ROCm 7.2)")
-
-
-def test_the_driver_tells_hips_version_where_the_runtime_does_not(tmp_path: Path) -> None:
-    metadata = Trace.load(amd(hip_runtime_version=0).write(tmp_path / "t.json")).metadata
-    assert metadata.runtime == "7.2.53211 (ROCm 7.2)"
-
-
-def test_the_calls_tell_amd_where_no_property_does(tmp_path: Path) -> None:
-    trace = amd("Radeon Graphics")
-    for name in ("hip_runtime_version", "hip_driver_version"):
-        del trace.properties[name]
-    metadata = Trace.load(trace.write(tmp_path / "t.json")).metadata
-    assert (metadata.platform, metadata.runtime) == ("HIP", "unknown")
-
-
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_gpu_without_a_name_has_a_word(listed: bool, tmp_path: Path) -> None:
-    trace = amd("")
-    if not listed:
-        trace.properties["deviceProperties"] = []
-    assert summary_of(trace.write(tmp_path / "t.json")).gpu == "unnamed AMD GPU"
-
-
-def test_an_nvidia_gpu_without_a_name_has_one_too(tmp_path: Path) -> None:
-    trace = Kineto().gpu("").launch(1, 110).kernel("a", 1, 120, 30)
-    assert summary_of(trace.write(tmp_path / "t.json")).gpu == "unnamed NVIDIA GPU"
+@pytest.mark.parametrize(
+    ("name", "properties", "gpu", "runtime"),
+    [
+        ("AMD Instinct MI300X", {}, "AMD Instinct MI300X", "7.2.53211 (ROCm 7.2)"),
+        ("AMD Instinct MI300X", {"hip_runtime_version": 0}, "AMD Instinct MI300X", "7.2.53211 (ROCm 7.2)"),
+        # Its calls tell AMD where no property does.
+        ("Radeon", {"hip_runtime_version": None, "hip_driver_version": None}, "Radeon", "unknown"),
+        ("", {}, "unnamed AMD GPU", "7.2.53211 (ROCm 7.2)"),
+        ("", {"deviceProperties": []}, "unnamed AMD GPU", "7.2.53211 (ROCm 7.2)"),
+    ],
+)
+def test_hip_and_rocm_stand_where_cuda_does(
+    name: str, properties: dict[str, Any], gpu: str, runtime: str, tmp_path: Path
+) -> None:
+    trace = amd(name)
+    trace.properties |= properties
+    path = trace.write(tmp_path / "t.json")
+    for each in (path, share(path, tmp_path / "copy.sqlite").path):
+        metadata = Trace.load(each).metadata
+        assert (metadata.platform, metadata.runtime) == ("HIP", runtime)
+        assert summary_of(each).gpu == gpu
 
 
 @pytest.mark.parametrize(
@@ -139,12 +135,6 @@ def test_captures_of_two_platforms_share_a_column(tmp_path: Path) -> None:
     text = report(nvidia.write(tmp_path / "a.json.gz"), amd().write(tmp_path / "b.json.gz"))
     assert "CUDA / HIP" in text
     assert "SMs / CUs" in text
-
-
-def test_a_copy_to_share_keeps_the_platform(tmp_path: Path) -> None:
-    copied = share(amd().write(tmp_path / "t.json"), tmp_path / "copy.sqlite").path
-    metadata = Trace.load(copied).metadata
-    assert (metadata.platform, metadata.runtime) == ("HIP", "7.2.53211 (ROCm 7.2)")
 
 
 def test_info_calls_the_calls_by_their_platform(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.errors import TraceError
 from tests.support.kineto import Kineto, tables_of
 
 GEMM = "ampere_sgemm_128x64_tn"
@@ -44,16 +43,12 @@ MEMORY = '{"ph": "i", "name": "[memory]", "pid": 500, "tid": 500, "ts": 110, "ar
     [
         (KERNEL % "[]", '1 of 2 events of the kind kernel, .*; the first is "bad"'),
         (KERNEL % '{"correlation": "a"}', "of the kind kernel"),
-        (KERNEL % '{"correlation": NaN}', "of the kind kernel"),
         (KERNEL % '{"correlation": 9223372036854775808}', "of the kind kernel"),
         (KERNEL.replace('"tid": 7', '"tid": {"a": 1}') % "{}", "of the kind kernel"),
         (KERNEL.replace('"dur": 3', '"dur": -1') % "{}", "of the kind kernel"),
-        (KERNEL.replace('"dur": 3', '"dur": 1e18') % "{}", "of the kind kernel"),
         (KERNEL.replace('"dur": 3', '"dur": 1e999999999') % "{}", "of the kind kernel"),
-        (KERNEL.replace('"dur": 3', f'"dur": 1e{"9" * 30}') % "{}", "of the kind kernel"),
         (KERNEL.replace('"dur": 3', '"dur": NaN') % "{}", "of the kind kernel"),
         (KERNEL.replace('"dur": 3', f'"dur": {"9" * 5000}') % "{}", "of the kind kernel"),
-        (KERNEL.replace(', "dur": 3', "") % "{}", "of the kind kernel"),
         (KERNEL.replace('"ts": 125, ', "") % "{}", "of the kind kernel"),
         (KERNEL.replace('"bad"', '"b\\ud800d"') % "{}", 'the first is "b\ufffdd"'),
         (KERNEL.replace('"bad"', "5") % "{}", "the first is without a name"),
@@ -127,19 +122,6 @@ def test_an_event_years_from_the_others_is_in_no_figure(time: str, tmp_path: Pat
     trace = Trace.load(tmp_path / "t.json")
     assert [(row.rows, row.why) for row in trace.left_out] == [(1, "a time outside the capture")]
     assert (trace.operations.start - trace.ranges.start[0]).tolist() == [20_000]  # forward at 100, the GEMM at 120
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (Kineto().launch(1, 110).kernel(GEMM, 1, 120, -30).text(), "neither operators nor kernels: .*1 of 1 events"),
-        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"}]}', 'no events of PyTorch\'s profiler: .*"a"'),
-    ],
-)
-def test_it_is_said_why_nothing_is_left(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=message) as caught:
-        tables(text, tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.trace.kineto import json_text
+from nsys_analyzer.trace.kineto import read as kineto_read
 from nsys_analyzer.trace.kineto.read import read_kineto
 from nsys_analyzer.trace.sources import open_capture
 from tests.support.kineto import Kineto, tables_of
@@ -71,6 +71,7 @@ def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
         assert peak_of(read_kineto, path) < 40
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", ["traceName", "deviceProperties", "traceEvents"])
 def test_many_objects_in_a_value_take_no_memory(key: str, tmp_path: Path) -> None:
     # 20 million objects would take 1.4 GB; those of a piece and of the longest value 100 MB.
@@ -79,19 +80,6 @@ def test_many_objects_in_a_value_take_no_memory(key: str, tmp_path: Path) -> Non
     bomb = f'{{"{key}": {before}[' + "{}," * 20_000_000 + f'0]{after}"a": 0, '
     path.write_bytes(gzip.compress(bomb.encode() + step().text()[1:].encode(), 9))
     assert peak_of(read_kineto, path) < 200
-
-
-@pytest.mark.parametrize(
-    "value",
-    [r'"\\\""', r'["]", "\\", {"}": "{\""}]', "{}"],
-    ids=["a", "b", "c"],
-)
-def test_what_is_not_read_may_be_of_any_form(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "t.json"
-    path.write_text(f'{{"a": {value}, "b": 1.5, {step().text()[1:]}')
-    for piece in (json_text._PIECE, 3):
-        monkeypatch.setattr(json_text, "_PIECE", piece)
-        assert len(read_kineto(path).of("operator")) == 2
 
 
 def test_memory_follows_what_is_kept(tmp_path: Path) -> None:
@@ -119,16 +107,6 @@ def test_a_file_that_expands_a_thousand_times_is_refused(tmp_path: Path) -> None
     assert peak_of(read_kineto, path) < 30
 
 
-def test_what_is_unpacked_by_hand_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_text, "_ALWAYS_READ", 0)
-    packed, plain = tmp_path / "t.json.gz", tmp_path / "t.json"
-    plain.write_text(spread(step().text(), " " * MIB))
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    with pytest.raises(TraceError, match="expands more than"):
-        read_kineto(packed)
-    assert len(read_kineto(plain).of("operator")) == 2
-
-
 @pytest.mark.parametrize("depth", [10_000, 1_000_000])
 @pytest.mark.parametrize("before", ["", '{"a": ', '{"traceEvents": [', '{"traceEvents": [{"ph": "X", "args": '])
 def test_deep_nesting_is_one_line(before: str, depth: int, tmp_path: Path) -> None:
@@ -152,12 +130,12 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     program = (
         "import resource, sys; from pathlib import Path\n"
         "import pyarrow\n"
-        "import nsys_analyzer.trace.arrow_reader, nsys_analyzer.trace.kineto.tables  # before the memory is scarce\n"
-        "from nsys_analyzer.trace.sources import open_capture\n"
+        "import nsys_analyzer.trace.trace, nsys_analyzer.trace.kineto  # before the memory is scarce\n"
+        "from nsys_analyzer.trace.trace import Trace\n"
         "from nsys_analyzer.errors import TraceError\n"
         "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 40 * 2**20,) * 2)\n"
-        "try: open_capture(Path(sys.argv[1]))\n"
+        "try: Trace.load(Path(sys.argv[1]))\n"
         "except TraceError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
@@ -190,6 +168,6 @@ def test_the_same_is_read_wherever_the_pieces_end(values: list[Any], piece: int,
         path = Path(folder) / "t.json"
         path.write_text(text, encoding="utf-8")
         whole = tables_of(path)
-        patched.setattr(json_text, "_PIECE", piece)
+        patched.setattr(kineto_read, "_PIECE", piece)
         assert tables_of(path) == whole
     assert len(whole["TORCH_OPERATOR_EVENTS"]["start"]) == 3

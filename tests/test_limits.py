@@ -5,19 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.transformer.peaks import PEAKS, find_peaks
-from nsys_analyzer.experiments.limits import (
+from nsys_analyzer.experiments.model import Results
+from nsys_analyzer.experiments.section import (
     MANTISSA_BITS,
     CeilingsCase,
     CeilingsFigures,
     MinimumMemory,
     Rate,
     check_limits,
+    conditions,
+    fitted_exponent,
     precision_found,
     precision_title,
+    precision_warnings,
 )
-from nsys_analyzer.experiments.model import Results, Row
-from nsys_analyzer.experiments.section import conditions, fitted_exponent, precision_warnings
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Table
+from nsys_analyzer.runs.rows import Row
 
 GPU = {"gpu": "NVIDIA H200", "torch": "2.11.0", "python": "3.12.3"}
 GIB = 2**30

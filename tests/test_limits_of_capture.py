@@ -17,16 +17,16 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.limits import limits_of, on_tensor_cores, tensor_core_share
-from nsys_analyzer.analysis.summary.shares import Limits
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats, class_rows
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, Unprofiled
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.costs import (
     attention_matmul_elements,
     fused_attention_elements,
     linear_elements,
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
+from nsys_analyzer.configuration import CountedFlops, Run
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.figures import draw
 from nsys_analyzer.report.model import Roofline, Section, Table, WorkPoint
@@ -238,6 +238,30 @@ def test_every_rate_is_possible(ms: float, batch: int, context: int, gemm: str, 
     shares += [one.bytes_per_s / 4.8e12 for one in limits.classes if one.bytes_per_s]
     assert all(share is not None and 0 < share <= 1.02 for share in shares)
     assert bool(limits.phases) != bool(limits.doubt)
+
+
+def test_flops_that_were_counted() -> None:
+    """In one step of two passes: 6e6 FLOPs of matmul and 2e6 of softmax forward, of a pass half of each."""
+    counted = CountedFlops(
+        passes={"forward": 2, "backward": 2},
+        classes={
+            "forward": {"matmul": 6e6, "softmax": 2e6},
+            "backward": {"matmul": 1e7},
+            "recomputed": {"matmul": 1e6},
+        },
+        unknown=("aten.x",),
+    )
+    limits = found(training(forwards=6, configuration=None, run=Run(flops=counted)))
+    assert limits.model_flops == {"forward": 4_000_000, "backward": 5_000_000, "step": 18_000_000}
+    assert mfu(limits)["forward"] == pytest.approx(40 / 67)  # 4,000,000 in 1e-7 s
+    # There is no softmax kernel, and backward computes a forward pass again.
+    assert [(one.kernel_class, one.phase, one.flops, one.bytes) for one in limits.classes] == [
+        ("matmul", "forward", 3_000_000, None)
+    ]
+    assert "FLOPs of these operators are not known, and not counted: aten.x." in limits.notes
+    uneven = found(training(forwards=4, configuration=None, run=Run(flops=counted)))
+    assert "step" not in uneven.model_flops
+    assert "2 forward passes in the step whose FLOPs were counted do not fit 4 in 3 recorded steps" in uneven.notes[1]
 
 
 def test_tensor_cores_by_name() -> None:

@@ -30,31 +30,19 @@ def touch(*paths: Path) -> None:
         path.touch()
 
 
-def model_in(path: Path) -> ModelSize | None:
-    return configuration_of(read_manifest(path)).model
-
-
-def test_full_manifest(tmp_path: Path) -> None:
+def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
+    """False, 0 and a negative seed are values like others; a key that readers ignore may hold anything."""
     values = {
-        "model": "small",
-        **SMALL,
-        "context_length": 256,
-        "batch_size": 4,
-        "precision": "bfloat16",
-        "mode": "train",
-        "attention": "sdpa",
-        "status": "ok",
-        "message": None,
-        "warmup_steps": 0,
-        "steps": 3,
-        "gpu": "Some GPU",
-        "command": "python train.py",
-        "capture": "small.nsys-rep",
-        "a_key_of_tomorrow": [1, 2],
-    }
-    manifest = read_manifest(write(tmp_path / "manifest.json", **values))
-    assert manifest.warmup_steps == 0
-    assert manifest.capture == "small.nsys-rep"
+        "device": "cpu", "profiler": "torch", "optimizer": "adamw", "compile": False, "cuda_graph": True, "seed": -1,
+        "python": "3.11.2", "torch": "2.13.0", "cuda": "13.0", "driver": "580.1", "nsys": "2025.3.2",
+        "host_cpu": "a CPU", "git_commit": "abc", "git_dirty": True, "peak_memory_bytes": 0, "warmup_steps": 0,
+        "steps": 3, "gpu": "Some GPU", "command": "python train.py", "capture": "small.nsys-rep",
+    }  # fmt: skip
+    asked = {"model": "small", "context_length": 256, "batch_size": 4, "precision": "bfloat16", "mode": "train"}
+    more = {"message": None, "a_key_of_tomorrow": [1, 2], "timings": [{"phase": "forward"}]}
+    path = write(tmp_path / "manifest.json", **values, **asked, **SMALL, attention="sdpa", **more)
+    manifest = read_manifest(path)
+    assert {key: getattr(manifest, key) for key in values} == values
     assert configuration_of(manifest) == Configuration(find_model("small"), 256, 4, "bf16", "train", "sdpa", "manifest")
 
 
@@ -66,24 +54,14 @@ def test_everything_is_optional(tmp_path: Path) -> None:
     assert configuration_of(manifest) == Configuration(source="manifest")
 
 
-def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
-    """False, 0 and a negative seed are values like others; a key that readers ignore may hold anything."""
-    values = {
-        "device": "cpu", "profiler": "torch", "optimizer": "adamw", "compile": False, "cuda_graph": True, "seed": -1,
-        "python": "3.11.2", "torch": "2.13.0", "cuda": "13.0", "driver": "580.1", "nsys": "2025.3.2",
-        "host_cpu": "a CPU", "git_commit": "abc", "git_dirty": True, "peak_memory_bytes": 0,
-    }  # fmt: skip
-    manifest = read_manifest(write(tmp_path / "manifest.json", **values, timings=[{"phase": "forward"}]))
-    assert {key: getattr(manifest, key) for key in values} == values
-
-
 def test_model_by_dimensions_or_name(tmp_path: Path) -> None:
-    path = tmp_path / "manifest.json"
-    assert model_in(write(path, **SMALL)) == find_model("small")
-    assert model_in(write(path, model="2_7b", d_model=2560)) == find_model("2.7B")
     tiny = {"d_model": 64, "d_ff": 256, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
-    expected = ModelSize("tiny", 64, 256, 2, 4, 50)
-    assert model_in(write(path, model="tiny", **tiny)) == expected
+    for values, model in (
+        (SMALL, find_model("small")),
+        ({"model": "2_7b", "d_model": 2560}, find_model("2.7B")),
+        ({"model": "tiny", **tiny}, ModelSize("tiny", 64, 256, 2, 4, 50)),
+    ):
+        assert configuration_of(read_manifest(write(tmp_path / "manifest.json", **values))).model == model
 
 
 @pytest.mark.parametrize(
@@ -132,45 +110,45 @@ def test_own_manifest_comes_first(tmp_path: Path) -> None:
     touch(trace, tmp_path / "other.sqlite")
     write(tmp_path / "manifest.json", context_length=128, capture=trace.name)
     write(tmp_path / "2.7B_ctx256.manifest.json", context_length=256)
-    found = find_manifest(trace)
-    assert found is not None
-    assert found.context_length == 256
+    manifest = find_manifest(trace)
+    assert manifest
+    assert manifest.context_length == 256
 
 
-def test_shared_manifest_of_the_only_trace(tmp_path: Path) -> None:
-    touch(tmp_path / "a.nsys-rep", tmp_path / "a.sqlite", tmp_path / "report.json")
-    write(tmp_path / "manifest.json", steps=3)
-    assert find_manifest(tmp_path / "a.nsys-rep") is not None
-    assert find_manifest(tmp_path / "a.sqlite") is not None
+@pytest.mark.parametrize(
+    ("files", "manifest", "belongs_to"),
+    [
+        ("a.nsys-rep a.sqlite report.json", {"steps": 3}, "a.nsys-rep a.sqlite"),  # the only trace, and its export
+        ("a.nsys-rep b.sqlite", {"steps": 3}, ""),
+        ("a.nsys-rep b.sqlite", {"capture": "a.nsys-rep"}, "a.nsys-rep a.sqlite"),
+        ("a.nsys-rep 2.7B_x.json.gz", {"capture": "2.7B_x"}, "2.7B_x.json.gz"),
+        ("a.sqlite", None, ""),
+    ],
+)
+def test_the_manifest_of_a_folder(tmp_path: Path, files: str, manifest: dict[str, Any] | None, belongs_to: str) -> None:
+    touch(*(tmp_path / name for name in files.split()))
+    if manifest is not None:
+        write(tmp_path / "manifest.json", **manifest)
+    traces = {*files.split(), *belongs_to.split()} - {"report.json"}
+    assert {name for name in traces if find_manifest(tmp_path / name)} == set(belongs_to.split())
 
 
-def test_shared_manifest_of_several_traces(tmp_path: Path) -> None:
-    touch(tmp_path / "a.nsys-rep", tmp_path / "b.sqlite", tmp_path / "2.7B_x.json.gz")
-    write(tmp_path / "manifest.json", steps=3)
-    assert find_manifest(tmp_path / "a.nsys-rep") is None
-    write(tmp_path / "manifest.json", steps=3, capture="a.nsys-rep")
-    assert find_manifest(tmp_path / "a.sqlite") is not None
-    assert find_manifest(tmp_path / "b.sqlite") is None
-    write(tmp_path / "manifest.json", steps=3, capture="2.7B_x")
-    assert find_manifest(tmp_path / "2.7B_x.json.gz") is not None
-
-
-def test_no_manifest(tmp_path: Path) -> None:
-    touch(tmp_path / "a.sqlite")
-    assert find_manifest(tmp_path / "a.sqlite") is None
+def left(folder: Path) -> list[tuple[str, str]]:
+    """The manifests of runs that left no trace, with their status or what is wrong with them."""
+    manifests = manifests_without_trace(folder).items()
+    return [
+        (str(path.relative_to(folder)), run.status if isinstance(run, Run) else run.message) for path, run in manifests
+    ]
 
 
 def test_manifests_without_trace(tmp_path: Path) -> None:
-    touch(tmp_path / "small" / "run.nsys-rep", tmp_path / "deep" / "er" / "x", tmp_path / ".hidden" / "x")
-    write(tmp_path / "small" / "manifest.json", model="small")
-    write(tmp_path / "xl" / "manifest.json", model="xl", status="oom", message="CUDA out of memory")
-    write(tmp_path / "deep" / "er" / "manifest.json", status="oom")
-    write(tmp_path / ".hidden" / "manifest.json", status="oom")
-    write(tmp_path / "flat.manifest.json", model="large", status="oom")
-    found = manifests_without_trace(tmp_path)
-    runs = [run for run in found.values() if isinstance(run, Run)]
-    assert [(run.model, run.status) for run in runs] == [("large", "oom"), ("xl", "oom")]
-    assert runs[1].message == "CUDA out of memory"
+    """In the folder and one level below, in order; what is hidden or deeper is not looked at."""
+    touch(tmp_path / "small/run.nsys-rep", tmp_path / "deep/er/x", tmp_path / ".hidden/x")
+    write(tmp_path / "small/manifest.json", model="small")
+    for name in ("xl/manifest.json", "deep/er/manifest.json", ".hidden/manifest.json", "flat.manifest.json"):
+        write(tmp_path / name, status="oom")
+    assert left(tmp_path) == [("flat.manifest.json", "oom"), ("xl/manifest.json", "oom")]
+    assert left(tmp_path / "nowhere") == []
 
 
 def test_manifests_with_a_trace_by_name(tmp_path: Path) -> None:
@@ -179,26 +157,20 @@ def test_manifests_with_a_trace_by_name(tmp_path: Path) -> None:
     write(tmp_path / "c.manifest.json")
     write(tmp_path / "gone.manifest.json", status="failed")
     write(tmp_path / "manifest.json", capture="b.nsys-rep")
-    assert [path.name for path in manifests_without_trace(tmp_path)] == ["gone.manifest.json"]
+    assert left(tmp_path) == [("gone.manifest.json", "failed")]
     write(tmp_path / "manifest.json", capture="d.nsys-rep", status="oom")
-    found = manifests_without_trace(tmp_path).values()
-    assert [run.status for run in found if isinstance(run, Run)] == ["failed", "oom"]
-
-
-def test_manifests_without_a_folder(tmp_path: Path) -> None:
-    assert not manifests_without_trace(tmp_path / "nowhere")
+    assert left(tmp_path) == [("gone.manifest.json", "failed"), ("manifest.json", "oom")]
 
 
 def test_a_malformed_one_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{", encoding="utf-8")
-    write(tmp_path / "xl" / "manifest.json", status="oom")
-    broken, run = manifests_without_trace(tmp_path).items()
-    assert broken[0] == tmp_path / "manifest.json"
-    assert "not JSON" in str(broken[1])
-    assert isinstance(run[1], Run)
-    assert run[1].status == "oom"
+    write(tmp_path / "xl/manifest.json", status="oom")
+    (name, said), other = left(tmp_path)
+    assert name == "manifest.json"
+    assert "not JSON" in said
+    assert other == ("xl/manifest.json", "oom")
     touch(tmp_path / "a.sqlite")  # its own row says what is wrong with the folder's manifest
-    assert [path.parent.name for path in manifests_without_trace(tmp_path)] == ["xl"]
+    assert left(tmp_path) == [other]
 
 
 @pytest.mark.parametrize("text", ['{"name": "a web application", "icons": []}', '["model-00001.safetensors"]'])

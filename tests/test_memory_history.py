@@ -15,7 +15,7 @@ import torch
 
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments import memory as memory_case
+from nsys_analyzer.experiments import steps
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures
 from nsys_analyzer.runs.rows import written
 from profiling_targets import memory_history, memory_recording, transformer
@@ -30,7 +30,7 @@ CASE = MemoryCase(device="cpu", context_length=16, batch_size=2, warmup_steps=1,
 
 @pytest.fixture(autouse=True)
 def _tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_case, "find_model", lambda _: TINY)
+    monkeypatch.setattr(steps, "find_model", lambda _: TINY)
 
 
 def figures_of(case: MemoryCase) -> dict[str, Any]:

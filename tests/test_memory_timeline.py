@@ -16,8 +16,7 @@ from nsys_analyzer.analysis.transformer.costs import layer_saved_bytes, residual
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.experiments.memory import Holder, Point, Slope, slope_of_thirds
 from nsys_analyzer.trace.trace import Trace
-from profiling_targets.memory_recording import MemoryEvent, Source, Span
-from profiling_targets.memory_timeline import (
+from profiling_targets.memory_history import (
     alive_after,
     largest,
     levels,
@@ -26,6 +25,7 @@ from profiling_targets.memory_timeline import (
     thinned,
     up_to_peak,
 )
+from profiling_targets.memory_recording import MemoryEvent, Source, Span
 from tests.support.export import Export, global_pid, training_step
 
 SPANS = [Span("forward", 0.0, 4.0), Span("backward", 5.0, 9.0)]

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from nsys_analyzer.analysis.transformer.models import (
@@ -41,16 +43,9 @@ def test_d_head_is_whole_for_every_size() -> None:
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [
-        ("Small", "small"),
-        (" XL ", "xl"),
-        ("2.7b", "2.7B"),
-        ("2_7B", "2.7B"),
-        ("2p7b", "2.7B"),
-        ("xl_2026", "xl-2026"),
-        ("10b", "10B"),
-    ],
-)
+    [("Small", "small"), (" XL ", "xl"), ("2.7b", "2.7B"), ("2_7B", "2.7B"), ("2p7b", "2.7B"), ("xl_2026", "xl-2026"),
+     ("10b", "10B")],
+)  # fmt: skip
 def test_find_model_spellings(text: str, name: str) -> None:
     assert find_model(text).name == name
 
@@ -89,77 +84,48 @@ def test_impossible_dimensions(dimensions: tuple[int, int, int, int], message: s
 
 
 def test_precision_and_mode_spellings() -> None:
-    assert [precision_from_text(text) for text in ("torch.bfloat16", "FP32", "half", "int8")] == [
-        "bf16",
-        "fp32",
-        "fp16",
-        "int8",
-    ]
-    assert [mode_from_text(text) for text in ("fwd", "fwd+bwd", "forward+backward", "Training step", "eval")] == [
-        "forward",
-        "forward+backward",
-        "forward+backward",
-        "train",
-        "eval",
-    ]
+    precisions = {"torch.bfloat16": "bf16", "FP32": "fp32", "half": "fp16", "int8": "int8"}
+    assert {text: precision_from_text(text) for text in precisions} == precisions
+    both = "forward+backward"
+    modes = {"fwd": "forward", "fwd+bwd": both, both: both, "Training step": "train", "eval": "eval"}
+    assert {text: mode_from_text(text) for text in modes} == modes
 
 
 @pytest.mark.parametrize(
-    ("stem", "model", "context", "batch", "precision", "mode", "attention"),
+    ("stem", "model", ("context_batch_precision_mode_attention")),
     [
-        ("small_ctx128", "small", 128, None, None, None, None),
-        ("train_small256", "small", 256, None, None, "train", None),
-        ("bf16_sdpa_small1024", "small", 1024, None, "bf16", None, "sdpa"),
-        ("medium-ctx-512-bf16", "medium", 512, None, "bf16", None, None),
-        ("2.7B_ctx256_b4", "2.7B", 256, 4, None, None, None),
-        ("2p7b_128", "2.7B", 128, None, None, None, None),
-        ("xl_seq1024", "xl", 1024, None, None, None, None),
-        ("xl-2026_ctx128", "xl-2026", 128, None, None, None, None),
-        ("small_128_forward", "small", 128, None, None, "forward", None),
-        ("Large_context_length_512_batch_size_8_tf32", "large", 512, 8, "tf32", None, None),
-        ("small_fwd_bwd", "small", None, None, None, "forward+backward", None),
-        ("10B_bs2", "10B", None, 2, None, None, None),
-        ("2.7B", "2.7B", None, None, None, None, None),
-        ("xl-2026-03-01_ctx256", "xl", 256, None, None, None, None),
-        ("small_2025-06-12_ctx256", "small", 256, None, None, None, None),
-        ("small256_fp32_vs_bf16", "small", 256, None, None, None, None),
-        ("ctx512_bf16", None, 512, None, "bf16", None, None),
+        ("small_ctx128", "small", (128, None, None, None, None)),
+        ("train_small256", "small", (256, None, None, "train", None)),
+        ("bf16_sdpa_small1024", "small", (1024, None, "bf16", None, "sdpa")),
+        ("medium-ctx-512-bf16", "medium", (512, None, "bf16", None, None)),
+        ("2.7B_ctx256_b4", "2.7B", (256, 4, None, None, None)),
+        ("2p7b_128", "2.7B", (128, None, None, None, None)),
+        ("xl_seq1024", "xl", (1024, None, None, None, None)),
+        ("xl-2026_ctx128", "xl-2026", (128, None, None, None, None)),
+        ("small_128_forward", "small", (128, None, None, "forward", None)),
+        ("Large_context_length_512_batch_size_8_tf32", "large", (512, 8, "tf32", None, None)),
+        ("small_fwd_bwd", "small", (None, None, None, "forward+backward", None)),
+        ("10B_bs2", "10B", (None, 2, None, None, None)),
+        ("2.7B", "2.7B", (None, None, None, None, None)),
+        ("xl-2026-03-01_ctx256", "xl", (256, None, None, None, None)),
+        ("small_2025-06-12_ctx256", "small", (256, None, None, None, None)),
+        ("small256_fp32_vs_bf16", "small", (256, None, None, None, None)),
+        ("ctx512_bf16", None, (512, None, "bf16", None, None)),
     ],
 )
 def test_configuration_from_name(
-    stem: str,
-    model: str | None,
-    context: int | None,
-    batch: int | None,
-    precision: str | None,
-    mode: str | None,
-    attention: str | None,
+    stem: str, model: str | None, context_batch_precision_mode_attention: tuple[Any, ...]
 ) -> None:
     known = find_model(model) if model else None
-    expected = Configuration(known, context, batch, precision, mode, attention, source="file name")
+    expected = Configuration(known, *context_batch_precision_mode_attention, source="file name")
     assert configuration_from_name(stem) == expected
 
 
 @pytest.mark.parametrize(
     "stem",
-    [
-        "mysmallmodel",
-        "smaller",
-        "xlarge_128",
-        "x-large_128",
-        "large_file",
-        "report1",
-        "2025-06-12",
-        "small_20250612",
-        "small-2025-06-12",
-        "seq_3",
-        "bf16_run",
-        "small_vs_medium_ctx128",
-        "small_ctx128_ctx256",
-        "gpt2-small_ctx128",
-        "bert-large-512",
-        "",
-    ],
-)
+    ["mysmallmodel", "smaller", "xlarge_128", "x-large_128", "large_file", "report1", "2025-06-12", "small_20250612",
+     "small-2025-06-12", "seq_3", "bf16_run", "small_vs_medium_ctx128", "small_ctx128_ctx256", "gpt2-small_ctx128",
+     "bert-large-512", ""],
+)  # fmt: skip
 def test_configuration_from_name_none_when_unsure(stem: str) -> None:
     assert configuration_from_name(stem) is None

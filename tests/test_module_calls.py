@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.modules.calls import Calls, Places, find_calls, parents, path_of
+from nsys_analyzer.analysis.ranges.calls import Calls, Places, find_calls, parents, path_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from tests.support.export import AUTOGRAD, GEMM, MAIN, PID, Export
 from tests.support.kineto import AUTOGRAD as KINETO_AUTOGRAD

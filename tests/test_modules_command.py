@@ -19,7 +19,7 @@ from nsys_analyzer.text import plain
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export
 
-RealCapture = Callable[[str], Path]
+RealSummary = Callable[[str], CaptureSummary]
 MS = 1_000_000
 NO_MODULES = "holds no range that names a module. Record it with: nsys-analyze run --modules -- PROGRAM\n"
 
@@ -110,32 +110,19 @@ def test_every_layer_has_a_row_of_its_own(trace: Path) -> None:
     assert names == ["GPT", *layers, "· ln_f", "(no module)"]
 
 
-@pytest.mark.parametrize("every", [False, True])
-def test_no_path_in_the_table_begins_with_the_models_class(trace: Path, every: bool) -> None:
-    """But for the model itself."""
-    names = [str(row["module"]) for row in rows(the_table(trace, every=every))]
-    assert [name for name in names if name.startswith("GPT")] == ["GPT"]
-
-
-@pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize("name", ["functions_autograd_gpt2", "functions_trace_gpt2", "mem_small256"])
-def test_the_outermost_rows_and_the_rest_are_all_of_the_time(real_capture: RealCapture, name: str, every: bool) -> None:
-    """Their shares add up to 100 %: nothing is in no row."""
-    path = real_capture(name)
-    modules = summary_of(path).modules
+@pytest.mark.parametrize("name", ["functions_autograd_gpt2", "mem_small256"])
+def test_the_outermost_rows_and_the_rest_are_all_of_the_time(real_summary: RealSummary, name: str) -> None:
+    """Their shares add up to 100 %: nothing is in no row, folded or not."""
+    summary = real_summary(name)
+    modules = summary.modules
     assert modules is not None
     roots = {one.path for one in modules.modules if not one.depth}
-    found = rows(the_table(path, every=every))
-    shares = [row["share"] for row in found if row["module"] in {*roots, "(no module)"}]
-    assert len(shares) == len(roots) + 1
-    assert sum(shares) == pytest.approx(1, abs=1e-9)
-    assert len(found) == len(modules.modules) + 1 or not every
-
-
-def test_the_outermost_row_and_the_rest_are_all_of_a_small_capture_too(trace: Path) -> None:
-    """39 of 44 ms in GPT, 5 in no module."""
-    shares = {str(row["module"]): row["share"] for row in rows(the_table(trace))}
-    assert (shares["GPT"], shares["(no module)"]) == (pytest.approx(39 / 44), pytest.approx(5 / 44))
+    for every in (False, True):
+        (shown,) = (one for one in modules_section((summary,), every=every).blocks if isinstance(one, Table))
+        shares = [row["share"] for row in rows(shown) if row["module"] in {*roots, "(no module)"}]
+        assert len(shares) == len(roots) + 1
+        assert sum(shares) == pytest.approx(1, abs=1e-9)
+    assert len(shown.rows) == len(modules.modules) + 1
 
 
 def test_collectives_have_a_row_of_their_own(tmp_path: Path) -> None:
@@ -186,12 +173,6 @@ def test_small_modules_are_left_out_and_counted(tmp_path: Path) -> None:
     assert plain(every.caption) == "Modules, ms of kernel time:"
 
 
-def test_without_modules_the_section_is_empty(tmp_path: Path) -> None:
-    """A report leaves it out."""
-    path = Export().range("forward", 0, 90).kernel(GEMM, 10, 20, 30).write(tmp_path / "t.sqlite")
-    assert blocks(path) == ()
-
-
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -221,9 +202,11 @@ def test_markdown_is_a_page_of_its_own(trace: Path, run_main: Main) -> None:
     )
 
 
-def test_json_holds_every_module(trace: Path, run_main: Main) -> None:
+def test_json_holds_every_module_as_a_reports_does(trace: Path, run_main: Main) -> None:
     """Nothing is folded: ms of a step, each module behind the one that it lies in."""
     (capture,) = json.loads(run_main("modules", trace, "--format", "json").out)["captures"]
+    (reported,) = json.loads(run_main("report", trace, "--format", "json").out)["captures"]
+    assert capture == {key: reported[key] for key in capture}
     modules = capture["modules"]
     assert (capture["name"], modules["per"]) == ("train", "step")
     assert modules["source"] == "the ranges of nsys-analyze run --modules"
@@ -232,25 +215,10 @@ def test_json_holds_every_module(trace: Path, run_main: Main) -> None:
     assert modules["backward_coverage"] == pytest.approx(19 / 22)
     assert modules["outside_backward"] == {"ms": pytest.approx(3), "launches": 1, "flops": None}
     assert len(modules["modules"]) == 1 + 4 * 2 + 1
-    assert modules["modules"][2] == {
-        "path": "GPT.h.0.attn",
-        "label": "attn",
-        "kind": "Attention",
-        "depth": 2,
-        "count": 1,
-        "forward": {"ms": pytest.approx(4), "launches": 1, "flops": None},
-        "backward": {"ms": pytest.approx(4), "launches": 1, "flops": None},
-        "own_forward_ms": pytest.approx(4),
-        "own_backward_ms": pytest.approx(4),
-    }
-
-
-def test_json_is_that_of_the_report(trace: Path, run_main: Main) -> None:
-    """One capture's modules are one value in both."""
-    (asked,) = json.loads(run_main("modules", trace, "--format", "json").out)["captures"]
-    (reported,) = json.loads(run_main("report", trace, "--format", "json").out)["captures"]
-    assert asked["modules"] is not None
-    assert asked == {key: reported[key] for key in asked}
+    attention, work = modules["modules"][2], {"ms": pytest.approx(4), "launches": 1, "flops": None}
+    assert attention.pop("own_forward_ms") == attention.pop("own_backward_ms") == pytest.approx(4)
+    assert (attention.pop("forward"), attention.pop("backward")) == (work, work)
+    assert attention == {"path": "GPT.h.0.attn", "label": "attn", "kind": "Attention", "depth": 2, "count": 1}
 
 
 def test_a_report_holds_the_section(trace: Path, run_main: Main) -> None:
@@ -279,21 +247,11 @@ def test_counted_flops_of_the_manifest_give_a_rate(trace: Path, run_main: Main) 
     assert "FLOP/s: FLOPs ÷ kernel time." in text
 
 
-@pytest.mark.parametrize("options", [(), ("--all",), ("--format", "markdown")])
-def test_a_capture_without_modules_gives_one_line_with_the_remedy(
-    tmp_path: Path, run_main: Main, options: tuple[str, ...]
-) -> None:
+def test_a_capture_without_modules_gives_one_line_with_the_remedy(tmp_path: Path, run_main: Main) -> None:
     """No error: there is nothing to say."""
     path = Export().range("forward", 0, 90).kernel(GEMM, 10, 20, 30).write(tmp_path / "t.sqlite")
-    outcome = run_main("modules", path, *options)
-    assert outcome == (0, f"{path} {NO_MODULES}", "")
-
-
-def test_json_of_a_capture_without_modules_has_none(tmp_path: Path, run_main: Main) -> None:
-    """The key is there, for a program to read."""
-    path = Export().range("forward", 0, 90).kernel(GEMM, 10, 20, 30).write(tmp_path / "t.sqlite")
-    (capture,) = json.loads(run_main("modules", path, "--format", "json").out)["captures"]
-    assert capture["modules"] is None
+    for options in ((), ("--all",), ("--format", "markdown")):
+        assert run_main("modules", path, *options) == (0, f"{path} {NO_MODULES}", "")
 
 
 def test_a_file_that_is_not_there_is_an_error_of_one_line(tmp_path: Path, run_main: Main) -> None:

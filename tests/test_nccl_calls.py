@@ -12,7 +12,7 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranks.member import Collectives
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.share.copy import share
+from nsys_analyzer.share import share
 from nsys_analyzer.trace.ranks import NcclCalls
 from tests.support.export import GEMM, Export, global_tid
 from tests.support.ranks import (
@@ -31,8 +31,23 @@ from tests.support.ranks import (
 KEPT = WORLD - 2**63
 
 
+both_kinds = pytest.mark.parametrize("noted", ["json", "binary"])
+
+
 def calls_of(export: Export, folder: Path) -> NcclCalls:
     return Trace.load(export.write(folder / "t.sqlite")).nccl_calls
+
+
+def noted_of(export: Export, folder: Path) -> tuple[list[int], ...]:
+    """The communicator, the bytes and the peer of each call."""
+    calls = calls_of(export, folder)
+    return calls.communicator.tolist(), calls.bytes.tolist(), calls.peer.tolist()
+
+
+def noting(export: Export, function: str = "ncclSend", thread: int = 100, **payload: Any) -> Export:
+    """A range of a function, with its payload."""
+    row = {"start": 5, "end": 6, "eventType": 59, "domainId": 1, "globalTid": global_tid(thread, 100)}
+    return export.add("NVTX_EVENTS", textId=export.string(function), **row, **payload)
 
 
 def collectives_of(rank: Rank, folder: Path, device: int = 0) -> Collectives:
@@ -48,30 +63,28 @@ def alone(noted: Noted = "json") -> Rank:
 # --- payloads
 
 
-@pytest.mark.parametrize("noted", ["json", "binary"])
+@both_kinds
 def test_a_payload_says_communicator_size_and_peer(noted: Noted, tmp_path: Path) -> None:
     rank = Rank(0, with_schemas(Export()), noted=noted)
     rank.call("ncclAllReduce", 10, 4096, communicator=5).call("ncclSend", 20, 512, communicator=6, peer=3)
     calls = calls_of(rank.export, tmp_path)
     assert calls.start.tolist() == [10, 20]
-    assert calls.communicator.tolist() == [5, 6]
-    assert calls.bytes.tolist() == [4096, 512]
-    assert calls.peer.tolist() == [-1, 3]
+    assert noted_of(rank.export, tmp_path) == ([5, 6], [4096, 512], [-1, 3])
     assert [calls.names[code] for code in calls.name] == ["ncclAllReduce", "ncclSend"]
     assert calls.thread.tolist() == [global_tid(100, 100)] * 2
 
 
-@pytest.mark.parametrize("noted", ["json", "binary"])
+@both_kinds
 def test_a_communicator_is_of_as_many_ranks_as_it_was_made_for(noted: Noted, tmp_path: Path) -> None:
     """Those that the capture saw being made, whatever the order; in a copy to share, too."""
     rank = own_captures(4, noted)[0].call("ncclAllReduce", 10, 8).call("ncclAllReduce", 20, 8, communicator=5)
     rank.call("ncclAllReduce", 30, 8, communicator=2**63 + 6).init(2**63 + 6, 2)
     path = rank.export.write(tmp_path / "t.sqlite")
-    assert Trace.load(path).nccl_calls.ranks.tolist() == [4, 0, 2]
-    assert Trace.load(share(path, tmp_path / "copy.sqlite").path).nccl_calls.ranks.tolist() == [4, 0, 2]
+    for read in (path, share(path, tmp_path / "copy.sqlite").path):
+        assert Trace.load(read).nccl_calls.ranks.tolist() == [4, 0, 2]
 
 
-@pytest.mark.parametrize("noted", ["json", "binary"])
+@both_kinds
 @pytest.mark.parametrize("communicator", [1, 2**63 - 1, 2**63 + 1, 2**64 - 1])
 def test_a_communicator_keeps_63_bits_of_its_id(noted: Noted, communicator: int, tmp_path: Path) -> None:
     rank = Rank(0, with_schemas(Export()), noted=noted).call("ncclAllReduce", 10, 8, communicator=communicator)
@@ -81,51 +94,34 @@ def test_a_communicator_keeps_63_bits_of_its_id(noted: Noted, communicator: int,
 def test_a_payload_may_be_a_string_of_its_own(tmp_path: Path) -> None:
     export = Export()
     text = export.string(json.dumps({"NCCL communicator ID": 7, "Message size [bytes]": 64}))
-    row = {"start": 5, "end": 6, "eventType": 59, "domainId": 1, "globalTid": global_tid()}
-    export.add("NVTX_EVENTS", textId=export.string("ncclAllGather"), jsonTextId=text, **row)
-    calls = calls_of(export, tmp_path)
-    assert (calls.communicator.tolist(), calls.bytes.tolist()) == ([7], [64])
+    assert noted_of(noting(export, "ncclAllGather", jsonTextId=text), tmp_path) == ([7], [64], [-1])
 
 
-def test_older_versions_call_the_size_bytes_and_name_no_communicator(tmp_path: Path) -> None:
-    export = Export()
-    row = {"start": 5, "end": 6, "eventType": 59, "domainId": 1, "globalTid": global_tid()}
-    export.add("NVTX_EVENTS", textId=export.string("ncclSend"), jsonText='{"Bytes": 96, "Peer rank": 1}', **row)
-    calls = calls_of(export, tmp_path)
-    assert (calls.communicator.tolist(), calls.bytes.tolist(), calls.peer.tolist()) == ([0], [96], [1])
-
-
-#: Nothing, or nothing that can be read.
-UNREADABLE: tuple[dict[str, Any], ...] = (
-    {},
-    {"jsonText": "somebody's own"},
-    {"jsonText": "[1, 2]"},
-    {"jsonText": '{"NCCL communicator ID": "x", "Message size [bytes]": -5, "Peer rank": null}'},
-    {"jsonText": '{"Message size [bytes]": 1e400, "Peer rank": 123456789012345678901234567890}'},
-    {"jsonText": '{"Message size [bytes]": {"a": 1}'},
-    {"binaryData": b""},
-    {"binaryData": b"short"},
-    {"binaryData": binary(COLLECTIVE, b"")},
-    {"binaryData": binary(COLLECTIVE, b"1234567")},  # ends within the first field
-    {"binaryData": binary(999, struct.pack("<QQ", 5, 64))},  # of a schema that nobody has described
+_UNKNOWN = (0, -1, -1)
+#: A payload, and the communicator, the bytes and the peer that are read of it.
+PAYLOADS: tuple[tuple[dict[str, Any], tuple[int, int, int]], ...] = (
+    # older versions call the size bytes, and name no communicator
+    ({"jsonText": '{"Bytes": 96, "Peer rank": 1}'}, (0, 96, 1)),
+    # nothing, or nothing that can be read
+    ({}, _UNKNOWN),
+    ({"jsonText": "somebody's own"}, _UNKNOWN),
+    ({"jsonText": "[1, 2]"}, _UNKNOWN),
+    ({"jsonText": '{"NCCL communicator ID": "x", "Message size [bytes]": -5, "Peer rank": null}'}, _UNKNOWN),
+    ({"jsonText": '{"Message size [bytes]": 1e400, "Peer rank": 123456789012345678901234567890}'}, _UNKNOWN),
+    ({"jsonText": '{"Message size [bytes]": {"a": 1}'}, _UNKNOWN),
+    ({"binaryData": b""}, _UNKNOWN),
+    ({"binaryData": b"short"}, _UNKNOWN),
+    ({"binaryData": binary(COLLECTIVE, b"")}, _UNKNOWN),
+    ({"binaryData": binary(COLLECTIVE, b"1234567")}, _UNKNOWN),  # ends within the first field
+    ({"binaryData": binary(999, struct.pack("<QQ", 5, 64))}, _UNKNOWN),  # of a schema that nobody has described
+    # communicator and size are there, of the peer 2 bytes of 4
+    ({"binaryData": binary(EXCHANGE, struct.pack("<QQ", 5, 64) + b"\1\0")}, (5, 64, -1)),
 )
 
 
-@pytest.mark.parametrize("payload", UNREADABLE)
-def test_what_cannot_be_read_is_not_known(payload: dict[str, Any], tmp_path: Path) -> None:
-    export = with_schemas(Export())
-    row = {"start": 5, "end": 6, "eventType": 59, "domainId": 1, "globalTid": global_tid()}
-    calls = calls_of(export.add("NVTX_EVENTS", textId=export.string("ncclSend"), **row, **payload), tmp_path)
-    assert (calls.communicator.tolist(), calls.bytes.tolist(), calls.peer.tolist()) == ([0], [-1], [-1])
-
-
-def test_a_payload_cut_short_keeps_what_is_whole(tmp_path: Path) -> None:
-    """16 bytes of communicator and size are there, 2 of the peer's 4 are not."""
-    export = with_schemas(Export())
-    row = {"start": 5, "end": 6, "eventType": 59, "domainId": 1, "globalTid": global_tid()}
-    payload = binary(EXCHANGE, struct.pack("<QQ", 5, 64) + b"\1\0")
-    calls = calls_of(export.add("NVTX_EVENTS", textId=export.string("ncclSend"), binaryData=payload, **row), tmp_path)
-    assert (calls.communicator.tolist(), calls.bytes.tolist(), calls.peer.tolist()) == ([5], [64], [-1])
+@pytest.mark.parametrize(("payload", "expected"), PAYLOADS)
+def test_what_is_read_of_a_payload(payload: dict[str, Any], expected: tuple[int, int, int], tmp_path: Path) -> None:
+    assert noted_of(noting(with_schemas(Export()), **payload), tmp_path) == tuple([value] for value in expected)
 
 
 @pytest.mark.parametrize("missing", ["NVTX_PAYLOAD_SCHEMA_ENTRIES", "NVTX_EVENTS.binaryData", "NVTX_EVENTS.textId"])
@@ -136,22 +132,22 @@ def test_an_export_without_payloads_or_schemas(missing: str, tmp_path: Path) -> 
     assert (noted.communicator.tolist(), noted.bytes.tolist()) == ([-21], [-1])  # known by its stream, 20
 
 
-@pytest.mark.parametrize("name", ["ncclGroupStart", "ncclGroupEnd", "ncclCommSplit", "ncclCommInitRank", "ncclRedOpX"])
-def test_functions_that_send_nothing_are_no_calls(name: str, tmp_path: Path) -> None:
-    assert not len(calls_of(alone().call(name, 10, 64).export, tmp_path))
-
-
-@pytest.mark.parametrize("name", ["ncclAllReduce\0\x1b[31m", "ncclAllReduce" + "`|<script>" * 9, "ncclSendé\u202e"])
-def test_a_hostile_name_is_a_name(name: str, tmp_path: Path) -> None:
-    calls = calls_of(alone().call(name, 10, 64).export, tmp_path)
-    assert len(calls) == 1
-    assert calls.bytes.tolist() == [64]
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *((name, []) for name in ("ncclGroupStart", "ncclGroupEnd", "ncclCommSplit", "ncclCommInitRank", "ncclRedOpX")),
+        # a hostile name is a name
+        *((name, [64]) for name in ("ncclAllReduce\0\x1b[31m", "ncclAllReduce" + "`|<script>" * 9, "ncclSendé\u202e")),
+    ],
+)
+def test_functions_that_send_something_are_calls(name: str, sizes: list[int], tmp_path: Path) -> None:
+    assert calls_of(alone().call(name, 10, 64).export, tmp_path).bytes.tolist() == sizes
 
 
 # --- from calls to kernels
 
 
-@pytest.mark.parametrize("noted", ["json", "binary"])
+@both_kinds
 def test_each_kernel_has_its_call(noted: Noted, tmp_path: Path) -> None:
     rank = alone(noted)
     rank.collective("all-reduce", 100, 200, 10, size=64)
@@ -215,10 +211,7 @@ def test_a_graph_repeats_kernels_without_calls(tmp_path: Path) -> None:
 
 def test_the_calls_of_another_thread_are_not_its_kernels(tmp_path: Path) -> None:
     rank = alone()
-    rank.export.add(
-        "NVTX_EVENTS", start=10, end=11, eventType=59, domainId=1, globalTid=global_tid(555, 100),
-        textId=rank.export.string("ncclAllReduce"), jsonText='{"Message size [bytes]": 64}',
-    )  # fmt: skip
+    noting(rank.export, "ncclAllReduce", 555, jsonText='{"Message size [bytes]": 64}')
     rank.kernel(100, 200, 20, KERNELS["all-reduce"], 20)
     assert collectives_of(rank, tmp_path).bytes.tolist() == [-1]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.ranges.paths import open_stacks
+from nsys_analyzer.analysis.attribution.attribution import open_stacks
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.trace.columns import Ranges
 
 Range = tuple[int, int, int]

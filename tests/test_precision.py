@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.analysis.kernels.precision import (
-    PRECISION_RULES,
-    PrecisionRule,
-    first_precision_rule,
-    gemm_precision,
-)
+from nsys_analyzer.analysis.kernels.classes import PRECISION_RULES, PrecisionRule, first_precision_rule, gemm_precision
 
 NAMES = [
     # captured

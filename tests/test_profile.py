@@ -72,11 +72,6 @@ def test_the_output_is_ours(option: str, tmp_path: Path) -> None:
         profile_command(make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, ProfileOptions(extra=(option,)))
 
 
-def test_a_name_that_nsys_would_replace(tmp_path: Path) -> None:
-    command = profile_command(make_nsys(tmp_path), tmp_path / "run%h.nsys-rep", PROGRAM, ProfileOptions())
-    assert f"--output={tmp_path}/run%%h" in command
-
-
 def test_an_nsys_without_pytorch(tmp_path: Path) -> None:
     nsys = make_nsys(tmp_path)
     with pytest.raises(CaptureError) as caught:

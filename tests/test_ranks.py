@@ -15,11 +15,15 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.share.copy import share
+from nsys_analyzer.share import share
 from tests.support.export import GEMM, Export, global_tid
 from tests.support.kineto import Kineto
+from tests.support.ranks import INIT, binary, with_schemas
 
-SCHEMA = 16_777_227  # as NCCL 2.27 numbers that of ncclCommInitRank
+#: Each process by its device, where nothing tells its rank.
+BY_DEVICE = [("device 0", None, 100), ("device 1", None, 200)]
+#: Process 100 is rank 1, on device 0: the order is that of ranks.
+BY_RANK = [("rank 0", 0, 200), ("rank 1", 1, 100)]
 
 
 def two_processes() -> Export:
@@ -28,6 +32,10 @@ def two_processes() -> Export:
     for device, pid in enumerate((100, 200)):
         export.kernel(GEMM, 20, 30, 45, tid=pid, pid=pid, device=device)
     return export
+
+
+def one_process() -> Export:
+    return Export().kernel(GEMM, 20, 30, 45)
 
 
 def initialise(export: Export, pid: int, **payload: Any) -> Export:
@@ -42,15 +50,16 @@ def as_json(rank: int, ranks: int = 2) -> str:
 
 
 def as_binary(rank: int, ranks: int = 2) -> bytes:
-    """Domain, schema, size and offset of the payload, 8 bytes each; then communicator, ranks, rank, device, padding."""
-    return struct.pack("<QQQQ", 1, SCHEMA, 24, 32) + struct.pack("<Qiiii", 9_123_456_789, ranks, rank, 0, 0)
+    """Communicator, ranks, rank, device, padding."""
+    return binary(INIT, struct.pack("<Qiiii", 9_123_456_789, ranks, rank, 0, 0))
 
 
-def schema_of_payload(export: Export) -> Export:
-    fields = (("NCCL communicator ID", 18, None), ("No. of ranks", 5, 8), ("Rank", 5, 12), ("CUDA device", 5, 16))
-    for index, (name, kind, offset) in enumerate(fields):
-        row = {"domainId": 1, "schemaId": SCHEMA, "idx": index, "type": kind, "name": name, "offset": offset}
-        export.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", **row)
+def of_ranks(export: Export, kind: str = "jsonText") -> Export:
+    """Process 100 is rank 1, process 200 rank 0."""
+    for pid, rank in ((100, 1), (200, 0)):
+        text = as_json(rank)
+        value = {"jsonText": text, "jsonTextId": export.string(text), "binaryData": as_binary(rank)}[kind]
+        initialise(export, pid, **{kind: value})
     return export
 
 
@@ -70,61 +79,48 @@ def labels_of(export: Export, tmp_path: Path) -> list[tuple[str, int | None, int
 
 # --- NCCL ----------------------------------------------------------------------------------------------------------
 
-#: Process 100 is rank 1, on device 0: the order is that of ranks.
-BY_RANK = [("rank 0", 0, 200), ("rank 1", 1, 100)]
-
 
 @pytest.mark.parametrize("kind", ["jsonText", "jsonTextId", "binaryData"])
 def test_nccls_payload_tells_the_rank(kind: str, tmp_path: Path) -> None:
-    export = schema_of_payload(two_processes())
-    for pid, rank in ((100, 1), (200, 0)):
-        text = as_json(rank)
-        value = {"jsonText": text, "jsonTextId": export.string(text), "binaryData": as_binary(rank)}[kind]
-        initialise(export, pid, **{kind: value})
-    assert labels_of(export, tmp_path) == BY_RANK
+    assert labels_of(of_ranks(with_schemas(two_processes()), kind), tmp_path) == BY_RANK
 
 
 def test_the_largest_communicator_counts(tmp_path: Path) -> None:
     # Each is rank 0 of a communicator of its own, made first; of both together, 100 is rank 1.
     export = two_processes()
-    for pid, rank in ((100, 1), (200, 0)):
+    for pid in (100, 200):
         initialise(export, pid, jsonText=as_json(0, ranks=1))
-        initialise(export, pid, jsonText=as_json(rank, ranks=2))
-    assert labels_of(export, tmp_path) == BY_RANK
-
-
-def test_one_rank_of_two_processes_is_that_of_neither(tmp_path: Path) -> None:
-    export = two_processes()
-    for pid in (100, 200):  # of two groups with a communicator each
-        initialise(export, pid, jsonText=as_json(0))
-    assert labels_of(export, tmp_path) == [("device 0", None, 100), ("device 1", None, 200)]
+    assert labels_of(of_ranks(export), tmp_path) == BY_RANK
 
 
 @pytest.mark.parametrize(
-    "payload",
+    ("payload", "pids"),
     [
-        {},
-        {"jsonText": "of somebody's own"},
-        {"jsonText": "[1]"},
-        {"jsonText": '{"Rank": 1}'},
-        {"binaryData": b"short"},
-        {"binaryData": as_binary(1)[:-12]},
-        {"binaryData": as_binary(1)},  # without the schema that says where its fields are
+        ({"jsonText": as_json(0)}, (100, 200)),  # one rank of two processes, of two groups, is that of neither
+        ({}, (100,)),
+        ({"jsonText": "of somebody's own"}, (100,)),
+        ({"jsonText": "[1]"}, (100,)),
+        ({"jsonText": '{"Rank": 1}'}, (100,)),
+        ({"binaryData": b"short"}, (100,)),
+        ({"binaryData": as_binary(1)[:-12]}, (100,)),
+        ({"binaryData": as_binary(1)}, (100,)),  # without the schema that says where its fields are
     ],
 )
-def test_a_payload_that_tells_no_rank(payload: dict[str, Any], tmp_path: Path) -> None:
-    export = initialise(two_processes(), 100, **payload)
-    assert labels_of(export, tmp_path) == [("device 0", None, 100), ("device 1", None, 200)]
+def test_a_payload_that_tells_no_rank(payload: dict[str, Any], pids: tuple[int, ...], tmp_path: Path) -> None:
+    export = two_processes()
+    for pid in pids:
+        initialise(export, pid, **payload)
+    assert labels_of(export, tmp_path) == BY_DEVICE
 
 
 def test_an_export_without_payloads_is_told_how_to_keep_them(tmp_path: Path) -> None:
-    def warnings(export: Export) -> tuple[str, ...]:
+    def warns(export: Export) -> bool:
         (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
-        return summary.warnings
+        return any("--include-blobs=true" in warning for warning in summary.warnings)
 
-    export = initialise(Export().kernel(GEMM, 20, 30, 45), 100)
-    assert any("--include-blobs=true" in warning for warning in warnings(export))
-    assert not any("--include-blobs" in warning for warning in warnings(initialise(export, 100, jsonText=as_json(1))))
+    export = initialise(one_process(), 100)
+    assert warns(export)
+    assert not warns(initialise(export, 100, jsonText=as_json(1)))
 
 
 # --- the environment -----------------------------------------------------------------------------------------------
@@ -147,48 +143,46 @@ def test_an_export_without_payloads_is_told_how_to_keep_them(tmp_path: Path) -> 
 def test_the_environment_tells_the_rank_of_the_process_launched(
     variables: dict[str, object], label: str, rank: int | None, tmp_path: Path
 ) -> None:
-    export = environment(Export().kernel(GEMM, 20, 30, 45), **variables)
-    assert labels_of(export, tmp_path) == [(label, rank, 100)]
+    assert labels_of(environment(one_process(), **variables), tmp_path) == [(label, rank, 100)]
 
 
-def test_a_block_of_variables_tells_it_too(tmp_path: Path) -> None:
-    export = Export().kernel(GEMM, 20, 30, 45)
-    export.string("TOKEN=abc\0RANK=7\0WORLD_SIZE=8\0")
-    assert labels_of(export, tmp_path) == [("rank 7", 7, 100)]
-
-
-def test_two_blocks_that_differ_tell_nothing(tmp_path: Path) -> None:
-    export = Export().kernel(GEMM, 20, 30, 45)
-    for rank in (0, 1):
-        export.string(f"A=b\0RANK={rank}\0")
-    assert labels_of(export, tmp_path) == [("", None, 100)]
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        (["TOKEN=abc\0RANK=7\0WORLD_SIZE=8\0"], ("rank 7", 7, 100)),
+        ([f"A=b\0RANK={rank}\0" for rank in (0, 1)], ("", None, 100)),  # they differ, and tell nothing
+    ],
+)
+def test_a_block_of_variables_tells_it_too(
+    blocks: list[str], expected: tuple[str, int | None, int], tmp_path: Path
+) -> None:
+    export = one_process()
+    for block in blocks:
+        export.string(block)
+    assert labels_of(export, tmp_path) == [expected]
 
 
 def test_of_several_processes_the_environment_tells_none(tmp_path: Path) -> None:
-    export = environment(two_processes(), RANK=0, WORLD_SIZE=2)
-    assert labels_of(export, tmp_path) == [("device 0", None, 100), ("device 1", None, 200)]
+    assert labels_of(environment(two_processes(), RANK=0, WORLD_SIZE=2), tmp_path) == BY_DEVICE
 
 
 # --- a copy to share -----------------------------------------------------------------------------------------------
 
 
 def test_a_copy_to_share_keeps_the_rank_and_nothing_beside_it(tmp_path: Path) -> None:
-    export = two_processes()
-    for pid, rank in ((100, 1), (200, 0)):
-        initialise(export, pid, jsonText=as_json(rank), binaryData=as_binary(rank))
-    copied = share(schema_of_payload(export).write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite").path
+    export = of_ranks(of_ranks(with_schemas(two_processes())), "binaryData")
+    copied = share(export.write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite").path
     assert labels(copied) == BY_RANK
     assert b"9123456789" not in copied.read_bytes()
     assert struct.pack("<Q", 9_123_456_789) not in copied.read_bytes()
 
 
 def test_a_copy_keeps_the_rank_of_the_environment(tmp_path: Path) -> None:
-    export = environment(Export().kernel(GEMM, 20, 30, 45), RANK=3, WORLD_SIZE=8, SECRET_TOKEN="swordfish9")
+    export = environment(one_process(), RANK=3, WORLD_SIZE=8, SECRET_TOKEN="swordfish9")
     copied = share(export.write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite").path
-    assert labels(copied) == [("rank 3", 3, 100)]
     assert b"swordfish9" not in copied.read_bytes()
-    again = share(copied, tmp_path / "again.sqlite").path
-    assert labels(again) == [("rank 3", 3, 100)]
+    for path in (copied, share(copied, tmp_path / "again.sqlite").path):
+        assert labels(path) == [("rank 3", 3, 100)]
 
 
 # --- PyTorch's traces and manifests ----------------------------------------------------------------------------------
@@ -205,17 +199,10 @@ def captures(*arguments: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_trace_shows_the_rank_that_it_tells(tmp_path: Path) -> None:
-    paths = []
-    for rank in (0, 1):
-        told = {"backend": "nccl", "rank": rank, "world_size": 2}
-        paths.append(traced(distributedInfo=told).write(tmp_path / f"worker{rank}.json.gz"))
-    assert [(one["process"], one["rank"]) for one in captures(*paths)] == [("rank 0", 0), ("rank 1", 1)]
-
-
 @pytest.mark.parametrize(
     ("told", "process", "rank"),
     [
+        ({"backend": "nccl", "rank": 1, "world_size": 2}, "rank 1", 1),
         ({"rank": 3}, "rank 3", 3),
         ({"rank": 0, "world_size": 1}, None, 0),
         ({"backend": "nccl"}, None, None),
@@ -226,17 +213,6 @@ def test_a_trace_shows_the_rank_that_it_tells(tmp_path: Path) -> None:
 def test_what_distributed_info_may_hold(told: object, process: str | None, rank: int | None, tmp_path: Path) -> None:
     (only,) = captures(traced(distributedInfo=told).write(tmp_path / "t.json"))
     assert (only["process"], only["rank"]) == (process, rank)
-
-
-def test_of_merged_traces_the_rank_is_nobodys(tmp_path: Path) -> None:
-    trace = Kineto(distributedInfo={"rank": 0, "world_size": 2}).gpu(number=0).gpu(number=1)
-    for device, shift in ((0, 0), (1, 5)):
-        trace.launch(1, 100 + shift, pid=500 + device, tid=1).kernel(GEMM, 1, 101 + shift, 2, device=device)
-    found = captures(trace.write(tmp_path / "t.json"))
-    assert [(one["process"], one["rank"], one["pid"]) for one in found] == [
-        ("device 0", None, 500),
-        ("device 1", None, 501),
-    ]
 
 
 def test_a_manifest_tells_the_rank(tmp_path: Path) -> None:

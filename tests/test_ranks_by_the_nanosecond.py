@@ -12,6 +12,7 @@ from random import Random
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
@@ -19,7 +20,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.join import join_ranks, runs_of
 from nsys_analyzer.analysis.ranks.member import Member, record_members
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
-from nsys_analyzer.analysis.steps.groups import find_steps
+from nsys_analyzer.analysis.steps.windows import find_steps
 from tests.support.ranks import Rank, one_capture, own_captures, summaries, write
 
 #: Length of a step, ns, with room behind its collectives; one begins where the one before it ends, the first at 200.
@@ -238,17 +239,6 @@ def test_every_figure_is_the_count_of_its_nanoseconds(case: Case) -> None:
     assert_counted(run, case)
 
 
-@given(cases())
-def test_the_parts_add_up(case: Case) -> None:
-    for rank in only(read(build(case, one_capture(len(case))))).ranks:
-        ns = {name: ns_of(rank, name) for name in NAMES}
-        parts = ns["compute"] + ns["exposed_copy"] + ns["exposed_communication"] + ns["idle"]
-        assert parts == pytest.approx(ns["step"])
-        assert ns["waiting"] + ns["transfer"] == pytest.approx(ns["communication"])
-        assert ns["exposed_waiting"] + ns["exposed_transfer"] == pytest.approx(ns["exposed_communication"])
-        assert all(value >= -1e-6 for value in ns.values())
-
-
 @given(cases(jitter=0), st.integers(0, 10**15), st.integers(0, 10**15))
 def test_captures_of_their_own_count_the_same(case: Case, one: int, two: int) -> None:
     """Where collectives end at once, clocks are aligned to the nanosecond."""
@@ -263,7 +253,7 @@ def test_a_clock_that_is_ahead_changes_nothing_but_its_offset(case: Case, ahead:
 
     def run(offset: int) -> ParallelRun:
         found = only(read(build(case, own_captures(len(case), offsets=[0, offset]))))
-        return replace(found, ranks=tuple(replace(rank, offset_ms=0.0, shift_ns=0.0) for rank in found.ranks))
+        return structs.replace(found, ranks=tuple(replace(rank, offset_ms=0.0, shift_ns=0.0) for rank in found.ranks))
 
     assert run(ahead) == run(0)
 

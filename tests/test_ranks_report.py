@@ -24,7 +24,7 @@ from tests.support.rows import unpadded
 
 US = 1_000
 STEP = 1_000 * US
-STATS = {"n", "mean", "std", "min", "median", "max"}
+STATS = ("n", "mean", "std", "min", "median", "max")
 
 
 def late(ranks: Sequence[Rank], name: str = "step", communicator: int = 5) -> list[Rank]:
@@ -51,28 +51,23 @@ def apart(tmp_path: Path) -> list[Path]:
 def data(run_main: Main, *arguments: object) -> dict[str, Any]:
     done = run_main("report", *arguments, "--format", "json")
     assert done.code == 0, done.err
-    found: dict[str, Any] = json.loads(done.out)
-    return found
+    read: dict[str, Any] = json.loads(done.out)
+    return read
 
 
-def assert_late(found: dict[str, Any], captures: list[str]) -> None:
+def assert_late(found: dict[str, Any], captures: list[str], *, one_clock: bool = False) -> None:
     """What JSON says of the example, whatever its captures."""
-    keys = {
-        "rank", "capture", "device", "step_ms", "compute_ms", "communication_ms", "exposed_communication_ms",
-        "waiting_ms", "transfer_ms", "idle_ms",
-    }  # fmt: skip
-    assert all(keys <= set(row) for row in found["ranks"])
-    assert [(row["rank"], row["capture"], row["device"]) for row in found["ranks"]] == [
-        (0, captures[0], 0),
-        (1, captures[1], 1),
-    ]
-    assert all(set(row["step_ms"]) == STATS for row in found["ranks"])
-    assert [(row["step_ms"]["n"], row["step_ms"]["median"]) for row in found["ranks"]] == [(3, 1.0), (3, 1.0)]
-    numbers = "compute_ms", "communication_ms", "exposed_communication_ms", "waiting_ms", "transfer_ms", "idle_ms"
-    rows = [[row[name] for name in numbers] for row in found["ranks"]]
-    assert rows == [pytest.approx([0.18, 0.2, 0.2, 0.1, 0.1, 0.62]), pytest.approx([0.28, 0.1, 0.1, 0.0, 0.1, 0.62])]
-    assert found["slowest_rank"] == 1
+    parts = "compute_ms", "communication_ms", "exposed_communication_ms", "waiting_ms", "transfer_ms", "idle_ms"
+    expected = [[0.18, 0.2, 0.2, 0.1, 0.1, 0.62], [0.28, 0.1, 0.1, 0.0, 0.1, 0.62]]
+    for number, (row, capture, values) in enumerate(zip(found["ranks"], captures, expected, strict=True)):
+        assert (row["rank"], row["capture"], row["device"]) == (number, capture, number)
+        assert {key: row["step_ms"][key] for key in STATS} == {**dict.fromkeys(STATS, 1.0), "n": 3, "std": 0.0}
+        assert [row[name] for name in parts] == pytest.approx(values)
+        assert row["offset_ms"] == pytest.approx(0 if one_clock else 5 * number)
+    said = {"slowest_rank": 1, "slowest": "rank 1", "fastest": "rank 0", "world_size": 2, "missing_ranks": []}
+    assert {key: found[key] for key in said} == said
     assert found["skew_ms"] == pytest.approx(0.1)
+    assert found["clocks"]["one_clock"] is one_clock
     (row,) = found["collectives"]
     assert (row["kind"], row["bytes"], row["count"], row["ranks"]) == ("all-reduce", 1 << 20, 1, 2)
     assert row["bus_bytes_per_s"] == pytest.approx((1 << 20) / 100e-6)
@@ -80,13 +75,12 @@ def assert_late(found: dict[str, Any], captures: list[str]) -> None:
 
 def test_json_of_one_capture(run_main: Main, together: list[Path]) -> None:
     found = data(run_main, *together)
-    assert_late(found, ["both", "both"])
-    assert found["clocks"]["one_clock"] is True
+    assert_late(found, ["both", "both"], one_clock=True)
     assert len(found["captures"]) == 2
 
 
-def test_ranks_are_joined_once(run_main: Main, apart: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though their run's findings take the place of the captures' own, which the report has beside the run."""
+def test_json_of_a_capture_of_each_rank(run_main: Main, apart: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any order, or by their folder; they are joined once, though the findings of the run are the captures', too."""
     joins = []
 
     def counted(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
@@ -94,48 +88,30 @@ def test_ranks_are_joined_once(run_main: Main, apart: list[Path], monkeypatch: p
         return join_ranks(members)
 
     monkeypatch.setattr("nsys_analyzer.analysis.ranks.join.join_ranks", counted)
-    assert_late(data(run_main, *apart), ["rank0", "rank1"])
-    assert joins == [2]
-
-
-def test_json_of_a_capture_of_each_rank(run_main: Main, apart: list[Path]) -> None:
     found = data(run_main, *apart)
+    assert joins == [2]
     assert_late(found, ["rank0", "rank1"])
-    assert found["clocks"]["one_clock"] is False
-    assert [row["offset_ms"] for row in found["ranks"]] == [0, pytest.approx(5.0)]
-    assert data(run_main, *reversed(apart)) == found
+    assert data(run_main, *reversed(apart)) == data(run_main, apart[0].parent) == found
 
 
-@pytest.mark.parametrize("folders", [False, True])
-def test_json_of_a_folder(run_main: Main, tmp_path: Path, *, folders: bool) -> None:
-    """The captures in it, or one in a folder of each rank."""
-    ranks = late(own_captures(2, offsets=[0, 5_000_000]))
-    if folders:
-        for rank in ranks:
-            (tmp_path / f"rank{rank.number}").mkdir()
-            rank.export.write(tmp_path / f"rank{rank.number}" / "trace.sqlite")
-    else:
-        write(ranks, tmp_path)
-    places = [tmp_path / "rank0", tmp_path / "rank1"] if folders else [tmp_path]
-    names = [row["name"] for row in data(run_main, *places)["captures"]]
-    assert_late(data(run_main, *places), names)
+def test_json_of_a_folder_of_each_rank(run_main: Main, tmp_path: Path) -> None:
+    places = [tmp_path / "rank0", tmp_path / "rank1"]
+    for rank, place in zip(late(own_captures(2, offsets=[0, 5_000_000])), places, strict=True):
+        place.mkdir()
+        rank.export.write(place / "trace.sqlite")
+    found = data(run_main, *places)
+    assert_late(found, [row["name"] for row in found["captures"]])
 
 
-def test_json_of_a_capture_without_ranks_has_none(run_main: Main, step_trace: Path) -> None:
-    assert not {"ranks", "slowest_rank", "skew_ms", "collectives"} & set(data(run_main, step_trace))
-
-
-def test_json_of_two_runs(run_main: Main, tmp_path: Path) -> None:
+def test_json_of_two_runs_and_of_none(run_main: Main, tmp_path: Path, step_trace: Path) -> None:
     """That of three ranks comes first, the other one stands beside it."""
     (tmp_path / "two").mkdir()
-    paths = [
-        *write(late(own_captures(2)), tmp_path / "two", "two{}"),
-        *write(late(own_captures(3), "step", 6), tmp_path),
-    ]
-    found = data(run_main, *paths)
+    two = write(late(own_captures(2)), tmp_path / "two", "two{}")
+    found = data(run_main, *two, *write(late(own_captures(3), "step", 6), tmp_path))
     assert [row["rank"] for row in found["ranks"]] == [0, 1, 2]
     (other,) = found["other_runs"]
     assert [row["capture"] for row in other["ranks"]] == ["two0", "two1"]
+    assert not {"ranks", "slowest_rank", "skew_ms", "collectives"} & set(data(run_main, step_trace))
 
 
 def page(run_main: Main, tmp_path: Path, *paths: Path) -> tuple[str, str]:
@@ -146,35 +122,32 @@ def page(run_main: Main, tmp_path: Path, *paths: Path) -> tuple[str, str]:
     return text.partition("## How do the ranks work together?")[2].partition("\n## ")[0], unpadded(done.out + done.err)
 
 
-def test_the_page_of_one_capture(run_main: Main, together: list[Path], tmp_path: Path) -> None:
-    section, terminal = page(run_main, tmp_path, *together)
-    assert "2 ranks, data parallel (DDP): a step takes 1.000 ms" in section
-    assert "Rank 1 is late by 0.100 ms (in 3 of 3 steps)." in section
-    assert "in backward: 0.100 ms more compute (matmul)" in section
-    assert "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.900 | 0.000 |" in section
-    assert "| rank 1 | 1.000 | 0.280 | 0.000 | 0.100 | 0.620 | 1.000 | 0.100 |" in section
-    assert "All ranks are in one capture, on one clock." in section
-    assert "rank 1 late by 0.100 ms" in " ".join(terminal.split())
+def test_the_page_of_one_capture_and_of_one_of_each_rank(
+    run_main: Main, together: list[Path], apart: list[Path], tmp_path: Path
+) -> None:
+    for paths, clocks in (
+        (together, ["All ranks are in one capture, on one clock."]),
+        (apart, ["aligned on the ends of 3 collectives that the ranks share", "rank 1 5.000 ms"]),
+    ):
+        section, terminal = page(run_main, tmp_path, *paths)
+        for said in (
+            "2 ranks, data parallel (DDP): a step takes 1.000 ms",
+            "Rank 1 is late by 0.100 ms (in 3 of 3 steps).",
+            "in backward: 0.100 ms more compute (matmul)",
+            "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.900 | 0.000 |",
+            "| rank 1 | 1.000 | 0.280 | 0.000 | 0.100 | 0.620 | 1.000 | 0.100 |",
+            *clocks,
+        ):
+            assert said in section
+        assert "rank 1 late by 0.100 ms" in " ".join(terminal.split())
 
 
-def test_the_page_of_a_capture_of_each_rank(run_main: Main, apart: list[Path], tmp_path: Path) -> None:
-    section, terminal = page(run_main, tmp_path, *apart)
-    assert "Rank 1 is late by 0.100 ms (in 3 of 3 steps)." in section
-    assert "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.900 | 0.000 |" in section
-    assert "aligned on the ends of 3 collectives that the ranks share" in section
-    assert "rank 1 5.000 ms" in section
-    assert "rank 1 late by 0.100 ms" in " ".join(terminal.split())
-
-
-def test_the_page_of_a_missing_rank(run_main: Main, apart: list[Path], tmp_path: Path) -> None:
+def test_the_page_of_a_rank_alone(run_main: Main, apart: list[Path], tmp_path: Path) -> None:
     section, _ = page(run_main, tmp_path, apart[0])
     assert "Who waits for whom is not known." in section
     assert "No capture is of rank 1: who waits for it is unknown." in section
     assert "own time" not in section.partition("- compute +")[0]  # no table has a column of what is not known
-
-
-def test_the_page_of_one_device_of_an_unknown_rank(run_main: Main, tmp_path: Path) -> None:
-    section, _ = page(run_main, tmp_path, *write(late(own_captures(1, "none")), tmp_path))
+    section, _ = page(run_main, tmp_path, *write(late(own_captures(1, "none")), tmp_path, "unknown"))
     assert "1 device, data parallel (DDP)" in section
     assert "--include-blobs=true" in section
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
+from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 from tests.support.export import ADD, global_pid
 from tests.support.program import LAUNCH, SYNC, US, Program, attributed

@@ -743,7 +743,7 @@ def test_a_report_in_a_subprocess(here: Path) -> None:
     assert done.stdout.endswith("report.md\n")
     text = (here / "report.md").read_text(encoding="utf-8")
     assert "nsys-analyze report train.sqlite" in text
-    assert len(list((here / "report_figures").glob("*.png"))) == 4
+    assert len(list((here / "report_figures").glob("*.png"))) == 3
 
 
 def test_a_terminal_without_utf_8(here: Path) -> None:

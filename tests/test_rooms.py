@@ -82,5 +82,5 @@ def test_torch_is_imported_by_targets_and_recorder_alone() -> None:
     for module, names in IMPORTS.items():
         for library in {name.partition(".")[0] for name in names}:
             users[library].add(module)
-    allowed = ("profiling_targets.", "nsys_analyzer.capture.recorder", "nsys_analyzer.capture.annotation.hooks.")
+    allowed = ("profiling_targets.", "nsys_analyzer.capture.recorder", "nsys_analyzer.capture.hooks")
     assert [module for module in users["torch"] | users["triton"] if not module.startswith(allowed)] == []

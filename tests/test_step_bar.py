@@ -12,21 +12,13 @@ from rich.color import Color
 from rich.console import Console
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
-from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, StepSummary
+from nsys_analyzer.analysis.steps.windows import StepGroup
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.report.figures.palette import CLASSES, PARTS
-from nsys_analyzer.report.renderers.step_bar import (
-    IDLE,
-    LEAST_SHARE,
-    LETTERS,
-    MOST_RANKS,
-    StepBars,
-    bars_of_run,
-    bars_of_step,
-    cells,
-    draw,
-)
+from nsys_analyzer.report.renderers.step_bar import IDLE, LETTERS, cells, draw
+from nsys_analyzer.report.sections.bars import LEAST_SHARE, MOST_RANKS, bars_of_run, bars_of_step
+from nsys_analyzer.report.model import StepBars
 
 TIMES = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=20)
 
@@ -93,7 +85,7 @@ def test_the_largest_remainders_are_rounded_up() -> None:
     assert cells([0.0, 0.0], 10) == [0, 0]
 
 
-def test_every_part_has_a_letter_of_its_own() -> None:
+def test_letters_of_parts_differ() -> None:
     assert LETTERS.keys() == CLASSES.keys() | PARTS.keys()
     assert len(set(LETTERS.values())) == len(LETTERS)
     assert not {"+", ".", " "} & set(LETTERS.values())

@@ -10,7 +10,6 @@ from msgspec import structs
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.diagnosis import why_missing
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.step import (
     ClassTime,
     DeviceSteps,
@@ -21,6 +20,7 @@ from nsys_analyzer.analysis.steps.step import (
     StepSummary,
     narrowed,
 )
+from nsys_analyzer.analysis.steps.windows import StepGroup
 from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.statistics import MemoryRow, Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
@@ -349,9 +349,9 @@ def _inside(folded: list[Details]) -> Iterator[Block]:
 
 
 def test_every_cause_has_its_words() -> None:
-    from nsys_analyzer.analysis.steps import idle
+    from nsys_analyzer.analysis.steps import process
 
-    assert set(CAUSES) == set(idle.CAUSES)
+    assert set(CAUSES) == set(process.CAUSES)
 
 
 def test_the_first_thing_to_fix_is_in_the_answer(real_capture: RealCapture) -> None:

@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps import summarize as summarizing
-from nsys_analyzer.analysis.steps.step import OUTSIDE, DeviceSteps, Queue, StepSummary
+from nsys_analyzer.analysis.steps import process as processing
+from nsys_analyzer.analysis.steps.process import OUTSIDE
+from nsys_analyzer.analysis.steps.step import DeviceSteps, Queue, StepSummary
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
 from tests.support.program import NCCL, Program, attributed, summary_of_steps
 
-CAPTURES = (
-    "accumulate_tf32", "bf16_sdpa_small1024", "checkpoint_fp16", "compile_bf16", "ddp2_small256", "full_small128",
-    "functions_autograd_gpt2", "functions_trace_gpt2", "graph_small256", "graphcapture_fp32", "graphnode_small256",
-    "jax_mlp", "llama_bf16", "mem_small256", "nccl_init", "small_ctx1024_train_fp32", "train_small256",
-)  # fmt: skip
 PARTS = ("compute_ms", "exposed_copy_ms", "exposed_communication_ms", "idle_ms")
 EXACT = 1e-6  # ms: a nanosecond
 
@@ -58,30 +54,6 @@ def check_device(device: DeviceSteps, length_ms: float) -> None:
     figures = [getattr(one, part) for one in device.phases for part in PARTS]
     figures += [*(one.ms for one in device.classes), *(one.ms for one in device.idle_by_cause)]
     assert min(figures, default=0) >= 0
-
-
-@pytest.mark.parametrize("name", CAPTURES)
-def test_the_parts_of_real_steps_add_up(real_capture: Callable[[str], Path], name: str) -> None:
-    found = summaries(real_capture(name))
-    assert found
-    for summary in found:
-        check_sums(summary)
-
-
-@pytest.mark.parametrize("at_once", [1, 700])
-@pytest.mark.parametrize("name", ["ddp2_small256", "bf16_sdpa_small1024", "nccl_init"])
-def test_steps_in_chunks_are_the_same(
-    real_capture: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, at_once: int
-) -> None:
-    """However few operations are looked at together: at least those of a step."""
-    whole = summaries(real_capture(name))
-    monkeypatch.setattr(summarizing, "_AT_ONCE", at_once)
-    for one, other in zip(summaries(real_capture(name)), whole, strict=True):
-        assert [device.total_ms for device in one.devices] == [device.total_ms for device in other.devices]
-        assert [device.classes for device in one.devices] == [device.classes for device in other.devices]
-        assert [device.phases for device in one.devices] == [device.phases for device in other.devices]
-        times = [{(r.cause, r.range, r.api): r.ms for d in s.devices for r in d.idle_by_cause} for s in (one, other)]
-        assert times[0] == pytest.approx(times[1])
 
 
 def test_the_collectives_of_two_ranks(real_capture: Callable[[str], Path]) -> None:
@@ -190,7 +162,7 @@ def test_the_parts_of_any_steps_add_up(
     assert whole is not None
     check_sums(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summarizing, "_AT_ONCE", 2)
+        patch.setattr(processing, "AT_ONCE", 2)
         in_chunks = summary_of_steps(trace, global_pid())
     assert in_chunks is not None
     assert [getattr(in_chunks, part) for part in PARTS] == [getattr(whole, part) for part in PARTS]

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.kernels.kernels import Kernels
+from nsys_analyzer.analysis.ranges.instances import Kernels
 from nsys_analyzer.analysis.summary import statistics as statistics_of_phases
-from nsys_analyzer.analysis.summary.coverage import check_attribution
 from nsys_analyzer.analysis.summary.statistics import (
     MOST_VALUES,
     ClassRow,
@@ -30,7 +29,7 @@ from nsys_analyzer.analysis.summary.statistics import (
     values_ms,
     without_communication,
 )
-from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summarize import check_attribution, summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ThreadShare
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.errors import NsysAnalyzerError

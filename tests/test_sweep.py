@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -113,38 +114,9 @@ def test_a_target_is_timed_profiled_and_described(tmp_path: Path) -> None:
     assert (step["phase"], step["mean_ms"]) == ("step", "3.000000")
 
 
-def test_the_sweep_goes_on_after_a_crash_and_an_out_of_memory(tmp_path: Path) -> None:
-    crashed = Target("crashed", (sys.executable, "-c", "import no_such_module"), Run(**DESCRIBED), timed=True)
-    targets = [crashed, target("full", OOM, 3), target("fine")]
-    ended, _ = sweep(targets, tmp_path, FakeProfiler())
-    assert [one.status for one in ended] == ["failed", "oom", "ok"]
-    assert manifest(tmp_path, "crashed")["message"].endswith("No module named 'no_such_module'")
-    assert manifest(tmp_path, "full")["message"] == OOM["message"]
-    rows = {(row["capture"], row["phase"]): row for row in timings(tmp_path)}
-    assert rows["full", "forward"]["status"] == "oom"
-    assert rows["full", "forward"]["mean_ms"] == ""
-    assert rows["crashed", "step"]["status"] == "failed"
-    assert rows["fine", "step"]["status"] == "ok"
-
-
 def test_a_target_spells_its_mode_as_it_likes(tmp_path: Path) -> None:
     sweep([target("one", {**OOM, "mode": "forward-backward"}, 3, mode="forward+backward")], tmp_path)
     assert [row["phase"] for row in timings(tmp_path)] == ["forward", "loss", "backward", "step"]
-
-
-def test_a_crash_under_the_profiler_keeps_the_times(tmp_path: Path) -> None:
-    ended, _ = sweep([target("one")], tmp_path, FakeProfiler(code=9))
-    assert ended == [Result("failed", "exit code 9: I was run")]
-    assert manifest(tmp_path, "one")["status"] == "failed"
-    assert timings(tmp_path)[0]["status"] == "ok"
-
-
-def test_a_time_out(tmp_path: Path) -> None:
-    slow = Target("slow", (sys.executable, "-c", "import time; time.sleep(600)"), Run(**DESCRIBED), timed=True)
-    with locked(tmp_path):
-        ended = run_sweep([slow], tmp_path, None, 0.5, Told().progress)
-    assert ended == [Result("timeout", "stopped after 0.5 s")]
-    assert timings(tmp_path)[0]["status"] == "timeout"
 
 
 def test_a_program_that_times_nothing(tmp_path: Path) -> None:
@@ -167,12 +139,6 @@ def test_nothing_is_run_twice(tmp_path: Path) -> None:
 def test_what_was_only_timed_is_run_again_with_a_profiler(tmp_path: Path) -> None:
     sweep([target("one")], tmp_path)
     assert [one.name for one in remaining([target("one")], tmp_path, FakeProfiler(), resume=True)] == ["one"]
-
-
-def test_results_of_other_options_are_not_mixed_in(tmp_path: Path) -> None:
-    sweep([target("one")], tmp_path)
-    with pytest.raises(ConfigurationError, match="one was made with other options"):
-        remaining([target("one", {**OK, "torch": "2.4"})], tmp_path, None, resume=True)
 
 
 def test_a_rerun_replaces_the_whole_folder(tmp_path: Path) -> None:
@@ -224,7 +190,7 @@ def test_half_a_trace_of_a_recorder_that_was_killed_goes(tmp_path: Path) -> None
 
 
 def test_two_sweeps_in_one_folder(tmp_path: Path) -> None:
-    message = r"Another sweep is at work in .* \(process \d+\)"
+    message = rf"Another sweep is at work in {tmp_path} \(process {os.getpid()}\)"
     with locked(tmp_path), pytest.raises(ConfigurationError, match=message), locked(tmp_path):
         pass
     with locked(tmp_path):  # free again

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.experiments.model import CaseTarget, option
+from nsys_analyzer.experiments.model import option
+from nsys_analyzer.runs.rows import CaseTarget
 from profiling_targets.harness import NotHereError, main, measured
 
 
@@ -66,17 +67,15 @@ def test_a_row_is_json() -> None:
     [
         ("oom", "oom", "CUDA out of memory. Tried to allocate 20.00 GiB and more lines"),
         ("elsewhere", "unsupported", "needs a GPU"),
+        ("oddly", "failed", "ValueError: a bug"),
     ],
 )
-def test_what_was_measured_before_the_end_stays(ends: str, status: str, message: str) -> None:
+def test_what_was_measured_before_the_end_stays(
+    ends: str, status: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     row = measured(TARGET, Case("cpu", ends=ends), measure)
     assert (row["status"], row["message"], row["figures"]) == (status, message, {"area": 16})
-
-
-def test_a_bug_is_a_failed_row_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    row = measured(TARGET, Case("cpu", ends="oddly"), measure)
-    assert (row["status"], row["message"]) == ("failed", "ValueError: a bug")
-    assert "Traceback" in capsys.readouterr().err
+    assert ("Traceback" in capsys.readouterr().err) == (status == "failed")
 
 
 def many(tmp_path: Path, *cases: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals.timeline import (
+from nsys_analyzer.analysis.intervals import (
     LONG_AGO,
     NONE,
     Timeline,

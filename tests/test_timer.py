@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nsys_analyzer.experiments.limits import MANTISSA_BITS
+from nsys_analyzer.experiments.section import MANTISSA_BITS
 from nsys_analyzer.runs.rows import Times
 from profiling_targets.harness import allocations, kept_bits, set_precision, times_ms
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import TimingsError
 from nsys_analyzer.runs.timed import with_timings
-from nsys_analyzer.runs.timings import Selection, Timings, read_timings
-from nsys_analyzer.runs.timings_csv import COLUMNS as WRITTEN
+from nsys_analyzer.runs.timings import Selection, Timings, read_timings, timings_of_sweep, write_timings
 
 SIZES = "768,3072,12,12"
 
@@ -28,23 +29,42 @@ def brief(timings: Timings) -> list[tuple[str, float | None, str]]:
     return [(row.phase, row.times.mean if row.times else None, row.status) for row in timings.rows]
 
 
-def test_the_columns_that_a_sweep_writes(tmp_path: Path) -> None:
-    values = {
-        "capture": "a", "model": "small", "context_length": "256", "batch_size": "4", "precision": "fp32",
-        "mode": "train", "compile": "False", "device": "cuda", "rank": "1", "phase": "forward", "warmup_steps": "5",
-        "steps": "10", "mean_ms": "20.5", "std_ms": "0.5", "min_ms": "20", "median_ms": "20.4", "max_ms": "21",
-        "peak_memory_bytes": "1000", "status": "ok",
-    }  # fmt: skip
-    timings = read(tmp_path, f"{','.join(WRITTEN)}\n{','.join(values.get(name, '') for name in WRITTEN)}\n")
-    (row,) = timings.rows
-    assert (row.phase, row.status, row.place, timings.notes) == ("forward", "ok", "timings.csv, line 2", ())
-    assert vars(row.times) == {"n": 10, "mean": 20.5, "std": 0.5, "min": 20, "median": 20.4, "max": 21}
-    known = row.configuration
-    assert (known.model, known.context_length, known.batch_size) == (find_model("small"), 256, 4)
-    assert (known.precision, known.mode, known.source) == ("fp32", "train", "timings")
-    run = row.run
-    assert (run.capture, run.rank, run.compile, run.device, run.warmup_steps) == ("a", 1, False, "cuda", 5)
-    assert run.peak_memory_bytes == 1000
+def test_the_times_of_a_sweep_are_those_of_its_file(tmp_path: Path) -> None:
+    """Of a run of 3 steps, of one of two ranks with a step each, and of one that ran out of memory."""
+    asked = {"model": "small", "context_length": 256, "batch_size": 4, "precision": "fp32", "compile": False}
+    every = {**asked, "mode": "forward", "device": "cuda", "warmup_steps": 5, "steps": 3, "gpu": "NVIDIA H200"}
+    manifests: dict[str, dict[str, Any]] = {
+        "one": {"timings": {"status": "ok", "times_ms": {"forward": [1, 2, 6], "step": [2, 3, 4]}}},
+        "ranks": {
+            "capture": "capture.sqlite",
+            "rank_timings": [{"status": "ok", "times_ms": {"step": [ms]}} for ms in (1.00000049, 2)],
+        },
+        "xl": {"timings": {"status": "oom", "message": "out of\n memory", "times_ms": {}}},
+        "untimed": {"timings": None},
+        ".part": {"timings": 7},  # what is hidden is not finished
+    }
+    for name, values in manifests.items():
+        (tmp_path / name).mkdir()
+        text = json.dumps({**every, "peak_memory_bytes": 1000, **values})
+        (tmp_path / name / "manifest.json").write_text(text, encoding="utf-8")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/manifest.json").write_text('["of another program"]', encoding="utf-8")
+    rows = timings_of_sweep(tmp_path).rows
+    assert [(row.run.capture, row.run.rank, row.phase, row.status) for row in rows] == [
+        ("one", None, "forward", "ok"), ("one", None, "step", "ok"), ("ranks", 0, "step", "ok"),
+        ("ranks", 1, "step", "ok"), ("xl", None, "forward", "oom"), ("xl", None, "step", "oom"),
+    ]  # fmt: skip
+    # 3, and √((2² + 1² + 3²) ÷ 2); a single step has no deviation, and is kept to the nanosecond
+    std = pytest.approx(7**0.5, abs=1e-6)
+    assert vars(rows[0].times) == {"n": 3, "mean": 3, "std": std, "min": 1, "median": 2, "max": 6}
+    assert rows[2].times
+    assert (rows[2].times.mean, rows[2].times.std) == (1.0, None)
+    assert (rows[0].run.peak_memory_bytes, rows[4].run.peak_memory_bytes) == (1000, None)
+    assert (rows[0].configuration.mode, rows[4].run.message) == ("forward", "out of memory")
+    read = read_timings(write_timings(tmp_path)).rows
+    # The number of steps stands with the times; a row's place is its own.
+    known = [replace(row, place="", run=replace(row.run, steps=None)) for row in rows]
+    assert [replace(row, place="") for row in read] == known
 
 
 # Of each table the phases, their mean times in ms, and how they ended.

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.tracks import record
-from nsys_analyzer.analysis.tracks.record import record_tracks
-from nsys_analyzer.analysis.tracks.tracks import MOST_OPERATIONS, Stream, Tracks
+from nsys_analyzer.analysis.steps import tracks as recording
+from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS, Stream, Tracks, record_tracks
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
@@ -108,17 +107,6 @@ def test_threads_that_launch_nothing_come_last(tmp_path: Path) -> None:
     assert stream.thread.tolist() == [0, 0, 1, 1, 0]  # backward's two by autograd
 
 
-def test_boxes_of_one_depth_do_not_overlap(real_capture: Callable[[str], Path]) -> None:
-    ((_, tracks),) = tracks_of(real_capture("mem_small256"))
-    nested = [track for track in tracks.tracks if track.kind in ("ranges", "calls")]
-    assert max(int(track.depth.max()) for track in nested) == 8
-    for track in nested:
-        for depth in range(int(track.depth.max()) + 1):
-            chosen = track.depth == depth
-            start, end = track.start[chosen], (track.start + track.duration)[chosen]
-            assert (start[1:] >= end[:-1]).all()
-
-
 def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
     trace = Trace.load(step_trace)
     (process,) = processes_of(trace)
@@ -166,7 +154,7 @@ def test_depths_keep_intervals_apart(spans: list[tuple[int, int]]) -> None:
     """Whatever crosses whatever: two of one depth have no moment in common, and no depth is left out."""
     ordered = sorted((start, -(start + length)) for start, length in spans)
     start, end = np.array([[one for one, _ in ordered], [-one for _, one in ordered]], np.int64).reshape(2, -1)
-    depths = record._depths(start, end)
+    depths = recording._depths(start, end)
     for depth in range(int(depths.max(initial=0)) + 1):
         chosen = depths == depth
         assert (start[chosen][1:] >= end[chosen][:-1]).all()

@@ -19,8 +19,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.experiments.model import Bench, Results
-from nsys_analyzer.experiments.registry import BENCHES
-from nsys_analyzer.experiments.results import read_results
+from nsys_analyzer.experiments.results import BENCHES, read_results
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report, Section
 from nsys_analyzer.report.renderers import RENDERERS

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Un
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections.verdicts import how_costs_are_estimated, verdicts
-from nsys_analyzer.share.copy import share
+from nsys_analyzer.share import share
 from tests.support.export import AUTOGRAD, GEMM, MAIN, Export, global_tid
 from tests.support.kineto import Kineto
 

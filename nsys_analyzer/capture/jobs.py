@@ -19,24 +19,21 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from nsys_analyzer.capture.annotation import annotating
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
-from nsys_analyzer.capture.profilers import Profiler, timed_command
+from nsys_analyzer.capture.profilers import Profiler, annotating, timed_command
 from nsys_analyzer.configuration import Run, as_json, overlaid
-from nsys_analyzer.errors import CaptureError, ConfigurationError, NsysAnalyzerError
+from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.runs.machine import provenance
 from nsys_analyzer.runs.manifest import MANIFEST, ManifestError, manifest_of_stem, read_manifest, run_from
 from nsys_analyzer.runs.rows import Row, Task, add_row, written
 from nsys_analyzer.runs.targets import OF_RANK, Ranks, Target, capture_stems
-from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
-from nsys_analyzer.runs.timings_csv import is_from_a_sweep, write_timings
+from nsys_analyzer.runs.timings import NAME as TIMINGS
+from nsys_analyzer.runs.timings import is_from_a_sweep, write_timings
 from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
 from nsys_analyzer.system.process import Job, Progress, Result, last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
@@ -51,9 +48,6 @@ _FINAL = ("ok", "oom")
 _STOPPING = ("oom", "failed")
 _ELSEWHERE = "Move it away, or name another --output-dir"
 _LOCK = ".lock"
-#: In the environment of whatever runs into a folder: which one.
-_LOCKED = "NSYS_ANALYZE_LOCKED_FOLDER"
-_PATIENCE_S = 10
 #: The files of cases for a process, and of the rows that it writes.
 _HIDDEN = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
 #: What is said of a program whose hooks left nothing.
@@ -71,11 +65,10 @@ def already_there(path: Path) -> ConfigurationError:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes the folder and keeps other runs out of it; what an earlier one has left running there is ended.
+    """Makes the folder and keeps other runs out of it.
 
     Raises:
         ConfigurationError: another run is at work there, or its lock is somebody else's file.
-        CaptureError: what an earlier run has left running does not end.
         OSError: it cannot be made or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,35 +88,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
-        status = folder.stat()
-        identity = f"{status.st_dev}-{status.st_ino}"  # a copy of the folder is another one
-        _end_earlier_run(folder, identity)
-        os.environ[_LOCKED] = identity
-        try:
-            yield
-        finally:
-            os.environ.pop(_LOCKED, None)
-
-
-def _end_earlier_run(folder: Path, identity: str) -> None:
-    """Ends what an earlier run into a folder left when it was killed together with the supervisor of its program."""
-    near = {os.getpid(), *(process.pid for process in psutil.Process().parents())}  # this may be typed in its terminal
-    deadline = time.monotonic() + _PATIENCE_S
-    while left := [
-        process
-        for process in psutil.process_iter(["environ"])
-        if process.pid not in near and (process.info["environ"] or {}).get(_LOCKED) == identity
-    ]:
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        if time.monotonic() > deadline:
-            raise CaptureError(
-                f"A program of an earlier run into {folder} is still running "
-                f"(process {', '.join(str(process.pid) for process in left)}), and does not end",
-                "Wait for it, or name another --output-dir",
-            )
-        psutil.wait_procs(left, timeout=0.1)
+        yield
 
 
 # --- the targets of a sweep ---

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.process import CANNOT_RUN, final_words
-from nsys_analyzer.system.strict_json import decode_json
 
 _GRACE_S = 10
 """How long a rank may take to end when another has failed: a profiler writes what it has recorded."""
@@ -44,7 +43,7 @@ def rank_log(folder: Path, rank: int) -> Path:
 def take_process_ids(folder: Path) -> tuple[int, ...]:
     """Returns the process ID of each rank that was started last with its log in a folder, and removes their file."""
     path = folder / _PROCESS_IDS
-    ids = tuple(decode_json(path.read_bytes())) if path.is_file() else ()
+    ids = tuple(json.loads(path.read_bytes())) if path.is_file() else ()
     path.unlink(missing_ok=True)
     return ids
 

@@ -16,13 +16,12 @@ from nsys_analyzer.errors import CaptureError
 from nsys_analyzer.runs.machine import answer
 from nsys_analyzer.runs.targets import OF_RANK
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
-from nsys_analyzer.system.nsys import Nsys, nsys_version
+from nsys_analyzer.system.nsys import Nsys, ask, nsys_version
 from nsys_analyzer.system.process import last_lines, run_captured
-from nsys_analyzer.trace.nsys_report import last_words
+from nsys_analyzer.trace.sources import last_words
 
 INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
 _NEWER = "Install a newer Nsight Systems: https://developer.nvidia.com/nsight-systems"
-_ANSWER_TIMEOUT_S = 60
 _LINKS_FOLLOWED = 16
 _OPTION = re.compile(r"^\s+(?:-\w, )?(--[a-z-]+)=", re.MULTILINE)
 _LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--output", "-s": "--sample", "-t": "--trace"}
@@ -88,9 +87,7 @@ def known_options(nsys: Path) -> frozenset[str]:
         CaptureError: it cannot be run or lists none.
     """
     try:
-        done = subprocess.run(
-            [nsys, "profile", "--help"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S
-        )
+        done = ask(nsys, "profile", "--help")
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CaptureError(f"{nsys} profile --help failed: {error}", "Set NSYS to an nsys that runs here") from error
     options = frozenset(_OPTION.findall(done.stdout + done.stderr))
@@ -232,9 +229,7 @@ def missing_libraries(binary: Path) -> tuple[str, ...]:
 def start_fault(binary: Path) -> str | None:
     """Starts a binary with ``--version``: None where it starts, else the last line of its message."""
     try:
-        done = subprocess.run(
-            [binary, "--version"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S
-        )
+        done = ask(binary, "--version")
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode == 0:

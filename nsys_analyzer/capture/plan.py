@@ -68,7 +68,7 @@ class Plan:
     notices: tuple[str, ...]
 
     def command_lines(self, folder: Path) -> Iterator[str]:
-        """Every command that will be run, as one would type it."""
+        """Yields every command that will be run, as one would type it."""
         for target in self.targets:
             place = folder / target.name
             yield f"# {target.name}"
@@ -124,7 +124,7 @@ def make_plan(
 
 
 def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
-    """``cuda`` or ``cpu``: what was asked for, else a GPU where there is one that this torch can use.
+    """Chooses ``cuda`` or ``cpu``: what was asked for, else a GPU where there is one that this torch can use.
 
     Raises:
         ConfigurationError: a GPU was asked for, and there is none.
@@ -137,7 +137,7 @@ def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
 
 
 def _words(option: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """The words of an option that is passed on, as a shell splits them."""
+    """Returns the words of an option that is passed on, as a shell splits them."""
     try:
         return tuple(word for text in texts for word in shlex.split(text))
     except ValueError as error:
@@ -147,7 +147,7 @@ def _words(option: str, texts: Sequence[str]) -> tuple[str, ...]:
 def _program(
     program: Sequence[str], models: Sequence[str], options: Choices, recording: Recording, profiler: Profiler | None
 ) -> Target:
-    """The user's program, described by the options on the command line."""
+    """Returns the user's program, described by the options on the command line."""
     if recording.one_report:
         _refuse([] if recording.nproc else ["--one-report"], "for several processes", "Say how many: --nproc 2")
     if recording.nproc and (name := Path(program[0]).name) in _LAUNCHERS:
@@ -175,7 +175,7 @@ def _program(
 
 
 def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tuple[str, ...]]:
-    """The profiler that was asked for, or the best that works here, and why.
+    """Chooses the profiler that was asked for, or the best that works here, and why.
 
     Raises:
         NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
@@ -205,7 +205,7 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
 
 
 def _usable_nsys() -> tuple[Nsys | None, str]:
-    """The nsys of this machine, and the reason why it cannot be used, empty where it can."""
+    """Finds the nsys of this machine, and the reason why it cannot be used, empty where it can."""
     path = find_nsys()  # it raises where NSYS names no command: nobody who sets it wants another
     if path is None:
         return None, "There is no nsys here"

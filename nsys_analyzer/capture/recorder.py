@@ -302,7 +302,11 @@ def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> in
         _run(program)
         code = 0
     except SystemExit as error:
-        code = _exit_code(error)
+        if isinstance(error.code, int) or error.code is None:
+            code = error.code or 0
+        else:  # a message, and python ends with 1
+            print(error.code, file=sys.stderr)
+            code = 1
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the program's own
         error.__traceback__ = _of_the_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -330,14 +334,6 @@ def _run(program: list[str]) -> None:
         sys.argv = program
         sys.path[0] = str(Path(program[0]).resolve().parent)
         runpy.run_path(program[0], run_name="__main__")
-
-
-def _exit_code(error: SystemExit) -> int:
-    """The code that python exits with; a message is printed, and means 1."""
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    print(error.code, file=sys.stderr)
-    return 1
 
 
 def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:

@@ -13,7 +13,6 @@ from click.core import ParameterSource
 from nsys_analyzer.cli.options import command_line, running_options, valued
 
 if TYPE_CHECKING:
-    from nsys_analyzer.configuration import Option
     from nsys_analyzer.experiments.model import Bench
 
 
@@ -40,52 +39,48 @@ def bench() -> None:
 
 @cache
 def _commands() -> dict[str, click.Command]:
-    from nsys_analyzer.experiments.registry import BENCHES
+    from nsys_analyzer.experiments.results import BENCHES
 
-    return {one.name: _command(one) for one in BENCHES}
+    return {experiment.name: _command(experiment) for experiment in BENCHES}
 
 
-def _command(one: Bench) -> click.Command:
-    """The command of a bench: its own options, then those of every bench."""
+def _command(experiment: Bench) -> click.Command:
+    """Returns the command of a bench: its own options, then those of every bench."""
+    from nsys_analyzer.experiments.model import spelled
 
     def callback(**options: Any) -> None:
         context = click.get_current_context()
         given = {name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-        _start(one, options, given)
+        _start(experiment, options, given)
 
+    decorators = []
+    for option in experiment.options:
+        cuda, cpu = (spelled(option.default_on(device)) for device in ("cuda", "cpu"))
+        words = f"{option.help[:1].upper()}{option.help[1:]}"
+        text = f"{words}. Default: {cuda}{'' if cpu == cuda else f'; {cpu} on a CPU'}."
+        kind, unit = option.choices or option.kind, "N" if option.kind is int else "NAME"
+        decorators.append(
+            valued(option.flag, option.name, kind, unit, text, least=option.least, in_list=option.several)
+        )
+    if experiment.captures:
+        default = "Default: nsys where it and a GPU are there, else torch."
+        decorators.append(click.option("--profiler", type=click.Choice(["nsys", "torch"]), help=default))
+    default = "Default: cuda where there is a GPU."
+    decorators.append(click.option("--device", type=click.Choice(["cuda", "cpu"]), help=default))
+    decorators.append(running_options(Path("bench") / experiment.name))
     function = callback
-    for decorate in reversed([*map(_own_option, one.options), *_every_option(one)]):
+    for decorate in reversed(decorators):
         function = decorate(function)
-    return click.command(
-        one.name, help=one.summary, epilog=f"Example: nsys-analyze bench {one.name} --output-dir {one.name}"
-    )(function)
+    example = f"Example: nsys-analyze bench {experiment.name} --output-dir {experiment.name}"
+    return click.command(experiment.name, help=experiment.summary, epilog=example)(function)
 
 
-def _own_option(option: Option) -> Any:
-    from nsys_analyzer.experiments.model import spelled
-
-    cuda, cpu = (spelled(option.default_on(device)) for device in ("cuda", "cpu"))
-    words = f"{option.help[:1].upper()}{option.help[1:]}"
-    text = f"{words}. Default: {cuda}{'' if cpu == cuda else f'; {cpu} on a CPU'}."
-    kind, unit = option.choices or option.kind, "N" if option.kind is int else "NAME"
-    return valued(option.flag, option.name, kind, unit, text, least=option.least, in_list=option.several)
-
-
-def _every_option(one: Bench) -> list[Any]:
-    profilers, default = click.Choice(["nsys", "torch"]), "Default: nsys where it and a GPU are there, else torch."
-    return [
-        *([click.option("--profiler", type=profilers, help=default)] if one.captures else []),
-        click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: cuda where there is a GPU."),
-        running_options(Path("bench") / one.name),
-    ]
-
-
-def _start(one: Bench, options: dict[str, Any], given: set[str]) -> None:
+def _start(experiment: Bench, options: dict[str, Any], given: set[str]) -> None:
     from nsys_analyzer.cli.run_progress import interruptible, shown
     from nsys_analyzer.experiments.running import make_plan, run_bench
     from nsys_analyzer.report.renderers.terminal import print_answer
 
-    plan = make_plan(one, options, given)
+    plan = make_plan(experiment, options, given)
     for notice in plan.notices:
         click.echo(notice, err=True)
     if options["dry_run"]:
@@ -96,6 +91,6 @@ def _start(one: Bench, options: dict[str, Any], given: set[str]) -> None:
     with interruptible(folder):
         built, ended_well = run_bench(plan, folder, options["timeout"], options["resume"], shown, command_line())
     print_answer(built)
-    click.echo(f"\n{folder / f'{one.name}.md'}")
+    click.echo(f"\n{folder / f'{experiment.name}.md'}")
     if not ended_well:
         sys.exit(1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.options import Command, configuration_options, names_options, scheduler_option
+from nsys_analyzer.cli.options import Command, configuration_options, names_options, scheduler_option, tell
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.comparison.pairs import Comparisons
@@ -92,19 +92,19 @@ def compare(
     target = Path(output) if output and output != "-" else None
     if target:
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
-    workers = Workers(scheduler, reading, _tell)
+    workers = Workers(scheduler, reading)
     places = (before, csv_before), (after, csv_after)
-    sides = [load_runs(path, csv, _tell, names, given, workers) for path, csv in places]
+    sides = [load_runs(path, csv, tell, names, given, workers) for path, csv in places]
     found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force)
     _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
-    if fail_above is not None and any(one.is_slower_by(fail_above) for one in found.compared):
+    if fail_above is not None and any(pair.is_slower_by(fail_above) for pair in found.compared):
         ctx.exit(SLOWER)
-    if fail_above is not None and (found.refused or any(found.alone)):
+    if fail_above is not None and (found.refused or found.unmatched):
         ctx.exit(1)
     if fail_above is not None:
-        unclear = sum(one.verdict(fail_above) == "unclear" for one in found.compared)
+        unclear = sum(pair.verdict(fail_above) == "unclear" for pair in found.compared)
         if unclear:
-            _tell(f"{unclear} of {len(found.compared)} comparisons are too uncertain for --fail-above: see the report.")
+            tell(f"{unclear} of {len(found.compared)} comparisons are too uncertain for --fail-above: see the report.")
 
 
 #: Options that say what captures do not, of which a report holds what was made of it.
@@ -113,7 +113,7 @@ _OF_CAPTURES = ("phase_names", "step", "steps", "model", "context_length", "batc
 
 def _of_captures(ctx: click.Context) -> str:
     """The given options of how captures are read, as they are spelled; empty without any."""
-    given = (one.opts[0] for one in ctx.command.params if one.name in _OF_CAPTURES and ctx.params[one.name])
+    given = (param.opts[0] for param in ctx.command.params if param.name in _OF_CAPTURES and ctx.params[param.name])
     return ", ".join(given)
 
 
@@ -134,7 +134,7 @@ def _check_reports(*sides: tuple[Path, tuple[Path, ...], str], options: str) -> 
     if options and len(reports) == len(sides):
         raise ConfigurationError(f"Both sides are reports, of which {options} can change nothing", remedy)
     if options and reports:
-        _tell(f"Only the other side is read with {options}: {reports[0]} is a report, and holds what was read.")
+        tell(f"Only the other side is read with {options}: {reports[0]} is a report, and holds what was read.")
 
 
 def _write(found: Comparisons, limit: float, output_format: str, target: Path | None) -> None:
@@ -161,7 +161,3 @@ def _write(found: Comparisons, limit: float, output_format: str, target: Path | 
     mark = f"\n{RENDERERS['markdown'].mark}\n" if output_format != "json" else ""
     write_text(target, f"{text}{mark}")
     click.echo(str(target))
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)

@@ -13,6 +13,7 @@ from nsys_analyzer.cli.options import (
     configuration_options,
     names_options,
     scheduler_option,
+    tell,
     unprofiled_options,
 )
 
@@ -61,9 +62,9 @@ def explain(
     from nsys_analyzer.report.sections import EXPLAINING, build_report
     from nsys_analyzer.system.cluster import Workers
 
-    workers = Workers(scheduler, reading, _tell)
+    workers = Workers(scheduler, reading)
     evidence = load_evidence(
-        traces, csv_paths, command_line(), _tell, names, given, None, selection, workers, step_ms=step_ms,
+        traces, csv_paths, command_line(), tell, names, given, None, selection, workers, step_ms=step_ms,
         in_order=in_order,
     )  # fmt: skip
     if output_format == "json":
@@ -78,7 +79,3 @@ def explain(
     for place, one in enumerate(kept):
         click.echo(nl=place > 0)
         print_section(one)
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)

@@ -29,6 +29,7 @@ def info(trace: Path) -> None:
 
     reader = open_capture(trace)
     loaded = Trace.read(reader, trace)
+    warnings = [plain(text, "`") for capture in summarize(loaded, trace.name) for text in capture.warnings]
     for title, lines in (
         ("Capture", _versions(loaded)),
         ("Tables (rows)", _tables(reader)),
@@ -36,15 +37,11 @@ def info(trace: Path) -> None:
         ("Threads", _threads(loaded)),
         ("Ranges (count, total ms)", _ranges(loaded)),
         ("Messages of the profiler", _messages(loaded)),
-        ("Warnings", _unique(plain(w, "`") for capture in summarize(loaded, trace.name) for w in capture.warnings)),
+        ("Warnings", dict.fromkeys(warnings) or ["none"]),
     ):
         click.echo(f"{title}:")
         for line in lines:
             click.echo(f"  {visible(line)}")
-
-
-def _unique(lines: Iterator[str]) -> list[str]:
-    return list(dict.fromkeys(lines)) or ["none"]
 
 
 def _versions(trace: Trace) -> Iterator[str]:
@@ -93,7 +90,7 @@ def _threads(trace: Trace) -> Iterator[str]:
 def _messages(trace: Trace) -> Iterator[str]:
     from nsys_analyzer.trace.metadata import SEVERITIES
 
-    counts = Counter((one.severity, " ".join(one.text.split())) for one in trace.metadata.diagnostics)
+    counts = Counter((event.severity, " ".join(event.text.split())) for event in trace.metadata.diagnostics)
     for (severity, text), count in counts.items():
         yield f"{SEVERITIES.get(severity, severity)}: {text}{f' ({count} times)' if count > 1 else ''}"
 

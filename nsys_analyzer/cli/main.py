@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import sys
 from typing import NoReturn
@@ -10,24 +11,50 @@ from typing import NoReturn
 import click
 
 from nsys_analyzer import __version__
-from nsys_analyzer.cli.bench import bench
-from nsys_analyzer.cli.compare import compare
-from nsys_analyzer.cli.doctor import doctor
-from nsys_analyzer.cli.explain import explain
-from nsys_analyzer.cli.export import export
-from nsys_analyzer.cli.info import info
-from nsys_analyzer.cli.kernels import kernels
-from nsys_analyzer.cli.modules import modules
-from nsys_analyzer.cli.report import report
-from nsys_analyzer.cli.run import run
-from nsys_analyzer.cli.share import share
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.screen import use_screens
 from nsys_analyzer.text import visible
 
+#: The commands, each with its line in the list of them.
+_COMMANDS = {
+    "run": "Time and profile transformers, or profile any program.",
+    "bench": "Run a standard experiment.",
+    "explain": "Say why a step is as long as it is, and what to do first.",
+    "modules": "Say which modules of the model take the time.",
+    "compare": "Say what changed between two runs, and what explains it.",
+    "report": "Answer where the time of captures goes.",
+    "kernels": "Print the kernel table of a capture.",
+    "export": "Write a capture for ui.perfetto.dev, or as a table.",
+    "info": "Print what a capture holds.",
+    "share": "Copy a capture without private data.",
+    "doctor": "Check what this machine has for a capture.",
+}
+
+
+class _Commands(click.Group):
+    """The commands, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"nsys_analyzer.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the list of the commands, of which none is imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
+
 
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: nsys-analyze report capture.sqlite"
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: nsys-analyze report capture.sqlite",
 )
 @click.version_option(__version__, prog_name="nsys-analyze")
 def cli() -> None:
@@ -36,25 +63,6 @@ def cli() -> None:
     How long do forward, backward and optimizer take, on the CPU and on the GPU? Which kernels dominate? What share is
     matmul? How does softmax compare with the matmuls of attention?
     """
-
-
-#: The commands, each with its line in the list of them.
-_COMMANDS = {
-    run: "Time and profile transformers, or profile any program.",
-    bench: "Run a standard experiment.",
-    explain: "Say why a step is as long as it is, and what to do first.",
-    modules: "Say which modules of the model take the time.",
-    compare: "Say what changed between two runs, and what explains it.",
-    report: "Answer where the time of captures goes.",
-    kernels: "Print the kernel table of a capture.",
-    export: "Write a capture for ui.perfetto.dev, or as a table.",
-    info: "Print what a capture holds.",
-    share: "Copy a capture without private data.",
-    doctor: "Check what this machine has for a capture.",
-}
-for command, line in _COMMANDS.items():
-    command.short_help = line
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.options import command_line, configuration_options, names_options, trace_argument
+from nsys_analyzer.cli.options import command_line, configuration_options, names_options, tell, trace_argument
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
@@ -43,7 +43,7 @@ def modules(
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.modules import modules_section
 
-    evidence = load_evidence((trace,), (), command_line(), _tell, names, given)
+    evidence = load_evidence((trace,), (), command_line(), tell, names, given)
     section = modules_section(evidence.captures, every=every)
     if output_format == "json":
         click.echo(in_json(captures_data(evidence.captures, keys=MODULES)), nl=False, file=data_stream())
@@ -53,7 +53,3 @@ def modules(
         click.echo(markdown.render(Report(f"The modules of {trace.name}", (section,)), {}), nl=False)
     else:
         print_section(section)
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)

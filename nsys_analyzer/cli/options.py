@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from nsys_analyzer.analysis.transformer.models import model_names
-from nsys_analyzer.configuration import OPTIONS, Option
+from nsys_analyzer.configuration import OPTIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,17 +22,15 @@ SIZE = click.IntRange(1, 2**31 - 1)
 #: The trace that a command reads.
 trace_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")
 
+_SCHEDULER = "--scheduler"
 _PHASE_HELP = (
     "Take ranges of this name for this phase: forward, loss, backward, optimizer, step, warmup, a part of attention "
     "(attention, scores, softmax, values), or a phase of your own. Repeatable."
 )
 
 
-_SCHEDULER = "--scheduler"
-
-
 def command_line() -> str:
-    """The command line of this process as a reader of the report would type it, beside the captures.
+    """Returns the command line of this process as a reader of the report would type it, beside the captures.
 
     Where the captures were read is left out: it changes nothing.
     """
@@ -46,8 +44,13 @@ def command_line() -> str:
     return shlex.join(["nsys-analyze", *kept])
 
 
+def tell(line: str) -> None:
+    """Tells the user something beside a command's output."""
+    click.echo(line, err=True)
+
+
 def scheduler_option(function: Command) -> Command:
-    """The option that says where captures are read."""
+    """Adds the option that says where captures are read."""
     text = (
         "Read each capture as a task of the Dask scheduler at this address, such as tcp://host:8786. Its workers have "
         "this version, and see the captures under the same paths, as on a shared file system. none: one capture after "
@@ -57,7 +60,7 @@ def scheduler_option(function: Command) -> Command:
 
 
 def names_options(*flags: str) -> Callable[[Command], Command]:
-    """The options that say what ranges are, and what a step is; the command takes them as ``names``."""
+    """Adds the options that say what ranges are, and what a step is; the command takes them as ``names``."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
@@ -132,7 +135,7 @@ def unprofiled_options(function: Command) -> Command:
 
 
 def configuration_options(function: Command) -> Command:
-    """The options that say what the captures do not of their configuration; the command takes them as ``given``."""
+    """Adds the options that say what captures do not of their configuration; the command takes them as ``given``."""
 
     @functools.wraps(function)
     def read(*args: Any, **others: Any) -> Any:
@@ -154,7 +157,7 @@ def configuration_options(function: Command) -> Command:
 
 
 def output_option(folder: Path) -> Callable[[Command], Command]:
-    """The folder for results, by default this one."""
+    """Adds the folder for results, by default this one."""
     path = click.Path(path_type=Path, file_okay=False)
     return click.option("--output-dir", type=path, default=folder, show_default=True, help="The folder for results.")
 
@@ -166,7 +169,7 @@ def _finite(ctx: click.Context, param: click.Parameter, time: float | None) -> f
 
 
 def running_options(folder: Path) -> Callable[[Command], Command]:
-    """The options of a command that runs programs one after another into a folder, by default this one."""
+    """Adds the options of a command that runs programs one after another into a folder, by default this one."""
 
     def decorate(function: Command) -> Command:
         function = click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")(function)
@@ -181,7 +184,7 @@ def running_options(folder: Path) -> Callable[[Command], Command]:
 
 
 def several(name: str, kind: Any, metavar: str, help: str) -> Callable[[Command], Command]:
-    """An option of several values of a click type, with commas between them or given again: one tuple, each once.
+    """Adds an option of several values of a click type, with commas between them or given again: one tuple, each once.
 
     The tuple is empty where the option is not given.
     """
@@ -196,25 +199,26 @@ def several(name: str, kind: Any, metavar: str, help: str) -> Callable[[Command]
 
 
 def target_options(function: Command) -> Command:
-    """The options of the transformer target; None, or an empty tuple, where one is not given."""
-    for name, one in reversed(list(OPTIONS.items())):
-        if one.in_run:
-            function = _target_option(name, one)(function)
+    """Adds the options of the transformer target; None, or an empty tuple, where one is not given."""
+    for name, option in reversed(list(OPTIONS.items())):
+        if not option.in_run:
+            continue
+        if option.kind is bool:
+            function = click.option(option.flag, name, is_flag=True, default=None, help=option.help)(function)
+            continue
+        lighter = f", {option.default_on_cpu} on a CPU" if option.default_on_cpu is not None else ""
+        text = option.help if option.default is None else f"{option.help} Default: {option.default}{lighter}."
+        kind = option.choices or option.kind
+        function = valued(
+            option.flag, name, kind, option.unit, text, least=option.least, in_list=option.several
+        )(function)  # fmt: skip
     return function
-
-
-def _target_option(name: str, one: Option) -> Callable[[Command], Command]:
-    if one.kind is bool:
-        return click.option(one.flag, name, is_flag=True, default=None, help=one.help)
-    lighter = f", {one.default_on_cpu} on a CPU" if one.default_on_cpu is not None else ""
-    text = one.help if one.default is None else f"{one.help} Default: {one.default}{lighter}."
-    return valued(one.flag, name, one.choices or one.kind, one.unit, text, least=one.least, in_list=one.several)
 
 
 def valued(
     flag: str, name: str, kind: type | tuple[str, ...], unit: str, help: str, *, least: int, in_list: bool
 ) -> Callable[[Command], Command]:
-    """The option with values of a type, or one of these words; ``in_list`` with commas between several."""
+    """Adds an option with values of a type, or one of these words; ``in_list`` with commas between several."""
     is_switch = kind is bool
     words = ("off", "on") if is_switch else kind if isinstance(kind, tuple) else ()
     metavar = f"[{'|'.join(words)}]" if words else unit

@@ -12,6 +12,7 @@ from nsys_analyzer.cli.options import (
     configuration_options,
     names_options,
     scheduler_option,
+    tell,
     unprofiled_options,
 )
 from nsys_analyzer.report.renderers import RENDERERS
@@ -57,7 +58,7 @@ def report(
     profiler trace (.json, .json.gz); a FOLDER stands for the traces in it, with its timings.csv, or for what
     nsys-analyze bench left there. Without a TRACE, the traces in the folder of --csv are read. A report of nsys-analyze
     is replaced; any other file only with --force.
-    With nsys-analyze[cluster], many captures are read side by side.
+    Many captures are read side by side.
     """
     if not traces and not csv_paths:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
@@ -79,9 +80,9 @@ def report(
     if target:
         check_target(target, sources, force=force)
     beside = target.parent if target else None
-    workers = Workers(scheduler, reading, _tell)
+    workers = Workers(scheduler, reading)
     evidence = load_evidence(
-        traces, csv_paths, command_line(), _tell, names, given, beside, selection, workers,
+        traces, csv_paths, command_line(), tell, names, given, beside, selection, workers,
         step_ms=step_ms, in_order=in_order, with_tracks=RENDERERS[output_format].has_timeline,
     )  # fmt: skip
     if target:  # reading has made exports
@@ -119,8 +120,4 @@ def _open(page: Path) -> None:
     except webbrowser.Error:
         opened = False
     if not opened:
-        _tell(f"No browser could be opened here: open {page} in one.")
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)
+        tell(f"No browser could be opened here: open {page} in one.")

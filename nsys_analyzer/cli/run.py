@@ -61,7 +61,7 @@ def run(**options: Any) -> None:
     plan = make_plan(
         models=options["model"],
         options={name: value if isinstance(value, tuple) else (value,) for name, value in given.items()},
-        recording=Recording(**{one.name: options[one.name] for one in fields(Recording)}),
+        recording=Recording(**{option.name: options[option.name] for option in fields(Recording)}),
         target_option=options["target_option"],
         program=options["program"],
     )
@@ -82,8 +82,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.report.renderers.terminal import print_first_screen
     from nsys_analyzer.report.sections import build_report, first_screen
     from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
-    from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
-    from nsys_analyzer.runs.timings_csv import has_rows
+    from nsys_analyzer.runs.timings import timings_of_sweep
 
     check_replaceable(folder / "report.md", ELSEWHERE)
     try:
@@ -91,8 +90,11 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
             todo = remaining(plan.targets, folder, plan.profiler, resume)
             with shown(len(plan.targets), len(plan.targets) - len(todo)) as progress:
                 results = run_sweep(todo, folder, plan.profiler, timeout_s, progress, command_line())
-            timed = [folder / TIMINGS] if has_rows(folder / TIMINGS) else []  # programs may time nothing
-            built = build_report(load_evidence([folder], timed, command_line(), beside=folder))
+            timings = timings_of_sweep(folder)  # programs may time nothing
+            evidence = load_evidence(
+                [folder], (), command_line(), beside=folder, timings=timings if timings.rows else None
+            )
+            built = build_report(evidence)
             write_as("markdown", built, folder / "report.md")
     except BrokenPipeError:
         raise  # the reader of the output has gone: no fault of the folder

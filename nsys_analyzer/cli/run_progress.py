@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
+from typing import TYPE_CHECKING
 
 import click
 
 from nsys_analyzer.report.screen import console
 from nsys_analyzer.system.cluster import Done
 from nsys_analyzer.system.process import Progress, Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
 #: Characters of a message on the terminal; the manifest has all of it.
 _MESSAGE = 300
@@ -33,17 +38,22 @@ def interruptible(folder: Path) -> Iterator[None]:
         sys.exit(130)
 
 
+def _bar(before: Sequence[str], after: Sequence[str], screen: Console, *, disable: bool = False) -> Bar:
+    """Returns a bar between columns of text, with how many are done and the time that has passed."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    texts = [[TextColumn(text, markup=False) for text in side] for side in (before, after)]
+    columns = (*texts[0], BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), *texts[1])
+    return Progress(*columns, console=screen, transient=True, disable=disable)
+
+
 @contextmanager
 def shown(total: int, done: int) -> Iterator[Progress]:
-    """A bar of ``total`` configurations, of which ``done`` are finished already; shown on terminals only."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
+    """Shows a bar of ``total`` configurations, of which ``done`` are finished already; on terminals only."""
     screen = console(stderr=True)
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     if done:
         click.echo(f"{done} of {total} configurations are finished already.")
-    with Bar(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+    with _bar((), ["{task.description}"], screen, disable=not screen.is_terminal) as bar:
         task = bar.add_task("", total=total, completed=done)
 
         def started(name: str, work: str) -> None:
@@ -59,14 +69,10 @@ def shown(total: int, done: int) -> Iterator[Progress]:
 
 @contextmanager
 def reading(total: int) -> Iterator[Done]:
-    """A bar of ``total`` captures that are read, in one line; shown on terminals only, and for several."""
+    """Shows a bar of ``total`` captures that are read, in one line; on terminals only, and for several."""
     if total < 2 or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("Reading"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console(stderr=True), transient=True) as bar:
+    with _bar(["Reading"], (), console(stderr=True)) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)

@@ -12,7 +12,7 @@ import click
 from nsys_analyzer.cli.options import trace_argument
 
 if TYPE_CHECKING:
-    from nsys_analyzer.share.copy import Shared
+    from nsys_analyzer.share import Shared
 
 _WIDTH = 100
 
@@ -42,7 +42,7 @@ def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool
     Process and thread IDs stay, a short number at the end of a name, and the CUDA calls
     with their times: they explain why the GPU was idle.
     """
-    from nsys_analyzer.share.copy import share as write_copy
+    from nsys_analyzer.share import share as write_copy
 
     patterns = [_pattern(text) for text in ((".*",) if keep_all_names else keep)]
     for line in _lines(write_copy(trace, output, force=force, keep=patterns)):

@@ -11,23 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.transformer.costs import AttentionShape
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate
-from nsys_analyzer.experiments.model import (
-    AnyRow,
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    Times,
-    grid,
-    option,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings, grid, option, several, single
 from nsys_analyzer.experiments.section import (
     UNSTEADY,
+    MinimumMemory,
+    Rate,
     compile_cache,
     curves,
     each,
@@ -44,6 +32,7 @@ from nsys_analyzer.experiments.section import (
 )
 from nsys_analyzer.report.model import Lines, Section
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task, Times
 from nsys_analyzer.text import Words, phrase
 
 PASSES = ("forward", "backward")
@@ -244,6 +233,23 @@ def _minimum_memory(rows: Sequence[AttentionRow]) -> Iterator[tuple[int, Minimum
             yield row.case.d, MinimumMemory(label, measured, least, "3·B·S² scores, B·S·d output")
 
 
+class WithHeads:
+    """The shape of a case of attention with heads: q, k and v are (batch_size, heads, context_length, d_head)."""
+
+    batch_size: int
+    heads: int
+    context_length: int
+    d_head: int
+    causal: bool
+    precision: str
+
+    @property
+    def shape(self) -> AttentionShape:
+        """The shape with its costs."""
+        sizes = (self.batch_size, self.heads, self.context_length, self.d_head)
+        return AttentionShape(*sizes, self.causal, self.precision)
+
+
 def drawn_width(widths: Iterable[int]) -> int:
     """Returns the width of heads that figures show: 64, or the largest."""
     known = set(widths)
@@ -295,6 +301,5 @@ BENCH = Bench(
     ),
     lambda settings: tuple(_cases(settings)),
     _section,
-    precisions=lambda settings: (settings["precision"],),
     targets=(TARGET,),
 )

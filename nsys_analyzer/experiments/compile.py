@@ -9,10 +9,10 @@ from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsys_analyzer.analysis.summary.verdicts import IDLE
 from nsys_analyzer.analysis.transformer.models import find_model, model_from_dimensions
-from nsys_analyzer.configuration import Option
-from nsys_analyzer.experiments.model import Bench, Profiled, Results, Settings, Task, Times, grid, several, single
+from nsys_analyzer.analysis.transformer.peaks import IDLE
+from nsys_analyzer.configuration import DIMENSIONS, Option
+from nsys_analyzer.experiments.model import Bench, Profiled, Results, Settings, grid, several, single
 from nsys_analyzer.experiments.section import (
     bars,
     extremes,
@@ -25,7 +25,6 @@ from nsys_analyzer.experiments.section import (
     unsteady,
 )
 from nsys_analyzer.experiments.steps import (
-    DIMENSIONS,
     PHASES,
     SHARED,
     TARGET,
@@ -38,6 +37,7 @@ from nsys_analyzer.experiments.steps import (
 from nsys_analyzer.report.model import Block, Details, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.runs.rows import Task, Times
 from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import Words, phrase
 
@@ -456,6 +456,5 @@ BENCH = Bench(
     lambda settings: tuple(_cases(settings)),
     _section,
     _captures,
-    lambda settings: settings["precision"],
-    (TARGET,),
+    targets=(TARGET,),
 )

@@ -8,35 +8,36 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from operator import methodcaller
 from typing import TypeAlias
 
 from nsys_analyzer.analysis.transformer.costs import feed_forward_flops, head_flops, projection_flops
-from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
+from nsys_analyzer.configuration import ATTENTIONS, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, precision_found
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    Times,
-    grid,
-    option,
-    several,
-    single,
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
+from nsys_analyzer.experiments.section import (
+    MinimumMemory,
+    Rate,
+    bars,
+    each,
+    endings,
+    formatted,
+    mean_ms,
+    precision_found,
+    ratio,
+    section,
+    span,
+    spread,
+    unsteady,
 )
-from nsys_analyzer.experiments.section import bars, each, endings, mean_ms, ratio, section, span, spread, unsteady
-from nsys_analyzer.experiments.steps import models
+from nsys_analyzer.experiments.steps import OfModel, models
 from nsys_analyzer.report.model import Details, Figure, Lines, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task, Times
 from nsys_analyzer.text import Words, phrase
 
-ATTENTIONS = ("unfused", "sdpa")
 #: Lengths are cold that take so many times as long as those that the warm-up has seen.
 _COLD = 1.5
 _DEFINITIONS = phrase(
@@ -49,7 +50,7 @@ _DEFINITIONS = phrase(
 
 
 @dataclass(frozen=True)
-class DecodeCase:
+class DecodeCase(OfModel):
     """One model, and how its tokens are made.
 
     Raises:
@@ -64,7 +65,7 @@ class DecodeCase:
     cache_length: int = option(2048, "positions that the cache has room for", cpu=64)
     tokens: int = option(100, "tokens to make, the first among them", least=3, cpu=10)
     warmup_tokens: int = option(100, "tokens made before anything is timed", cpu=10)
-    precision: str = option("fp32", "bf16 is that of weights, activations and cache", ("fp32", "tf32", "bf16"))
+    precision: str = option("fp32", "bf16 is that of weights, activations and cache", PRECISIONS)
     attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ATTENTIONS)
     cache: bool = option(True, "keep keys and values; without, each token is a pass over the whole sequence")
     seed: int = option(0, "of weights and tokens", least=0)
@@ -72,12 +73,6 @@ class DecodeCase:
     def __post_init__(self) -> None:
         if self.cache_length < self.prompt_length + self.tokens - 1:  # the last token is never fed back
             raise ConfigurationError(f"{self.tokens} tokens more do not fit a cache of {self.cache_length}")
-
-    @property
-    def size(self) -> ModelSize:
-        """The model's dimensions."""
-        size = find_model(self.model)
-        return replace(size, num_layers=self.num_layers or size.num_layers)
 
 
 @dataclass
@@ -261,8 +256,15 @@ class Group:
 
     def speed_up(self, ms: Callable[[DecodeRow], float | None], slow: Variant, fast: Variant) -> float | None:
         """Returns time of one variant ÷ that of the other; None where one was not measured to its end."""
-        times = [ms(row) if (row := self.rows.get(variant)) and row.ok else None for variant in (slow, fast)]
-        return ratio(*times)
+        return ratio(*(ms(row) if (row := self.rows.get(variant)) and row.ok else None for variant in (slow, fast)))
+
+    def cache_speed_up(self, attention: str) -> float | None:
+        """Returns the inter-token latency without the cache ÷ that with it."""
+        return self.speed_up(next_ms, (attention, False), (attention, True))
+
+    def sdpa_speed_up(self, ms: Callable[[DecodeRow], float | None], cache: bool) -> float | None:
+        """Returns a time of unfused attention ÷ that of SDPA."""
+        return self.speed_up(ms, ("unfused", cache), ("sdpa", cache))
 
 
 def _groups_of(rows: Sequence[DecodeRow]) -> list[Group]:
@@ -272,20 +274,12 @@ def _groups_of(rows: Sequence[DecodeRow]) -> list[Group]:
     return [Group(name, variants) for name, variants in groups.items()]
 
 
-def _cache_speed_up(attention: str, group: Group) -> float | None:
-    return group.speed_up(next_ms, (attention, False), (attention, True))
-
-
-def _sdpa_speed_up(ms: Callable[[DecodeRow], float | None], cache: bool, group: Group) -> float | None:
-    return group.speed_up(ms, ("unfused", cache), ("sdpa", cache))
-
-
 def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str]:
     gains = [
         (gain, group.rows[attention, True], group.rows[attention, False])
         for group in groups
         for attention in ATTENTIONS
-        if (gain := _cache_speed_up(attention, group))
+        if (gain := group.cache_speed_up(attention))
     ]
     if gains:
         _, cached, without = max(gains, key=lambda gain: gain[0])
@@ -296,7 +290,7 @@ def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str
         )
     parts = []
     for words, ms in (("prefill", first_ms), ("inter-token latency", next_ms)):
-        if known := [gain for group in groups if (gain := _sdpa_speed_up(ms, True, group))]:
+        if known := [gain for group in groups if (gain := group.sdpa_speed_up(ms, True))]:
             parts.append(f"{words} {span(known, 'factor')}")
     if parts:
         yield f"With the cache, unfused attention ÷ PyTorch's SDPA, in time: {', '.join(parts)}."
@@ -319,10 +313,6 @@ def _warnings(rows: Sequence[DecodeRow]) -> Iterator[Words]:
             )  # fmt: skip
 
 
-def _error(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1e}"
-
-
 _NAMES: tuple[Field[DecodeRow], ...] = (
     Field("model", "text", model_of),
     Field("attention", "text", lambda row: row.case.attention),
@@ -339,8 +329,8 @@ _TIMES: tuple[Field[DecodeRow], ...] = (
 _TIMES_CAPTION = "Time to first token (mean ± standard deviation), and inter-token latency (median, 95th percentile):"
 _CHECK: tuple[Field[DecodeRow], ...] = (
     *_NAMES,
-    Field("largest error", "text", lambda row: _error(row.figures.max_error)),
-    Field("allowed", "text", lambda row: _error(row.figures.tolerance)),
+    Field("largest error", "text", lambda row: formatted(row.figures.max_error, ".1e")),
+    Field("allowed", "text", lambda row: formatted(row.figures.tolerance, ".1e")),
     Field("same tokens", "percent", lambda row: row.figures.same_tokens),
     Field("peak", "bytes", lambda row: row.figures.peak_bytes),
     Field("weights", "bytes", lambda row: row.figures.weights_bytes),
@@ -352,10 +342,10 @@ _CHECK_CAPTION = (
 )
 _SPEED_UPS: tuple[Field[Group], ...] = (
     Field("model", "text", lambda group: group.name),
-    *(Field(f"cache: {attention}", "factor", partial(_cache_speed_up, attention)) for attention in ATTENTIONS),
-    Field("sdpa: TTFT", "factor", partial(_sdpa_speed_up, first_ms, True)),
-    Field("sdpa: inter-token, cache", "factor", partial(_sdpa_speed_up, next_ms, True)),
-    Field("sdpa: inter-token, no cache", "factor", partial(_sdpa_speed_up, next_ms, False)),
+    *(Field(f"cache: {attention}", "factor", methodcaller("cache_speed_up", attention)) for attention in ATTENTIONS),
+    Field("sdpa: TTFT", "factor", lambda group: group.sdpa_speed_up(first_ms, True)),
+    Field("sdpa: inter-token, cache", "factor", lambda group: group.sdpa_speed_up(next_ms, True)),
+    Field("sdpa: inter-token, no cache", "factor", lambda group: group.sdpa_speed_up(next_ms, False)),
 )
 
 
@@ -369,10 +359,10 @@ def _figures(groups: Sequence[Group]) -> Iterator[Figure]:
     }
     counts = Counter(model for model, _ in measured)
     for shown in [model for model, count in counts.items() if count == max(counts.values())][-1:]:
-        times = {name: one.figures.token_times_ms or [] for (model, name), one in measured.items() if model == shown}
+        times = {name: row.figures.token_times_ms or [] for (model, name), row in measured.items() if model == shown}
         series = tuple((name, tuple(enumerate(values, 1))) for name, values in times.items())
         yield Lines("decode-token-times", f"Time of each token, {shown}", series, "token", "ms", log_y=True)
-    throughput = {bar: tokens_per_s(one) for bar, one in measured.items()}
+    throughput = {bar: tokens_per_s(row) for bar, row in measured.items()}
     yield from bars("decode-throughput", "Throughput after prefill", throughput, "tokens/s")
 
 
@@ -389,6 +379,5 @@ BENCH = Bench(
     ),
     lambda settings: tuple(_cases(settings)),
     _section,
-    precisions=lambda settings: settings["precision"],
     targets=(TARGET,),
 )

@@ -6,26 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nsys_analyzer.analysis.transformer.costs import AttentionShape
 from nsys_analyzer.analysis.transformer.peaks import find_peaks, roofline_ms
-from nsys_analyzer.experiments.attention import drawn_width, fused_rates, unfused_rates
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    grid,
-    option,
-    several,
-    single,
+from nsys_analyzer.experiments.attention import WithHeads, drawn_width, fused_rates, unfused_rates
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
+from nsys_analyzer.experiments.section import (
+    MinimumMemory,
+    Rate,
+    curves,
+    endings,
+    figure,
+    mean_ms,
+    ratio,
+    section,
+    span,
 )
-from nsys_analyzer.experiments.section import curves, endings, figure, mean_ms, ratio, section, span
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Figure, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.text import Words, phrase, plural
 
 IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
@@ -45,7 +43,7 @@ _DEFINITIONS = phrase(
 
 
 @dataclass(frozen=True)
-class FlashCase:
+class FlashCase(WithHeads):
     """One implementation and shape: queries, keys and values of (batch_size, heads, context_length, d_head)."""
 
     device: str
@@ -67,12 +65,6 @@ class FlashCase:
     measured_ms: int = option(100, "milliseconds that do_bench measures for, on a GPU; more for five calls")
     warmup_steps: int = option(1, "calls before the measured ones, without do_bench", least=0)
     steps: int = option(3, "measured calls without do_bench: on a CPU, and of passes longer than 100 ms")
-
-    @property
-    def shape(self) -> AttentionShape:
-        """The shape with its costs."""
-        sizes = (self.batch_size, self.heads, self.context_length, self.d_head)
-        return AttentionShape(*sizes, self.causal, self.precision)
 
     @property
     def name(self) -> str:
@@ -376,6 +368,5 @@ BENCH = Bench(
     ),
     lambda settings: tuple(_cases(settings)),
     _section,
-    precisions=lambda settings: settings["precision"],
     targets=(TARGET,),
 )

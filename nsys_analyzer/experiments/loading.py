@@ -12,7 +12,8 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
-from nsys_analyzer.runs.captures import Loaded, holds_captures, load_captures, timings_beside
+from nsys_analyzer.runs.captures import Inputs, holds_captures, load_captures, timings_beside
+from nsys_analyzer.runs.rows import NAME
 from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.text import Words, phrase
 
@@ -32,6 +33,7 @@ def load_evidence(
     selection: Selection | None = None,
     workers: Workers = IN_TURN,
     *,
+    timings: Timings | None = None,
     step_ms: float | None = None,
     in_order: bool = False,
     with_tracks: bool = False,
@@ -48,6 +50,7 @@ def load_evidence(
         beside: the report's folder, to which links into a bench's folder are relative.
         selection: which rows of the timings to read.
         workers: where the captures are read.
+        timings: those of the sweep that was just run, in place of files.
         step_ms: the time of a step without the profiler, in place of timings.
         in_order: whether the paths are the ranks of one run, in their order.
         with_tracks: whether to keep every moment of the measured steps, for a timeline.
@@ -55,15 +58,15 @@ def load_evidence(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    found = None if csv_paths or step_ms else timings_beside(paths, tell, selection)
-    timings = _read(csv_paths, selection) if csv_paths else found
+    found = None if csv_paths or step_ms or timings else timings_beside(paths, tell, selection)
+    timings = _read(csv_paths, selection) if csv_paths else timings or found
     places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
     of_place = {place: _bench_folders(place) for place in places}
     folders = dict.fromkeys(folder for place in places for folder in of_place[place])
     with_traces = [place for place in places if not of_place[place] or holds_captures(place)]
     alone = len(folders) == 1 and not with_traces and not timings
-    benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
-    loaded = Loaded((), ())
+    benches = tuple(_finished(folder, os.path.relpath(folder, beside or Path()), alone=alone) for folder in folders)
+    loaded = Inputs((), ())
     if with_traces or timings or not benches:
         loaded = load_captures(
             with_traces, names, given, timings, step_ms=step_ms, in_order=in_order, workers=workers,
@@ -95,8 +98,8 @@ def load_runs(
         NsysAnalyzerError: nothing could be read.
     """
     from nsys_analyzer.report.renderers.json_report import is_report, read_report
-    from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
-    from nsys_analyzer.trace.nsys_report import is_export_folder
+    from nsys_analyzer.runs.timings import NAME as TIMINGS
+    from nsys_analyzer.trace.sources import is_export_folder
 
     if is_report(path):
         return read_report(path)
@@ -115,11 +118,11 @@ def _read(csv_paths: Sequence[Path], selection: Selection | None) -> Timings:
 
 
 def _bench_folders(place: Path) -> list[Path]:
+    """Returns the folders of benches at a path: itself, and those one level below."""
     if not place.is_dir():
         return []
-    from nsys_analyzer.experiments.results import bench_folders  # likewise
-
-    return bench_folders(place)
+    # pathlib raises where a folder cannot be looked into, which then holds none
+    return [folder for folder in (place, *sorted(place.iterdir())) if os.path.isfile(folder / NAME)]  # noqa: PTH113
 
 
 def _finished(folder: Path, seen_as: str, *, alone: bool) -> FinishedBench:

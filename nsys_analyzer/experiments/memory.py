@@ -10,34 +10,20 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nsys_analyzer.analysis.transformer.costs import backward_flops, forward_flops
-from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
-from nsys_analyzer.configuration import Option
+from nsys_analyzer.configuration import PRECISIONS, Option
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Profiled,
-    Results,
-    Row,
-    Settings,
-    Task,
-    grid,
-    known,
-    option,
-    several,
-    single,
-)
-from nsys_analyzer.experiments.section import each, endings, ratio, section
-from nsys_analyzer.experiments.steps import PHASES, models
+from nsys_analyzer.experiments.model import Bench, Profiled, Results, Settings, grid, option, require, several, single
+from nsys_analyzer.experiments.section import MinimumMemory, Rate, each, endings, ratio, section
+from nsys_analyzer.experiments.steps import PHASES, OfModel, models
 from nsys_analyzer.report.model import Block, Cell, Details, Lines, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds, percent
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import Words, joined, link, phrase, plural
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
+    from nsys_analyzer.analysis.summary.statistics import DeviceMemory
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
 #: Time in ms, and the bytes allocated from then on.
@@ -72,7 +58,7 @@ _LONGEST_CODE = 52
 
 
 @dataclass(frozen=True)
-class MemoryCase:
+class MemoryCase(OfModel):
     """One configuration of the transformer.
 
     Raises:
@@ -86,7 +72,7 @@ class MemoryCase:
     context_length: int = option(256, "tokens")
     batch_size: int = option(4, "batch size", cpu=1)
     mode: str = option("train", "forward under no_grad, or all phases of a step", ("forward", "train"))
-    precision: str = option("fp32", "bf16 is autocast", ("fp32", "tf32", "bf16"))
+    precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
     warmup_steps: int = option(3, "steps before the measured ones; the first makes the optimizer's moments", cpu=1)
     steps: int = option(5, "steps timed without a recorder", cpu=2)
     snapshot: str = option("", "file for the allocator's snapshot, on a GPU; empty for none")
@@ -94,12 +80,6 @@ class MemoryCase:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup_steps < 1:
             raise ConfigurationError("steps and warmup_steps must be at least 1")
-
-    @property
-    def size(self) -> ModelSize:
-        """The model's dimensions."""
-        model = find_model(self.model)
-        return replace(model, num_layers=self.num_layers or model.num_layers)
 
     @property
     def label(self) -> str:
@@ -113,23 +93,8 @@ class MemoryCase:
 
 
 @dataclass(frozen=True)
-class PhaseMemory:
-    """Memory in one phase: at its start, peak and end, with the number of allocations and frees in it."""
-
-    name: str
-    start_ms: float
-    end_ms: float
-    start_bytes: int
-    peak_bytes: int
-    end_bytes: int
-    allocations: int
-    frees: int
-    allocated_bytes: int
-
-
-@dataclass(frozen=True)
-class PhaseFigures(PhaseMemory):
-    """Memory and times of one phase.
+class PhaseFigures:
+    """Memory in one phase, at its start, peak and end, with the number of allocations and frees in it; and times.
 
     Attributes:
         counted_peak_bytes: the peak as the allocator counts it; None on a CPU.
@@ -141,16 +106,25 @@ class PhaseFigures(PhaseMemory):
 
     """
 
-    counted_peak_bytes: int | None
-    teeth: int
-    rise_bytes_per_ms: float | None
-    fall_bytes_per_ms: float | None
-    device_allocations: int
-    device_frees: int
-    device_calls_ms: float | int
-    wall_ms: float
-    issue_ms: float
-    allocator_ms: float
+    name: str
+    start_ms: float
+    end_ms: float
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    allocations: int
+    frees: int
+    allocated_bytes: int
+    counted_peak_bytes: int | None = None
+    teeth: int = 0
+    rise_bytes_per_ms: float | None = None
+    fall_bytes_per_ms: float | None = None
+    device_allocations: int = 0
+    device_frees: int = 0
+    device_calls_ms: float | int = 0
+    wall_ms: float = 0
+    issue_ms: float = 0
+    allocator_ms: float = 0
     cold_ms: float | None = None
 
 
@@ -284,7 +258,7 @@ def _section(results: Results) -> Section:
         (row.case.model, row.case.mode, row.case.precision): row
         for row in sorted(ok, key=lambda row: row.case.context_length)
     }
-    longest = sorted(best.values(), key=lambda row: (not row.case.trains, -known(row.figures.parameter_bytes)))
+    longest = sorted(best.values(), key=lambda row: (not row.case.trains, -require(row.figures.parameter_bytes)))
     timelines = tuple(_timeline(row) for row in longest)
     return section(
         "memory",
@@ -324,14 +298,14 @@ def _answers(every: Sequence[MemoryRow]) -> Iterator[str]:
     rows = [row for row in every if row.ok]
     steps = [row for row in rows if row.case.trains]
     if rows:
-        top = max(rows, key=lambda row: known(row.figures.step_peak_bytes))
-        peak = format_number(known(top.figures.step_peak_bytes), "bytes")
+        top = max(rows, key=lambda row: require(row.figures.step_peak_bytes))
+        peak = format_number(require(top.figures.step_peak_bytes), "bytes")
         yield f"Memory is highest in {run_name(top)}: {peak}, in {_phase_of_peak(top)}."
     if steps:
         yield f"The peak of a full step is in {counted([_phase_of_peak(row) for row in steps])}."
-        top = max(steps, key=lambda row: known(row.figures.layer_saves_bytes))
-        saved = known(top.figures.layer_saves_bytes)
-        share = format_number(saved / known(top.figures.layer_saves_by_shapes_bytes), "factor")
+        top = max(steps, key=lambda row: require(row.figures.layer_saves_bytes))
+        saved = require(top.figures.layer_saves_bytes)
+        share = format_number(saved / require(top.figures.layer_saves_by_shapes_bytes), "factor")
         yield (
             f"A layer saves up to {format_number(saved, 'bytes')} of activations for backward ({run_name(top)}), "
             f"{share} the bytes of their shapes."
@@ -343,7 +317,7 @@ def _answers(every: Sequence[MemoryRow]) -> Iterator[str]:
 
 def _phase_of_peak(row: MemoryRow) -> str:
     """Returns the phase in which memory is highest; of several with the same peak those that rise to it."""
-    phases = known(row.figures.phases)
+    phases = require(row.figures.phases)
     top = max(phase.peak_bytes for phase in phases)
     tied = [phase for phase in phases if phase.peak_bytes >= top * (1 - _TOLERANCE)]
     rising = [phase.name for phase in tied if phase.peak_bytes > phase.start_bytes * (1 + _TOLERANCE)]
@@ -397,19 +371,19 @@ def _minimum_memory(rows: Sequence[MemoryRow]) -> Iterator[tuple[str, MinimumMem
     """Yields the tensors that exist as forward ends, by the mode."""
     for row in (row for row in rows if row.ok):
         figures = row.figures
-        sizes = {"weights": known(figures.parameter_bytes), "logits": known(figures.logits_bytes)}
+        sizes = {"weights": require(figures.parameter_bytes), "logits": require(figures.logits_bytes)}
         if row.case.trains:
             # Gradients have the size of the parameters, and are freed when the next backward begins.
-            sizes |= {"grads": known(figures.parameter_bytes), "moments": known(figures.moment_bytes)}
-            sizes["activations"] = known(figures.layer_saves_by_shapes_bytes) * row.case.size.num_layers
-        peak, least = known(figures.forward_peak_bytes), sum(sizes.values())
+            sizes |= {"grads": require(figures.parameter_bytes), "moments": require(figures.moment_bytes)}
+            sizes["activations"] = require(figures.layer_saves_by_shapes_bytes) * row.case.size.num_layers
+        peak, least = require(figures.forward_peak_bytes), sum(sizes.values())
         yield row.case.mode, MinimumMemory(f"forward, {run_name(row)}", peak, least, ", ".join(sizes))
 
 
 def _timeline(row: MemoryRow) -> Lines:
-    scale, unit = (2**30, "GiB") if known(row.figures.step_peak_bytes) >= _IN_GIB else (2**20, "MiB")
-    points = tuple((ms, level / scale) for ms, level in known(row.figures.timeline_ms_bytes))
-    spans = tuple((phase.name, phase.start_ms, phase.end_ms) for phase in known(row.figures.phases))
+    scale, unit = (2**30, "GiB") if require(row.figures.step_peak_bytes) >= _IN_GIB else (2**20, "MiB")
+    points = tuple((ms, level / scale) for ms, level in require(row.figures.timeline_ms_bytes))
+    spans = tuple((phase.name, phase.start_ms, phase.end_ms) for phase in require(row.figures.phases))
     return Lines(
         f"memory-{row.case.model}-{row.case.context_length}-{row.case.mode}-{row.case.precision}",
         f"Memory of tensors over a step: {run_name(row)}, batch {row.case.batch_size}",
@@ -467,14 +441,14 @@ _ALLOCATOR_CAPTION = (
 
 
 def _saved(row: MemoryRow) -> float:
-    return known(row.figures.layer_saves_bytes)
+    return require(row.figures.layer_saves_bytes)
 
 
 _LAYERS: tuple[Field[MemoryRow], ...] = (
     _RUN,
     Field("residual", "bytes", _figure("residual_seen_bytes")),
     Field("a layer saves", "bytes", _figure("layer_saves_bytes")),
-    Field("÷ by shapes", "factor", lambda row: _saved(row) / known(row.figures.layer_saves_by_shapes_bytes)),
+    Field("÷ by shapes", "factor", lambda row: _saved(row) / require(row.figures.layer_saves_by_shapes_bytes)),
     Field("all layers", "bytes", lambda row: _saved(row) * row.case.size.num_layers),
     Field("forward", "bytes", _figure("kept_bytes")),
 )
@@ -487,7 +461,7 @@ def _layers(rows: Sequence[MemoryRow]) -> tuple[Block, ...]:
         return ()
     caption = "The residual stream, and the memory that one layer, all layers and all of forward save for backward:"
     row = max(trained, key=_saved)
-    lines = [*known(row.figures.layer_saves), SavedLine("sum", "", 0, _saved(row))]
+    lines = [*require(row.figures.layer_saves), SavedLine("sum", "", 0, _saved(row))]
     by_line = f"{run_name(row)}: alive at the end of forward, by the line that asked for it, mean of the layers:"
     details = Details("What a layer saves for backward", (table(_SAVED_LINES, lines, by_line),))
     return (table(_LAYERS, trained, caption), details)
@@ -519,7 +493,7 @@ _HOLDERS: tuple[Field[Holder], ...] = (
 def _holders(rows: Sequence[MemoryRow]) -> tuple[Block, ...]:
     """Returns the largest allocations of some runs, with the lines that asked for them."""
     words = "the largest allocations, and how many of them were alive at the step's peak"
-    tables = [table(_HOLDERS, known(row.figures.largest), f"{run_name(row)}: {words}:") for row in rows]
+    tables = [table(_HOLDERS, require(row.figures.largest), f"{run_name(row)}: {words}:") for row in rows]
     return (Details("Largest allocations", tuple(tables)),) if tables else ()
 
 
@@ -527,7 +501,7 @@ def _captured(results: Results) -> tuple[Block, ...]:
     """Returns the profiler's view of device memory, beside the allocator's."""
 
     def memory(capture: CaptureSummary) -> DeviceMemory:
-        return known(capture.device_memory)
+        return require(capture.device_memory)
 
     fields: tuple[Field[CaptureSummary], ...] = (
         Field("capture", "text", lambda capture: capture.title),
@@ -571,7 +545,7 @@ def slopes_of(rows: Sequence[MemoryRow]) -> Iterator[Slope]:
     """Yields each forward and backward phase of the runs that were measured."""
     for row in rows:
         if row.ok:
-            yield from (Slope(row, phase) for phase in known(row.figures.phases) if phase.name in _SLOPED)
+            yield from (Slope(row, phase) for phase in require(row.figures.phases) if phase.name in _SLOPED)
 
 
 def slope_of_thirds(points: Sequence[Point]) -> tuple[float, float] | None:
@@ -589,13 +563,13 @@ def slope_of_thirds(points: Sequence[Point]) -> tuple[float, float] | None:
 def _course(slope: Slope) -> list[Point]:
     """Returns the curve of a phase, of backward from where the gradients of the step before are freed."""
     phase, figures = slope.phase, slope.row.figures
-    timeline = known(figures.timeline_ms_bytes)
+    timeline = require(figures.timeline_ms_bytes)
     points = [(phase.start_ms, phase.start_bytes)]
     points += [(ms, level) for ms, level in timeline if phase.start_ms < ms <= phase.end_ms]
     if phase.name == "forward":
         return points
     # Gradients have the size of the parameters; they go at once, which is no slope.
-    freed = phase.start_bytes - known(figures.parameter_bytes)
+    freed = phase.start_bytes - require(figures.parameter_bytes)
     begin = next((index for index, (_, level) in enumerate(points) if level <= freed), 0)
     return points[begin:]
 
@@ -647,6 +621,5 @@ BENCH = Bench(
     _cases,
     _section,
     _captures,
-    precisions=lambda settings: tuple(settings["precision"]),
     targets=(TARGET,),
 )  # fmt: skip

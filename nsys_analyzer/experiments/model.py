@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsys_analyzer.configuration import Option
 from nsys_analyzer.report.model import Section
-from nsys_analyzer.runs.rows import CaseTarget as CaseTarget
-from nsys_analyzer.runs.rows import Row as Row
-from nsys_analyzer.runs.rows import Task as Task
-from nsys_analyzer.runs.rows import Times as Times
-from nsys_analyzer.runs.rows import written as written
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task, written
 
 if TYPE_CHECKING:  # numpy comes with them, and help need not wait for it
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -35,7 +31,7 @@ T = TypeVar("T")
 AnyRow: TypeAlias = Row[Any, Any]
 
 
-def known(figure: T | None) -> T:
+def require(figure: T | None) -> T:
     """Returns a figure that every row has which was measured to its end.
 
     Raises:
@@ -61,8 +57,8 @@ def option(default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: 
 
 def options_of(case: type) -> dict[str, Option]:
     """Returns the options of a case by name."""
-    declared = {one.name: one.metadata.get("option") for one in fields(case)}
-    return {name: replace(known, name=name) for name, known in declared.items() if known}
+    declared = {field.name: field.metadata.get("option") for field in fields(case)}
+    return {name: replace(option, name=name) for name, option in declared.items() if option}
 
 
 def several(
@@ -88,6 +84,11 @@ class Settings:
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
+    def all_of(self, name: str) -> tuple[Any, ...]:
+        """Returns the values of an option, whether it takes several or one."""
+        value = self[name]
+        return value if isinstance(value, tuple) else (value,)
+
 
 def grid(
     target: CaseTarget[C, Any], settings: Settings, label: Callable[[C], str], *,
@@ -98,8 +99,7 @@ def grid(
     ``values`` take the place of the settings.
     """
     names = {known.name for known in fields(target.case)}  # type: ignore[arg-type]
-    asked = {key: value if isinstance(value, tuple) else (value,) for key, value in settings.values.items()}
-    every = {key: value for key, value in asked.items() if key in names} | values
+    every = {key: settings.all_of(key) for key in settings.values if key in names} | values
     for combination in itertools.product(*every.values()):
         case = target.case(**{"device": settings.device, **dict(zip(every, combination, strict=True))})
         yield Task(target, case, label(case), environment or {})
@@ -126,6 +126,10 @@ class Results:
     def rows_of(self, target: CaseTarget[C, F]) -> tuple[Row[C, F], ...]:
         """Returns the rows of one target."""
         return tuple(row for row in self.rows if row.module == target.module)
+
+    def by_case(self, target: CaseTarget[C, F]) -> dict[C, Row[C, F]]:
+        """Returns the rows of one target by case; of one that was measured in several environments the last."""
+        return {row.case: row for row in self.rows_of(target)}
 
     @property
     def gpu(self) -> str | None:
@@ -156,7 +160,7 @@ class Bench:
         cases: makes the tasks of the settings, in order; the device's ceilings are measured before them.
         section: makes the section of the results; a pure function.
         captures: makes the targets to profile after the cases.
-        precisions: gives the precisions whose ceilings are measured.
+        precisions: gives the precisions whose ceilings are measured, by default those of the option.
         targets: the programs that measure its cases.
     """
 
@@ -166,7 +170,7 @@ class Bench:
     cases: Callable[[Settings], tuple[Task[Any], ...]]
     section: Callable[[Results], Section]
     captures: Callable[[Settings], Profiled] | None = None
-    precisions: Callable[[Settings], tuple[str, ...]] = lambda _: ("fp32",)
+    precisions: Callable[[Settings], tuple[str, ...]] = lambda settings: settings.all_of("precision")
     targets: tuple[CaseTarget[Any, Any], ...] = ()
 
 

@@ -7,23 +7,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from nsys_analyzer.analysis.transformer.models import find_model
+from nsys_analyzer.configuration import MODES, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    grid,
-    option,
-    several,
-    single,
-)
-from nsys_analyzer.experiments.section import bars, factor, ratio, spread
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
+from nsys_analyzer.experiments.section import bars, factor, formatted, ratio, spread
 from nsys_analyzer.experiments.steps import (
-    MODES,
-    PRECISIONS,
     SHARED,
     TARGET,
     StepCase,
@@ -35,6 +23,7 @@ from nsys_analyzer.experiments.steps import (
 from nsys_analyzer.report.model import Bars, Block, Details, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import ABSENT
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.text import phrase
 
 _NAMES = {"tf32": "TF32", "bf16": "bf16 autocast"}
@@ -294,10 +283,6 @@ def _accumulation_blocks(rows: Sequence[_DtypesRow]) -> Iterator[Block]:
         yield Paragraph(_HOW_ROUNDED)
 
 
-def _error(error: float | None) -> str:
-    return ABSENT if error is None else f"{error:.2e}"
-
-
 _SUM: tuple[Field[_Sum], ...] = (
     Field("accumulator", "text", lambda total: total.accumulator),
     Field("terms", "text", lambda total: total.terms),
@@ -307,8 +292,8 @@ _SUM: tuple[Field[_Sum], ...] = (
 _MATMUL: tuple[Field[_DtypesRow], ...] = (
     Field("operands", "text", lambda row: row.case.precision),
     Field("accumulation", "text", lambda row: row.case.accumulation),
-    Field("error, relative", "text", lambda row: _error(row.figures.product_error)),
-    Field("rounded once", "text", lambda row: _error(row.figures.rounding_error)),
+    Field("error, relative", "text", lambda row: formatted(row.figures.product_error, ".2e")),
+    Field("rounded once", "text", lambda row: formatted(row.figures.rounding_error, ".2e")),
     Field("ratio", "factor", lambda row: ratio(row.figures.product_error, row.figures.rounding_error)),
     Field("status", "text", lambda row: row.status),
 )
@@ -330,6 +315,5 @@ BENCH = Bench(
     ),
     lambda settings: tuple(_cases(settings)),
     _section,
-    precisions=lambda settings: settings["precision"],
     targets=(TARGET, DTYPES_TARGET),
 )  # fmt: skip

@@ -1,36 +1,50 @@
-"""A bench's folder: its rows and captures, and the section and the CSV that are made from them."""
+"""The list of the experiments, and the folder of one: its rows and captures, its section and its CSV.
+
+How an experiment is added: see ``model``.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.limits import TARGET as CEILINGS
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results
+from nsys_analyzer.experiments import attention, decode, flash, memory, precision, timing, variants
+from nsys_analyzer.experiments import compile as compiled
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings
+from nsys_analyzer.experiments.section import TARGET as CEILINGS
+from nsys_analyzer.experiments.section import CeilingsCase
 from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
-from nsys_analyzer.runs.captures import holds_captures, load_captures
-from nsys_analyzer.runs.rows import NAME, read_file, typed, written
+from nsys_analyzer.runs.rows import NAME, Task, read_file, typed, written
 from nsys_analyzer.system.atomic_write import check_regular, write_text
 from nsys_analyzer.text import phrase
 
+BENCHES: tuple[Bench, ...] = (
+    timing.BENCH,
+    precision.BENCH,
+    memory.BENCH,
+    attention.BENCH,
+    variants.BENCH,
+    flash.BENCH,
+    compiled.BENCH,
+    decode.BENCH,
+)
 CAPTURES = "captures"
 _FIRST_COLUMNS = (b"target,", b"message")  # without rows there is the latter alone
 _NEAR = 512
 
 
-def bench_folders(path: Path) -> list[Path]:
-    """Returns the folders of benches at a path: itself, and those one level below."""
-    if not path.is_dir():
-        return []
-    places = (path, *sorted(path.iterdir()))
-    # pathlib raises where a folder cannot be looked into, which then holds none
-    return [place for place in places if os.path.isfile(place / NAME)]  # noqa: PTH113
+def all_cases(bench: Bench, settings: Settings) -> tuple[Task[Any], ...]:
+    """Returns the device's ceilings in each precision of the bench, then the bench's own cases; each once."""
+    first = (
+        Task(CEILINGS, CeilingsCase(settings.device, precision), f"ceilings in {precision}")
+        for precision in bench.precisions(settings)
+    )
+    return tuple({case.key: case for case in (*first, *bench.cases(settings))}.values())
 
 
 def read_finished(folder: Path, seen_as: str) -> FinishedBench:
@@ -54,6 +68,8 @@ def read_finished(folder: Path, seen_as: str) -> FinishedBench:
 
 def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
     """Returns a folder's bench, and all that its section is made from; raises as ``read_finished``."""
+    from nsys_analyzer.runs.captures import holds_captures, load_captures  # numpy with it, which help must not wait for
+
     bench, header, rows = read_rows(folder / NAME)
     captures = folder / CAPTURES
     has_captures = captures.is_dir() and holds_captures(captures)
@@ -69,11 +85,11 @@ def own_rows(rows: Sequence[AnyRow]) -> tuple[AnyRow, ...]:
 
 def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
     """Returns the bench, the header and the rows of a file, each case once; raises as ``read_finished``."""
-    # It loads every experiment, of which a report of captures needs none.
-    from nsys_analyzer.experiments.registry import find_bench
-
     header, rows = read_file(path)
-    bench = find_bench(header["bench"])
+    by_name = {bench.name: bench for bench in BENCHES}
+    if header["bench"] not in by_name:
+        raise ConfigurationError(f"Unknown bench {header['bench']!r}", f"Known benches: {', '.join(by_name)}")
+    bench = by_name[header["bench"]]
     targets = {target.module: target for target in (CEILINGS, *bench.targets)}
     try:
         found = [typed(row, targets[row.module]) if row.module in targets else row for row in rows]
@@ -91,12 +107,19 @@ def _unreadable(path: Path, bench: Bench, error: Exception) -> ConfigurationErro
 
 def write_rows(rows: Sequence[AnyRow], path: Path) -> None:
     """Writes the rows as CSV: status, the options of each case, and its figures; lists stay in ``bench.jsonl``."""
-    flat = [_flat(row) for row in rows]
-    columns = dict.fromkeys(key for row in flat for key in row)
+
+    def flat(row: AnyRow) -> Mapping[str, Any]:
+        figures = {key: value for key, value in written(row.figures).items() if not isinstance(value, list | dict)}
+        gpu = {"gpu": row.machine["gpu"]} if row.machine.get("gpu") else {}
+        target = row.module.rpartition(".")[2]
+        return {"target": target, **written(row.case), **row.environment, **gpu, "status": row.status, **figures}
+
+    lines = [flat(row) for row in rows]
+    columns = dict.fromkeys(key for line in lines for key in line)
     text = io.StringIO()
     writer = csv.DictWriter(text, [*columns, "message"], restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**row, "message": one.message} for row, one in zip(flat, rows, strict=True))
+    writer.writerows({**line, "message": row.message} for line, row in zip(lines, rows, strict=True))
     write_text(path, text.getvalue())
 
 
@@ -112,10 +135,3 @@ def check_rows_replaceable(path: Path, remedy: str) -> None:
         with path.open("rb") as file:
             if not file.readline(_NEAR).strip().startswith(_FIRST_COLUMNS):
                 raise ConfigurationError(f"{path} was not written by nsys-analyze bench, and would be replaced", remedy)
-
-
-def _flat(row: AnyRow) -> Mapping[str, Any]:
-    figures = {key: value for key, value in written(row.figures).items() if not isinstance(value, list | dict)}
-    gpu = {"gpu": row.machine["gpu"]} if row.machine.get("gpu") else {}
-    target = row.module.rpartition(".")[2]
-    return {"target": target, **written(row.case), **row.environment, **gpu, "status": row.status, **figures}

@@ -13,10 +13,10 @@ from nsys_analyzer.capture.jobs import already_there, locked, remaining, remaini
 from nsys_analyzer.capture.plan import INSTALL_TORCH, Recording, choose_device, choose_profiler
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench, Profiled, Settings, Task, spelled
-from nsys_analyzer.experiments.registry import all_cases
+from nsys_analyzer.experiments.model import AnyRow, Bench, Profiled, Settings, spelled
 from nsys_analyzer.experiments.results import (
     CAPTURES,
+    all_cases,
     check_rows_replaceable,
     own_rows,
     read_finished,
@@ -26,7 +26,7 @@ from nsys_analyzer.experiments.results import (
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
 from nsys_analyzer.runs.machine import provenance, torch_version
-from nsys_analyzer.runs.rows import NAME, note_command, start_file, written
+from nsys_analyzer.runs.rows import NAME, Task, note_command, start_file, written
 from nsys_analyzer.system.process import Progress
 
 _NEEDS_NO_RETRY = ("ok", "oom", "unsupported")
@@ -147,19 +147,14 @@ def _prepared(plan: BenchPlan, folder: Path, resume: bool | None, command: str) 
         if resume is None:
             raise already_there(path)
         if resume:
-            _check_settings(plan, folder, header, rows)
+            # They were measured on this device, and with the same shared options.
+            made = header.get("settings") or ({"device": written(rows[-1].case).get("device")} if rows else {})
+            for key, value in plan.shared.items():
+                if made.get(key, value) != value:
+                    option = f"--{key.replace('_', '-')} {made[key]}"
+                    remedy = "Give that, or another --output-dir, or --rerun"
+                    raise ConfigurationError(f"{folder / NAME} was made with {option}", remedy)
             return rows
     about = {"bench": plan.bench.name, "run": command, "settings": dict(plan.shared)}
     start_file(folder, {**about, **provenance(Path.cwd())})
     return ()
-
-
-def _check_settings(plan: BenchPlan, folder: Path, header: Mapping[str, Any], rows: Sequence[AnyRow]) -> None:
-    """Raises where the rows that are there were measured on another device, or with other shared options."""
-    made = header.get("settings") or ({"device": written(rows[-1].case).get("device")} if rows else {})
-    for key, value in plan.shared.items():
-        if made.get(key, value) != value:
-            option = f"--{key.replace('_', '-')} {made[key]}"
-            raise ConfigurationError(
-                f"{folder / NAME} was made with {option}", "Give that, or another --output-dir, or --rerun"
-            )

@@ -4,23 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nsys_analyzer.analysis.transformer.costs import layer_saved_bytes
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
-from nsys_analyzer.experiments.limits import MANTISSA_BITS, MinimumMemory, Rate, precision_found
-from nsys_analyzer.experiments.model import CaseTarget, Results, Row, Settings, Times, option, single
-from nsys_analyzer.experiments.section import compile_cache, each, endings, named, section, unsteady
+from nsys_analyzer.configuration import ATTENTIONS, DIMENSIONS, MODES, PRECISIONS
+from nsys_analyzer.experiments.model import Results, Settings, option, single
+from nsys_analyzer.experiments.section import (
+    MANTISSA_BITS,
+    MinimumMemory,
+    Rate,
+    compile_cache,
+    each,
+    endings,
+    named,
+    precision_found,
+    section,
+    unsteady,
+)
 from nsys_analyzer.report.model import Block, Section
+from nsys_analyzer.runs.rows import CaseTarget, Row, Times
 from nsys_analyzer.text import Words, phrase
 
-MODES = ("forward", "forward-backward", "train")
 PHASES = ("forward", "loss", "backward", "optimizer")
-PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+class OfModel:
+    """A case that is of a transformer."""
+
+    model: str
+
+    @property
+    def size(self) -> ModelSize:
+        """The model's dimensions, or the case's own where it has some that are not 0."""
+        own: dict[str, Any] = {name: value for name in DIMENSIONS if (value := getattr(self, name, 0))}
+        return replace(find_model(self.model), **own)
 
 
 @dataclass(frozen=True)
-class StepCase:
+class StepCase(OfModel):
     """One configuration of the transformer, and how many steps of it."""
 
     device: str
@@ -34,21 +56,12 @@ class StepCase:
     batch_size: int = option(4, "batch size", cpu=1)
     mode: str = option("train", "the phases of a step: forward; loss and backward too; the optimizer too", MODES)
     precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
-    attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ("unfused", "sdpa"))
+    attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ATTENTIONS)
     optimizer: str = option("torch", "AdamW of torch.optim, or ours", ("torch", "plain"))
     compile: bool = option(False, "torch.compile the model")
     warmup_steps: int = option(5, "steps before the measured ones", least=0, cpu=1)
     steps: int = option(10, "measured steps", cpu=2)
     seed: int = option(0, "of weights and tokens", least=0)
-
-    @property
-    def size(self) -> ModelSize:
-        """The model's dimensions, or the case's own where they are not 0."""
-        own = {name: value for name in DIMENSIONS if (value := getattr(self, name))}
-        return replace(find_model(self.model), **own)
-
-
-DIMENSIONS = tuple(dimension.name for dimension in fields(ModelSize) if dimension.name != "name")
 
 
 @dataclass

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, Times, grid, options_of, several, single
-from nsys_analyzer.experiments.section import bars, extremes, factor, span, spread
+from nsys_analyzer.configuration import MODES
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, options_of, several, single
+from nsys_analyzer.experiments.section import bars, curves, extremes, factor, figure, span, spread
 from nsys_analyzer.experiments.steps import (
-    MODES,
     PHASES,
     SHARED,
     TARGET,
@@ -26,6 +26,7 @@ from nsys_analyzer.experiments.steps import (
 from nsys_analyzer.report.model import Block, Cell, Details, Figure, Lines, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.runs.rows import Task, Times
 from nsys_analyzer.text import phrase
 
 #: The environment variable of the study's cases: cases of other variables run in processes of their own.
@@ -101,8 +102,8 @@ def _modes(rows: Sequence[StepRow]) -> list[str]:
     return [mode for mode in MODES if any(row.case.mode == mode for row in rows)]
 
 
-#: The rows of a model at a context length, by mode.
-_Modes: TypeAlias = Mapping[str, StepRow]
+#: A model and a context length, with its rows by mode.
+_Shape: TypeAlias = tuple[tuple[str, int], Mapping[str, StepRow]]
 
 
 def _times(rows: Sequence[StepRow]) -> Table:
@@ -111,39 +112,24 @@ def _times(rows: Sequence[StepRow]) -> Table:
     shapes: dict[tuple[str, int], dict[str, StepRow]] = {}
     for row in rows:
         shapes.setdefault((name(row), row.case.context_length), {})[row.case.mode] = row
+
+    def time_or_status(mode: str, shape: _Shape) -> Cell:
+        row = shape[1].get(mode)
+        return row.status if row and not row.ok else spread(figure(row, "step"))
+
     last = modes[-1] if modes else ""
-    fields: tuple[Field[_Modes], ...] = (
-        Field("model", "text", lambda modes_of: name(next(iter(modes_of.values())))),
-        Field("context", "count", lambda modes_of: next(iter(modes_of.values())).case.context_length),
-        *(Field(f"{mode} ms", "ms", partial(_time_or_status, mode)) for mode in modes),
-        Field(
-            f"tokens/s, {last}",
-            "count",
-            lambda modes_of: modes_of[last].figures.tokens_per_s if last in modes_of else None,
-        ),
-        Field(
-            f"peak, {last}",
-            "bytes",
-            lambda modes_of: modes_of[last].figures.peak_allocated_bytes if last in modes_of else None,
-        ),
+    fields: tuple[Field[_Shape], ...] = (
+        Field("model", "text", lambda shape: shape[0][0]),
+        Field("context", "count", lambda shape: shape[0][1]),
+        *(Field(f"{mode} ms", "ms", partial(time_or_status, mode)) for mode in modes),
+        Field(f"tokens/s, {last}", "count", lambda shape: figure(shape[1].get(last), "tokens_per_s")),
+        Field(f"peak, {last}", "bytes", lambda shape: figure(shape[1].get(last), "peak_allocated_bytes")),
     )
-    return table(fields, shapes.values(), "Time of a step by mode, mean ± standard deviation:", names=2)
-
-
-def _time_or_status(mode: str, rows: _Modes) -> Cell:
-    if row := rows.get(mode):
-        return spread(row.figures.step) if row.ok else row.status
-    return None
+    return table(fields, shapes.items(), "Time of a step by mode, mean ± standard deviation:", names=2)
 
 
 def _details(rows: Sequence[StepRow]) -> Iterator[Block]:
     """Yields spread, phases, throughput and memory of each configuration, folded away."""
-
-    def of_step(figure: str) -> Callable[[StepRow], Cell]:
-        return lambda row: getattr(row.figures.step, figure, None)
-
-    def of_row(figure: str) -> Callable[[StepRow], Cell]:
-        return lambda row: getattr(row.figures, figure)
 
     def of_phase(name: str) -> Callable[[StepRow], Cell]:
         return lambda row: spread(row.figures.phase(name)) if row.ok else None
@@ -156,19 +142,19 @@ def _details(rows: Sequence[StepRow]) -> Iterator[Block]:
     status: Field[StepRow] = Field("status", "text", lambda row: row.status)
     steps: tuple[Field[StepRow], ...] = (
         Field("mean ms", "ms", lambda row: spread(row.figures.step)),
-        Field("min", "ms", of_step("min_ms")),
-        Field("max", "ms", of_step("max_ms")),
-        Field("median", "ms", of_step("median_ms")),
-        Field("CV", "percent", of_step("cv")),
+        Field("min", "ms", lambda row: getattr(row.figures.step, "min_ms", None)),
+        Field("max", "ms", lambda row: getattr(row.figures.step, "max_ms", None)),
+        Field("median", "ms", lambda row: getattr(row.figures.step, "median_ms", None)),
+        Field("CV", "percent", lambda row: getattr(row.figures.step, "cv", None)),
         *(Field(f"{phase} ms", "ms", of_phase(phase)) for phase in PHASES),
     )
     memory: tuple[Field[StepRow], ...] = (
-        Field("tokens/s", "count", of_row("tokens_per_s")),
-        Field("allocated", "bytes", of_row("peak_allocated_bytes")),
-        Field("reserved", "bytes", of_row("peak_reserved_bytes")),
-        Field("parameters", "bytes", of_row("parameters_bytes")),
-        Field("gradients", "bytes", of_row("gradients_bytes")),
-        Field("states", "bytes", of_row("optimizer_bytes")),
+        Field("tokens/s", "count", lambda row: row.figures.tokens_per_s),
+        Field("allocated", "bytes", lambda row: row.figures.peak_allocated_bytes),
+        Field("reserved", "bytes", lambda row: row.figures.peak_reserved_bytes),
+        Field("parameters", "bytes", lambda row: row.figures.parameters_bytes),
+        Field("gradients", "bytes", lambda row: row.figures.gradients_bytes),
+        Field("states", "bytes", lambda row: row.figures.optimizer_bytes),
     )
     yield Details("Steps and their phases", (table((*configuration, *steps, status), rows, names=3),))
     yield Details("Throughput and memory", (table((*configuration, *memory, status), rows, names=3),))
@@ -179,17 +165,13 @@ def _figures(rows: Sequence[StepRow]) -> Iterator[Figure]:
     name = model_names(rows)
     for mode in _modes(rows)[-1:]:
         measured = [(row, step.ms) for row in rows if row.case.mode == mode and row.ok and (step := row.figures.step)]
-        curves: dict[str, list[tuple[float, float]]] = {}
+        points: dict[str, list[tuple[float, float | None]]] = {}
         for row, ms in measured:
-            curves.setdefault(name(row), []).append((row.case.context_length, ms))
-        if any(len(points) > 1 for points in curves.values()):
-            series = tuple((model, tuple(points)) for model, points in curves.items())
-            title, axis = f"Time of a step by context length, {mode}", "context length, tokens"
-            yield Lines("timing-step", title, series, axis, "ms", log_x=True, log_y=True)
+            points.setdefault(name(row), []).append((row.case.context_length, ms))
+        yield from curves("timing-step", f"Time of a step by context length, {mode}", points, "ms")
         lengths = [row.case.context_length for row, _ in measured]
-        length = max(
-            lengths, key=lambda length: (lengths.count(length), length), default=0
-        )  # the longest most models have
+        # The longest of those that most models have.
+        length = max(lengths, key=lambda length: (lengths.count(length), length), default=0)
         shares = {
             (name(row), phase): 100 * times.ms / ms if (times := row.figures.phase(phase)) else None
             for row, ms in measured
@@ -303,6 +285,5 @@ BENCH = Bench(
     ),
     lambda settings: tuple(_cases(settings)),
     _section,
-    precisions=lambda settings: (settings["precision"],),
     targets=(TARGET,),
 )  # fmt: skip

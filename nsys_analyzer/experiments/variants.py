@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, TypeAlias
 
-from nsys_analyzer.analysis.transformer.costs import AttentionShape
 from nsys_analyzer.configuration import Option
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.attention import fused_rates
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate
-from nsys_analyzer.experiments.model import (
-    Bench,
-    CaseTarget,
-    Results,
-    Row,
-    Settings,
-    Task,
-    grid,
-    option,
-    options_of,
-    several,
-    single,
-)
+from nsys_analyzer.experiments.attention import WithHeads, fused_rates
+from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, options_of, several, single
 from nsys_analyzer.experiments.section import (
+    MinimumMemory,
+    Rate,
     bars,
     curves,
     each,
     endings,
     figure,
     fitted_exponent,
+    formatted,
     mean_ms,
     ratio,
     section,
     span,
     spread,
 )
-from nsys_analyzer.report.model import Block, Figure, Paragraph, Section, Table
+from nsys_analyzer.report.model import Figure, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.text import Words, phrase
 
 #: The variants of attention, in PyTorch's operators; of these, the ones that C++ has for a CPU, forward only.
@@ -73,7 +63,7 @@ _DEFINITIONS = phrase(
 
 
 @dataclass(frozen=True)
-class VariantsCase:
+class VariantsCase(WithHeads):
     """One variant at one shape, (batch_size, heads, context_length, d_head)."""
 
     device: str
@@ -89,15 +79,14 @@ class VariantsCase:
     steps: int = option(10, "measured calls; at most 3 of one above a second", cpu=5)
 
     @property
-    def shape(self) -> AttentionShape:
-        """The shape with its costs."""
-        sizes = (self.batch_size, self.heads, self.context_length, self.d_head)
-        return AttentionShape(*sizes, self.causal, self.precision)
+    def shape_name(self) -> str:
+        """Its sizes and precision: 1×4×1,024×32 fp32."""
+        return "×".join(f"{side:,}" for side in self.shape.sizes) + f" {self.precision}"
 
     @property
     def name(self) -> str:
         """The variant and its shape, in a sentence."""
-        return f"{self.implementation} at {shape_name(self.shape)}{', causal' if self.causal else ''}"
+        return f"{self.implementation} at {self.shape_name}{', causal' if self.causal else ''}"
 
 
 @dataclass
@@ -136,15 +125,11 @@ class VariantsFigures:
 
 
 TARGET = CaseTarget("profiling_targets.variants", VariantsCase, VariantsFigures)
-VariantsRow = Row[VariantsCase, VariantsFigures]
+VariantsRow: TypeAlias = Row[VariantsCase, VariantsFigures]
+_Rows: TypeAlias = Mapping[VariantsCase, VariantsRow]
 
 
-def shape_name(shape: AttentionShape) -> str:
-    """Returns such as 1×4×1,024×32 fp32."""
-    return "×".join(f"{side:,}" for side in shape.sizes) + f" {shape.precision}"
-
-
-def _parsed(text: str) -> dict[str, Any]:
+def _shape_options(text: str) -> dict[str, Any]:
     """Returns the options that a text such as 1x4x1024x32:bf16 stands for."""
     found = _SHAPE.fullmatch(text)
     sides = [int(side) for side in found.groups()[:4]] if found else []
@@ -155,48 +140,34 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _cases(settings: Settings) -> Iterator[Task[VariantsCase]]:
-    for shape in map(_parsed, settings["shape"]):
-        values = {name: (value,) for name, value in shape.items()}
-        yield from grid(TARGET, settings, lambda case: case.name, environment=None, **values)
+    for shape in map(_shape_options, settings["shape"]):
+        yield from grid(
+            TARGET,
+            settings,
+            lambda case: case.name,
+            environment=None,
+            **{key: (value,) for key, value in shape.items()},
+        )
 
 
-class Variants:
-    """The rows side by side; ``shapes``, ``names`` and ``precisions`` are in the order of the rows."""
-
-    def __init__(self, results: Results) -> None:
-        self.rows, self.on_gpu = results.rows_of(TARGET), results.on_gpu
-        self.shapes = list(dict.fromkeys(replace(row.case.shape, causal=False) for row in self.rows))
-        self.names = list(dict.fromkeys(row.case.implementation for row in self.rows))
-        self.precisions = list(dict.fromkeys(shape.precision for shape in self.shapes))
-        self._rows = {(row.case.shape, row.case.implementation): row for row in self.rows}
-
-    def find(self, shape: AttentionShape, implementation: str, causal: bool) -> VariantsRow | None:
-        """Returns the row of a variant at a shape."""
-        return self._rows.get((replace(shape, causal=causal), implementation))
-
-    def gain(self, row: VariantsRow, name: str = "forward") -> float | None:
-        """Returns naive's time ÷ that of a variant; None where one of the two is missing."""
-        return ratio(mean_ms(self.find(row.case.shape, "naive", row.case.causal), name), mean_ms(row, name))
-
-    def families(self) -> list[list[AttentionShape]]:
-        """Returns shapes that differ in their tokens alone, where there are several, the shortest first."""
-        groups: dict[AttentionShape, list[AttentionShape]] = {}
-        for shape in sorted(self.shapes, key=lambda shape: shape.context_length):
-            groups.setdefault(replace(shape, context_length=0), []).append(shape)
-        return [group for group in groups.values() if len(group) > 1]
+def _gain(rows: _Rows, row: VariantsRow, name: str = "forward") -> float | None:
+    """Returns naive's time ÷ that of a variant; None where one of the two is missing."""
+    naive = rows.get(replace(row.case, implementation="naive"))
+    return ratio(mean_ms(naive, name), mean_ms(row, name))
 
 
-def bytes_of(row: VariantsRow | None, name: str, kind: str = "peak") -> int | None:
+def _bytes_of(row: VariantsRow, name: str, kind: str = "peak") -> int | None:
     """Returns the peak or the total memory of a pass; None where it was not measured."""
     return getattr(figure(row, name), f"{kind}_bytes", None)
 
 
-def error_of(row: VariantsRow, name: str, kind: str = "max") -> float | None:
-    """Returns the max or the relative error of a pass; None where it was not checked."""
-    return getattr(figure(row, name), f"{kind}_error", None)
+def _largest_error(rows: Sequence[VariantsRow], names: Iterable[str], kind: str = "max") -> float | None:
+    """Returns the largest max or relative error of some passes; None where none was checked."""
+    errors = (getattr(figure(row, name), f"{kind}_error", None) for row in rows for name in names)
+    return max((error for error in errors if error is not None), default=None)
 
 
-def status(row: VariantsRow, name: str) -> str:
+def _status(row: VariantsRow, name: str) -> str:
     """Returns how one pass of a row ended; an ok row without the time of a pass never ran it."""
     if mean_ms(row, name) is not None:
         return "ok"
@@ -205,27 +176,28 @@ def status(row: VariantsRow, name: str) -> str:
 
 
 def _section(results: Results) -> Section:
-    variants = Variants(results)
-    rows = variants.rows
+    by_case = results.by_case(TARGET)
+    rows = tuple(by_case.values())
     with_backward = any(mean_ms(row, "forward_backward") is not None for row in rows)
+    families = _families(rows)
     return section(
         "variants",
         "attention variants, their memory and their time",
         results,
         rows,
         lambda row: row.case.name,
-        answers=_answers(variants),
+        answers=_answers(by_case, families, results.on_gpu),
         warmup=f"the check, the count of memory, and {each(rows, 'warmup_steps')} more of each call",
         measured=f"{each(rows, 'steps')} of each call; of one above a second at most 3, without more warm-up",
         synchronized="at the end of each call",
         gradients="forward under no_grad" + (", backward to q, k and v into fresh tensors" if with_backward else ""),
         blocks=(
             Paragraph(_ON_GPU if results.on_gpu else _ON_CPU),
-            _errors(variants),
-            _passes(variants, "forward"),
-            *([_passes(variants, "forward_backward")] if with_backward else []),
-            *_growth_tables(variants),
-            *_figures(variants),
+            _errors(rows),
+            _passes(by_case, "forward"),
+            *([_passes(by_case, "forward_backward")] if with_backward else []),
+            *(_growth_table(case, family) for case, family in families.items()),
+            *_figures(by_case, families),
         ),
         definitions=_DEFINITIONS,
         rates=[rate for row in rows for rate in _rates(row)],
@@ -233,103 +205,113 @@ def _section(results: Results) -> Section:
     )
 
 
-def _answers(variants: Variants) -> Iterator[Words]:
+def _answers(by_case: _Rows, families: Mapping[VariantsCase, _Family], on_gpu: bool) -> Iterator[Words]:
     """Yields gains over naive, errors, growth, and what ran out of memory."""
+    rows = tuple(by_case.values())
     # On a GPU naive makes its causal mask in each call, and a gain over it would be one over the mask.
-    for causal in (False,) if variants.on_gpu else MASKS:
+    for causal in (False,) if on_gpu else MASKS:
         gains: dict[str, list[float]] = {}
-        for row in variants.rows:
-            name, gain = row.case.implementation, variants.gain(row)
+        for row in rows:
+            name, gain = row.case.implementation, _gain(by_case, row)
             if gain and name != "naive" and row.case.causal == causal:
                 gains.setdefault(name, []).append(gain)
         if gains:
             words = ", ".join(f"{name} {span(factors, 'factor')}" for name, factors in gains.items())
             yield f"Speed-up over naive, forward, {MASKS[causal]}: {words}."
-    for precision in variants.precisions:
-        rows = [row for row in variants.rows if row.case.precision == precision]
-        worst = max((error_of(row, name) or 0 for row in rows for name in PASSES), default=0)
-        if tolerance := next((row.figures.tolerance for row in rows if row.figures.tolerance), None):
+    for precision in dict.fromkeys(row.case.precision for row in rows):
+        alike = [row for row in rows if row.case.precision == precision]
+        if tolerance := next((row.figures.tolerance for row in alike if row.figures.tolerance), None):
+            worst = _largest_error(alike, PASSES) or 0
             yield f"The largest error of any variant in {precision} is {worst:.1e} (tolerance {tolerance:.0e})."
-    for _, family in list(growths(variants))[:1]:
-        powers = ", ".join(f"{growth.variant} {growth.peak:.2f}" for growth in family if growth.peak is not None)
+    for family in list(families.values())[:1]:
+        powers = ", ".join(f"{name} {peak:.2f}" for name, peak, _ in _growths(family) if peak is not None)
         yield f"Beyond a fixed part, peak memory of forward grows with the tokens to the power: {powers}."
 
     def failed_name(row: VariantsRow) -> str:
         """Returns the case, and where its forward pass was measured, that only backward failed."""
         return f"{row.case.name}, backward only" if mean_ms(row, "forward") else row.case.name
 
-    yield from endings(variants.rows, failed_name, "No variant ran out of memory.")
+    yield from endings(rows, failed_name, "No variant ran out of memory.")
 
 
-def _errors(variants: Variants) -> Table:
+def _errors(rows: Sequence[VariantsRow]) -> Table:
     """Returns the largest error of each variant in each precision, over all shapes."""
+    groups: dict[tuple[str, str], list[VariantsRow]] = {}
+    for row in rows:
+        if _largest_error([row], ["forward"]) is not None:
+            groups.setdefault((row.case.precision, row.case.implementation), []).append(row)
 
-    def worst(rows: Sequence[VariantsRow], name: str, kind: str) -> str | None:
-        found = [error for row in rows if (error := error_of(row, name, kind)) is not None]
-        return f"{max(found):.1e}" if found else None
+    def worst(name: str, kind: str) -> Callable[[list[VariantsRow]], str | None]:
+        return lambda rows: formatted(_largest_error(rows, [name], kind), ".1e")
 
-    def tolerance(rows: Sequence[VariantsRow], name: str) -> str | None:
-        return next((f"{most:.0e}" for row in rows if (most := figure(row, name)) is not None), None)
+    def tolerance(name: str) -> Callable[[list[VariantsRow]], str | None]:
+        return lambda rows: next((f"{most:.0e}" for row in rows if (most := figure(row, name)) is not None), None)
 
     fields: tuple[Field[list[VariantsRow]], ...] = (
         Field("variant", "text", lambda rows: rows[0].case.implementation),
         Field("precision", "text", lambda rows: rows[0].case.precision),
         Field("cases", "count", len),
-        Field("forward", "text", lambda rows: worst(rows, "forward", "max")),
-        Field("gradients", "text", lambda rows: worst(rows, "forward_backward", "max")),
-        Field("tolerance", "text", lambda rows: tolerance(rows, "tolerance")),
-        Field("‖forward‖", "text", lambda rows: worst(rows, "forward", "relative")),
-        Field("‖gradients‖", "text", lambda rows: worst(rows, "forward_backward", "relative")),
-        Field("‖tolerance‖", "text", lambda rows: tolerance(rows, "relative_tolerance")),
+        Field("forward", "text", worst("forward", "max")),
+        Field("gradients", "text", worst("forward_backward", "max")),
+        Field("tolerance", "text", tolerance("tolerance")),
+        Field("‖forward‖", "text", worst("forward", "relative")),
+        Field("‖gradients‖", "text", worst("forward_backward", "relative")),
+        Field("‖tolerance‖", "text", tolerance("relative_tolerance")),
     )
-    groups: dict[tuple[str, str], list[VariantsRow]] = {}
-    for row in variants.rows:
-        if error_of(row, "forward") is not None:
-            groups.setdefault((row.case.precision, row.case.implementation), []).append(row)
     return table(fields, groups.values(), "Largest error of each variant, checked before it was timed:", names=2)
 
 
-def _passes(variants: Variants, name: str) -> Table:
+def _passes(by_case: _Rows, name: str) -> Table:
     """Returns time and memory of a pass of each row, and its gain over naive."""
 
     def full_over_causal(row: VariantsRow) -> float | None:
-        full = variants.find(row.case.shape, row.case.implementation, False)
+        full = by_case.get(replace(row.case, causal=False))
         return ratio(mean_ms(full, name), mean_ms(row, name)) if row.case.causal else None
 
     fields: tuple[Field[VariantsRow], ...] = (
-        Field("shape", "text", lambda row: shape_name(row.case.shape)),
+        Field("shape", "text", lambda row: row.case.shape_name),
         Field("variant", "text", lambda row: row.case.implementation),
         Field("mask", "text", lambda row: "causal" if row.case.causal else "none"),
         Field("ms", "ms", lambda row: spread(figure(row, name))),
-        Field("over naive", "factor", lambda row: variants.gain(row, name)),
+        Field("over naive", "factor", lambda row: _gain(by_case, row, name)),
         Field("without mask ÷ causal", "factor", full_over_causal),
-        Field("peak", "bytes", lambda row: bytes_of(row, name)),
-        Field("allocated", "bytes", lambda row: bytes_of(row, name, "total")),
-        Field("peak ÷ inputs", "factor", lambda row: ratio(bytes_of(row, name), row.figures.inputs_bytes)),
-        Field("status", "text", lambda row: status(row, name)),
+        Field("peak", "bytes", lambda row: _bytes_of(row, name)),
+        Field("allocated", "bytes", lambda row: _bytes_of(row, name, "total")),
+        Field("peak ÷ inputs", "factor", lambda row: ratio(_bytes_of(row, name), row.figures.inputs_bytes)),
+        Field("status", "text", lambda row: _status(row, name)),
     )
-    rows = [row for row in variants.rows if status(row, name) != "not run"]
+    rows = [row for row in by_case.values() if _status(row, name) != "not run"]
     caption = f"{PASSES[name].capitalize()}: time, mean ± standard deviation, and memory above the inputs:"
     return table(fields, rows, caption, names=3)
 
 
-class Growth(NamedTuple):
-    """The power of the tokens with which the memory of a variant grows, None where it is not known."""
-
-    variant: str
-    peak: float | None
-    allocated: float | None
+#: Rows without a mask that differ in their tokens alone, the shortest first, by variant.
+_Family: TypeAlias = Mapping[str, Sequence[VariantsRow]]
 
 
-def growths(variants: Variants) -> Iterator[tuple[list[AttentionShape], list[Growth]]]:
-    """Yields shapes that differ in their tokens alone, with the growth of every variant over them."""
-    for family in variants.families():
-        found = []
-        for name in variants.names:
-            rows = [(shape.context_length, variants.find(shape, name, False)) for shape in family]
-            powers = (_power([(n, bytes_of(row, "forward", kind)) for n, row in rows]) for kind in ("peak", "total"))
-            found.append(Growth(name, *powers))
-        yield family, [growth for growth in found if any(growth[1:])]
+def _families(rows: Sequence[VariantsRow]) -> dict[VariantsCase, _Family]:
+    """Returns the rows over several lengths, by what they have in common."""
+    found: dict[VariantsCase, dict[str, list[VariantsRow]]] = {}
+    for row in sorted(rows, key=lambda row: row.case.context_length):
+        if not row.case.causal:
+            alike = replace(row.case, implementation="", context_length=0)
+            found.setdefault(alike, {}).setdefault(row.case.implementation, []).append(row)
+    return {case: family for case, family in found.items() if len(_lengths(family)) > 1}
+
+
+def _lengths(family: _Family) -> list[int]:
+    return sorted({row.case.context_length for rows in family.values() for row in rows})
+
+
+def _growths(family: _Family) -> Iterator[tuple[str, float | None, float | None]]:
+    """Yields the powers of the tokens with which peak and total memory of a variant grow, None where not known."""
+    for name, rows in family.items():
+        peak, total = (
+            _power([(row.case.context_length, _bytes_of(row, "forward", kind)) for row in rows])
+            for kind in ("peak", "total")
+        )
+        if peak or total:
+            yield name, peak, total
 
 
 def _power(points: Sequence[tuple[int, float | None]]) -> float | None:
@@ -343,37 +325,32 @@ def _power(points: Sequence[tuple[int, float | None]]) -> float | None:
     return fitted_exponent(steps if even and all(step > 0 for _, step in steps) else last[-2:])
 
 
-def _growth_tables(variants: Variants) -> Iterator[Block]:
-    """Yields the growth of every variant, a table for shapes that differ in their tokens alone."""
-
-    def written(power: float | None) -> str | None:
-        return None if power is None else f"{power:.2f}"
-
-    fields: tuple[Field[Growth], ...] = (
-        Field("variant", "text", lambda growth: growth.variant),
-        Field("peak", "text", lambda growth: written(growth.peak)),
-        Field("allocated", "text", lambda growth: written(growth.allocated)),
+def _growth_table(case: VariantsCase, family: _Family) -> Table:
+    fields: tuple[Field[tuple[str, float | None, float | None]], ...] = (
+        Field("variant", "text", lambda growth: growth[0]),
+        Field("peak", "text", lambda growth: formatted(growth[1], ".2f")),
+        Field("allocated", "text", lambda growth: formatted(growth[2], ".2f")),
     )
-    for (first, *_, last), found in growths(variants):
-        tokens = f"{first.context_length:,} to {last.context_length:,} tokens"
-        of = f"{first.batch_size} × {first.heads} heads, d {first.d_head}, {first.precision}, not causal"
-        yield table(fields, found, f"Growth from {tokens} ({of}): the power p of a + b·Nᵖ:")
+    first, *_, last = _lengths(family)
+    of = f"{case.batch_size} × {case.heads} heads, d {case.d_head}, {case.precision}, not causal"
+    caption = f"Growth from {first:,} to {last:,} tokens ({of}): the power p of a + b·Nᵖ:"
+    return table(fields, _growths(family), caption)
 
 
-def _figures(variants: Variants) -> Iterator[Figure]:
+def _figures(by_case: _Rows, families: Mapping[VariantsCase, _Family]) -> Iterator[Figure]:
     """Yields the gain of each variant over naive, forward, and its peak memory over the tokens."""
     for causal, words in MASKS.items():
-        rows = [row for row in variants.rows if row.case.causal == causal and row.case.implementation != "naive"]
-        gains = {(shape_name(row.case.shape), row.case.implementation): variants.gain(row) for row in rows}
+        rows = [row for row in by_case.values() if row.case.causal == causal and row.case.implementation != "naive"]
+        gains = {(row.case.shape_name, row.case.implementation): _gain(by_case, row) for row in rows}
         key, title = f"variants-speed-up-{words.replace(' ', '-')}", f"Speed-up over naive, forward, {words}"
         yield from bars(key, title, gains, "naive's time ÷ the variant's")
-    for number, family in enumerate(variants.families()):
-        points: dict[str, list[tuple[float, float | None]]] = {name: [] for name in variants.names}
-        for shape, name in product(family, variants.names):
-            size = bytes_of(variants.find(shape, name, False), "forward")
-            points[name].append((shape.context_length, None if size is None else size / 2**20))
-        key = f"variants-memory-by-tokens{f'-{number + 1}' if number else ''}"
-        title = f"Peak memory of forward by tokens, {family[0].heads} heads, d {family[0].d_head}"
+    for number, (case, family) in enumerate(families.items(), 1):
+        points = {
+            name: [(row.case.context_length, ratio(_bytes_of(row, "forward"), 2**20)) for row in rows]
+            for name, rows in family.items()
+        }
+        key = f"variants-memory-by-tokens{f'-{number}' if number > 1 else ''}"
+        title = f"Peak memory of forward by tokens, {case.heads} heads, d {case.d_head}"
         yield from curves(key, title, points, "MiB above the inputs")
 
 
@@ -388,7 +365,7 @@ def _minimum_memory(rows: Sequence[VariantsRow]) -> Iterator[tuple[str, MinimumM
     for row in rows:
         shape, name = row.case.shape, row.case.implementation
         scores, why = (shape.square_bytes, "output and scores") if name in _STORES_SCORES else (0, "output")
-        if measured := bytes_of(row, "forward"):
+        if measured := _bytes_of(row, "forward"):
             yield name, MinimumMemory(row.case.name, measured, shape.tensor_bytes + scores, why)
 
 
@@ -410,6 +387,6 @@ BENCH = Bench(
     ),
     lambda settings: tuple(_cases(settings)),
     _section,
-    precisions=lambda settings: tuple(dict.fromkeys(_parsed(text)["precision"] for text in settings["shape"])),
+    precisions=lambda settings: tuple(dict.fromkeys(_shape_options(text)["precision"] for text in settings["shape"])),
     targets=(TARGET,),
 )

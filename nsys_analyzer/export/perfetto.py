@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process, is_on_cpu
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.frame import operation_frame
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps.idle import CAUSES
-from nsys_analyzer.analysis.steps.summarize import find_idle
-from nsys_analyzer.analysis.summary.device_memory import memory_levels
+from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
+from nsys_analyzer.analysis.steps.windows import find_steps
+from nsys_analyzer.analysis.summary.statistics import memory_levels
 from nsys_analyzer.export.perfetto_packets import (
     MARK,
     Arguments,
@@ -99,27 +99,21 @@ def is_ours(path: Path) -> bool:
 
 
 def _packed(packets: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the packets in compressed ones, in their order."""
+    """Yields the packets in compressed ones, in their order, several small ones together."""
     waiting: deque[Future[bytes]] = deque()
+    some = bytearray()
     with ThreadPoolExecutor(_THREADS) as threads:
-        for content in _joined(packets):
-            waiting.append(threads.submit(compressed, content))
+        for packet in packets:
+            some += packet
+            if len(some) >= _PACKED_BYTES:
+                waiting.append(threads.submit(compressed, bytes(some)))
+                some.clear()
             if len(waiting) > _THREADS:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _joined(packets: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the packets, several small ones together."""
-    some = bytearray()
-    for packet in packets:
-        some += packet
-        if len(some) >= _PACKED_BYTES:
-            yield bytes(some)
-            some.clear()
-    if some:
-        yield bytes(some)
+        for content in waiting:
+            yield content.result()
+        if some:
+            yield compressed(bytes(some))
 
 
 class Ids:
@@ -327,13 +321,18 @@ class _View:
         for process in self.processes:
             if is_on_cpu(self.trace, process):  # where operators stand for kernels, nothing idles
                 continue
-            for found in find_idle(self.attributed, process):
-                if len(found.start):
-                    track = self._track("idle", parent=self._gpu(process, found.device), place=-1)
-                    name = self.strings.by_code(Kind.NAME, found.cause, words)
-                    idle = np.full(len(name), self.strings.of(Kind.CATEGORY, "idle"))
-                    times = self._time(found.start), self._time(found.end)
-                    yield Slices(*times, np.full(len(name), track), name, idle, np.zeros(len(name), np.int64))
+            steps = find_steps(self.attributed, process)
+            if steps is None:
+                continue
+            work = ProcessWork(self.attributed, process, steps.every)
+            for device in work.devices:
+                idle = work.find_idle(steps.every, device)
+                if len(idle):
+                    track = self._track("idle", parent=self._gpu(process, device), place=-1)
+                    name = self.strings.by_code(Kind.NAME, idle.cause, words)
+                    category = np.full(len(name), self.strings.of(Kind.CATEGORY, "idle"))
+                    times = self._time(idle.start), self._time(idle.end)
+                    yield Slices(*times, np.full(len(name), track), name, category, np.zeros(len(name), np.int64))
 
     def memory(self) -> Iterator[tuple[int, Ints, Ints]]:
         """Yields the device memory in use of each process for which it was recorded: track, times, bytes."""

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.join import clocks_of
 from nsys_analyzer.analysis.ranks.matching import Clock
 from nsys_analyzer.analysis.ranks.member import Member, record_members
-from nsys_analyzer.analysis.steps.groups import find_steps
+from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.report.writing import Output, check_target

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.kernels.labels import short_labels
-from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -68,8 +67,8 @@ class Evidence:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """A short label for every kernel name, unique in the report."""
-        return short_labels(sorted({row.name for row in self.kernel_rows}))
+        """The short label of every kernel name, unique in the report."""
+        return {row.name: row.label for row in self.kernel_rows}
 
     @property
     def kernel_rows(self) -> Iterator[KernelRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,11 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.member import BY_ORDER
-from nsys_analyzer.analysis.summary.complete import complete
-from nsys_analyzer.analysis.summary.counted import with_counted_flops
+from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
+from nsys_analyzer.analysis.summary.complete import complete, with_counted_flops
+from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
-from nsys_analyzer.analysis.tracks.tracks import MOST_OPERATIONS
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError, TimingsError, TraceError
@@ -28,11 +28,10 @@ from nsys_analyzer.runs.manifest import (
     configuration_of,
     find_manifest,
     manifests_without_trace,
-    stem_of_manifest,
+    name_by_manifest,
 )
 from nsys_analyzer.system.cluster import IN_TURN, Workers
-from nsys_analyzer.trace.nsys_report import is_export_folder, written_ns
-from nsys_analyzer.trace.sources import is_capture, is_current, is_made_from, trace_stem
+from nsys_analyzer.trace.sources import is_capture, is_export_folder, is_export_of, is_report, trace_stem, written_ns
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ _RANK = re.compile(r"(?<![^\W_])(?:rank|r)[\W_]?(\d{1,6})(?![^\W_])", re.IGNOREC
 _DIGITS = re.compile(r"\d+")
 
 
-class Loaded(NamedTuple):
+class Inputs(NamedTuple):
     """Captures, one summary for each process, and the runs of several ranks among them."""
 
     captures: tuple[CaptureSummary, ...]
@@ -89,24 +88,24 @@ class _Capture:
             return 0
 
 
+# --- which captures
+
+
 def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
     """Returns the trace files among files and folders (its own, and those one level below), each capture once.
 
     Raises:
         TraceError: a folder holds no trace, unless folders ``may_lack`` them.
     """
-    found: dict[Path, Path] = {}
+    traces: dict[Path, Path] = {}
     for path in paths:
-        inside = [path]
-        if path.is_dir() and not is_export_folder(path):
-            inside = _traces_in(path)
-            if not inside and not may_lack and not manifests_without_trace(path):
-                raise TraceError(
-                    f"{path} holds no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files"
-                )
-        for one in inside:
-            found.setdefault(Path(os.path.realpath(one)), one)
-    return list(found.values())
+        is_folder = path.is_dir() and not is_export_folder(path)
+        inside = _traces_in(path) if is_folder else [path]
+        if not inside and not may_lack and not manifests_without_trace(path):
+            raise TraceError(f"{path} holds no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files")
+        for trace in inside:
+            traces.setdefault(Path(os.path.realpath(trace)), trace)
+    return list(traces.values())
 
 
 def holds_captures(path: Path) -> bool:
@@ -115,47 +114,52 @@ def holds_captures(path: Path) -> bool:
 
 
 def _traces_in(folder: Path) -> list[Path]:
-    """A trace and the exports made from it are one capture; where the trace is newer, it stands for all of them."""
+    """Returns the captures in a folder and one level below.
+
+    A trace and the exports made from it are one capture; where the trace is newer, it stands for all of them.
+    """
     files = [path for files in _files_of(folder).values() if not isinstance(files, OSError) for path in files]
-    exports = [path for path in files if path.suffix == ".sqlite" or path.is_dir()]
-    made: dict[Path, list[Path]] = defaultdict(list)
-    for path in exports:
-        made[path.with_name(trace_stem(path))].append(path)
+    exports: dict[Path, list[Path]] = defaultdict(list)
+    for path in files:
+        if path.suffix == ".sqlite" or path.is_dir():
+            exports[path.with_name(trace_stem(path))].append(path)
     # Of several exports of one name, a folder of Parquet or Arrow files beside a SQLite file, the newest is read.
-    replaced = {older for same in made.values() for older in sorted(same, key=written_ns)[:-1]}
-    for trace in (path for path in files if path not in exports):
-        of_trace = [one for one in made[trace.with_name(trace_stem(trace))] if is_made_from(one, trace)]
-        replaced |= {trace} if any(is_current(one, trace) for one in of_trace) else set(of_trace)
+    replaced = {older for same in exports.values() for older in sorted(same, key=written_ns)[:-1]}
+    for report in filter(is_report, files):
+        of_report = exports[report.with_name(trace_stem(report))]
+        replaced |= {report} if any(is_export_of(export, report) for export in of_report) else set(of_report)
     return [path for path in files if path not in replaced]
 
 
 def _files_of(folder: Path) -> dict[Path, list[Path] | OSError]:
-    """The traces of a folder and of each of its subfolders, `rank2` before `rank10`, or why one cannot be read."""
+    """Returns the traces of a folder and of its subfolders, `rank2` before `rank10`, or why one cannot be read."""
     inside = (path for path in folder.iterdir() if path.is_dir() and not is_export_folder(path))
-    found: dict[Path, list[Path] | OSError] = {}
+    files: dict[Path, list[Path] | OSError] = {}
     for place in (folder, *sorted(path for path in inside if not path.name.startswith("."))):
         try:
-            files = sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda number: number[0].zfill(20), path.name))
-            found[place] = [path for path in files if _is_trace(path)]
+            paths = sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda number: number[0].zfill(20), path.name))
+            files[place] = [
+                path
+                for path in paths
+                if (is_export_folder(path) and not path.name.startswith("."))
+                # A link that leads nowhere has a row that says so.
+                or (is_capture(path) and (path.is_file() or (path.is_symlink() and not path.exists())))
+            ]
         except OSError as error:
             if place == folder:
                 raise
-            found[place] = error
-    return found
+            files[place] = error
+    return files
 
 
-def _is_trace(path: Path) -> bool:
-    """Whether a path is a trace, or an export in a folder; a link that leads nowhere cannot be read."""
-    if path.is_dir():
-        return is_export_folder(path) and not path.name.startswith(".")
-    return is_capture(path) and (path.is_file() or (path.is_symlink() and not path.exists()))
+# --- all that is known of them
 
 
 def load_captures(
     paths: Sequence[Path], names: PhaseNames | None = None, given: Run | None = None, timings: Timings | None = None,
     *, step_ms: float | None = None, in_order: bool = False, beside_others: bool = False, workers: Workers = IN_TURN,
     with_tracks: bool = False,
-) -> Loaded:  # fmt: skip
+) -> Inputs:  # fmt: skip
     """Returns a summary for each process of each capture, by model and context length, and the runs that they are of.
 
     A capture that cannot be read keeps a row with its error, unless there is nothing else to report: no other capture,
@@ -177,7 +181,19 @@ def load_captures(
     """
     names, given = names or PhaseNames.parse(()), given or Run()
     folders = [path for path in paths if path.is_dir() and not is_export_folder(path)]
-    unread = [row for folder in folders for row in _unread(folder)]
+    unread, untraced = [], []
+    for folder in folders:
+        for place, files in _files_of(folder).items():
+            if isinstance(files, OSError):
+                error = TraceError(
+                    f"{place} cannot be read ({files.strerror})", f"Make it readable: chmod u+rx {place}"
+                )
+                unread.append(_failed(place.name, place, str(error)))
+        for path, run in manifests_without_trace(folder).items():
+            if isinstance(run, NsysAnalyzerError):
+                unread.append(_failed(name_by_manifest(path), path, str(run)))
+            else:
+                untraced.append(_without_trace(path, run))
     traces = find_traces(paths, may_lack=timings is not None or bool(unread))
     titles = _titles(traces)
     # A folder of runs is worth a report where timings alone were kept; a file that is named must be readable.
@@ -188,10 +204,8 @@ def load_captures(
     rows = unread + [row for read in workers.map(_read, captures, partial(_read, is_lost=True)) for row in read]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
-    for folder in folders:
-        ended = manifests_without_trace(folder)
-        rows += [_without_trace(path, run) for path, run in ended.items() if isinstance(run, Run)]
-    rows = sorted(_with_ranks(rows, [titles[trace] for trace in traces] if in_order else []), key=_order)
+    rows = _with_ranks(rows + untraced, [titles[trace] for trace in traces] if in_order else [])
+    rows.sort(key=_order)
     runs: tuple[ParallelRun, ...] = ()
     if any(row.members for row in rows):
         from nsys_analyzer.analysis.ranks.join import runs_of  # captures of one rank need none of it
@@ -199,7 +213,7 @@ def load_captures(
         runs = runs_of(rows)
     if timings or step_ms:
         from nsys_analyzer.runs.timed import with_timings
-        from nsys_analyzer.runs.timings import of_step
+        from nsys_analyzer.runs.timings import Timing, Timings
 
         places = {row.name for row in rows}
         one_run = len(places) <= 1 or (len(runs) == 1 and places == {rank.capture for rank in runs[0].ranks})
@@ -207,9 +221,10 @@ def load_captures(
             hint = "Give the times of each by --csv, in a table with the columns capture, phase and mean_ms"
             what = f"--step-ms is of one capture, or of the ranks of one run, and these are {len(places)} captures"
             raise TimingsError(what, hint)
-        timings = of_step(step_ms) if step_ms else timings
-        rows = sorted(with_timings(rows, timings, one_run=one_run), key=_order) if timings else rows
-    return Loaded(complete(rows), runs)  # all that findings and rates rest on is known now
+        given_step = Timing("step", Stats(None, step_ms), "--step-ms")
+        timings = timings if timings and not step_ms else Timings("--step-ms", (given_step,))
+        rows = sorted(with_timings(rows, timings, one_run=one_run), key=_order)
+    return Inputs(complete(rows), runs)  # all that findings and rates rest on is known now
 
 
 def timings_beside(
@@ -225,42 +240,37 @@ def timings_beside(
     folders = [place for place in places if place.is_dir() and not is_export_folder(place)]
     if not folders:
         return None
-    from nsys_analyzer.runs.timings import read_timings
-    from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
-    from nsys_analyzer.runs.timings_csv import has_rows
+    from nsys_analyzer.runs.timings import NAME, read_timings
 
-    found = [path for folder in folders if os.path.isfile(path := folder / TIMINGS)]  # noqa: PTH113 - pathlib raises
-    if len(found) > 1:
-        tell(f"Several folders have a {TIMINGS}, and none is used: name one with {option}.")
-    if len(found) != 1:
+    files = [path for folder in folders if os.path.isfile(path := folder / NAME)]  # noqa: PTH113 - pathlib raises
+    if len(files) > 1:
+        tell(f"Several folders have a {NAME}, and none is used: name one with {option}.")
+    if len(files) != 1:
         return None
     try:
-        read = read_timings(found[0], selection=selection) if has_rows(found[0]) else None
+        if b"\n" not in files[0].read_bytes().strip():
+            return None  # a header alone: programs may time nothing
+        timings = read_timings(files[0], selection=selection)
     except (NsysAnalyzerError, OSError) as error:
         tell(f"Left out, as it cannot be read: {error}")
         return None
-    if read:
-        tell(f"Unprofiled times: {found[0]}; {option} names others.")
-    return read
-
-
-def _unread(folder: Path) -> Iterator[CaptureSummary]:
-    """A row for each subfolder, and for each manifest of a run without a trace, that cannot be read."""
-    for place, files in _files_of(folder).items():
-        if isinstance(files, OSError):
-            error = TraceError(f"{place} cannot be read ({files.strerror})", f"Make it readable: chmod u+rx {place}")
-            yield _failed(place.name, place, str(error))
-    for path, refused in manifests_without_trace(folder).items():
-        if isinstance(refused, NsysAnalyzerError):
-            yield _failed(_name_by(path), path, str(refused))
+    tell(f"Unprofiled times: {files[0]}; {option} names others.")
+    return timings
 
 
 def _failed(name: str, path: Path, message: str) -> CaptureSummary:
     return CaptureSummary(name, None, path.name, "failed", message, warnings=(message,))
 
 
+def _without_trace(path: Path, run: Run) -> CaptureSummary:
+    """Returns the row of a run that has left only a manifest."""
+    status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "no trace was written")
+    name = name_by_manifest(path)
+    return _with_run(CaptureSummary(name, None, path.name, status, message, configuration=configuration_of(run)), run)
+
+
 def _titles(traces: Sequence[Path]) -> dict[Path, str]:
-    """The name of each capture: its file's, with its folder where several files have one name."""
+    """Returns the name of each capture: its file's, with its folder where several files have one name."""
     titles = {trace: _name(trace) for trace in traces}
     for longer in (lambda path: f"{Path(os.path.realpath(path)).parent.name}/{_name(path)}", str):
         times = Counter(titles.values())
@@ -268,8 +278,14 @@ def _titles(traces: Sequence[Path]) -> dict[Path, str]:
     return titles
 
 
+def _name(path: Path) -> str:
+    stem = trace_stem(path)
+    stem = stem if stem != path.name else path.name.removesuffix(path.suffix)
+    return capture_name(stem, Path(os.path.realpath(path)).parent)
+
+
 def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, ...]:
-    """The rows of a capture; ``is_lost`` where no process has survived reading it."""
+    """Returns the rows of a capture; ``is_lost`` where no process has survived reading it."""
     path, given = capture.path, capture.given
     configuration = _overridden(configuration_from_name(_name(path)), given)
     manifest = None
@@ -291,14 +307,8 @@ def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, 
         return (_with_run(unread, manifest),)
 
 
-def _name(path: Path) -> str:
-    known = trace_stem(path)
-    stem = known if known != path.name else path.name.removesuffix(path.suffix)
-    return capture_name(stem, Path(os.path.realpath(path)).parent)
-
-
 def _overridden(known: Configuration | None, given: Run) -> Configuration | None:
-    """The configuration with what was given in place of what was known.
+    """Returns the configuration with what was given in place of what was known.
 
     Raises:
         ConfigurationError: an unknown model.
@@ -314,7 +324,7 @@ def _overridden(known: Configuration | None, given: Run) -> Configuration | None
 
 
 def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
-    """The manifest outranks the trace."""
+    """Returns the summary with what its manifest says, which outranks the trace."""
     if run is None:
         return summary
     peak = run.peak_memory_bytes
@@ -340,7 +350,7 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
 
 
 def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[CaptureSummary]:
-    """The captures with the ranks that the ``order`` of their names is, where it is given, else those that names say.
+    """Returns the captures with the ranks that the ``order`` of their names is, where it is given, else as names say.
 
     A name is believed of captures of one process with collectives whose rank nothing else tells, where several names
     are the same but for the number, and no two have one number.
@@ -357,25 +367,14 @@ def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[Ca
         is_rank = "rank" in rest.lower() or 0 in numbers.values()
         if is_rank and 1 < len(numbers) == len(set(numbers.values())):
             ranks |= {name: (number, rest, single[name].members[0].run) for name, number in numbers.items()}
-    found = []
+    told = []
     for row in rows:
         if row.name in ranks:
             rank, rest, run = ranks[row.name]
             member = replace(row.members[0], rank=rank, named=rest, run=run)
             row = replace(row, rank=rank, process=f"rank {rank}", members=(member,))
-        found.append(row)
-    return found
-
-
-def _without_trace(path: Path, run: Run) -> CaptureSummary:
-    status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "no trace was written")
-    row = CaptureSummary(_name_by(path), None, path.name, status, message, configuration=configuration_of(run))
-    return _with_run(row, run)
-
-
-def _name_by(manifest: Path) -> str:
-    """The name of a run that has left only a manifest."""
-    return capture_name(stem_of_manifest(manifest), Path(os.path.realpath(manifest)).parent)
+        told.append(row)
+    return told
 
 
 def _order(summary: CaptureSummary) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ _ANSWER_TIMEOUT_S = 20
 
 
 def gpu_count() -> int:
-    """How many GPUs CUDA sees, 0 without a driver; ``CUDA_VISIBLE_DEVICES`` counts. Source: CUDA driver API."""
+    """Returns how many GPUs CUDA sees, 0 without a driver; ``CUDA_VISIBLE_DEVICES`` counts. Source: CUDA driver API."""
     driver, count = cuda_driver(), ctypes.c_int(0)
     if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
@@ -20,7 +20,7 @@ def gpu_count() -> int:
 
 
 def cuda_driver() -> ctypes.CDLL | None:
-    """The library of the CUDA driver; None where there is none."""
+    """Returns the library of the CUDA driver; None where there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -28,13 +28,13 @@ def cuda_driver() -> ctypes.CDLL | None:
 
 
 def driver_version() -> str | None:
-    """The version of NVIDIA's driver by ``nvidia-smi``, such as ``580.159.04``; None without an answer."""
+    """Returns the version of NVIDIA's driver by ``nvidia-smi``, such as ``580.159.04``; None without an answer."""
     lines = answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return lines[0] if lines else None
 
 
 def torch_version() -> str | None:
-    """The version of the installed torch, such as ``2.13.0+cpu``, without importing it; None where there is none."""
+    """Returns the installed torch's version, such as ``2.13.0+cpu``, without importing it; None where there is none."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -42,7 +42,7 @@ def torch_version() -> str | None:
 
 
 def provenance(folder: Path) -> dict[str, Any]:
-    """The CPU, the driver, and the git commit of ``folder``, without what is unknown; untracked files do not count."""
+    """Returns the CPU, the driver, and the git commit of ``folder``, as far as known; untracked files do not count."""
     git = ("git", "-C", str(folder))
     commit = answer(*git, "rev-parse", "HEAD")
     changes = answer(*git, "status", "--porcelain", "--untracked-files=no") if commit else None
@@ -56,7 +56,7 @@ def provenance(folder: Path) -> dict[str, Any]:
 
 
 def answer(*command: str) -> list[str] | None:
-    """The lines that a command prints; None where it is not installed, fails or takes too long."""
+    """Returns the lines that a command prints; None where it is not installed, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -65,17 +65,17 @@ def answer(*command: str) -> list[str] | None:
 
 
 def cpu_model() -> str | None:
-    """The CPU's model from ``/proc/cpuinfo``; None on other systems."""
+    """Returns the CPU's model from ``/proc/cpuinfo``; None on other systems."""
     return _value_in(Path("/proc/cpuinfo"), "model name")
 
 
 def driver_module() -> str | None:
-    """The version of NVIDIA's driver, as its kernel module says; None where it is not loaded."""
+    """Returns the version of NVIDIA's driver, as its kernel module says; None where it is not loaded."""
     return _value_in(Path("/proc/driver/nvidia/version"), "NVRM version")
 
 
 def _value_in(path: Path, key: str) -> str | None:
-    """The value in the first line ``key: value`` of a file; None where there is none."""
+    """Returns the value in the first line ``key: value`` of a file; None where there is none."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -14,8 +14,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_t
 from nsys_analyzer.configuration import SCHEMA_VERSION, Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.system.strict_json import decode_json
-from nsys_analyzer.trace.nsys_report import is_export_folder
-from nsys_analyzer.trace.sources import is_capture, trace_stem
+from nsys_analyzer.trace.sources import is_capture, is_export_folder, trace_stem
 
 MANIFEST = "manifest.json"
 _SUFFIX = ".manifest.json"
@@ -28,7 +27,7 @@ class ManifestError(NsysAnalyzerError):
 
 
 def configuration_of(run: Run) -> Configuration:
-    """The configuration that a manifest describes; dimensions, where all four are there, decide the model.
+    """Returns the configuration that a manifest describes; dimensions, where all four are there, decide the model.
 
     Raises:
         ConfigurationError: an unknown model without dimensions, or impossible dimensions.
@@ -47,7 +46,7 @@ def configuration_of(run: Run) -> Configuration:
 
 
 def read_manifest(path: Path) -> Run:
-    """The manifest in this file; keys it does not know are ignored.
+    """Returns the manifest in this file; keys it does not know are ignored.
 
     Raises:
         ManifestError: no such file, not a JSON object, a value of the wrong type, an unknown status, model or
@@ -66,7 +65,7 @@ def _values_in(path: Path) -> Any:
 
 
 def run_from(values: Any, path: Path) -> Run:
-    """The run that the values of a JSON file at this path describe.
+    """Returns the run that the values of a JSON file at this path describe.
 
     Raises:
         ManifestError: as :func:`read_manifest` does.
@@ -90,13 +89,23 @@ def run_from(values: Any, path: Path) -> Run:
 
 
 def capture_name(stem: str, folder: Path) -> str:
-    """The name of a capture: its file's, or after its folder for ``capture`` and a rank's ``capture_rank0``."""
+    """Returns the name of a capture: its file's, or after its folder for ``capture`` and a rank's ``capture_rank0``."""
     own = _IN_A_FOLDER.fullmatch(stem)
     return Path(os.path.realpath(folder)).name + own[1] if own else stem
 
 
+def name_by_manifest(path: Path) -> str:
+    """Returns the name of the capture that a manifest belongs to, as the manifest's own name says it."""
+    return capture_name("capture" if path.name == MANIFEST else path.name.removesuffix(_SUFFIX), path.parent)
+
+
+def manifest_of_stem(stem: str) -> str:
+    """Returns the name of the manifest of a capture in a target's folder."""
+    return MANIFEST if stem == "capture" else f"{stem}{_SUFFIX}"
+
+
 def find_manifest(trace: Path) -> Run | None:
-    """The manifest of this trace, ``None`` without one: ``<stem>.manifest.json``, or ``manifest.json`` of its folder.
+    """Returns the manifest of this trace: ``<stem>.manifest.json``, or ``manifest.json`` of its folder, or ``None``.
 
     The latter belongs to the trace its ``capture`` names, or to the folder's only trace. A trace and its export,
     ``a.nsys-rep`` and ``a.sqlite``, are one trace.
@@ -105,10 +114,9 @@ def find_manifest(trace: Path) -> Run | None:
         ManifestError: the manifest is malformed.
     """
     stem = trace_stem(trace)
-    own = trace.parent / f"{stem}{_SUFFIX}"
+    own, shared = trace.parent / f"{stem}{_SUFFIX}", trace.parent / MANIFEST
     if own.is_file():
         return read_manifest(own)
-    shared = trace.parent / MANIFEST
     if not shared.is_file():
         return None
     manifest = read_manifest(shared)
@@ -117,7 +125,7 @@ def find_manifest(trace: Path) -> Run | None:
 
 
 def manifests_without_trace(folder: Path) -> dict[Path, Run | ManifestError]:
-    """The manifests, in the folder and one level of subfolders, of runs that left no trace, such as OOM.
+    """Returns the manifests, in the folder and one level of subfolders, of runs that left no trace, such as OOM.
 
     In order of folder and file name, with the error where one cannot be read. A folder that does not exist, or that
     cannot be read, holds none; a ``manifest.json`` without a status is somebody else's.
@@ -125,50 +133,34 @@ def manifests_without_trace(folder: Path) -> dict[Path, Run | ManifestError]:
     if not folder.is_dir():
         return {}
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    found: dict[Path, Run | ManifestError] = {}
-    for path in (path for place in (folder, *subfolders) for path in _manifests_in(place)):
+    manifests: dict[Path, Run | ManifestError] = {}
+    for place in (folder, *subfolders):
         try:
-            values = _values_in(path)
-            if path.name == MANIFEST and not (isinstance(values, dict) and "status" in values):
-                continue  # of a web application, or of a model's checkpoint
-            manifest = run_from(values, path)
-        except ManifestError as error:
-            if not _trace_stems(path.parent):  # else its trace's row says it
-                found[path] = error
-        else:
-            if not _has_trace(path, manifest):
-                found[path] = manifest
-    return found
-
-
-def stem_of_manifest(path: Path) -> str:
-    """The name, without suffix, of the capture that a manifest belongs to, as its own name says it."""
-    return "capture" if path.name == MANIFEST else path.name.removesuffix(_SUFFIX)
-
-
-def manifest_of_stem(stem: str) -> str:
-    """The name of the manifest of a capture in a target's folder."""
-    return MANIFEST if stem == "capture" else f"{stem}{_SUFFIX}"
-
-
-def _manifests_in(folder: Path) -> list[Path]:
-    """The files of a folder that are called like a manifest; none where it cannot be read."""
-    try:
-        found = sorted(path for path in folder.iterdir() if path.name.endswith(MANIFEST) and not path.is_fifo())
-    except OSError:  # its captures' row says it
-        return []
-    return [path for path in found if path.name == MANIFEST or path.name.endswith(_SUFFIX)]
-
-
-def _has_trace(path: Path, manifest: Run) -> bool:
-    folder = path.parent
-    stems = _trace_stems(folder)
-    if path.name != MANIFEST:
-        stem = path.name.removesuffix(_SUFFIX)
-        return stem in stems or (folder / f"{stem}.json").is_file()
-    if manifest.capture is None or len(stems) == 1:
-        return bool(stems)
-    return trace_stem(Path(manifest.capture)) in stems or (folder / Path(manifest.capture).name).is_file()
+            files = sorted(path for path in place.iterdir() if not path.is_fifo())
+            stems = _trace_stems(place)
+        except OSError:  # its captures' row says it
+            continue
+        for path in (path for path in files if path.name == MANIFEST or path.name.endswith(_SUFFIX)):
+            try:
+                values = _values_in(path)
+                if path.name == MANIFEST and not (isinstance(values, dict) and "status" in values):
+                    continue  # of a web application, or of a model's checkpoint
+                manifest = run_from(values, path)
+            except ManifestError as error:
+                if not stems:  # else its trace's row says it
+                    manifests[path] = error
+                continue
+            if path.name != MANIFEST:
+                stem = path.name.removesuffix(_SUFFIX)
+                has_trace = stem in stems or (place / f"{stem}.json").is_file()
+            elif manifest.capture is None or len(stems) == 1:
+                has_trace = bool(stems)
+            else:
+                capture = Path(manifest.capture)
+                has_trace = trace_stem(capture) in stems or (place / capture.name).is_file()
+            if not has_trace:
+                manifests[path] = manifest
+    return manifests
 
 
 def _trace_stems(folder: Path) -> set[str]:

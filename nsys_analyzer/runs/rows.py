@@ -60,7 +60,7 @@ class Times:
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Times:
-        """The figures of these times in ms, one at the least."""
+        """Returns the figures of these times in ms, one at the least."""
         mean = statistics.fmean(times)
         std = statistics.stdev(times) if len(times) > 1 else None
         cv = None if std is None else std / mean
@@ -108,16 +108,16 @@ class Row(Generic[C, F]):
 
     @property
     def ok(self) -> bool:
-        """Whether it was measured to its end."""
+        """Returns whether it was measured to its end."""
         return self.status == "ok"
 
     @property
     def key(self) -> str:
-        """The key of its task."""
+        """Returns the key of its task."""
         return _key(self.module, self.case, self.environment)
 
     def written(self) -> dict[str, Any]:
-        """The row in JSON's types."""
+        """Returns the row in JSON's types."""
         return {**vars(self), "case": written(self.case), "figures": written(self.figures)}
 
 
@@ -126,7 +126,7 @@ def _key(module: str, case: object, environment: Mapping[str, str]) -> str:
 
 
 def written(value: object) -> dict[str, Any]:
-    """A case or figures in JSON's types: the parts spelled out, without what is None."""
+    """Returns a case or figures in JSON's types: the parts spelled out, without what is None."""
     if isinstance(value, Mapping):
         return dict(value)
     found: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def written(value: object) -> dict[str, Any]:
 
 
 def loaded(kind: type[T], values: Mapping[str, Any]) -> T:
-    """The case or figures that JSON's values stand for.
+    """Returns the case or figures that JSON's values stand for.
 
     Raises:
         ValueError: one is missing, or of another type; it says which.
@@ -157,7 +157,7 @@ def loaded(kind: type[T], values: Mapping[str, Any]) -> T:
 
 @cache
 def _parts(kind: type) -> dict[str, dict[str, str]]:
-    """The parts of a type, and of each its keys in JSON with the names of their fields."""
+    """Returns the parts of a type, and of each its keys in JSON with the names of their fields."""
     found = {}
     for name, hint in get_type_hints(kind).items():
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
@@ -167,7 +167,7 @@ def _parts(kind: type) -> dict[str, dict[str, str]]:
 
 
 def typed(row: Row[Any, Any], target: CaseTarget[C, F]) -> Row[C, F]:
-    """A row as the file holds it, its case and figures in their types.
+    """Returns a row as the file holds it, its case and figures in their types.
 
     Raises:
         ValueError: a value of the case is missing, one is of another type, or nothing was measured although it is ok.
@@ -202,7 +202,7 @@ def add_row(folder: Path, row: Row[Any, Any]) -> None:
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...]]:
-    """The header and the rows, each task once, with its latest row; cases and figures as JSON has them.
+    """Returns the header and the rows, each task once, with its latest row; cases and figures as JSON has them.
 
     The header's ``runs`` are all command lines that made rows. A last line that an interrupt cut off is passed over.
 

@@ -85,7 +85,7 @@ class Target:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it runs without a profiler, too: as it times itself, or as its annotation times some of its steps.
+        """Returns whether it runs without a profiler, too: it times itself, or its annotation times some of its steps.
 
         A program that is not Python's has no steps to find, and runs once.
         """
@@ -95,7 +95,7 @@ class Target:
 
 
 def transformer_targets(models: Sequence[str], choices: Choices, more: Sequence[str] = ()) -> tuple[Target, ...]:
-    """The transformer in each combination of models and options, in the order of both, each once.
+    """Returns the transformer in each combination of models and options, in the order of both, each once.
 
     Options without ``choices`` have their defaults; ``more`` are further words of the command line.
 
@@ -120,7 +120,7 @@ def _target(run: Run, more: Sequence[str]) -> Target:
 
 
 def capture_stems(ranks: Ranks | None) -> tuple[str, ...]:
-    """The names, without suffix, of the captures that a profiler leaves in a target's folder, in the order of ranks."""
+    """Returns the names, without suffix, of the captures that a profiler leaves in a target's folder, by rank."""
     if ranks is None or ranks.one_report:
         return ("capture",)
     return tuple(f"capture_rank{rank}" for rank in range(ranks.count))
@@ -129,7 +129,7 @@ def capture_stems(ranks: Ranks | None) -> tuple[str, ...]:
 def program_target(
     program: Sequence[str], run: Run, annotation: Annotation | None = None, ranks: Ranks | None = None
 ) -> Target:
-    """The target for a program of the user's, called after its script: ``python -u src/train.py`` is ``train``.
+    """Returns the target for a program of the user's, called after its script: ``python -u src/train.py`` is ``train``.
 
     Raises:
         ConfigurationError: no name can be made of it.

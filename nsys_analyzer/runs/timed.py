@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.runs.doubts import doubts_of
 from nsys_analyzer.runs.timings import COLUMNS, Timing, Timings
 
 _ORDER = ("forward", "loss", "backward", "forward+backward", "optimizer", "step")
@@ -25,6 +25,13 @@ _NO_NEWS = ("ok", "missing")
 _FEW = 3
 #: What a row of its own says of the run, beside its configuration.
 _CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device", "gpu")
+#: The phases that a time of several covers, where the capture has no range for it.
+_PARTS = {
+    "forward+backward": ("forward", "loss", "backward"),
+    "step": ("forward", "loss", "backward", "optimizer"),
+}
+#: A share by which the same work may differ between two runs, whose clocks do.
+_TOLERANCE = 0.03
 
 
 def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_run: bool) -> list[CaptureSummary]:
@@ -45,7 +52,7 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_ru
         fitting = own if len({row.cells for row in own}) == 1 else _fitting(own or rest, capture, one_run=one_run)
         if len({row.cells for row in fitting}) == 1:
             used += fitting
-            capture = _with(capture, fitting)
+            capture = _with_times(capture, fitting)
         elif warning := _why_none(timings, fitting, one_run=one_run):
             capture = replace(capture, warnings=(*capture.warnings, warning))
         timed.append(capture)
@@ -55,7 +62,7 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_ru
 
 
 def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) -> list[Timing]:
-    """The rows that contradict nothing that is known of a capture, and agree in most of it.
+    """Returns the rows that contradict nothing that is known of a capture, and agree in most of it.
 
     Where several fit alike, those of the precision that more than half of the matmul time has by the kernels' names.
     """
@@ -79,7 +86,7 @@ def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) 
 
 
 def _agreement(row: Timing, known: Configuration, run: Run, words: set[str]) -> float | None:
-    """How many conditions both sides know and agree on; None where they disagree in one.
+    """Returns how many conditions both sides know and agree on; None where they disagree in one.
 
     The mode, which is inferred, decides between rows that agree in as many others. Words of no fixed vocabulary, such
     as eager, are compared where the file has the capture's among its ``words``.
@@ -102,14 +109,14 @@ def _agreement(row: Timing, known: Configuration, run: Run, words: set[str]) -> 
 
 
 def _gpu_fits(one: str | None, other: str | None) -> bool:
-    """Whether ``H100`` and ``NVIDIA H100 80GB HBM3`` can be one GPU: a name without a number fits any."""
+    """Returns whether ``H100`` and ``NVIDIA H100 80GB HBM3`` can be one GPU: a name without a number fits any."""
     ours, theirs = (set(re.findall(r"[a-z]*\d+[a-z]*", (name or "").lower())) for name in (one, other))
     plain = [{part for part in parts if not part.endswith("gb") and "hbm" not in part} for parts in (ours, theirs)]
     return not all(plain) or bool(plain[0] & plain[1])
 
 
 def _why_none(timings: Timings, fitting: Sequence[Timing], *, one_run: bool) -> str:
-    """Why no row is used, where it is not for their configurations: they fit alike, or nothing says whose they are."""
+    """Returns why no row is used, if not for their configurations: they fit alike, or nothing says whose they are."""
     cells = [dict(row.cells) for row in fitting]
     headers = dict.fromkeys(header for one in cells for header in one)
     values = {header: list(dict.fromkeys(one.get(header, "") for one in cells)) for header in headers}
@@ -128,8 +135,8 @@ def _why_none(timings: Timings, fitting: Sequence[Timing], *, one_run: bool) -> 
     return f"{timings.source}: none of the rows that fit is used, {said}"
 
 
-def _with(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
-    """The capture with these times of its own, and a warning for each that cannot be right.
+def _with_times(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
+    """Returns the capture with these times of its own, and a warning for each that cannot be right.
 
     The peak memory of its manifest serves where they have none.
     """
@@ -144,7 +151,7 @@ def _with(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
         warmup_steps=timings[0].run.warmup_steps,
         device=timings[0].run.device,
         peak_memory_bytes=max(memory) or (capture.unprofiled.peak_memory_bytes if capture.unprofiled else None),
-        doubts=doubts_of(capture, times),
+        doubts={phase: why for phase, stats in times.items() if (why := tuple(_doubts(capture, phase, stats)))},
     )
     warnings = [
         f"{timing.place}: {timing.phase} {times[timing.phase].typical:.3f} ms is not trusted, no verdict rests on it: "
@@ -156,8 +163,40 @@ def _with(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
     return replace(capture, phases=phases, unprofiled=unprofiled, warnings=(*capture.warnings, *warnings))
 
 
+def _doubts(capture: CaptureSummary, name: str, python: Stats) -> Iterator[str]:
+    """Yields why a phase's unprofiled time cannot be right, from the capture of the same run."""
+    if python.mean is None:
+        return
+    if python.std is not None and python.std > python.mean:
+        yield f"its deviation, {python.std:.3f} ms, is above its mean, as where warm-up is among the measured steps"
+    # The phase under the profiler, or the phases that make it, where all of these are there.
+    parts = [part for part in _PARTS.get(name, ()) if part != "loss" or capture.phase("loss")]
+    names = [name] if capture.phase(name) else parts
+    phases = [phase for part in names if (phase := capture.phase(part))]
+    if not phases or len(phases) < len(names):
+        return
+    busy, wall = _sum([phase.gpu_busy_ms for phase in phases]), _sum([phase.wall_ms for phase in phases])
+    if not capture.on_cpu and _is_less(python, busy):
+        cause = "another run, another unit, or the device was not synchronised"
+        yield f"the GPU is busy for longer, {busy.mean:.3f} ms ({cause})"
+    if all(map(capture.is_timed, phases)) and _is_less(wall, python):
+        yield f"under the profiler it takes less, {wall.mean:.3f} ms (another run, or another unit)"
+
+
+def _sum(clocks: Sequence[Stats]) -> Stats:
+    """Returns the clocks of phases that follow each other as one, their deviations added."""
+    return Stats(None, sum(clock.mean or 0.0 for clock in clocks), sum(clock.std or 0.0 for clock in clocks))
+
+
+def _is_less(time: Stats, other: Stats) -> bool:
+    """Returns whether a time is less than another by more than both deviations and the clocks explain."""
+    if not time.mean or not other.mean:
+        return False
+    return other.mean - time.mean > (time.std or 0.0) + (other.std or 0.0) + _TOLERANCE * other.mean
+
+
 def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSummary]:
-    """A row for each run without a capture: timed alone, or ended before it was."""
+    """Yields a row for each run without a capture: timed alone, or ended before it was."""
     groups: dict[object, list[Timing]] = defaultdict(list)
     for timing in timings:
         groups[timing.run.capture, timing.cells].append(timing)
@@ -167,7 +206,7 @@ def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSumma
     rows: dict[str, CaptureSummary] = {}
     for group in groups.values():
         first, configuration = group[0], group[0].configuration
-        row = _with(CaptureSummary("", None, source, ""), group)
+        row = _with_times(CaptureSummary("", None, source, ""), group)
         unprofiled = row.unprofiled
         if not unprofiled or (unprofiled.status == "missing" and not first.run.capture):
             continue
@@ -196,7 +235,7 @@ def _name(timing: Timing, configuration: Configuration, differing: Collection[st
 
 
 def _is_other(row: Timing, captures: Sequence[CaptureSummary]) -> bool:
-    """Whether a row is of none of the captures: of another model, or of another configuration of one."""
+    """Returns whether a row is of none of the captures: of another model, or of another configuration of one."""
     fields = ("context_length", "batch_size", "precision", "mode")
     for known in (capture.configuration or Configuration() for capture in captures):
         pairs = [(getattr(row.configuration, field), getattr(known, field)) for field in fields]

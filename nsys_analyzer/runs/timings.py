@@ -1,31 +1,46 @@
-"""Reads times of runs without a profiler: tables that benchmark scripts write, as CSV or JSON."""
+"""Times of runs without a profiler: from tables that benchmark scripts write, and from the manifests of a sweep.
+
+Tables are CSV or JSON. A sweep writes one of its own for people, ``timings.csv``.
+"""
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import structs
 
 from nsys_analyzer.analysis.summary.statistics import Stats
-from nsys_analyzer.analysis.transformer.models import Configuration
-from nsys_analyzer.configuration import Run
+from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_text
+from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Run
 from nsys_analyzer.errors import ConfigurationError, TimingsError
-from nsys_analyzer.runs.manifest import configuration_of
-from nsys_analyzer.system.strict_json import LARGEST
+from nsys_analyzer.runs.manifest import MANIFEST, configuration_of, name_by_manifest, run_from
+from nsys_analyzer.runs.rows import Times
+from nsys_analyzer.runs.targets import PHASES
+from nsys_analyzer.system.atomic_write import write_text
+from nsys_analyzer.system.strict_json import LARGEST, decode_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
+#: The table that a sweep writes, its file and its columns; times in milliseconds over the measured steps.
+NAME = "timings.csv"
+_STEPS = ("warmup_steps", "steps")
+_DESCRIBED = ("model", *DIMENSIONS, *(name for name, one in OPTIONS.items() if one.in_run and name not in _STEPS))
+WRITTEN = (
+    "capture", *_DESCRIBED, "rank", "phase", *_STEPS, "mean_ms", "std_ms", "min_ms", "median_ms", "max_ms",
+    "peak_memory_bytes", "status", "message",
+)  # fmt: skip
 #: What scripts call each column, in any case and with any punctuation. Any other column is a condition of the run, but
 #: for one of results: its name has a unit, or its cells are decimals or lists.
 COLUMNS = {
@@ -127,7 +142,7 @@ class Timing:
 
     @property
     def model(self) -> str | None:
-        """The name of its model, which may be no known one."""
+        """Returns the name of its model, which may be no known one."""
         return self.configuration.model.name if self.configuration.model else self.run.model
 
 
@@ -198,14 +213,9 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
     return Timings(", ".join(path.name for path in paths), tuple(timings), tuple(notes))
 
 
-def of_step(ms: float) -> Timings:
-    """Returns the time of a step that ``--step-ms`` says."""
-    return Timings("--step-ms", (Timing("step", Stats(None, ms), "--step-ms"),))
-
-
 @lru_cache(4_096)
 def _described(cells: tuple[tuple[str, str], ...]) -> tuple[Run, Configuration]:
-    """What the cells of a row say of its run; a model of no known name is one without dimensions."""
+    """Returns what the cells of a row say of its run; a model of no known name is one without dimensions."""
     known: dict[str, Any] = {name: text for name, text in cells if name in COLUMNS}
     for name in ("compile", "cuda_graph"):
         word = known.pop(name, "").lower()
@@ -224,7 +234,7 @@ def _described(cells: tuple[tuple[str, str], ...]) -> tuple[Run, Configuration]:
 
 
 def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of a file, one for each phase, its times in ms; and the notes on it."""
+    """Returns the rows of a file, one for each phase, its times in ms; and the notes on it."""
     import pandas as pd
 
     table = _table(path)
@@ -296,7 +306,7 @@ def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str
 
 
 def _table(path: Path) -> pd.DataFrame:
-    """The texts of a file by its headers, "" for what is missing; the index is the line, or the row of JSON.
+    """Returns the texts of a file by its headers, "" for what is missing; the index is the line, or the row of JSON.
 
     Raises:
         TimingsError: no such file, no table, or no row.
@@ -336,7 +346,7 @@ def _table(path: Path) -> pd.DataFrame:
 
 
 def _time_column(header: str) -> tuple[Any, Any, Any] | None:
-    """The phase ("" where the row says it), statistic and unit in ms of a column of times; None for other columns."""
+    """Returns the phase ("" where the row says it), statistic and unit in ms of a column of times; None for others."""
     meanings = _meanings(re.sub(r"(?:[\s_]per[\s_]|/)(?:step|iteration|iter)(?![a-z])", " ", header.lower()))
     if meanings is None or header.lower() == "s":
         return None
@@ -348,13 +358,13 @@ def _time_column(header: str) -> tuple[Any, Any, Any] | None:
 
 
 def _phase_of(text: str) -> str:
-    """One of our phases, as other words spell it; empty for others."""
+    """Returns one of our phases, as other words spell it; empty for others."""
     meanings = _meanings(text) or {}
     return str(meanings["phase"][0]) if "phase" in meanings and meanings.keys() <= {"phase", "other"} else ""
 
 
 def _meanings(text: str) -> dict[str, list[Any]] | None:
-    """What each word means, and the one phase that they name; None where one has no meaning here."""
+    """Returns what each word means, and the one phase that they name; None where one has no meaning here."""
     found: dict[str, list[Any]] = {}
     for kind, value in dict.fromkeys(_MEANING_OF.get(word, ("", "")) for word in _word(text).split("_")):
         found.setdefault(kind, []).append(value)
@@ -365,21 +375,21 @@ def _meanings(text: str) -> dict[str, list[Any]] | None:
 
 
 def _is_result(name: str, texts: Iterable[str]) -> bool:
-    """Whether a column without a meaning here tells no runs apart: one of results."""
+    """Returns whether a column without a meaning here tells no runs apart: one of results."""
     numbers = [text for text in texts if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text.lower())]
     has_unit = any(_MEANING_OF.get(word, ("",))[0] == "unit" for word in _word(name).split("_"))
     return has_unit or any("." in text for text in numbers) or any(text[:1] in ("[", "{") for text in texts)
 
 
 def _status(text: str) -> str:
-    """``ok``, ``oom``, ``failed`` or ``timeout``, as other words spell it; empty for others."""
+    """Returns ``ok``, ``oom``, ``failed`` or ``timeout``, as other words spell it; empty for others."""
     if _OOM.search(text):
         return "oom"
     return next((name for name, words in _STATUSES.items() if _word(text) in words.split()), "")
 
 
 def _each(path: Path, column: pd.Series[Any], read: Callable[[str], Any]) -> pd.Series[Any]:
-    """The column with what ``read`` makes of its texts; a TimingsError where it makes nothing of one."""
+    """Returns the column with what ``read`` makes of its texts; a TimingsError where it makes nothing of one."""
     values = {}
     for text in column.unique():
         try:
@@ -392,7 +402,7 @@ def _each(path: Path, column: pd.Series[Any], read: Callable[[str], Any]) -> pd.
 
 
 def _time(unit: float, least_ms: float, text: str) -> float | str:
-    """The time in a cell in ms, NaN for none; or the status in its place."""
+    """Returns the time in a cell in ms, NaN for none; or the status in its place."""
     try:
         ms = float(text or "nan") * unit
     except ValueError:
@@ -411,3 +421,80 @@ def _listed(names: Iterable[str]) -> str:
 @lru_cache(4_096)
 def _word(text: str) -> str:
     return re.sub(r"[\W_]+", "_", text.lower()).strip("_")
+
+
+# --- of a sweep
+
+
+class _Timed(msgspec.Struct):
+    """What a manifest keeps of a run without a profiler: how it ended, and the times of each phase's steps in ms."""
+
+    status: str
+    times_ms: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]
+    message: str | None = None
+
+
+def timings_of_sweep(folder: Path) -> Timings:
+    """Returns the times in the manifests of a sweep's folder, to the nanosecond.
+
+    A configuration that ran out of memory, failed or timed out has its phases with that status and no times. Of one
+    capture of several ranks those of each are there.
+
+    Raises:
+        ConfigurationError: the times of a manifest are none of a sweep's.
+    """
+    return Timings(NAME, tuple(row for path in sorted(folder.glob(f"[!.]*/*{MANIFEST}")) for row in _of_manifest(path)))
+
+
+def _of_manifest(path: Path) -> Iterator[Timing]:
+    """Yields the times of a manifest; none where the file is somebody else's: others call theirs so, too."""
+    try:
+        values = decode_json(path.read_bytes())
+    except ValueError:
+        return
+    if not isinstance(values, dict):
+        return
+    of_ranks = values.get("rank_timings") if values.get("capture") else None
+    for rank, kept in enumerate(of_ranks) if of_ranks else ((None, values.get("timings")),):
+        if not kept:  # a program may time nothing
+            continue
+        try:
+            timed = msgspec.convert(kept, _Timed)
+        except msgspec.ValidationError as error:
+            problem = f"{path.parent.name}/{path.name}: its timings are none of a sweep's ({error})"
+            raise ConfigurationError(problem, "Move the folder away, or run the configuration again") from error
+        manifest = run_from(values, path)
+        described = {name: getattr(manifest, name) for name in (*_DESCRIBED, *_STEPS)}
+        message = " ".join((timed.message or "").split()) or None
+        run = Run(**described, rank=rank, capture=name_by_manifest(path), message=message)
+        # A number of steps tells no two runs apart.
+        told = ((name, getattr(run, name)) for name in (*_DESCRIBED, "rank", "warmup_steps"))
+        cells = tuple((name, str(value)) for name, value in told if value is not None)
+        configuration = structs.replace(configuration_of(run), source="timings")
+        for phase in timed.times_ms or PHASES.get(mode_from_text(manifest.mode or ""), ()):
+            times = None
+            if timed.status == "ok":
+                spread = Times.of(timed.times_ms[phase])
+                ms = (spread.ms, spread.std_ms, spread.min_ms, spread.median_ms, spread.max_ms)
+                times = Stats(run.steps, *(None if value is None else round(value, 6) for value in ms))
+                run = replace(run, peak_memory_bytes=manifest.peak_memory_bytes)
+            yield Timing(phase, times, path.parent.name, timed.status, run, configuration, cells)
+
+
+def write_timings(folder: Path) -> Path:
+    """Writes the times of a sweep's folder as ``timings.csv``, whole or not at all, and returns its path."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, WRITTEN, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in timings_of_sweep(folder).rows:
+        times = vars(row.times) if row.times else {}
+        figures = {f"{name}_ms": f"{times[name]:.6f}" for name in _STATISTICS if times.get(name) is not None}
+        writer.writerow({**vars(row.run), "phase": row.phase, **figures, "status": row.status})
+    write_text(folder / NAME, text.getvalue())
+    return folder / NAME
+
+
+def is_from_a_sweep(path: Path) -> bool:
+    """Tells whether a file of timings was written here, and may be written anew."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline().startswith(",".join(WRITTEN[:2]))

@@ -1,1 +1,233 @@
-"""Copies of captures that may leave the machine, without what is private."""
+"""Copies of captures that may leave the machine: what analysis needs of a trace, and nothing of its owner."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.share.names import CALL, KERNEL, MARK, OPERATOR, RANGE, THREAD, Renamed, Scrubber, is_public
+from nsys_analyzer.system.atomic_write import atomic_write, check_regular
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, rows_of
+from nsys_analyzer.trace.ranks import noted_calls, read_nccl_calls, read_ranks
+from nsys_analyzer.trace.reader import Reader, write_sqlite
+from nsys_analyzer.trace.schema import Column, Table
+from nsys_analyzer.trace.sources import check_no_input, open_capture
+from nsys_analyzer.trace.trace import check_recorded, costly_tables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: The tables that a copy does not have: payloads and the time of the day. What is read of NCCL's is written as a table
+#: of ours.
+_BEHIND = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALLS)
+
+#: Columns of numbers that are kept beside those that the package reads: what a look at one kernel or copy asks for.
+_MORE_COLUMNS = {
+    "kernel": (
+        "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory",
+        "dynamicSharedMemory",
+    ),
+    "memory": ("deviceId", "address", "memKind"),
+    "gpus": ("clockRate", "computeMajor", "computeMinor"),
+}  # fmt: skip
+_TABLES = tuple(
+    replace(
+        table, columns=(*table.columns, *(Column(name, (name,), 0, "") for name in _MORE_COLUMNS.get(table.key, ())))
+    )
+    for table in dict.fromkeys(schema.TABLES.values())
+    if table not in _BEHIND
+)
+
+#: The properties that are kept; not the command line of the program, which is its owner's.
+_PROPERTIES = {
+    "environment": (
+        "NvDriverVersion", "CudaDriverVersion", "DevicePlatform", "HipDriverVersion", "HipRuntimeVersion",
+        "CpuDescription", "OsDescription",
+    ),
+    "export": (
+        "EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION",
+        "EXPORT_CONVERTER_VERSION", "EXPORT_SOURCE_SUFFIX", "EXPORT_RANGES_ON",
+    ),
+    "capture": ("CAPTURE_EVENT_TYPE", "CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE"),
+}  # fmt: skip
+#: What the strings are whose IDs a table holds, in the columns that hold any.
+_ROLES = {"kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD}
+_STRING_IDS = ("name", "text_id", "shapes")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A copy, and what is not in it.
+
+    Attributes:
+        tables: rows of each table that is not in the copy; those without rows and nsys's lists of codes not told.
+        rows: rows that a table of the copy has no more, by the table's name.
+        strings: rows of ``StringIds`` to which nothing refers any more.
+        texts: how many messages and properties of the machine lost words.
+        renamed: names that have an alias in the copy.
+    """
+
+    path: Path
+    bytes_before: int
+    bytes_after: int
+    tables: dict[str, int]
+    rows: dict[str, int]
+    strings: int
+    texts: int
+    renamed: tuple[Renamed, ...]
+
+
+def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = ()) -> Shared:
+    """Copies what analysis needs of a trace into a new SQLite export, which appears whole or not at all.
+
+    The copy gives the same figures as the trace; the program's command line is not in its report, and names that
+    nobody allowed are aliases.
+
+    Args:
+        trace: whatever ``Trace.load`` takes.
+        output: the copy, ``.sqlite``; its folder is made as needed.
+        force: whether a file that is there already is replaced. The trace itself never is.
+        keep: names that match one of these as a whole stay as they are.
+
+    Raises:
+        TraceError: the trace cannot be read, as by ``Trace.load``.
+        NsysAnalyzerError: the output is the trace, is there already, or cannot be written.
+    """
+    _check_output(trace, output, force=force)
+    reader = open_capture(trace)
+    _check_output(reader.path, output, force=force)  # which may have been made just now
+    check_recorded(reader, reader.path)
+    scrubber = Scrubber(keep)
+    tables = _copied_tables(reader, scrubber) | _tables_of_ranks(reader)
+    after = {name: table.num_rows for name, table in tables.items()}
+    # Verdicts depend on whether these things were recorded, and on nothing that the tables hold.
+    no_rows = arrow_table({mark: np.empty(0, np.int64) for mark in schema.COSTLY_MARK})
+    tables |= dict.fromkeys(costly_tables(reader), no_rows)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(output) as unfinished:
+            write_sqlite(tables, unfinished)
+    except OSError as error:
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or error
+        raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
+    files = reader.path.iterdir() if reader.path.is_dir() else [reader.path]
+    sizes = sum(file.stat().st_size for file in files), output.stat().st_size
+    before = reader.counts([name for name in reader.columns_of if not name.startswith("ENUM_")])
+    others = {name: count for name, count in before.items() if count and not after.get(name)}
+    fewer = {name: before[name] - count for name, count in after.items() if count and before.get(name, 0) > count}
+    unused = fewer.pop(schema.STRINGS.aliases[0], 0)
+    return Shared(output, *sizes, others, fewer, unused, len(scrubber.changed), tuple(scrubber.renamed))
+
+
+def _check_output(trace: Path, output: Path, *, force: bool) -> None:
+    if output.suffix.lower() != ".sqlite":
+        raise NsysAnalyzerError(f"{output} is not called like an export", f"Name it {output.stem or 'small'}.sqlite")
+    check_regular(output, "Name a file with -o")
+    check_no_input(output, [trace])
+    if output.exists() and not force:
+        raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
+
+
+def _copied_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
+    """Returns the tables of an export that are kept, by their names there: the columns that say anything."""
+    name_of = {table: name for table in _TABLES if (name := reader.name_of(table))}
+    frames = reader.read_all(name_of)
+    threads = [np.unique(frame["thread"]) for key, frame in frames.items() if key != "threads" and "thread" in frame]
+    roles_of: dict[int, set[str]] = defaultdict(set)
+    for key, role in _ROLES.items():
+        frame = frames.get(key, {})
+        if key == "threads" and frame:  # all of the host's would list its processes
+            named = np.flatnonzero(np.isin(frame["thread"], np.concatenate([np.empty(0, np.int64), *threads])))
+            frame |= {column: values[named] for column, values in frame.items()}
+        for column in set(_STRING_IDS) & set(frame):
+            for number in np.unique(frame[column]).tolist():
+                roles_of[number].add(role)
+    tables = {}
+    for table, name in name_of.items():
+        frame = frames[table.key]
+        kept = _kept_rows(table, frame, roles_of)
+        if len(kept):
+            tables[name] = _scrubbed(table, frame, kept, roles_of, scrubber)
+        elif table.filter and table.key not in _PROPERTIES:
+            # That it was recorded counts, and a row that nobody reads tells it.
+            tables[name] = arrow_table({column.aliases[0]: np.array([schema.NO_TIME]) for column in table.columns})
+    return tables
+
+
+def _kept_rows(table: Table, frame: Frame, roles_of: Mapping[int, set[str]]) -> Ints:
+    """Returns the positions of the rows that are kept."""
+    first = next(iter(frame.values()))
+    are_kept: Any = np.ones(len(first), np.bool_)
+    if table.key in _PROPERTIES:
+        are_kept = [
+            name in _PROPERTIES[table.key]
+            or (name == schema.TIME_SHIFT and bool(re.fullmatch(r"[+-]?[1-9]\d{0,18}", value)))
+            for name, value in rows_of(frame)
+        ]
+    elif table == schema.DIAGNOSTICS:
+        are_kept = ["might be missing" in text or severity in (2, 3) for _, severity, text in rows_of(frame)]
+    elif table == schema.STRINGS:
+        are_kept = [number in roles_of for number in frame["id"].tolist()]
+    return np.flatnonzero(are_kept)
+
+
+def _scrubbed(table: Table, frame: Frame, kept: Ints, roles_of: Mapping[int, set[str]], scrubber: Scrubber) -> pa.Table:
+    """Returns rows of a table without what is private: the columns that say anything, and the required ones."""
+    columns = {}
+    for column in table.columns:
+        if not column.is_text:
+            numbers = frame[column.name][kept]
+            if column.name in table.required or (numbers != column.default).any():
+                columns[column.aliases[0]] = numbers.astype(np.int64)
+            continue
+        texts = frame[column.name].take(arrow_integers(kept)).to_pylist()
+        if table == schema.STRINGS:
+            texts = [
+                scrubber.name(text, *roles_of[i]) for i, text in zip(frame["id"][kept].tolist(), texts, strict=True)
+            ]
+        elif table == schema.NVTX:
+            texts = [scrubber.name(text, RANGE) for text in texts]
+        elif table == schema.DIAGNOSTICS:
+            texts = [scrubber.message(text) for text in texts]
+        elif table.key not in _PROPERTIES:
+            texts = [scrubber.machine(text) for text in texts]
+        elif column.name == "value":
+            names = frame["name"].take(arrow_integers(kept)).to_pylist()
+            # The times of the copy mean nothing without the shift, and tell it anyway.
+            texts = [
+                text if name == schema.TIME_SHIFT else scrubber.machine(text)
+                for name, text in zip(names, texts, strict=True)
+            ]
+        if column.name in table.required or any(texts):
+            columns[column.aliases[0]] = texts
+    return arrow_table(columns)
+
+
+def _tables_of_ranks(reader: Reader) -> dict[str, pa.Table]:
+    """Returns ranks and the calls of NCCL's functions as numbers, in tables of ours: what tells them stays behind."""
+    strings = dict(rows_of(reader.read(schema.STRINGS)))
+    noted = noted_calls(reader, strings)
+    tables = {}
+    ranks = {} if reader.name_of(schema.RANKS) else read_ranks(reader, strings.values(), noted)
+    if ranks:
+        numbers = np.array([(process, rank.number, rank.world_size) for process, rank in ranks.items()], np.int64)
+        names = [column.aliases[0] for column in schema.RANKS.columns]
+        tables[schema.RANKS.aliases[0]] = arrow_table(dict(zip(names, numbers.T, strict=True)))
+    calls = read_nccl_calls(reader, noted)
+    if len(calls):
+        # PyTorch calls collectives as NCCL's ranges do, without their beginning.
+        names = [name if is_public(name, RANGE) or is_public(f"nccl:{name}", RANGE) else MARK for name in calls.names]
+        columns = {key: getattr(calls, key) for key in ("start", "communicator", "bytes", "peer", "ranks")}
+        functions = [names[code] for code in calls.name.tolist()]
+        tables[schema.NCCL_CALLS.aliases[0]] = arrow_table(
+            {"globalTid": calls.thread, "function": functions, **columns}
+        )
+    return tables

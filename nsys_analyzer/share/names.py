@@ -15,12 +15,18 @@ from functools import cache
 from itertools import pairwise
 from pathlib import PurePath
 
-from nsys_analyzer.analysis.kernels.aliases import LOADING, Alias, read_alias
-from nsys_analyzer.analysis.kernels.class_rules import RULES
-from nsys_analyzer.analysis.kernels.classes import CLASSES, LONGEST_NAME, first_rule, readable
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES, RULES
+from nsys_analyzer.analysis.kernels.classes import (
+    LOADING,
+    LONGEST_NAME,
+    Alias,
+    first_rule,
+    gemm_precision,
+    read_alias,
+    readable,
+)
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.steps.host import is_loading
+from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.metadata import touches_no_figure
@@ -210,33 +216,27 @@ class Scrubber:
 
     def __init__(self, keep: Sequence[re.Pattern[str]] = ()) -> None:
         self._keep = keep
-        self._shown: dict[tuple[str, str], str] = {}
+        self._shown: dict[tuple[str, frozenset[str]], str] = {}
         self._codes: dict[str, str] = {}
         self._used: dict[str, str] = {}
         self.changed: set[str] = set()
         self.renamed: list[Renamed] = []
 
-    def name(self, raw: bytes | None, roles: str | None) -> str | None:
-        """Returns a name, given as its bytes and its roles with commas between them, or its alias; NULL stays NULL."""
-        if raw is None:
-            return None
-        text = raw.decode("utf-8", errors="replace")
+    def name(self, text: str, *roles: str) -> str:
+        """Returns a name of some roles, or its alias."""
         if _SIZES.fullmatch(text):
             return _LONG_NUMBER.sub("0", text)
         numbers = re.search(_ANNOTATION, text)
         head = text[: numbers.start()] if numbers and _NUMBERS.fullmatch(text, numbers.start()) else text
-        key = (head, roles or "")
+        key = (head, frozenset(roles))
         if key not in self._shown:
             allowed = "\0" not in head and any(pattern.fullmatch(head) for pattern in self._keep)
-            stays = allowed or all(is_public(head, role) for role in key[1].split(","))
+            stays = allowed or all(is_public(head, role) for role in roles)
             self._shown[key] = self._distinct(head, head if stays else self._alias(head))
         return self._shown[key] + _LONG_NUMBER.sub("0", text[len(head) :])
 
-    def message(self, raw: bytes | None) -> str | None:
-        """Returns a message of the profiler, given as its bytes: those sentences that profilers are known to write."""
-        if raw is None:
-            return None
-        text = raw.decode("utf-8", errors="replace")
+    def message(self, text: str) -> str:
+        """Returns a message of the profiler: those sentences that profilers are known to write."""
         sentences = [match[0] for match in _SENTENCE.finditer(text)]
         if sentences and not _SENTENCE.sub("", text).strip(" .\t\n"):
             return text
@@ -244,11 +244,8 @@ class Scrubber:
         shown = f"{'. '.join(sentences)} {MARK}{' about sampling' * touches_no_figure(text)}".strip()
         return self._distinct(text, shown)  # the same message twice is said once
 
-    def machine(self, raw: bytes | None) -> str | None:
-        """Returns a property of the machine or the recording, given as its bytes: names of products, and versions."""
-        if raw is None:
-            return None
-        text = raw.decode("utf-8", errors="replace")
+    def machine(self, text: str) -> str:
+        """Returns a property of the machine or the recording: names of products, and versions."""
         if find_peaks(text):
             return text
         shown = " ".join(word if _PRODUCT.fullmatch(word) else MARK for word in text.split(" "))

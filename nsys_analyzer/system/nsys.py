@@ -39,12 +39,12 @@ class Nsys:
 
 
 def find_nsys(root: Path = Path("/")) -> Path | None:
-    """The ``nsys`` to run, the first of :func:`find_every_nsys`; None where there is none."""
+    """Returns the ``nsys`` to run, the first of :func:`find_every_nsys`; None where there is none."""
     return next(iter(find_every_nsys(root)), None)
 
 
 def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
-    """Every ``nsys`` of this machine, once: ``$NSYS``, then ``PATH``, then below ``root`` where installers put it.
+    """Finds every ``nsys`` here, once: ``$NSYS``, then ``PATH``, then below ``root`` where installers put it.
 
     Raises:
         ExportError: ``NSYS`` is set to something that cannot be run: another must not answer in its place.
@@ -70,17 +70,19 @@ def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
 
 
 def nsys_version(nsys: Path) -> str:
-    """The version that ``nsys --version`` prints, without the build (``2023.4.4.54``); raises ExportError."""
+    """Returns the version that ``nsys --version`` prints, without the build (``2023.4.4.54``); raises ExportError."""
     try:
-        answer = subprocess.run(
-            [nsys, "--version"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S
-        )
+        match = _VERSION.search(ask(nsys, "--version").stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ExportError(f"{nsys} --version failed: {error}", _INSTALL_HINT) from error
-    match = _VERSION.search(answer.stdout)
     if match is None:
         raise ExportError(f"{nsys} --version prints no version", _INSTALL_HINT)
     return match[1]
+
+
+def ask(*command: Path | str) -> subprocess.CompletedProcess[str]:
+    """Returns what a command answers that ends at once; raises OSError or TimeoutExpired where it does not run."""
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
 
 
 def _is_command(path: Path) -> bool:
@@ -88,5 +90,5 @@ def _is_command(path: Path) -> bool:
 
 
 def numbers_in(version: Path | str) -> tuple[int, ...]:
-    """A key that sorts ``2024.10.1`` after ``2024.9.2``."""
+    """Returns a key that sorts ``2024.10.1`` after ``2024.9.2``."""
     return tuple(int(digits) for digits in re.findall(r"\d+", str(version)))

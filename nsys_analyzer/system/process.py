@@ -1,6 +1,14 @@
 """Runs a job until it ends, times out or is interrupted; nothing that it started outlives this process.
 
-Each program runs below a :mod:`.supervisor`, which ends what the program started, also where this process is killed.
+Each program runs below a supervisor, which is this file as a program:
+
+    python process.py PROCESS_ID PROGRAM ARGUMENTS...
+
+It ends all that the program has started once that fails, is asked to end, or whoever started it, ``PROCESS_ID``, is
+gone. The kernel signals the supervisor when its caller dies, even by SIGKILL, and hands it every descendant that loses
+its own parent (it is their subreaper): a target to which a profiler gave a session of its own is found, and one that
+wrote over its environment. SIGTERM asks the program to end, a second one ends all. What goes on behind a program that
+ended well, as a compiler's server does, is left alone.
 """
 
 from __future__ import annotations
@@ -8,6 +16,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -20,11 +29,11 @@ from typing import Any
 
 #: The exit code of a program that cannot be run, as shells and the supervisor have it.
 CANNOT_RUN = 127
-#: Its own imports cost time where no program is run.
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_PARENT_DEATH_SIGNAL, _CHILD_SUBREAPER = 1, 36  # of prctl(2), which Linux alone has
 _GRACE_S = 5
 _PATIENCE_S = 10  # for what does not end although it was killed, as one that waits for a driver
 _TICK_S = 0.2
+_KILL_AGAIN_S = 0.02
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # its own end, or what a shell or profiler makes of it
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
@@ -114,7 +123,7 @@ def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subp
 @contextmanager
 def _started(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a program below a supervisor, for the block; an error in there, as an interrupt is one, ends all of it."""
-    supervised = [sys.executable, _SUPERVISOR, str(os.getpid()), *command]
+    supervised = [sys.executable, __file__, str(os.getpid()), *command]
     with subprocess.Popen(supervised, stdin=subprocess.DEVNULL, start_new_session=True, **options) as process:
         try:
             yield process
@@ -138,12 +147,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_lines(log: Path, lines: int = 3) -> str:
-    """The last lines of a log that are not empty, as one."""
+    """Returns the last lines of a log that are not empty, as one."""
     return " | ".join(_lines(log, 0)[-lines:])
 
 
 def final_words(log: Path, start: int = 0) -> str:
-    """The line of a log, from a position on, that says why a program failed: memory, its last error, or its last."""
+    """Returns the line of a log, from a position on, that says why a program failed: memory, an error, or its last."""
     lines = _lines(log, start)
     full = [line for line in lines if _OUT_OF_MEMORY.search(line)]
     errors = [line for line in lines if _ERROR.match(line)]  # a profiler goes on to speak after its target has died
@@ -151,7 +160,7 @@ def final_words(log: Path, start: int = 0) -> str:
 
 
 def _lines(log: Path, start: int) -> list[str]:
-    """The last lines of a log from a position on that are not empty, without the rank that PyTorch puts before them."""
+    """Returns the last lines of a log that are not empty, without the rank that PyTorch puts before them."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
@@ -159,8 +168,80 @@ def _lines(log: Path, start: int) -> list[str]:
 
 
 def _oom_kills() -> int:
-    """How many processes this system has killed for want of memory. Source: ``/proc/vmstat``, Linux 4.13 and later."""
+    """Returns how many processes the system has killed for want of memory. Source: ``/proc/vmstat``, Linux 4.13 on."""
     with suppress(OSError):
         if match := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
             return int(match[1])
     return 0
+
+
+# --- the supervisor ---
+
+
+def signal_when_parent_dies(number: signal.Signals) -> None:
+    """Has the kernel send this process a signal when its parent dies."""
+    import ctypes  # what runs no program starts without it
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, number)
+
+
+def _supervise(parent: int, command: list[str]) -> int:
+    """Runs a command to its end; returns its exit code, negative for a signal."""
+    import ctypes
+
+    import psutil
+
+    requests, program = 0, None
+
+    def kill_descendants(*_: object) -> None:
+        """Kills every process below this one, again and again: one that is being started is seen the next time."""
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        signal.setitimer(signal.ITIMER_REAL, _KILL_AGAIN_S)
+
+    def end(*_: object) -> None:
+        nonlocal requests
+        requests += 1
+        if requests > 1 or os.getppid() != parent:
+            kill_descendants()
+        elif program:
+            with suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGTERM)
+
+    signal.signal(signal.SIGALRM, kill_descendants)
+    signal.signal(signal.SIGTERM, end)
+    signal_when_parent_dies(signal.SIGTERM)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
+    try:
+        program = subprocess.Popen(
+            command, start_new_session=True, preexec_fn=lambda: signal_when_parent_dies(signal.SIGKILL)
+        )
+    except OSError as error:
+        print(f"{command[0]} cannot be run ({error.strerror})", file=sys.stderr)
+        return CANNOT_RUN
+    if requests or os.getppid() != parent:  # before there was a program to ask, or the kernel knew of the parent
+        kill_descendants()
+    code = 0
+    with suppress(ChildProcessError):  # until no child is left
+        while True:
+            ended, status = os.wait()
+            if ended == program.pid:
+                code = os.waitstatus_to_exitcode(status)
+                if code == 0 and not requests:
+                    break
+                kill_descendants()  # a profiler that was killed leaves its target behind
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = _supervise(int(sys.argv[1]), sys.argv[2:])
+    if exit_code < 0:  # ends as the program did
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):  # nobody handles SIGKILL
+            signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+    sys.exit(exit_code)

@@ -28,7 +28,7 @@ def check_numbers(value: Any) -> None:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
-        for one in value:
-            check_numbers(one)
+        for element in value:
+            check_numbers(element)
     elif (isinstance(value, int) and abs(value) > LARGEST) or (isinstance(value, float) and abs(value) > 1e300):
         raise ValueError(f"{str(value)[:30]} is beyond any figure")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nsys_analyzer.trace.schema import Column
+from nsys_analyzer.trace.schema import NO_TIME, Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,11 +41,17 @@ def values_of(array: pa.Array, default: int = 0) -> Any:
     return np.where(valid.astype(np.bool_), values.astype(np.int64), default)
 
 
-def arrow_integers(values: Ints) -> pa.Array:
-    """Returns integers as an Arrow array: from their memory, since Arrow's own conversions import pandas."""
+def arrow_integers(values: Ints | SmallInts) -> pa.Array:
+    """Returns integers as an Arrow array of their width, a time that is not known as a null.
+
+    From their memory: Arrow's own conversions import pandas.
+    """
     import pyarrow as pa
 
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+    are_known = values != NO_TIME
+    validity = None if are_known.all() else pa.py_buffer(np.packbits(are_known, bitorder="little"))
+    kind = pa.int32() if values.itemsize == 4 else pa.int64()
+    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def arrow_texts(texts: Sequence[str]) -> pa.Array:
@@ -57,7 +63,15 @@ def arrow_texts(texts: Sequence[str]) -> pa.Array:
     return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
-def grown(first: Any, *others: Any) -> Any:
+def arrow_table(columns: Mapping[str, Ints | SmallInts | Sequence[str]]) -> pa.Table:
+    """Returns columns of integers and of texts as a table."""
+    import pyarrow as pa
+
+    arrays = [arrow_integers(c) if isinstance(c, np.ndarray) else arrow_texts(c) for c in columns.values()]
+    return pa.Table.from_arrays(arrays, names=list(columns))
+
+
+def appended(first: Any, *others: Any) -> Any:
     """Returns an array of its own memory with others behind it; without a copy of what may be millions of entries."""
     length = len(first)
     first.resize(length + sum(map(len, others)), refcheck=False)
@@ -246,3 +260,10 @@ def _blobs(values: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid(f"texts from {first:,} to {last:,} in {letters.size:,} bytes")
     letters, narrow = letters.slice(first, last - first), pa.py_buffer((bounds - first).astype(np.int32))
     return pa.Array.from_buffers(pa.binary(), len(values), [None, narrow, letters])
+
+
+def named(rows: Any, test: Callable[[str], object]) -> Bools:
+    """Marks the rows whose name passes a test: their ``name`` is a code into their ``names``, -1 for none."""
+    passes = np.array([*(bool(test(name)) for name in rows.names), False])
+    marked: Bools = passes[rows.name]
+    return marked

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from nsys_analyzer.text import Words, phrase
 from nsys_analyzer.trace.arrays import Frame, rows_of
-from nsys_analyzer.trace.schema import NO_TIME, TIME_SHIFT
+from nsys_analyzer.trace.schema import TIME_SHIFT
 
 #: The severities of a message, as nsys numbers them.
 SEVERITIES = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
@@ -186,6 +186,7 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
     environment = dict(rows_of(frames["environment"]))
     platform = environment.get("DevicePlatform", CUDA)
     driver = environment.get("NvDriverVersion") or "unknown"
+    shift = export.get(TIME_SHIFT, "")
     return Metadata(
         profiler="torch" if export.get("EXPORT_PRODUCT_NAME") == _TORCH else "nsys",
         profiler_version=export.get("EXPORT_PRODUCT_VERSION") or export.get("PRODUCT_VERSION") or "unknown",
@@ -201,7 +202,7 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
         diagnostics=read_diagnostics(frames["diagnostics"]),
         ranges_on_gpu=RANGES_ON in export,
         recording=_recording(frames["capture"]),
-        time_shift_ns=_shift(export.get(TIME_SHIFT, "")),
+        time_shift_ns=int(shift) if re.fullmatch(r"[+-]?\d{1,18}|[+-]?[1-4]\d{18}", shift) else 0,
         started_utc_ns=max((start for (start,) in rows_of(frames["session_start"])), default=0),
     )
 
@@ -221,11 +222,6 @@ def _recording(frame: Frame) -> Recording:
         modes[0] if modes else "",
         (*command[:1], *(words[i] for i in sorted(words))) if command else (),
     )
-
-
-def _shift(text: str) -> int:
-    """Returns a shift in ns; what is no time that a trace can have is none."""
-    return int(text) if re.fullmatch(r"[+-]?\d{1,19}", text) and abs(int(text)) < -NO_TIME else 0
 
 
 def _runtime_version(platform: str, environment: dict[str, str]) -> str:

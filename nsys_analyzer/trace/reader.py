@@ -1,4 +1,8 @@
-"""Reads tables of an nsys export as columns, never as rows; those of SQLite through Arrow (ADBC)."""
+"""Reads tables of an nsys export as columns, never as rows: of SQLite through Arrow (ADBC), of Parquet and Arrow.
+
+A folder is what ``nsys export --type parquetdir`` or ``arrowdir`` writes, with a file for each table; only the columns
+that are asked for are read from the disk.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,22 @@ import sqlite3
 import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from fnmatch import translate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import numpy as np
+
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.trace.arrays import Frame, empty_frame, frame_of
-from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Filter, Table
+from nsys_analyzer.trace.arrays import Bools, Frame, empty_frame, frame_of, integers_of, rows_of
+from nsys_analyzer.trace.schema import NO_TIME, SIGNATURE_TABLES, STRINGS, TABLE_ENDINGS, Column, Filter, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: The name of a table, and the number of its version.
 _NUMBERED = re.compile(r"(.*?)(?:_V([0-9]{1,6}))?")
@@ -62,15 +72,12 @@ class Reader(ABC):
         """
         numbered = [match for name in self.columns_of if (match := _NUMBERED.fullmatch(name))]
         for alias in table.aliases:
+            required = [c for c in table.columns if alias != table.aliases[0] and c.name in table.required]
             versions = {int(match[2] or 0): match[0] for match in numbered if match[1] == alias}
             for _, name in sorted(versions.items(), reverse=True):
-                if self.has_rows(name) and (alias == table.aliases[0] or self._has_required(table, name)):
+                if self.has_rows(name) and all(column_in(column, self.columns_of[name]) for column in required):
                     return name
         return None
-
-    def _has_required(self, table: Table, name: str) -> bool:
-        required = (column for column in table.columns if column.name in table.required)
-        return all(column_in(column, self.columns_of[name]) for column in required)
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""
@@ -109,7 +116,6 @@ def column_in(column: Column, columns: Sequence[str]) -> str | None:
 
 
 _BATCH_ROWS = 16_384  # the driver's 1,024 costs three times as long on a million rows
-_NO_TEXT = "\N{REPLACEMENT CHARACTER}"
 _HOT_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _NOT_SQLITE = "export it with: nsys export --type sqlite FILE.nsys-rep"
 
@@ -126,7 +132,7 @@ class SqliteReader(Reader):
         columns: dict[str, list[str]] = defaultdict(list)
         for table, column in self.rows(query):
             columns[table].append(column)
-        self.columns_of = {table: tuple(names) for table, names in columns.items() if _NO_TEXT not in table}
+        self.columns_of = {table: tuple(names) for table, names in columns.items()}
         self._check_signature("a SQLite file", f"To make one, {_NOT_SQLITE}")
 
     def counts(self, tables: Sequence[str]) -> dict[str, int]:
@@ -236,3 +242,134 @@ def quoted(identifier: str) -> str:
     """Returns a name of a table or column as SQL takes it, whatever is in it."""
     escaped = identifier.replace('"', '""')
     return f'"{escaped}"'
+
+
+_ARROW_ROWS = 65_536
+_EXPORT_AGAIN = "Export the report again: nsys export --type parquetdir FILE.nsys-rep"
+
+
+class ArrowReader(Reader):
+    """An export as tables of Arrow.
+
+    Args:
+        path: the file or the folder that the tables are of.
+        tables: the tables, or files of Parquet, by the tables' names.
+    """
+
+    def __init__(self, path: Path, tables: Mapping[str, Path | pa.Table]) -> None:
+        self.path = path
+        self._tables = tables
+        self._rows: dict[str, int] = {}
+        columns: dict[str, tuple[str, ...]] = {}
+        for name, table in tables.items():
+            if isinstance(table, Path):
+                import pyarrow.parquet as pq
+
+                with self._reading():
+                    file = pq.ParquetFile(table)
+                    columns[name], self._rows[name] = tuple(file.schema_arrow.names), file.metadata.num_rows
+            else:
+                columns[name], self._rows[name] = tuple(table.schema.names), table.num_rows
+        self.columns_of = columns
+        self._check_signature("a folder", _EXPORT_AGAIN)
+
+    def counts(self, tables: Sequence[str]) -> dict[str, int]:
+        """Returns the rows of some tables, by their names."""
+        return {name: self._rows[name] for name in tables}
+
+    def has_rows(self, name: str) -> bool:
+        """Returns whether a table, by its name, holds a row."""
+        return self._rows[name] > 0
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        import pyarrow as pa
+
+        try:
+            yield
+        except MemoryError:
+            raise  # Arrow's is an ArrowException, too, and says nothing of the file
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:  # the last: of a column's name
+            raise self._damaged(error) from error
+
+    def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
+        rows = min(self._rows[name], table.limit or self._rows[name])
+        is_wanted = self._row_filter(wanted) if wanted else None
+        names = (*present.values(), *((wanted.column,) if wanted else ()))
+        with self._reading():
+            return frame_of(self._batches(name, names, rows), table.columns, rows, is_wanted)
+
+    def _batches(self, name: str, columns: Sequence[str | None], rows: int) -> Iterator[pa.RecordBatch]:
+        """Yields the first rows of a table, with these columns in this order; a column without a name is of nulls."""
+        import pyarrow as pa
+
+        present = list(dict.fromkeys(column for column in columns if column is not None))
+        table = self._tables[name]
+        if isinstance(table, Path):
+            import pyarrow.parquet as pq
+
+            parts = pq.ParquetFile(table).iter_batches(_ARROW_ROWS, columns=present, use_threads=False)
+        else:
+            parts = table.select(present).to_batches(_ARROW_ROWS)
+        for part in parts:
+            if rows <= 0:
+                return
+            part.validate()
+            nulls = pa.nulls(part.num_rows, pa.int64())
+            arrays = [nulls if column is None else part.column(column) for column in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=[str(i) for i in range(len(columns))]).slice(0, rows)
+            rows -= part.num_rows
+
+    def _row_filter(self, wanted: Filter) -> Callable[[pa.RecordBatch], Bools]:
+        """Returns what tells which rows of a batch are wanted: by its last column, which is that of the filter."""
+        globs = re.compile("|".join(map(translate, wanted.globs)) or "(?!)")
+        listed: Sequence[int | str] = wanted.values
+        if wanted.of_strings:
+            listed = [number for number, text in rows_of(self.read(STRINGS)) if globs.match(text)]
+        are_texts = not wanted.of_strings and any(isinstance(value, str) for value in (*wanted.values, *wanted.globs))
+
+        def is_wanted(batch: pa.RecordBatch) -> Bools:
+            column = batch.columns[-1]
+            if are_texts:
+                texts = column.to_pylist()
+                return np.array([t is not None and bool(t in listed or globs.match(t)) for t in texts], np.bool_)
+            numbers = integers_of(column, NO_TIME)
+            are_wanted: Bools = np.isin(numbers, np.array(listed, np.int64), invert=wanted.without)
+            are_wanted &= numbers != NO_TIME
+            return are_wanted
+
+        return is_wanted
+
+
+def open_folder(path: Path) -> ArrowReader:
+    """Opens an export with one file for each table; lists of nsys's own codes (``ENUM_…``) are left out."""
+    import pyarrow as pa
+
+    tables: dict[str, Path | pa.Table] = {}
+    try:
+        for file in sorted(path.iterdir()):
+            if file.suffix in TABLE_ENDINGS and file.is_file() and not file.stem.startswith("ENUM_"):
+                is_arrow = file.suffix == ".arrow"
+                tables[file.stem] = pa.ipc.open_stream(pa.memory_map(str(file))).read_all() if is_arrow else file
+    except pa.ArrowException as error:
+        raise TraceError(f"{path} is damaged or truncated ({error})", _EXPORT_AGAIN) from error
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}", "Give the path of an export of nsys") from error
+    return ArrowReader(path, tables)
+
+
+def write_sqlite(tables: Mapping[str, pa.Table], output: Path) -> None:
+    """Writes tables to a new SQLite file, as an export of nsys has them; raises OSError where it cannot be written."""
+    import adbc_driver_sqlite
+    from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
+
+    try:
+        uri = f"file:{quote(os.fsencode(output))}"
+        with adbc_driver_sqlite.connect(uri) as database, AdbcConnection(database) as connection:
+            for name, table in tables.items():
+                with AdbcStatement(connection) as statement:
+                    statement.set_options(**{"adbc.ingest.target_table": name})
+                    statement.bind_stream(table.to_reader())
+                    statement.execute_update()
+    except Error as error:
+        raise OSError(f"{error}") from error

@@ -395,6 +395,9 @@ COSTLY_MARK = ("id",)
 #: A file with none of these is no nsys export: every version writes at least one.
 SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
 
+#: Of the files of an export that is a folder, one for each table.
+TABLE_ENDINGS = (".parquet", ".arrow")
+
 #: Every table here, by each name that it has had.
 TABLES = {
     name: table

@@ -1,37 +1,55 @@
-"""The input formats: which files each takes, and how one is opened.
+"""The input formats: which files each takes, how one is opened, and how a report of nsys is exported first.
 
 A new format is a function that opens its files as a :class:`~nsys_analyzer.trace.reader.Reader`, as with
-:class:`~nsys_analyzer.trace.arrow_reader.ArrowReader` over tables in memory, and an entry in ``SOURCES``.
+:class:`~nsys_analyzer.trace.reader.ArrowReader` over tables in memory, and an entry in ``SOURCES``.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import re
+import shlex
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.errors import ExportError, NsysAnalyzerError
 from nsys_analyzer.system.atomic_write import atomic_folder, atomic_write
-from nsys_analyzer.trace.nsys_report import (
-    ARROW_FOLDER,
-    FOLDER_ENDINGS,
-    REPORT_SUFFIXES,
-    TABLE_ENDINGS,
-    cache_of,
-    export_of,
-    is_export_folder,
-    is_export_of,
-    is_sqlite,
-    made_cache_of,
-)
+from nsys_analyzer.system.nsys import find_nsys, nsys_version, numbers_in
+from nsys_analyzer.system.process import run_captured
+from nsys_analyzer.trace.schema import EXPORT as EXPORT_TABLE
+from nsys_analyzer.trace.schema import SIGNATURE_TABLES, TABLE_ENDINGS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from nsys_analyzer.trace.reader import Reader
+
+REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
+"""Of reports: ``.qdrep`` until Nsight Systems 2021.3, ``.nsys-rep`` since."""
+
+PARQUET_FOLDER, ARROW_FOLDER = FOLDER_ENDINGS = ("_pqtdir", "_arwdir")
+"""How nsys calls an export that is a folder of Parquet or Arrow files, behind the report's name."""
+
+_CACHE = "~/.cache"
+_CACHE_HINT = "Set XDG_CACHE_HOME to a folder that can be written"
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+#: Keeps what NCCL notes of its calls: ranks, communicators, message sizes.
+_BLOBS = "--include-blobs"
+_ANSWER_TIMEOUT_S = 60
+#: From this version on a folder is known to hold all that a SQLite export does; 2023.4 leaves META_DATA_CAPTURE out.
+_WHOLE_FOLDERS = (2025, 3)
+_PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
+_REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
+_NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
+
 
 _HEAD = 1024
 _CONVERTER = 10
@@ -84,7 +102,7 @@ def _open_sqlite(path: Path) -> Reader:
 
 
 def _open_folder(path: Path) -> Reader:
-    from nsys_analyzer.trace.arrow_reader import open_folder
+    from nsys_analyzer.trace.reader import open_folder
 
     return open_folder(path)
 
@@ -96,24 +114,19 @@ def _open_report(path: Path) -> Reader:
 
 def _open_trace(path: Path) -> Reader:
     """Opens a trace of PyTorch's profiler; of a large one the tables are kept in the cache."""
-    from nsys_analyzer.trace.arrow_reader import ArrowReader
-    from nsys_analyzer.trace.kineto.tables import read_tables
+    from nsys_analyzer.trace.kineto import read_tables
+    from nsys_analyzer.trace.reader import ArrowReader
 
-    kept = _kept_tables(path)
-    if kept and is_export_folder(kept):
+    if not path.is_file():
+        return ArrowReader(path, read_tables(path))  # which says what it is
+    status = path.stat()
+    kept = cache_of(path) / f"{_CONVERTER}-{status.st_size}-{status.st_mtime_ns}{ARROW_FOLDER}"
+    if is_export_folder(kept):
         return _open_folder(kept)
     tables = read_tables(path)
-    if kept and sum(table.nbytes for table in tables.values()) >= _WORTH_KEEPING:
+    if sum(table.nbytes for table in tables.values()) >= _WORTH_KEEPING:
         _keep(tables, path, kept)
     return ArrowReader(path, tables)
-
-
-def _kept_tables(path: Path) -> Path | None:
-    """Returns the folder in the cache for the tables of a trace as it is now; None for what is no file."""
-    if not path.is_file():
-        return None
-    status = path.stat()
-    return cache_of(path) / f"{_CONVERTER}-{status.st_size}-{status.st_mtime_ns}{ARROW_FOLDER}"
 
 
 def _keep(tables: Mapping[str, pa.Table], path: Path, kept: Path) -> None:
@@ -164,19 +177,20 @@ def open_capture(path: Path) -> Reader:
     """Opens a capture of any format; a report of nsys is exported first, where no current export is there.
 
     Raises:
-        TraceError: the file is absent, damaged, of another format, or too large for the memory.
+        TraceError: the file is absent, damaged, or of another format.
         ExportError: a report could not be exported.
     """
-    try:
-        return source_of(path).open(path)
-    except MemoryError as error:
-        hint = "Record fewer steps, or read it on a machine with more memory"
-        raise TraceError(f"{path} needs more memory than there is", hint) from error
+    return source_of(path).open(path)
 
 
 def is_capture(path: Path) -> bool:
     """Returns whether a file in a folder is a capture: by its name, or, of a plain ``.json``, by how it begins."""
     return any(path.name.endswith(source.suffixes) or source.begins(path) for source in SOURCES)
+
+
+def is_report(path: Path) -> bool:
+    """Returns whether a file is a report of nsys, by its name."""
+    return source_of(path) is NSYS_REPORT
 
 
 def trace_stem(capture: Path) -> str:
@@ -185,59 +199,6 @@ def trace_stem(capture: Path) -> str:
     Not ``Path.stem``: what follows the point of ``2.7B_ctx256`` is no suffix. Nor is all of ``.sqlite``.
     """
     return capture.name.removesuffix(source_of(capture).suffix_of(capture)) or capture.name
-
-
-def sqlite_of(path: Path, timeout_s: float | None = None) -> Path:
-    """Returns the SQLite file behind a path: itself, or what a capture is written to, beside it or in the cache.
-
-    Raises:
-        TraceError: the file cannot be read, or is a folder of tables.
-        ExportError: there is no place for the export, or the program that makes it is missing, fails, or takes longer
-            than ``timeout_s``.
-    """
-    source = source_of(path)
-    if source is FOLDER:
-        hint = "Give the report itself, or export it: nsys export --type sqlite FILE.nsys-rep"
-        raise TraceError(f"{path} is a folder, and this needs a SQLite export", hint)
-    if source is EXPORT:
-        return path
-    if source is NSYS_REPORT:
-        return export_of(path, timeout_s, as_sqlite=True)
-    from nsys_analyzer.trace.arrow_reader import write_sqlite
-    from nsys_analyzer.trace.kineto.tables import read_tables
-
-    tables = read_tables(path)
-    output = made_cache_of(path) / f"{trace_stem(path)}.sqlite"
-    with atomic_write(output, source=path) as unfinished:
-        write_sqlite(tables, unfinished)
-    return output
-
-
-def is_made_from(export: Path, capture: Path) -> bool:
-    """Returns whether an export of the capture's name is that capture's.
-
-    Earlier versions left a SQLite file of our own beside a trace of PyTorch's profiler.
-    """
-    is_of_report = source_of(capture) is NSYS_REPORT
-    if export.is_dir():
-        return is_of_report and is_export_folder(export)
-    return is_of_report or (is_sqlite(export) and _is_of_torch(export))
-
-
-def is_current(export: Path, capture: Path) -> bool:
-    """Returns whether an export stands for a report of nsys: it is the report's, and no older."""
-    return source_of(capture) is NSYS_REPORT and capture.exists() and is_export_of(export, capture)
-
-
-def _is_of_torch(export: Path) -> bool:
-    from nsys_analyzer.trace.reader import SqliteReader
-    from nsys_analyzer.trace.schema import EXPORT as PROPERTIES
-
-    try:
-        properties = SqliteReader(export).read(PROPERTIES)
-    except NsysAnalyzerError:
-        return False  # damaged: whoever reads it says so
-    return "torch.profiler" in properties["value"].to_pylist()
 
 
 def check_no_input(output: Path, inputs: Iterable[Path]) -> None:
@@ -252,36 +213,201 @@ def check_no_input(output: Path, inputs: Iterable[Path]) -> None:
     """
     if not output.exists():
         return
-    status = output.stat()
     for source in inputs:
-        for path in _files_in(source) if source.is_dir() else _files_behind(source):
-            try:
-                is_same = os.path.samestat(path.stat(), status)
-            except OSError:  # it is not there, or cannot be looked at: then it is not read, either
-                continue
-            if is_same:
-                named = "the input itself" if path == source else f"{path}, which is read"
-                raise NsysAnalyzerError(f"{output} is {named}", "Name another file with -o")
+        for path in _files_of(source):
+            with suppress(OSError):  # what is not there, or cannot be looked at, is not read, either
+                if path.samefile(output):
+                    named = "the input itself" if path == source else f"{path}, which is read"
+                    raise NsysAnalyzerError(f"{output} is {named}", "Name another file with -o")
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
-    """Yields the files that a folder stands for, its own and those one level below."""
-    for inside, subfolders, names in os.walk(folder, followlinks=True):
-        for path in (Path(inside, name) for name in names):
-            if is_capture(path):
-                yield from _files_behind(path)
+def _files_of(source: Path) -> Iterator[Path]:
+    """Yields the files that are read of a path: of a folder its own and those one level below.
+
+    Of a file, its manifests and the other forms of the same capture, too: beside it or in the cache.
+    """
+    yield source
+    if source.is_dir():
+        for path in (*source.glob("*"), *source.glob("*/*")):
+            if is_capture(path) and path.is_file():
+                yield from _files_of(path)
             elif path.name.endswith((_MANIFEST, ".csv", ".jsonl", *TABLE_ENDINGS)):
                 yield path
-        if Path(inside) != folder:
-            subfolders.clear()
-
-
-def _files_behind(source: Path) -> Iterator[Path]:
-    """Yields a file, its manifests, and the other forms of the same capture: beside it or in the cache."""
-    yield source
+        return
     for path in dict.fromkeys((source, Path(os.path.realpath(source)))):
         stem = trace_stem(path)
-        yield from (path.with_name(name) for name in (_MANIFEST, f"{stem}.{_MANIFEST}"))
-        yield from (path.with_name(f"{stem}{suffix}") for kind in SOURCES for suffix in kind.suffixes)
         yield cache_of(path) / f"{stem}.sqlite"
-        yield from (path.with_name(f"{stem}.sqlite{ending}") for ending in _SQLITE_SIDECARS)
+        endings = (f".{_MANIFEST}", *(f".sqlite{ending}" for ending in _SQLITE_SIDECARS))
+        suffixes = (suffix for kind in SOURCES for suffix in kind.suffixes)
+        yield from (path.with_name(f"{stem}{ending}") for ending in (*endings, *suffixes))
+        yield path.with_name(_MANIFEST)
+
+
+# --- the export of a report of nsys
+
+
+def export_of(report: Path, timeout_s: float | None = None, *, as_sqlite: bool = False) -> Path:
+    """Returns what is read of a report: a folder of Parquet or Arrow files, or a SQLite file, made only where none is.
+
+    It is ``X.sqlite`` or ``X_pqtdir`` beside the report ``X``; in ``~/.cache/nsys-analyze`` (or below
+    ``$XDG_CACHE_HOME``) where that folder cannot be written. A folder of Parquet files is written and read in less
+    time: it is what nsys is asked for where it can, unless the export must be a SQLite file.
+
+    Raises:
+        ExportError: there is no such report, no place for the export, or nsys is missing, fails, or takes longer than
+            ``timeout_s``.
+    """
+    if not report.is_file():
+        raise ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
+    if not report.stat().st_size:
+        raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
+    stem, places = trace_stem(report), (report.parent, cache_of(report))
+    for place in places:
+        for ending in (".sqlite",) if as_sqlite else (*FOLDER_ENDINGS, ".sqlite"):
+            if is_export_of(place / f"{stem}{ending}", report):
+                return place / f"{stem}{ending}"
+    nsys = find_nsys()
+    if nsys is None:
+        what = f"{report} must be exported to SQLite first, and there is no nsys here"
+        if older := next(filter(is_sqlite, (place / f"{stem}.sqlite" for place in places)), None):
+            what = f"{older} is older than {report.name}, and there is no nsys here to export it again"
+        how = _export_command(report.name)
+        raise ExportError(what, f"Install Nsight Systems, or export on the machine that has it: {how}")
+    to_folder = not as_sqlite and _version_of(nsys) >= _WHOLE_FOLDERS
+    folder = report.parent if _is_writable(report.parent) else made_cache_of(report)
+    output = folder / f"{stem}{PARQUET_FOLDER if to_folder else '.sqlite'}"
+    try:
+        with atomic_folder(output, report) if to_folder else atomic_write(output, source=report) as unfinished:
+            _export(nsys, report, unfinished, "parquetdir" if to_folder else "sqlite", timeout_s)
+    except OSError as error:
+        hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
+        raise ExportError(f"The export of {report} cannot be written: {error}", hint) from error
+    return output
+
+
+def _version_of(nsys: Path) -> tuple[int, ...]:
+    try:
+        return tuple(numbers_in(nsys_version(nsys)))
+    except ExportError:  # it does not run: the export says so
+        return ()
+
+
+def cache_of(capture: Path) -> Path:
+    """Returns the cache's folder for what is made of a capture; of a user without a home it begins with a tilde."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(_CACHE))  # noqa: PTH111  # pathlib's raises
+    return cache / "nsys-analyze" / hashlib.sha256(os.fsencode(os.path.realpath(capture))).hexdigest()[:16]
+
+
+def is_export_of(export: Path, report: Path) -> bool:
+    """Returns whether an export is there that is no older than the report of its name."""
+    return (is_sqlite(export) or is_export_folder(export)) and written_ns(export) >= report.stat().st_mtime_ns
+
+
+def is_export_folder(path: Path) -> bool:
+    """Returns whether a folder is an export of nsys, and none of captures: by the files that each version writes."""
+    tables = (path / f"{name}{ending}" for name in SIGNATURE_TABLES for ending in TABLE_ENDINGS)
+    return any(os.path.isfile(table) for table in tables)  # noqa: PTH113 - pathlib raises where one may not look
+
+
+def is_sqlite(path: Path) -> bool:
+    """Returns whether a file is there and starts as a SQLite database does."""
+    try:
+        if not path.is_file():  # to open a FIFO waits for its writer
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError:
+        return False
+
+
+def written_ns(export: Path) -> int:
+    """Returns when an export was written, of a folder the table about it; 0 for a link that leads nowhere."""
+    tables = (export / f"{name}{ending}" for name in EXPORT_TABLE.aliases for ending in TABLE_ENDINGS)
+    files = [export] if export.is_file() else [table for table in tables if table.is_file()]
+    return max((file.stat().st_mtime_ns for file in files), default=0)
+
+
+def made_cache_of(capture: Path) -> Path:
+    """Returns the cache's folder for what is made of a capture, made as needed and closed to others.
+
+    Raises:
+        ExportError: it cannot be made, or there is no home folder for it.
+    """
+    cache = cache_of(capture)
+    if cache.parts[0] == "~":
+        raise ExportError(f"There is no home folder for a cache of {capture}", _CACHE_HINT)
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"The export of {capture} has nowhere to go: {error}", _CACHE_HINT) from error
+    return cache
+
+
+def _is_writable(folder: Path) -> bool:
+    """Returns whether a file can be made in a folder, tried by making one: modes and mounts both have a say."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _export(nsys: Path, report: Path, output: Path, kind: str, timeout_s: float | None) -> None:
+    options = ["--type", kind, "--force-overwrite", "true", "--output", str(output.absolute())]
+    if _BLOBS in _known_options(nsys):
+        options.append(f"{_BLOBS}=true")
+    try:  # an absolute path is never taken for an option
+        finished = run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
+    except OSError as error:
+        raise ExportError(f"{nsys} cannot be run: {error}", "Set NSYS to an nsys that runs here") from error
+    except subprocess.TimeoutExpired as error:
+        raise ExportError(
+            f"nsys export of {report} was stopped after {timeout_s:g} s",
+            f"Give it more time by hand: {_export_command(str(report))}",
+        ) from error
+    if finished.returncode != 0 or not (is_sqlite(output) or is_export_folder(output)):
+        raise _failed_export(nsys, report, finished)
+
+
+@functools.cache
+def _known_options(nsys: Path) -> str:
+    """Returns what ``nsys export --help`` says; nothing where it does not answer."""
+    try:
+        answer = run_captured([str(nsys), "export", "--help"], _ANSWER_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""  # the export itself will say what is wrong
+    return answer.stdout + answer.stderr
+
+
+def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
+    message = last_words(finished.stderr) or last_words(finished.stdout)
+    if any(phrase in message for phrase in _NOT_A_REPORT):
+        return ExportError(
+            f"{report} is not an Nsight Systems report, or only a part of one: {message}",
+            "Copy it again, or capture again with nsys profile",
+        )
+    taken_by = _report_version(report)
+    if taken_by and numbers_in(taken_by) > numbers_in(version := nsys_version(nsys)):
+        return ExportError(
+            f"{report} was taken by Nsight Systems {taken_by}, and {nsys} is {version}: too old to read it",
+            f"Install a newer one, or export on the machine that took it: {_export_command(report.name)}",
+        )
+    reason = message or f"exit status {finished.returncode}"
+    return ExportError(f"nsys export failed: {reason}", f"Try it by hand: {_export_command(str(report))}")
+
+
+def last_words(output: str) -> str:
+    """Returns the last two lines of the output of ``nsys``, as one, without the progress bars between them."""
+    lines = (line.strip() for line in re.split(r"[\r\n]", output))
+    return " ".join([line for line in lines if line and not _PROGRESS.match(line)][-2:]).rstrip(".")
+
+
+def _report_version(report: Path) -> str | None:
+    """Returns the version in the report's first bytes, ``2023.4.4.54``; reports of 2022 and before hold none."""
+    with report.open("rb") as file:
+        match = _REPORT_VERSION.search(file.read(128))
+    return match[1].decode().replace("@", ".") if match else None
+
+
+def _export_command(report: str) -> str:
+    return f"nsys export --type sqlite {shlex.quote(report)}"

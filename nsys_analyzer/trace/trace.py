@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,16 @@ from nsys_analyzer.trace.arrays import (
     Frame,
     Ints,
     SmallInts,
+    appended,
+    arrow_integers,
+    arrow_texts,
     blocks,
     compact,
     dense_codes,
     distinct,
-    grown,
+    distinct_texts,
     rows_of,
+    values_of,
 )
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
@@ -35,6 +40,7 @@ from nsys_analyzer.trace.columns import (
     MEMCPY,
     ON_DEVICE,
     OTHER_CALL,
+    PROCESS_MASK,
     TO_DEVICE,
     TO_HOST,
     UNNAMED,
@@ -47,13 +53,13 @@ from nsys_analyzer.trace.columns import (
     process_of,
 )
 from nsys_analyzer.trace.metadata import Metadata, explained, read_diagnostics, read_metadata
-from nsys_analyzer.trace.operators import read_callers, read_ranges, recorded_operators
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, noted_calls, read_nccl_calls, read_ranks
-from nsys_analyzer.trace.reader import Reader
+from nsys_analyzer.trace.reader import Reader, column_in
 from nsys_analyzer.trace.sources import open_capture
 from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from typing_extensions import Self
 
 
@@ -129,8 +135,8 @@ class Trace:
         frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES, schema.GRIDS))
         strings = dict(rows_of(frames["strings"]))
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
-        ranges, annotated, operators = read_ranges(frames["nvtx"], strings)
-        recorded = recorded_operators(frames["operators"], strings)
+        ranges, annotated, operators = _read_ranges(frames["nvtx"], strings)
+        recorded = _recorded_operators(frames["operators"], strings)
         metadata, noted = read_metadata(frames, strings), noted_calls(reader, strings)
         duration = int(frames["session"]["duration"].max(initial=0)) or None
         moments = (operations.start, launches.start, ranges.start)
@@ -167,7 +173,7 @@ class Trace:
             costly_tables(reader),
             read_ranks(reader, strings.values(), noted),
             float(np.median(lasted)) if len(lasted) else None,
-            read_callers(reader, strings),
+            _read_callers(reader, strings),
             read_nccl_calls(reader, noted),
         )
 
@@ -198,7 +204,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
     ids, codes = dense_codes(parts[KERNEL].pop("name"))
 
     def column(key: str) -> Any:
-        return grown(*(part.pop(key) for part in parts))
+        return appended(*(part.pop(key) for part in parts))
 
     process = column("process")
     if not process.any():  # exports before globalPid leave it out: with one launching process it is that one
@@ -213,7 +219,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         stream=compact(column("stream")),
         correlation=column("correlation"),
         process=compact(process),
-        name=grown(codes, np.full(sum(lengths[KERNEL + 1 :]), -1, np.int32)),
+        name=appended(codes, np.full(sum(lengths[KERNEL + 1 :]), -1, np.int32)),
         graph_node=compact(column("graph_node")),
         size=size,
         copy=copy,
@@ -269,3 +275,110 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
             end[block] = np.where(possible, last, first)
     launches = Launches(start, end, frame["thread"], frame["correlation"], call, codes, names)
     return launches, (call == ALLOCATE) & (result == _OUT_OF_MEMORY)
+
+
+# ``nsys --pytorch=autograd-nvtx`` and PyTorch's own ``emit_nvtx`` write the number of autograd's node behind the name
+# of an operator, ``aten::mm, seq = 9157, op_id = 91984``, and with shapes also the sizes of its inputs:
+# ``sizes = [[8192, 768], [768, 3072]], input_op_ids = [(91979,0), (657,0)]``.
+_ATEN = "aten::"
+_ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
+_SEQUENCE = r",\s*seq\s*=\s*(?P<found>\d{1,18})(?:\D|$)"
+_SIZES = r",\s*sizes\s*=\s*(?P<found>\[[\d\[\], ]*\])\s*(?:,\s*input_op_ids|$)"
+
+
+def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints, Operators]:
+    """Returns the ranges, named by text ID or by text; which of them are PyTorch's operators, as indices; and these.
+
+    Operators are the ranges with one of ATen's names, and those of names that have an annotation behind them anywhere.
+    """
+    import pyarrow as pa
+
+    by_id = frame["text_id"]
+    used, id_codes = dense_codes(by_id)
+    texts = pa.concat_arrays([arrow_texts([strings.get(i, "") for i in used.tolist()]), frame["text"]])
+    start, end, thread = (frame[column] for column in ("start", "end", "thread"))
+    text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
+    shape_texts: tuple[str, ...] = ()
+    letters = texts.buffers()[2]
+    if letters is None or not (np.frombuffer(letters, np.uint8) == ord("=")).any():  # as of most captures
+        names, codes = distinct_texts(texts.to_pylist())
+        ranges = Ranges(start, end, thread, codes[text], names)
+        index = np.flatnonzero(np.array([name.startswith(_ATEN) for name in names], np.bool_)[ranges.name])
+        none = np.full(len(index), -1, np.int32)
+        sequence, shapes = none.astype(np.int64), none
+    else:
+        import pyarrow.compute as pc
+
+        def found(pattern: str) -> pa.Array:
+            return pc.struct_field(pc.extract_regex(of_operators, pattern=pattern), "found")
+
+        named = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
+        encoded = named.dictionary_encode()
+        names, codes = distinct_texts(encoded.dictionary.to_pylist())
+        codes = codes[values_of(encoded.indices)][text]
+        ranges = Ranges(start, end, thread, codes, names)
+        annotated = set(pc.unique(named.filter(pc.not_equal(named, texts))).to_pylist())
+        are_operators = np.array([name in annotated or name.startswith(_ATEN) for name in names], np.bool_)
+        index = np.flatnonzero(are_operators[ranges.name])
+        of_operators = texts.take(arrow_integers(text[index]))
+        sequence = values_of(found(_SEQUENCE).cast(pa.int64()), default=-1)
+        inputs = found(_SIZES).dictionary_encode()
+        shapes, shape_texts = (
+            values_of(inputs.indices, default=-1).astype(np.int32),
+            tuple(inputs.dictionary.to_pylist()),
+        )
+        # A profiler cuts a text that is too long for it.
+        is_whole = np.array([*(each.count("[") == each.count("]") for each in shape_texts), False], np.bool_)
+        shapes = np.where(is_whole[shapes], shapes, np.int32(-1))
+    operators = Operators(
+        **ranges.select(index).columns(),
+        names=names,
+        sequence=sequence,
+        forward_thread=np.zeros(len(index), np.int32),
+        shapes=shapes,
+        shape_texts=shape_texts,
+    )
+    return ranges, index, operators
+
+
+def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
+    """Returns the operators of the profiler's own table."""
+    names, name = dense_codes(frame["name"])
+    shape_ids, shapes = dense_codes(np.maximum(frame["shapes"], -1))
+    present = shape_ids[shape_ids >= 0]
+    return Operators(
+        start=frame["start"],
+        end=frame["end"],
+        thread=frame["thread"],
+        name=name.astype(np.int64),
+        names=tuple(strings.get(i, "") for i in names.tolist()),
+        sequence=np.maximum(frame["sequence"], -1),
+        forward_thread=frame["forward_thread"],
+        shapes=shapes - np.int32(len(shape_ids) - len(present)),  # the ID -1 becomes the code -1
+        shape_texts=tuple(strings.get(i, "") for i in present.tolist()),
+    )
+
+
+#: A function of PyTorch that Python calls (``THPVariable_item``, ``THCPModule_emptyCache``), or an operator.
+_CALLED = re.compile(r"\bTHC?P\w+?_(?P<function>\w+)\(|^at::_ops::(?P<operator>\w+)::call\b")
+
+
+def _read_callers(reader: Reader, strings: Mapping[int, str]) -> Mapping[tuple[int, int], str]:
+    """Returns the outermost operator or function of PyTorch around each API call, by process and correlation ID.
+
+    A call without a backtrace, or with none of PyTorch's functions in it, has no entry. ``strings`` are those of the
+    export, by their IDs.
+    """
+    for table in (schema.CALLCHAINS, schema.CHAINED_CALLS):
+        name = reader.name_of(table)
+        if not name or (table.filter and not reader.filter_of(table, name)):
+            return {}
+        if not all(column_in(column, reader.columns_of[name]) for column in table.columns):
+            return {}
+    chains = sorted(rows_of(reader.read(schema.CALLCHAINS)), key=lambda row: row[2])  # by depth
+    outermost = {chain: _CALLED.search(strings.get(symbol, "")) for chain, symbol, _ in chains}
+    called = {chain: match["function"] or match["operator"] for chain, match in outermost.items() if match}
+    calls = reader.read(schema.CHAINED_CALLS)
+    chained = np.flatnonzero(np.isin(calls["chain"], list(called)))
+    thread, correlation, chain = (calls[column][chained].tolist() for column in ("thread", "correlation", "chain"))
+    return {(t & PROCESS_MASK, c): called[number] for t, c, number in zip(thread, correlation, chain, strict=True)}

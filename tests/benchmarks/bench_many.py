@@ -1,4 +1,4 @@
-"""Time of ``nsys-analyze report`` over hundreds of captures: in turn, on two workers, and with one of them killed.
+"""Time of ``nsys-analyze report`` over hundreds of captures: in turn, on two workers, and on this machine's cores.
 
 The committed captures are copied, under names of their own, until there are as many as asked, and a file that cannot
 be read beside them. Every figure comes from this one run on this one machine, and the reports must be the same to the
@@ -14,12 +14,10 @@ import argparse
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,31 +69,6 @@ def worker_processes() -> list[psutil.Process]:
     return [one for one in psutil.Process().children() if "multiprocessing.spawn" in " ".join(one.cmdline())]
 
 
-def kill_one(after_s: float) -> Callable[[], None]:
-    """Kills a worker after so many seconds; the function that is returned waits, and fails where it was not at work."""
-    failed: list[str] = []
-
-    def kill() -> None:
-        time.sleep(after_s)
-        worker = worker_processes()[0]
-        used = sum(worker.cpu_times()[:2])
-        time.sleep(0.2)
-        if sum(worker.cpu_times()[:2]) == used:
-            failed.append(f"worker {worker.pid} was idle when it was killed")
-        os.kill(worker.pid, signal.SIGKILL)
-        print(f"killed worker {worker.pid} after {after_s:.1f} s", flush=True)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-
-    def wait() -> None:
-        thread.join()
-        if failed:
-            raise SystemExit(failed[0])
-
-    return wait
-
-
 def report(captures: Path, output_format: str, scheduler: str | None) -> Report:
     """The report of the captures; without a scheduler, as the command makes it by itself."""
     output = captures.with_name("report")
@@ -123,9 +96,6 @@ def measure(captures: Path, output_format: str) -> None:
     rows = {"in turn": in_turn}
     with two_workers() as scheduler:
         rows["two workers"] = report(captures, output_format, scheduler)
-        wait = kill_one(rows["two workers"].seconds / 2)
-        rows["two workers, one killed"] = report(captures, output_format, scheduler)
-        wait()
     rows["this machine's cores"] = report(captures, output_format, None)
     for name, row in rows.items():
         same = "the same" if row.text == in_turn.text else "ANOTHER REPORT"

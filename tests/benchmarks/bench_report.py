@@ -6,7 +6,6 @@ columns the report needs: nothing that reads them all is faster.
 
     python -m tests.benchmarks.bench_report
     python -m tests.benchmarks.bench_report --kernels 100000 --trace my.sqlite --runs 3
-    python -m tests.benchmarks.bench_report --scaling
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from tests.benchmarks.long_capture import columns_of, enlarge
 ROOT = Path(__file__).parents[2]
 TRACE = ROOT / "tests" / "data" / "train_small256.sqlite.xz"
 TOOL = [sys.executable, "-m", "nsys_analyzer"]
-SCALES = (10_000, 100_000, 1_000_000, 5_000_000)  # kernels
 
 GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 FLOOR_COLUMNS = {
@@ -225,22 +223,6 @@ def print_figures(source: Path, folder: Path, options: argparse.Namespace) -> No
         print(line, flush=True)
 
 
-def print_scaling(source: Path, folder: Path, options: argparse.Namespace) -> None:
-    print(f"{'kernels':>12} {'s':>10} {'s / million':>12} {'peak GB':>10} {'GB / million':>13}")
-    for asked in SCALES:
-        big = folder / f"big{asked}.sqlite"
-        kernels = enlarge(source, big, asked)
-        runs = [run_well(report_command(big)) for _ in range(options.runs)]
-        big.unlink()
-        seconds = statistics.median(each.seconds for each in runs)
-        peak_gb = statistics.median(each.peak_gb for each in runs)
-        millions = kernels / 1e6
-        print(
-            f"{kernels:>12,} {seconds:>10.3f} {seconds / millions:>12.3f} {peak_gb:>10.3f} {peak_gb / millions:>13.3f}",
-            flush=True,
-        )
-
-
 def unpacked(trace: Path, folder: Path) -> Path:
     """The trace, or what a compressed one holds, in the folder."""
     if trace.suffix != ".xz":
@@ -256,7 +238,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kernels", type=int, default=1_200_000, help="about how many kernels [%(default)s]")
     parser.add_argument("--trace", type=Path, default=TRACE, help="the SQLite export that is repeated, .xz or not")
     parser.add_argument("--runs", type=int, default=5, help="runs of each command [%(default)s]")
-    parser.add_argument("--scaling", action="store_true", help="time and memory from 10 thousand to 5 million")
     parser.add_argument("--nsys-timeout", type=float, default=300, metavar="S", help="seconds each [%(default)s]")
     parser.add_argument("--floor", type=Path, help=argparse.SUPPRESS)  # the floor's own process
     options = parser.parse_args()
@@ -274,7 +255,7 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed modules are compiled once, not in every run
     with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
         source = unpacked(options.trace.resolve(), Path(folder))
-        (print_scaling if options.scaling else print_figures)(source, Path(folder), options)
+        print_figures(source, Path(folder), options)
 
 
 if __name__ == "__main__":

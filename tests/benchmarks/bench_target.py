@@ -16,9 +16,8 @@ from functools import partial
 import torch
 
 from nsys_analyzer.analysis.transformer.models import find_model
-from profiling_targets import attention_cpu, harness
-from profiling_targets.config import Config
-from profiling_targets.harness import Phases
+from profiling_targets import attention_variants, harness
+from profiling_targets.harness import Config, Phases
 from profiling_targets.transformer import Training
 from tests.benchmarks.bench_report import Row
 
@@ -69,7 +68,7 @@ def attention_rows(rounds: int = 9) -> list[Row]:
     """The attention variants in C++ at 1,024 tokens, in turns: times, and those of fused and flash over naive's."""
     inputs = [torch.randn(1, 2, 1024, 32) for _ in range(3)]
     names = ("naive", "fused", "flash")
-    work = {name: partial(attention_cpu.attention, name, *inputs, False) for name in names}
+    work = {name: partial(attention_variants.cpp_attention, name, *inputs, False) for name in names}
     turns = [{name: _timer(work[name]) for name in names} for _ in range(rounds + 1)][1:]  # the first one builds
     rows = [Row(f"C++ attention: {name}", [turn[name] for turn in turns], "ms") for name in names]
     ratios = {name: [turn[name] / turn["naive"] for turn in turns] for name in names[1:]}

@@ -86,12 +86,12 @@ def late_rank() -> Iterator[str]:
 def kernel_starts_ms() -> float:
     """By how much the collectives of the late rank start later, median over those of a step, and over steps."""
     members = [member for one in captures() if one.name.startswith("late_rank") for member in one.members]
-    (group,) = group_members(members)
-    (matches,) = match_collectives(group.members).matches
-    first, late = (one.collectives for one in group.members)
-    apart = (late.start[matches.index[1]] - first.start[matches.index[0]]) / 1e6
-    offset = float(np.median((late.end[matches.index[1]] - first.end[matches.index[0]]) / 1e6))
-    step = first.step[matches.index[0]]
+    ((ordered, _),) = group_members(members)
+    ((match,), _, _) = match_collectives(ordered)
+    first, late = (member.collectives for member in ordered)
+    apart = (late.start[match[1]] - first.start[match[0]]) / 1e6
+    offset = float(np.median((late.end[match[1]] - first.end[match[0]]) / 1e6))
+    step = first.step[match[0]]
     return median(float(np.median(apart[step == one] - offset)) for one in sorted(set(step.tolist())))
 
 

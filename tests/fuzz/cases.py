@@ -12,9 +12,9 @@ from pathlib import Path
 from random import Random
 
 from nsys_analyzer.export import FORMATS
-from nsys_analyzer.trace.arrow_reader import write_sqlite
-from nsys_analyzer.trace.kineto.tables import read_tables
-from tests.fuzz import documents, exports, figures, oracle
+from nsys_analyzer.trace.kineto import read_tables
+from nsys_analyzer.trace.reader import write_sqlite
+from tests.fuzz import documents, exports, oracle
 from tests.fuzz.sandbox import Outcome, run
 from tests.fuzz.texts import text
 
@@ -99,8 +99,8 @@ def try_case(
     place = bench.folder / "case"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    what, outcome, fault = KINDS[kind](bench, place, random)
-    fault = oracle.fault(outcome) or oracle.others_lost(outcome) or fault
+    what, outcome = KINDS[kind](bench, place, random)
+    fault = oracle.fault(outcome) or oracle.others_lost(outcome)
     if not keep:
         shutil.rmtree(place)
     return kind, Finding(seed, number, kind, what, outcome.command, fault) if fault else None
@@ -124,33 +124,24 @@ def _command(trace: str, random: Random) -> list[str]:
     )
 
 
-def _exports(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str]:
+def _exports(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome]:
     path = place / "capture.sqlite"
     shutil.copyfile(random.choice(bench.inputs.exports), path)
     shutil.copyfile(bench.inputs.exports[0], place / oracle.SOUND)
     said = [random.choice(exports.MUTATORS[2:])(path, random) for _ in range(random.choice((1, 1, 2, 4)))]
     if random.random() < 0.3:  # last: what is broken as a file cannot be changed as a database
         said.append(random.choice(exports.MUTATORS[:2])(path, random))
-    return "; ".join(said), run(_command(path.name, random), place), ""
+    return "; ".join(said), run(_command(path.name, random), place)
 
 
-def _figures(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str]:
-    original = random.choice([path for path in bench.inputs.exports if path.stem not in ("cpu_train", "nccl_init")])
-    path = place / "capture.sqlite"
-    shutil.copyfile(original, path)
-    changed = figures.change(path, original, random)
-    outcome = run(["report", path.name, "--format", "json"], place)
-    return f"{original.stem}: {changed.what}", outcome, figures.fault(changed, original, outcome, bench.folder)
-
-
-def _kineto(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str]:
+def _kineto(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome]:
     path = place / "capture.json.gz"
     shutil.copyfile(random.choice(bench.inputs.kineto), path)
     shutil.copyfile(bench.inputs.exports[0], place / oracle.SOUND)
-    return documents.kineto(path, random), run(_command(path.name, random), place), ""
+    return documents.kineto(path, random), run(_command(path.name, random), place)
 
 
-def _sweep(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str]:
+def _sweep(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome]:
     """A folder of runs whose manifest or timings are broken."""
     sweep = place / "sweep"
     shutil.copytree(bench.inputs.sweep, sweep, ignore=shutil.ignore_patterns("*.png"))
@@ -160,18 +151,18 @@ def _sweep(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str
     else:
         what = documents.csv(sweep / "timings.csv", random)
     formats = random.choice((["--format", "json"], ["-o", "report.md", "--no-figures"]))
-    return what, run(["report", "sweep", *formats], place), ""
+    return what, run(["report", "sweep", *formats], place)
 
 
-def _benches(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str]:
+def _benches(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome]:
     source = random.choice(bench.inputs.benches)
     shutil.copytree(source, place / source.name, ignore=shutil.ignore_patterns("*.png", "captures"))
     what = documents.json_lines(place / source.name / "bench.jsonl", random)
     formats = random.choice((["--format", "json"], ["-o", "report.md", "--no-figures"], ["-o", "report.md"]))
-    return what, run(["report", source.name, *formats], place), ""
+    return what, run(["report", source.name, *formats], place)
 
 
-def _paths(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str]:
+def _paths(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome]:
     """A file whose name is odd, or that is no capture at all."""
     name = text(random).replace("/", "_").replace("\0", "")[:60].encode("utf-8", "surrogateescape")[:120]
     name = name.decode("utf-8", "ignore") + random.choice(("", ".sqlite", ".nsys-rep", ".json.gz", ".csv"))
@@ -180,12 +171,11 @@ def _paths(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str
     path.write_bytes(content)
     shutil.copyfile(bench.inputs.exports[0], place / oracle.SOUND)
     shown = random.choice((str(path), f"./{path.name}", "."))
-    return repr(name), run(_command(shown, random), place), ""
+    return repr(name), run(_command(shown, random), place)
 
 
-KINDS: dict[str, Callable[[Bench, Path, Random], tuple[str, Outcome, str]]] = {
+KINDS: dict[str, Callable[[Bench, Path, Random], tuple[str, Outcome]]] = {
     "exports": _exports,
-    "figures": _figures,
     "Kineto": _kineto,
     "sweeps": _sweep,
     "benches": _benches,

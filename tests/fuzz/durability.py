@@ -1,6 +1,6 @@
 """Kills sweeps at random moments and resumes them: what is left must be what an undisturbed sweep leaves.
 
-``python -m tests.fuzz.durability --seconds 600`` kills the tool, the supervisor, the target or nsys, or cuts the power:
+``python -m tests.fuzz.durability --seconds 600`` kills the tool, the target or nsys, or cuts the power:
 everything is stopped, the folder is copied, and the sweep goes on in the copy. Before the resume every visible result
 must be whole and no process of the killed sweep be left; after it, files, manifests, timings and report must be those
 of a sweep that nobody disturbed, and no two targets may have run side by side.
@@ -33,7 +33,7 @@ from tests.support.sweeping import Desk, make_recording_nsys
 MODELS = ("small", "medium", "large")
 WORDS = ("--mode", "forward", "--context-length", "16", "--profiler", "nsys")
 _TAG = "NSYS_ANALYZE_DURABILITY"
-_END_S = 10.0
+_END_S = 60.0
 #: The commands of a sweep: a resume has one more, in the report and in the manifests of what it ran.
 _COMMANDS = re.compile(r"^nsys-analyze run(?:.*\\\n)*.*\n| --resume(?=\")", re.MULTILINE)
 #: A target listens to no signal and takes a moment, but never ends by itself once its parent or the tool, whose number
@@ -132,24 +132,11 @@ def _is_nsys(words: list[str]) -> bool:
     return any(word.endswith("/nsys") for word in words[:2])
 
 
-def _is_supervisor(words: list[str]) -> bool:
-    return any(word.endswith("supervisor.py") for word in words)
-
-
 # --- disturbances: each returns the desk in which the sweep is to be resumed ---
 
 
 def _kill_the_tool(number: signal.Signals, sweep: Sweep) -> Desk:
     sweep.tool.send_signal(number)
-    return sweep.desk
-
-
-def _kill_tool_and_supervisor(sweep: Sweep, *_: object) -> Desk:
-    """Whatever ends both at once leaves the target to the resume."""
-    supervisors = sweep.processes(_is_supervisor)
-    sweep.tool.send_signal(signal.SIGSTOP)  # else it goes on, its program gone
-    _kill(supervisors | sweep.processes(_is_supervisor))
-    sweep.tool.kill()
     return sweep.desk
 
 
@@ -186,13 +173,12 @@ def _kill(pids: set[int]) -> None:
 
 
 DISTURBANCES: dict[str, Callable[[Sweep, Bed, random.Random], Desk]] = {
+    "the power": _cut_the_power,
     "the tool, SIGKILL": lambda sweep, *_: _kill_the_tool(signal.SIGKILL, sweep),
     "the tool, SIGQUIT": lambda sweep, *_: _kill_the_tool(signal.SIGQUIT, sweep),
     "the tool, SIGTERM": lambda sweep, *_: _kill_the_tool(signal.SIGTERM, sweep),
-    "the tool and the supervisor, SIGKILL": _kill_tool_and_supervisor,
     "the target, SIGKILL": lambda sweep, _, chance: _kill_one(_is_target, sweep, chance),
     "nsys, SIGKILL": lambda sweep, _, chance: _kill_one(_is_nsys, sweep, chance),
-    "the power": _cut_the_power,
 }
 
 
@@ -312,7 +298,7 @@ def _after(sweep: Sweep, kind: str, bed: Bed) -> list[str]:
     found = []
     if kind == "the power":
         found += [f"the original: {one}" for one in _differences(_left(sweep.desk.runs), bed.left)]
-    if kind != "the tool and the supervisor, SIGKILL" and (left := sweep.outlived()):
+    if left := sweep.outlived():
         found.append(f"{left} outlived the tool")
     return found
 

@@ -17,7 +17,7 @@ import atheris
 
 with atheris.instrument_imports(include=["nsys_analyzer"]):
     from nsys_analyzer.analysis.summary.summarize import summarize
-    from nsys_analyzer.trace.kineto.tables import read_tables
+    from nsys_analyzer.trace.kineto import read_tables
     from nsys_analyzer.trace.trace import Trace
 
 from nsys_analyzer.errors import NsysAnalyzerError

@@ -96,27 +96,22 @@ def test_a_gradient_that_takes_no_memory_of_its_own() -> None:
     assert error(flash_attention, inputs, ones, False) < TOLERATED[torch.float32]
 
 
-def wrong(**changes: Any) -> tuple[Tensor, Tensor, Tensor]:
-    made = {"shape": (1, 1, 8, 16), "dtype": torch.float32, **changes}
-    q, k, v = (torch.zeros(made["shape"], dtype=made["dtype"]) for _ in range(3))
-    return q, k, v
+def zeros(shape: tuple[int, ...] = (1, 1, 8, 16), dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.zeros(shape, dtype=dtype) for _ in range(3)]
 
 
 @pytest.mark.parametrize(
-    ("inputs", "says"),
+    ("inputs", "products", "says"),
     [
-        (wrong(shape=(1, 8, 16)), "one shape"),
-        ((*wrong()[:2], torch.zeros(1, 1, 9, 16)), "one shape"),
-        (wrong(dtype=torch.float64), "bf16, fp16 or fp32"),
-        ((*wrong()[:2], torch.zeros(1, 1, 8, 16, dtype=torch.bfloat16)), "bf16, fp16 or fp32"),
-        (wrong(shape=(1, 1, 8, 48)), "d_head"),
+        (zeros((1, 8, 16)), "ieee", "one shape"),
+        ([*zeros()[:2], torch.zeros(1, 1, 9, 16)], "ieee", "one shape"),
+        (zeros(dtype=torch.float64), "ieee", "bf16, fp16 or fp32"),
+        ([*zeros()[:2], torch.zeros(1, 1, 8, 16, dtype=torch.bfloat16)], "ieee", "bf16, fp16 or fp32"),
+        (zeros((1, 1, 8, 48)), "ieee", "d_head"),
+        (zeros(), "tf32", "tf32x3"),
     ],
 )
-def test_what_does_not_fit_is_refused(inputs: tuple[Tensor, Tensor, Tensor], says: str) -> None:
+def test_what_does_not_fit_is_refused(inputs: list[Tensor], products: str, says: str) -> None:
+    q, k, v = inputs
     with pytest.raises(ValueError, match=says):
-        flash_attention(*inputs, causal=True)
-
-
-def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ValueError, match="tf32x3"):
-        flash_attention(*wrong(), causal=True, fp32_products="tf32")
+        flash_attention(q, k, v, causal=True, fp32_products=products)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.trace.kineto.tables import read_tables
+from nsys_analyzer.trace.kineto import read_tables
 
 PID = 500
 MAIN = 500

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from nsys_analyzer.experiments.model import Bench, CaseTarget, Results, grid, known, option, several
+from nsys_analyzer.experiments.model import Bench, Results, grid, option, require, several
 from nsys_analyzer.report.model import Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.runs.rows import CaseTarget
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def _section(results: Results) -> Section:
         Field("limit", "count", lambda row: row.case.limit),
         Field("primes", "count", lambda row: row.figures.primes_count),
     )
-    most = max(known(row.figures.primes_count) for row in rows)
+    most = max(require(row.figures.primes_count) for row in rows)
     return Section("bench-primes", "Primes", (Paragraph(f"Up to {most} primes."), table(columns, rows, "Primes:")))
 
 

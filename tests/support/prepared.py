@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from nsys_analyzer.capture.annotation import injected
+from nsys_analyzer.capture import hooks
 
 LONGEST_S = 240
 _SERVER = """
@@ -60,7 +60,7 @@ def run_prepared(program: Path, environment: Mapping[str, str]) -> subprocess.Co
     server, folder = _server(), program.parent.resolve()
     job = {
         "program": str(program), "folder": str(folder), "environment": dict(environment), "seconds": LONGEST_S,
-        "sitecustomize": str(Path(str(injected.__file__)).with_name("sitecustomize.py")),
+        "sitecustomize": str(Path(hooks.__file__).with_name("injected") / "sitecustomize.py"),
     }  # fmt: skip
     assert server.stdin
     assert server.stdout

@@ -1,4 +1,4 @@
-"""Rows of experiments as their targets write them, from flat figures."""
+"""Rows of experiments as their targets write them, from flat figures, and what their sections make of them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,51 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from nsys_analyzer.experiments.model import AnyRow, Bench, CaseTarget, Results, Row, Settings
-from nsys_analyzer.report.model import Report
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings
+from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
-from nsys_analyzer.runs.rows import typed
+from nsys_analyzer.runs.rows import CaseTarget, Row, typed
 
 C = TypeVar("C")
 F = TypeVar("F")
 H200 = {"gpu": "NVIDIA H200", "torch": "2.11.0"}
+#: The environment of compiled cases on a GPU.
+COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 
 
 def unpadded(page: str) -> str:
-    """A page with plain spaces, and without those that align the cells of its tables."""
-    return re.sub(" {2,}", " ", page.replace("\N{NO-BREAK SPACE}", " "))
+    """A page with plain spaces and minus signs, and without the spaces that align the cells of its tables."""
+    return re.sub(" {2,}", " ", page.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-"))
 
 
 def page(bench: Bench, rows: Sequence[AnyRow], **more: Any) -> str:
     """The section of rows as markdown; ``more`` is what else the results hold."""
-    return unpadded(render(Report("x", (bench.section(Results(tuple(rows), **more)),)), {}))
+    report = Report("x", (bench.section(Results(tuple(rows), **more)),))
+    return unpadded(render(report, {figure.key: figure.key for figure in report.figures}))
+
+
+def check(text: str, says: Sequence[str], says_not: Sequence[str] = ()) -> None:
+    """Checks what a page says, and what it does not."""
+    assert [phrase for phrase in says if phrase not in text] == []
+    assert [phrase for phrase in says_not if phrase in text] == []
+
+
+def table(bench: Bench, rows: Sequence[AnyRow], caption: str = "") -> Table:
+    """The first table of a section whose caption begins so."""
+    blocks = unfolded(bench.section(Results(tuple(rows))).blocks)
+    return next(block for block in blocks if isinstance(block, Table) and str(block.caption).startswith(caption))
+
+
+def cells(bench: Bench, rows: Sequence[AnyRow], caption: str = "") -> list[dict[str, Any]]:
+    """The cells of each row of that table, by the titles of its columns."""
+    found = table(bench, rows, caption)
+    return [dict(zip([column.title for column in found.columns], line, strict=True)) for line in found.rows]
+
+
+def figures(bench: Bench, rows: Sequence[AnyRow], **more: Any) -> dict[str, Any]:
+    """The figures of a section by their keys."""
+    blocks = unfolded(bench.section(Results(tuple(rows), **more)).blocks)
+    return {block.key: block for block in blocks if isinstance(block, Bars | Lines)}
 
 
 def typed_row(

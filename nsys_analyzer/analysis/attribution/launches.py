@@ -1,15 +1,23 @@
-"""The API call that launched each GPU operation: matched by process and correlation ID, one launch each."""
+"""The API call that launched each GPU operation, and the operations whose times contradict it.
+
+A launch is matched by process and correlation ID, one each. The nodes of a CUDA graph were captured inside ranges that
+a replay does not open again. What contradicts its launch or its stream is left out of every figure, with a warning.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.axis import Axis
-from nsys_analyzer.analysis.intervals.timeline import NONE, any_open
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, OFF_AXIS, Axis, any_open, holds_any
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, distinct_rows
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
+from nsys_analyzer.trace.metadata import CUDA, HIP
+from nsys_analyzer.trace.time_checks import LeftOut, TimedRows, left_out_rows
+from nsys_analyzer.trace.trace import Trace
 
 _SPARSE = 4  # a table by key may be this many times longer than the calls
 
@@ -101,3 +109,142 @@ def _axis(launches: Launches) -> tuple[Axis, Ints]:
     """The axis of (process, correlation ID), and the place of each launch on it."""
     axis = Axis(process_of(distinct(launches.thread)), launches.correlation)
     return axis, axis.place(process_of(launches.thread), launches.correlation)
+
+
+_INSTANTIATIONS = 8  # a graph of graphs is instantiated a few levels deep at the most
+
+
+@dataclass(frozen=True)
+class Captures:
+    """The thread and the time, ns, at which the graph nodes of some operations (indices) were created."""
+
+    operation: Ints
+    thread: Ints
+    time: Ints
+
+
+def find_captures(trace: Trace) -> Captures:
+    """Finds when each operation of a graph replay was captured."""
+    operations, nodes = trace.operations, trace.graph_nodes
+    replayed = np.flatnonzero(operations.graph_node != 0)
+    if not len(nodes.node):
+        return Captures(nodes.node, nodes.thread, nodes.start)
+    process = process_of(nodes.thread)
+    axis = Axis(process, nodes.node)
+    key = axis.place(process, nodes.node)
+    original = np.where(nodes.original != 0, axis.place(process, nodes.original), OFF_AXIS)
+    # A node cloned by instantiation has a row for its creation and one that names its original: that one first.
+    order = np.lexsort((nodes.start, original == OFF_AXIS, key))
+    key, original = key[order], original[order]
+    source: Ints = np.arange(len(key))  # of each node the one that it was first captured as
+    for _ in range(_INSTANTIATIONS):
+        found, has_original = _find(key, original[source])
+        source = np.where(has_original, found, source)
+    found, hit = _find(key, axis.place(operations.process[replayed], operations.graph_node[replayed]))
+    created = order[source[found[hit]]]
+    return Captures(replayed[hit], nodes.thread[created], nodes.start[created])
+
+
+def _find(keys: Ints, wanted: Ints) -> tuple[Ints, Bools]:
+    found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return found, keys[found] == wanted
+
+
+#: How far an operation may lie before its launch, besides what nearly all of its device do: clocks drift.
+CLOCK_ERROR_NS = 100_000_000
+#: How far a few may, where all others lie behind theirs, and how few these are; on devices whose clocks are read
+#: together with the CPU's.
+_FEW_ERROR_NS, _FEW = 1_000_000, 0.01
+_IN_STEP = (CUDA, HIP)
+#: The share of a device's operations that may be broken where the difference of its clock is estimated from them, and
+#: the share that starts before its launch where its clock is behind.
+_BROKEN, _NEARLY_ALL = 0.1, 0.75
+#: How long two operations of one stream may overlap: they run one after the other but for what graphs, contexts and
+#: programmatic launches let overlap.
+_OVERLAP_NS = 10_000_000
+
+
+def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
+    """Leaves out what starts before its launch, and what still runs when its stream has long gone on.
+
+    Returns:
+        The trace; of each operation left its launch, -1 for none, and by how much the clock of its device is behind the
+        CPU's, ns below zero; and the launches of the operations that were left out, here and when the trace was read.
+    """
+    operations = trace.operations
+    launch = match_launches(operations, trace.launches)
+    unmeasured = match_launches(trace.untimed, trace.launches) if trace.untimed else launch[:0]
+    wait = waits(operations.start, trace.launches.start, launch)
+    behind = _behind(operations, launch, wait)
+    wait -= behind
+    before = wait < -_FEW_ERROR_NS
+    few = np.count_nonzero(before) <= max(1, _FEW * np.count_nonzero(launch != NONE))
+    early = before if few and trace.metadata.platform in _IN_STEP else wait < -CLOCK_ERROR_NS
+    endless = ~early & _endless(trace) if trace.metadata.profiler == "nsys" else np.zeros(len(operations), np.bool_)
+    wrong = early | endless
+    if wrong.any():
+        left_out = [
+            *trace.left_out,
+            *_left_out(operations, "a start before the launch", early),
+            *_left_out(operations, "an end long after all others and the next start of their stream", endless),
+        ]
+        unmeasured = np.concatenate([unmeasured, launch[wrong]])
+        trace = replace(trace, operations=operations.select(~wrong), left_out=tuple(left_out))
+        launch, behind = launch[~wrong], behind[~wrong]
+    return trace, launch, behind, np.unique(unmeasured[unmeasured != NONE])
+
+
+def waits(start: Ints, called: Ints, launch: SmallInts) -> Ints:
+    """From each launch to the start of its operation, ns, each by its own clock; 0 without a launch."""
+    wait = np.zeros(len(start), np.int64)
+    for block in blocks(len(wait)):
+        launched = launch[block] != NONE
+        wait[block][launched] = start[block][launched] - called[launch[block][launched]]
+    return wait
+
+
+def _behind(operations: Operations, launch: SmallInts, wait: Ints) -> Ints:
+    """Shape (operations,): below zero for a device most of whose operations start before their launch."""
+    if not (wait < -CLOCK_ERROR_NS).any():
+        return np.broadcast_to(np.int64(0), len(wait))
+    found = np.zeros(len(wait), np.int64)
+    launched = np.flatnonzero(launch != NONE)
+    process, device = operations.process[launched], operations.device[launched].astype(np.int64)
+    clock = Axis(process, device).place(process, device)
+    for one in distinct(clock):
+        mine = launched[clock == one]
+        behind, most = np.quantile(wait[mine], [_BROKEN, _NEARLY_ALL], method="higher").tolist()
+        found[mine] = int(behind) if most < 0 else 0
+    return found
+
+
+def _endless(trace: Trace) -> Bools:
+    """The operations that still run when all else has ended, though their stream went on long before.
+
+    Stream numbers are unique within a context only, so that the next operation alone may be another stream's.
+    """
+    operations = trace.operations
+    endless = np.zeros(len(operations), np.bool_)
+    of_block = [np.empty(0, np.int64)]
+    for block in blocks(len(operations)):
+        some = operations.select(block)
+        is_long = (some.end - some.start > _OVERLAP_NS) & (some.graph_node == 0)
+        of_block.append(block.start + np.flatnonzero(is_long))
+    long = np.concatenate(of_block)
+    if len(long):
+        others = [np.delete(operations.end, long), trace.launches.start, operations.start]
+        last = max(int(some.max(initial=LONG_AGO)) for some in others)
+        stream = distinct_rows(operations.process, operations.device, operations.stream)[1].astype(np.int64)
+        start, end = operations.start[long], operations.end[long]
+        goes_on = holds_any(stream, operations.start, stream[long], start + 1, end)
+        endless[long] = goes_on & (end > last + _OVERLAP_NS)
+    return endless
+
+
+def _left_out(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:
+    found: list[LeftOut] = []
+    for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
+        of_kind = wrong & (operations.kind == kind)
+        rows = TimedRows(table, operations.start, operations.end, operations.process, operations.called)
+        found += left_out_rows(rows, why, of_kind)
+    return found

@@ -29,7 +29,10 @@ def processes_of(trace: Trace) -> tuple[Process, ...]:
     The label is the rank where the trace has it; else the devices, as CUDA numbers them in the process, where no other
     process uses one of that number; else the process ID.
     """
-    used = distinct(trace.operations.process).tolist() or [_idle_process(trace)]
+    used: list[int] = distinct(trace.operations.process).tolist()
+    if not used:
+        threads = np.concatenate([trace.ranges.thread, trace.open_ranges.thread, trace.launches.thread])
+        used = process_of(threads[:1]).tolist() or [0]
     ranks = distinct_ranks(trace.ranks, used)
     devices = _devices(trace.operations, used)
     used.sort(key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process))
@@ -58,11 +61,6 @@ def _label(process: int, rank: Rank | None, devices: list[int]) -> str:
     if rank or not devices:
         return f"rank {rank.number}" if rank else label_of_pid(pid_of(process))
     return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
-
-
-def _idle_process(trace: Trace) -> int:
-    threads = np.concatenate([trace.ranges.thread, trace.open_ranges.thread, trace.launches.thread])
-    return int(process_of(threads[:1])[0]) if len(threads) else 0
 
 
 def _devices(operations: Operations, used: list[int]) -> dict[int, list[int]]:

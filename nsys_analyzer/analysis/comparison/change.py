@@ -52,17 +52,17 @@ class Figure:
 
     @staticmethod
     def of_values(values: Sequence[float], n: int | None = None) -> Figure:
-        """The median of some values, which may stand for those of ``n`` instances; their error is that of so few."""
+        """Returns the median of some values, which may stand for ``n`` instances; their error is that of so few."""
         return Figure(float(np.median(values)), n or len(values), median_error(values))
 
     @staticmethod
     def of_mean(ms: float, std_ms: float | None, n: int) -> Figure:
-        """The mean of ``n`` instances."""
+        """Returns the mean of ``n`` instances."""
         return Figure(ms, n, None if std_ms is None else std_ms / math.sqrt(n))
 
     @staticmethod
     def of_stats(stats: Stats) -> Figure:
-        """The median of instances of which the statistics alone are known, or else the mean."""
+        """Returns the median of instances of which the statistics alone are known, or else the mean."""
         wider = 1.0 if stats.median is None else _MEDIAN_TO_MEAN
         n, std = stats.n, stats.std
         error = None if std is None or n is None or n < 2 else wider * std / math.sqrt(n)
@@ -70,7 +70,7 @@ class Figure:
 
     @staticmethod
     def of_runs(figures: Sequence[Figure]) -> Figure:
-        """The mean over runs of one program, which tell by themselves how much they differ."""
+        """Returns the mean over runs of one program, which tell by themselves how much they differ."""
         if len(figures) == 1:
             return figures[0]
         ms = [figure.ms for figure in figures]
@@ -78,11 +78,11 @@ class Figure:
 
     @staticmethod
     def nothing(n: int) -> Figure:
-        """What none of ``n`` instances has."""
+        """Returns what none of ``n`` instances has."""
         return Figure(0.0, n, 0.0)
 
     def between_runs(self, run_error_ms: float) -> Figure:
-        """The figure, with what it differs by from run to run."""
+        """Returns the figure, with what it differs by from run to run."""
         return replace(self, run_error_ms=run_error_ms)
 
 
@@ -104,26 +104,21 @@ class Order:
 
     @staticmethod
     def of(before: Sequence[float], after: Sequence[float]) -> Order | None:
-        """That of the steps of two runs; None where they are too few to tell, or all alike."""
+        """Returns that of the steps of two runs; None where they are too few to tell, or all alike."""
         runs = [np.asarray(values, np.float64) for values in (before, after)]
-        if min(len(before), len(after)) < _FEWEST or not any(run.var() for run in runs):
+        if min(map(len, runs)) < _FEWEST or not any(run.var() for run in runs):
             return None
+        independent = sum(float(run.var()) / len(run) for run in runs)
         if len(before) == len(after):  # pairs of steps, whose differences are a run of their own
-            return _joined([runs[1] - runs[0]], sum(float(run.var()) for run in runs) / len(before))
-        return _joined(runs, sum(float(run.var()) / len(run) for run in runs))
-
-
-def _joined(runs: Sequence[Floats], independent: float) -> Order:
-    """The order of independent runs together, against the variance of independent steps."""
-    longer = [(1 + alike) / (1 - alike) for alike in map(_likeness, runs)]
-    errors = [float(run.var()) / len(run) * one for run, one in zip(runs, longer, strict=True)]
-    alone = [max(len(run) / one - 1, 1.0) for run, one in zip(runs, longer, strict=True)]
-    loss = sum(error**2 / one for error, one in zip(errors, alone, strict=True))
-    return Order(sum(errors) / independent, sum(errors) ** 2 / loss if loss else math.inf)
+            runs = [runs[1] - runs[0]]
+        longer = [(1 + alike) / (1 - alike) for alike in map(_likeness, runs)]
+        errors = [float(run.var()) / len(run) * times for run, times in zip(runs, longer, strict=True)]
+        freedoms = [max(len(run) / times - 1, 1.0) for run, times in zip(runs, longer, strict=True)]
+        return Order(sum(errors) / independent, _joined_freedom(errors, freedoms))
 
 
 def _likeness(values: Floats) -> float:
-    """The correlation ρ of each value with the next one, from 0 on.
+    """Returns the correlation ρ of each value with the next one, from 0 on.
 
     What few values show of it is too low, by (1 + 3·ρ) ÷ n (Kendall 1954), which is added.
     """
@@ -131,6 +126,12 @@ def _likeness(values: Floats) -> float:
     square = float(apart @ apart)
     seen = float(apart[1:] @ apart[:-1]) / square if square else 0.0
     return min(max((seen + 1 / n) / (1 - 3 / n), 0.0), _MOST_ALIKE)
+
+
+def _joined_freedom(variances: Sequence[float], freedoms: Sequence[float]) -> float:
+    """Returns the degrees of freedom of the sum of independent variances, as of Welch and Satterthwaite."""
+    loss = sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
+    return sum(variances) ** 2 / loss if loss else math.inf
 
 
 @dataclass(frozen=True)
@@ -158,40 +159,34 @@ class Change:
     def __post_init__(self) -> None:
         """Fills what follows from the figures and the interval."""
         ms, low, high, before = self.after_ms - self.before_ms, self.low_ms, self.high_ms, self.before_ms
-        shares = [one / before if before and one is not None else None for one in (ms, low, high)]
+        shares = [value / before if before and value is not None else None for value in (ms, low, high)]
         vars(self).update(zip(("ms", "share", "low_share", "high_share"), (ms, *shares), strict=True))
         vars(self)["is_change"] = low is not None and high is not None and (low > 0 or high < 0)
 
     @staticmethod
     def of(before: Figure, after: Figure, order: Order | None = None) -> Change:
-        """The change from one run to another: Student's t × the standard error of the difference to either side."""
+        """Returns the change from one run to another: Student's t × the difference's standard error to either side."""
         difference = after.ms - before.ms
         if before.error_ms is None or after.error_ms is None:
             return Change(before.ms, after.ms, None, None, before.n, after.n, 1.0)
-        inside = (before.error_ms**2 + after.error_ms**2) * (order.factor if order else 1.0)
+        errors = [before.error_ms**2, after.error_ms**2]
+        inside = sum(errors) * (order.factor if order else 1.0)
         variance = inside + before.run_error_ms**2 + after.run_error_ms**2
         share = inside / variance if variance else 0.0
-        freedom = order.freedom if order else _freedom(before, after)
-        # Of Welch and Satterthwaite: the spread between runs is taken as known.
+        freedom = order.freedom if order else _joined_freedom(errors, [max((f.n or 1) - 1, 1) for f in (before, after)])
+        # Of Welch and Satterthwaite, too: the spread between runs is taken as known.
         width = student_t(freedom / share**2 if share**2 else math.inf) * math.sqrt(variance)
         return Change(before.ms, after.ms, difference - width, difference + width, before.n, after.n, share)
 
 
-def _freedom(before: Figure, after: Figure) -> float:
-    """The degrees of freedom of the difference of two errors, as of Welch and Satterthwaite."""
-    squares = [(one.error_ms or 0.0) ** 2 for one in (before, after)]
-    loss = sum(square**2 / max((one.n or 1) - 1, 1) for square, one in zip(squares, (before, after), strict=True))
-    return sum(squares) ** 2 / loss if loss else math.inf
-
-
 def student_t(freedom: float) -> float:
-    """Student's t that 95 % lie within; between whole degrees of freedom, straight over their reciprocals."""
+    """Returns Student's t that 95 % lie within; between whole degrees of freedom, straight over their reciprocals."""
     known = [0.0, *(1 / n for n in range(len(_T) - 1, 0, -1))]
     return float(np.interp(1 / max(freedom, 1.0), known, _T[::-1]))
 
 
 def median_error(values: Sequence[float]) -> float | None:
-    """The standard error of the median by the bootstrap, × √(n / (n − 1)); None of a single value.
+    """Returns the standard error of the median by the bootstrap, × √(n / (n − 1)); None of a single value.
 
     Resamples of n values vary by n − 1 of n parts of what samples do. The same values give the same error. Few values
     make it uncertain, which Student's t allows for: by the plain percentiles of the bootstrap, 11% of pairs of 3 values

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import TypeAlias
+from itertools import chain, zip_longest
+from typing import TypeAlias, TypeVar
 
 from nsys_analyzer.analysis.comparison.change import (
     CPU_SPREAD,
@@ -18,7 +19,6 @@ from nsys_analyzer.analysis.comparison.change import (
     Figure,
     Order,
 )
-from nsys_analyzer.analysis.comparison.comparability import differences, reasons_against
 from nsys_analyzer.analysis.comparison.comparison import (
     Comparison,
     FindingChange,
@@ -28,22 +28,27 @@ from nsys_analyzer.analysis.comparison.comparison import (
     PhaseChange,
     Side,
     StepChange,
+    differences,
+    reasons_against,
 )
-from nsys_analyzer.analysis.comparison.kernels import match_kernels
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
+from nsys_analyzer.analysis.summary.statistics import MATMUL
 from nsys_analyzer.analysis.summary.summary import PhaseSummary, Summary
 
 #: A part of the step: its kind, and the class or the cause.
 _Key: TypeAlias = "tuple[PartKind, str]"
 #: A kernel's name and class.
 _Kernel: TypeAlias = "tuple[str, str]"
-_NO_KERNEL = KernelTime("", "", 0.0, 0.0, None)
+_Clocked = TypeVar("_Clocked", StepSummary, PhaseSummary)
+#: Whether each operand is transposed (t) or not (n), and with a third letter the result, in the names of cuBLAS and
+#: CUTLASS: ``sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8``, ``nvjet_sm90_tst_96x64_64x10_1x2_h_bz_TNN``.
+_LAYOUT = re.compile(r"_([nt]{2})[nt]?(?![a-z0-9])", re.IGNORECASE)
 
 
 def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Comparison:
-    """What changed from one side to the other.
+    """Returns what changed from one side to the other.
 
     Args:
         before, after: the sides.
@@ -60,8 +65,14 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
         tuple(_phase_changes(before, after, spread)),
         _findings(before, after),
         reasons_against(before, after),
-        _is_same(before, after),
+        [*map(_figures, before.runs)] == [*map(_figures, after.runs)],
     )
+
+
+def _figures(run: Summary) -> tuple[object, ...]:
+    """Returns what no two runs have in common, so that one capture is known by whatever name."""
+    phases = [(phase.phase, phase.wall_values_ms, phase.busy_values_ms) for phase in run.phases]
+    return run.pid, run.configuration, run.run, run.step, phases, run.unprofiled
 
 
 @dataclass(frozen=True)
@@ -74,162 +85,190 @@ class Spread:
     cpu: float
 
     def of(self, gpu_ms: float, waiting_ms: float, pauses_ms: float = 0.0) -> float:
-        """Of a time that is the GPU's in one part, the program's in another, and of pauses between queued work."""
+        """Returns that of a time that is the GPU's in one part, the program's in another, and of pauses between."""
         return math.hypot(GPU_SPREAD * gpu_ms, PAUSES_SPREAD * pauses_ms, self.cpu * max(waiting_ms, 0.0))
 
     def of_step(self, step: StepSummary, ms: float) -> float:
-        """Of a median step that takes so long, whether or not under the profiler."""
+        """Returns that of a median step that takes so long, whether or not under the profiler."""
         compute, pauses = step.usual_compute_ms, step.own_pauses_ms
         return self.of(compute, ms - compute - pauses, pauses)
 
     def of_busy(self, step: StepSummary) -> float:
-        """Of the GPU's work in a median step."""
+        """Returns that of the GPU's work in a median step."""
         compute = step.usual_compute_ms
         return self.of(compute, step.median_busy_ms - compute)
 
-    def of_phase(self, phase: PhaseSummary, ms: float, busy_ms: float) -> float:
-        """Of a phase that takes so long; one that nobody waits for lasts as long as launching takes."""
-        return self.of(busy_ms, ms - busy_ms) if phase.synchronized else self.of(0.0, ms)
-
     @staticmethod
     def of_kernels(step: StepSummary, ms: float) -> float:
-        """Of some kernels of a step, which differ more than all together: as if by chance of each."""
+        """Returns that of some kernels of a step, which differ more than all together: as if by chance of each."""
         return GPU_SPREAD * math.sqrt(ms * step.compute_ms)
 
 
+# --- the step
+
+
 def _step_change(before: Side, after: Side, spread: Spread) -> StepChange | None:
-    steps = _steps(before), _steps(after)
-    if not all(steps):
+    sides = [[run.step for run in side.runs if run.step] for side in (before, after)]
+    if not all(sides):
         return None
-    orders = (
-        _order([one.wall_values_ms for one in side] for side in steps),
-        _order([one.busy_values_ms for one in side] for side in steps),
-    )
-    wall, busy = (
-        _changed(([figure(step, spread) for step in side] for side in steps), order)
-        for figure, order in zip((_wall, _busy), orders, strict=True)
-    )
-    parts = [[_parts(step, spread) for step in side] for side in steps]
-    kernels = _kernel_changes(*steps, orders[1])
-    keys = dict.fromkeys(chain.from_iterable(part for side in parts for part in side))
-    changes = [
-        PartChange(
-            *key,
-            _changed((_with_nothing(key, *one) for one in zip(steps, parts, strict=True)), orders[key[0] == "compute"]),
-            tuple(one for kernel_class, one in kernels if key == ("compute", kernel_class)),
-        )
-        for key in keys
-    ]
-    launches = (sum(step.launches for step in side) / len(side) for side in steps)
+
+    def wall_of(step: StepSummary) -> Figure:
+        if sum(group.measured for group in step.groups) > 1:  # the length is the mean of groups, and no median
+            figure = Figure.of_mean(step.total_ms, statistics.stdev(step.wall_values_ms), step.instances)
+        else:
+            figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
+        return figure.between_runs(spread.of_step(step, figure.ms))
+
+    def busy_of(step: StepSummary) -> Figure:
+        return Figure.of_values(step.busy_values_ms, step.instances).between_runs(spread.of_busy(step))
+
+    wall, wall_order = _clock_changed(sides, lambda step: step.wall_values_ms, wall_of)
+    busy, busy_order = _clock_changed(sides, lambda step: step.busy_values_ms, busy_of)
+    kernels = _kernel_changes(sides, busy_order)
+    parts = [[(step, _parts(step, spread)) for step in side] for side in sides]
+    changes = []
+    for key in dict.fromkeys(key for side in parts for _, of_step in side for key in of_step):
+        kind, name = key
+        # A run without the part has 0 in each step.
+        figures = [[of_step.get(key, Figure.nothing(step.instances)) for step, of_step in side] for side in parts]
+        change = _changed(figures, busy_order if kind == "compute" else wall_order)
+        of_class = tuple(each for kernel_class, each in kernels if key == ("compute", kernel_class))
+        changes.append(PartChange(kind, name, change, of_class))
+    launches = (sum(step.launches for step in side) / len(side) for side in sides)
     return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
 
 
-def _with_nothing(key: _Key, steps: list[StepSummary], parts: list[dict[_Key, Figure]]) -> list[Figure]:
-    """A part of the steps of some runs; a run without it has 0 in each step."""
-    return [part.get(key, Figure.nothing(step.instances)) for step, part in zip(steps, parts, strict=True)]
-
-
 def _changed(sides: Iterable[Sequence[Figure]], order: Order | None = None) -> Change:
-    """The change of a figure of two sides, of which each has that of its runs."""
+    """Returns the change of a figure of two sides, of which each has that of its runs."""
     before, after = map(Figure.of_runs, sides)
     return Change.of(before, after, order)
 
 
-def _order(sides: Iterable[Sequence[Sequence[float]]]) -> Order | None:
-    """What the order of instances says, where each side is a single run; several runs tell their error themselves."""
-    runs = [run for side in sides for run in side]
-    return Order.of(*runs) if len(runs) == len(("before", "after")) else None
+def _clock_changed(
+    sides: Sequence[Sequence[_Clocked]],
+    values: Callable[[_Clocked], Sequence[float]],
+    figure: Callable[[_Clocked], Figure],
+) -> tuple[Change, Order | None]:
+    """Returns the change of a clock of steps or of a phase, and what the order of its instances says.
 
-
-def _steps(side: Side) -> list[StepSummary]:
-    return [run.step for run in side.runs if run.step]
-
-
-def _wall(step: StepSummary, spread: Spread) -> Figure:
-    if sum(group.measured for group in step.groups) > 1:  # the length is the mean of groups, and no median
-        figure = Figure.of_mean(step.total_ms, statistics.stdev(step.wall_values_ms), step.instances)
-    else:
-        figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
-    return figure.between_runs(spread.of_step(step, figure.ms))
-
-
-def _busy(step: StepSummary, spread: Spread) -> Figure:
-    return Figure.of_values(step.busy_values_ms, step.instances).between_runs(spread.of_busy(step))
+    It says something where each side is a single run; several runs tell their error themselves.
+    """
+    runs = [values(run) for side in sides for run in side]
+    order = Order.of(*runs) if len(runs) == len(sides) else None
+    return _changed(([figure(run) for run in side] for side in sides), order), order
 
 
 def _parts(step: StepSummary, spread: Spread) -> dict[_Key, Figure]:
-    """The parts of a step, which add up to its mean duration."""
-    exposed: list[tuple[PartKind, float, float | None]] = [
-        ("exposed copies", step.exposed_copy_ms, step.exposed_copy_std_ms),
-        ("exposed communication", step.exposed_communication_ms, step.exposed_communication_std_ms),
-    ]
-    found: dict[_Key, Figure] = {}
-    for one in step.classes:
-        figure = Figure.of_mean(one.ms, one.std_ms, step.instances)
-        found["compute", one.kernel_class] = figure.between_runs(spread.of_kernels(step, one.ms))
-    for kind, ms, std_ms in exposed:
-        if ms:
-            found[kind, ""] = Figure.of_mean(ms, std_ms, step.instances).between_runs(spread.of(0.0, ms))
+    """Returns the parts of a step, which add up to its mean duration."""
+    n = step.instances
+    parts: dict[_Key, Figure] = {}
+    for kernels in step.classes:
+        figure = Figure.of_mean(kernels.ms, kernels.std_ms, n)
+        parts["compute", kernels.kernel_class] = figure.between_runs(spread.of_kernels(step, kernels.ms))
+    if ms := step.exposed_copy_ms:
+        figure = Figure.of_mean(ms, step.exposed_copy_std_ms, n)
+        parts["exposed copies", ""] = figure.between_runs(spread.of(0.0, ms))
+    if ms := step.exposed_communication_ms:
+        figure = Figure.of_mean(ms, step.exposed_communication_std_ms, n)
+        parts["exposed communication", ""] = figure.between_runs(spread.of(0.0, ms))
     for cause in step.causes:
         own = step.own_pauses_ms if cause.cause == "launch" else 0.0
-        figure = Figure.of_mean(cause.ms, cause.std_ms, step.instances)
-        found["idle", cause.cause] = figure.between_runs(spread.of(0.0, cause.ms - own, own))
-    return found
+        figure = Figure.of_mean(cause.ms, cause.std_ms, n)
+        parts["idle", cause.cause] = figure.between_runs(spread.of(0.0, cause.ms - own, own))
+    return parts
 
 
-def _kernel_changes(
-    before: list[StepSummary], after: list[StepSummary], order: Order | None
-) -> list[tuple[str, KernelChange]]:
-    """Every kernel that computes with its class, the largest change first."""
-    tables = _kernels(before), _kernels(after)
-    merged = [[kernel for kernel, _ in table.values()] for table in tables]
+# --- kernels
+
+
+def _kernel_changes(sides: Sequence[Sequence[StepSummary]], order: Order | None) -> list[tuple[str, KernelChange]]:
+    """Returns every kernel that computes with its class, the largest change first."""
+    tables = [_kernels(side) for side in sides]
     changes = []
-    for pair in match_kernels(*merged):
+    for pair in match_kernels(*([kernel for kernel, _ in table.values()] for table in tables)):
         figures = [
-            table[_key(one)][1] if one else Figure.of_runs([Figure.nothing(step.instances) for step in side])
-            for side, table, one in zip((before, after), tables, pair, strict=True)
+            table[kernel.name, kernel.kernel_class][1]
+            if kernel
+            else Figure.of_runs([Figure.nothing(step.instances) for step in side])
+            for side, table, kernel in zip(sides, tables, pair, strict=True)
         ]
-        was, now = (one or _NO_KERNEL for one in pair)
-        before_name, after_name = (one.name if one else None for one in pair)
+        before, after = ((kernel.name, kernel.launches) if kernel else (None, 0.0) for kernel in pair)
+        kernel_class = next(kernel.kernel_class for kernel in pair if kernel)
         change = Change.of(figures[0], figures[1], order)
-        changes.append(
-            (
-                was.kernel_class or now.kernel_class,
-                KernelChange(before_name, after_name, was.launches, now.launches, change),
-            )
-        )
-    return sorted(changes, key=lambda one: -abs(one[1].change.ms))
+        changes.append((kernel_class, KernelChange(before[0], after[0], before[1], after[1], change)))
+    return sorted(changes, key=lambda change: -abs(change[1].change.ms))
 
 
-def _kernels(steps: list[StepSummary]) -> dict[_Kernel, tuple[KernelTime, Figure]]:
-    """The kernels of some runs, each with its means over them."""
-    tables = [{_key(one): one for one in step.kernels} for step in steps]
-    found: dict[_Kernel, tuple[KernelTime, Figure]] = {}
+def _kernels(steps: Sequence[StepSummary]) -> dict[_Kernel, tuple[KernelTime, Figure]]:
+    """Returns the kernels of some runs, each with its means over them."""
+    tables = [{(kernel.name, kernel.kernel_class): kernel for kernel in step.kernels} for step in steps]
+    means: dict[_Kernel, tuple[KernelTime, Figure]] = {}
     for key in dict.fromkeys(chain.from_iterable(tables)):
         figures, launches = [], 0.0
         for table, step in zip(tables, steps, strict=True):
-            one, n = table.get(key), step.instances
-            launches += one.launches / len(steps) if one else 0.0
-            figure = Figure.of_mean(one.ms, one.std_ms, n) if one else Figure.nothing(n)
+            kernel, n = table.get(key), step.instances
+            launches += kernel.launches / len(steps) if kernel else 0.0
+            figure = Figure.of_mean(kernel.ms, kernel.std_ms, n) if kernel else Figure.nothing(n)
             figures.append(figure.between_runs(Spread.of_kernels(step, figure.ms)))
         pooled = Figure.of_runs(figures)
-        found[key] = KernelTime(*key, launches, pooled.ms, None), pooled
-    return found
+        means[key] = KernelTime(*key, launches, pooled.ms, None), pooled
+    return means
 
 
-def _key(kernel: KernelTime) -> _Kernel:
-    return kernel.name, kernel.kernel_class
+def match_kernels(
+    before: Sequence[KernelTime], after: Sequence[KernelTime]
+) -> tuple[tuple[KernelTime | None, KernelTime | None], ...]:
+    """Returns every kernel of both runs once: paired by name and class, then by class, layout and launches a step.
+
+    A matmul in another precision, or of another tile, is another kernel by name. It is launched as often, and has the
+    same operands transposed: others than the gradient of its input or of its weight. Of several such kernels the
+    longest of both runs are a pair. The grid is no measure of the shape: persistent kernels have about a block for each
+    multiprocessor, whatever the shape, and a tile, or a split of the sum, changes that of the others.
+
+    What one run has no kernel for is None.
+    """
+    left = {(kernel.name, kernel.kernel_class): kernel for kernel in after}
+    named = [(kernel, left.pop((kernel.name, kernel.kernel_class), None)) for kernel in before]
+    by_work: dict[object, tuple[list[KernelTime], list[KernelTime]]] = defaultdict(lambda: ([], []))
+    for place, kernels in enumerate(([one for one, same in named if not same], left.values())):
+        for kernel in sorted(kernels, key=lambda kernel: -kernel.ms):
+            match = _LAYOUT.search(kernel.name) if kernel.kernel_class == MATMUL else None
+            layout = match[1].lower() if match else ""
+            by_work[kernel.kernel_class, layout, round(kernel.launches, 2)][place].append(kernel)
+    return (*(pair for pair in named if pair[1]), *(pair for both in by_work.values() for pair in zip_longest(*both)))
+
+
+# --- phases, times without the profiler, findings
+
+
+def _phase_changes(before: Side, after: Side, spread: Spread) -> Iterator[PhaseChange]:
+    """Yields the phases that every run has, but the step."""
+
+    def wall_of(phase: PhaseSummary) -> Figure:
+        # One that nobody waits for lasts as long as launching takes.
+        figure = Figure.of_values(phase.wall_values_ms, phase.instances)
+        busy_ms = Figure.of_values(phase.busy_values_ms).ms if phase.synchronized else 0.0
+        return figure.between_runs(spread.of(busy_ms, figure.ms - busy_ms))
+
+    def busy_of(phase: PhaseSummary) -> Figure:
+        figure = Figure.of_values(phase.busy_values_ms, phase.instances)
+        return figure.between_runs(spread.of(figure.ms, 0.0))
+
+    for name in (phase.phase for phase in before.runs[0].phases if phase.phase not in (STEP, OTHER_STEP)):
+        sides = [[phase for run in side.runs if (phase := run.phase(name))] for side in (before, after)]
+        if all(len(phases) == len(side.runs) for phases, side in zip(sides, (before, after), strict=True)):
+            wall, _ = _clock_changed(sides, lambda phase: phase.wall_values_ms, wall_of)
+            busy, _ = _clock_changed(sides, lambda phase: phase.busy_values_ms, busy_of)
+            kernels = [sum(phase.kernels_per_instance for phase in side) / len(side) for side in sides]
+            synchronized = all(phase.synchronized for side in sides for phase in side)
+            unprofiled = _unprofiled(before, after, name, spread)
+            yield PhaseChange(name, unprofiled, wall, busy, kernels[0], kernels[1], synchronized)
 
 
 def _unprofiled(before: Side, after: Side, phase: str, spread: Spread) -> Change | None:
-    """The change of a phase's time without the profiler."""
-    sides = []
-    for side in (before, after):
-        figures = [figure for run in side.runs if (figure := _timed(run, phase, spread))]
-        if not figures:
-            return None
-        sides.append(figures)
-    return _changed(sides)
+    """Returns the change of a phase's time without the profiler; None where a side was not timed so."""
+    sides = [[figure for run in side.runs if (figure := _timed(run, phase, spread))] for side in (before, after)]
+    return _changed(sides) if all(sides) else None
 
 
 def _timed(run: Summary, name: str, spread: Spread) -> Figure | None:
@@ -243,73 +282,31 @@ def _timed(run: Summary, name: str, spread: Spread) -> Figure | None:
     return figure.between_runs(spread.of(busy, figure.ms - busy))  # timed as it is: synchronized
 
 
-def _phase_changes(before: Side, after: Side, spread: Spread) -> Iterator[PhaseChange]:
-    """The phases that every run has, but the step."""
-    runs = (*before.runs, *after.runs)
-    for name in (one.phase for one in runs[0].phases if one.phase not in (STEP, OTHER_STEP)):
-        if all(run.phase(name) for run in runs):
-            phases = [[phase for run in side.runs if (phase := run.phase(name))] for side in (before, after)]
-            orders = (
-                _order([phase.wall_values_ms for phase in side] for side in phases),
-                _order([phase.busy_values_ms for phase in side] for side in phases),
-            )
-            wall, busy = (
-                _changed(([figure(phase, spread) for phase in side] for side in phases), order)
-                for figure, order in zip((_phase_wall, _phase_busy), orders, strict=True)
-            )
-            kernels = [sum(phase.kernels_per_instance for phase in side) / len(side) for side in phases]
-            synchronized = all(phase.synchronized for side in phases for phase in side)
-            unprofiled = _unprofiled(before, after, name, spread)
-            yield PhaseChange(name, unprofiled, wall, busy, kernels[0], kernels[1], synchronized)
-
-
-def _phase_wall(phase: PhaseSummary, spread: Spread) -> Figure:
-    figure = Figure.of_values(phase.wall_values_ms, phase.instances)
-    return figure.between_runs(spread.of_phase(phase, figure.ms, Figure.of_values(phase.busy_values_ms).ms))
-
-
-def _phase_busy(phase: PhaseSummary, spread: Spread) -> Figure:
-    figure = Figure.of_values(phase.busy_values_ms, phase.instances)
-    return figure.between_runs(spread.of(figure.ms, 0.0))
-
-
 def _findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:
-    """The findings of both sides: gone, new, changed, then those that stay; the largest saving first."""
-    tables = _found(before), _found(after)
+    """Returns the findings of both sides: gone, new, changed, then those that stay; the largest saving first."""
+    tables = _common_findings(before), _common_findings(after)
     if tables[0] is None or tables[1] is None:
         return None
-    keys = dict.fromkeys((*tables[0], *tables[1]))
-    found = [FindingChange(tables[0].get(key), tables[1].get(key)) for key in keys]
+    changes = [FindingChange(tables[0].get(key), tables[1].get(key)) for key in dict.fromkeys((*tables[0], *tables[1]))]
     order = ("gone", "new", "changed", "stays")
-    return tuple(sorted(found, key=lambda one: (order.index(one.status), -one.one.saves_ms_high)))
+    return tuple(sorted(changes, key=lambda change: (order.index(change.status), -change.finding.saves_ms_high)))
 
 
-def _found(side: Side) -> dict[str, Finding] | None:
-    """The findings that most of a side's runs have, with medians over these of what each saves.
+def _common_findings(side: Side) -> dict[str, Finding] | None:
+    """Returns the findings that most of a side's runs have, with medians over these of what each saves.
 
     Runs that cannot tell findings do not count; None where none can.
     """
-    told = [run.findings for run in side.runs if run.findings is not None]
+    of_runs = [run.findings for run in side.runs if run.findings is not None]
     by_id: defaultdict[str, list[Finding]] = defaultdict(list)
-    for one in chain.from_iterable(told):
-        by_id[one.id].append(one)
-    common = {key: _typical(same) for key, same in by_id.items() if 2 * len(same) > len(told)}
-    return common if told else None
-
-
-def _typical(same: Sequence[Finding]) -> Finding:
-    """A finding of several runs as one, with the medians of what it saves."""
-    low = statistics.median(one.saves_ms_low for one in same)
-    high = statistics.median(one.saves_ms_high for one in same)
-    return replace(same[0], saves_ms_low=low, saves_ms_high=high)
-
-
-def _is_same(before: Side, after: Side) -> bool:
-    """Whether one capture stands on both sides, by whatever name."""
-    return [*map(_figures, before.runs)] == [*map(_figures, after.runs)]
-
-
-def _figures(run: Summary) -> tuple[object, ...]:
-    """What no two runs have in common."""
-    phases = [(one.phase, one.wall_values_ms, one.busy_values_ms) for one in run.phases]
-    return run.pid, run.configuration, run.run, run.step, phases, run.unprofiled
+    for finding in chain.from_iterable(of_runs):
+        by_id[finding.id].append(finding)
+    common = {}
+    for key, same in by_id.items():
+        if 2 * len(same) > len(of_runs):
+            common[key] = replace(
+                same[0],
+                saves_ms_low=statistics.median(finding.saves_ms_low for finding in same),
+                saves_ms_high=statistics.median(finding.saves_ms_high for finding in same),
+            )
+    return common if of_runs else None

@@ -1,20 +1,42 @@
-"""The figures of a comparison."""
+"""The sides of a comparison and its figures; what the sides say otherwise of themselves, and what forbids it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import Summary
-from nsys_analyzer.text import Words
+from nsys_analyzer.text import Words, phrase
 
 Verdict = Literal["faster", "slower", "no change", "unclear"]
 PartKind = Literal["compute", "exposed copies", "exposed communication", "idle"]
 #: A change of the step that is looked for where no other is named, as a share of it.
 THRESHOLD = 0.05
+#: What makes another program of a run, by the key of the report's JSON; then the dimensions that the model stands for.
+_WORK = ("model", "context_length", "batch_size", "mode")
+_DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
+#: What people change, to see what it gains.
+_OPTIONS = ("precision", "attention", "compile", "cuda_graph", "optimizer", "device")
+#: All of a configuration: runs of one that is the same in every key are runs of one program.
+CONFIGURATION = (*_WORK, *_OPTIONS)
+#: What differs by itself between machines and days.
+_VERSIONS = ("torch", "cuda", "driver", "nsys", "host_cpu", "git_commit")
+#: A matmul precision that stands for a run, as a share of the matmul time.
+_MOSTLY = 0.5
+#: Steps that no name tells are the same work where neither has so many times the matmuls of the other.
+_AS_MANY = 1.1
+_STATUS = {
+    "oom": "ran out of memory",
+    "partial": "is partial: a range has no end",
+    "no_kernels": "holds no kernel",
+    "failed": "failed",
+    "timeout": "was stopped after its time limit",
+    "not_profiled": "was not profiled",
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +47,7 @@ class Side:
 
     @property
     def title(self) -> str:
-        """The name of the run, and of several how many there are."""
+        """Returns the name of the run, and of several how many there are."""
         more = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
         return f"{self.runs[0].title}{more}"
 
@@ -84,7 +106,7 @@ class StepChange:
     after_launches: float
 
     def of_kind(self, kind: PartKind) -> Iterable[PartChange]:
-        """The parts of a kind."""
+        """Returns the parts of a kind."""
         return (part for part in self.parts if part.kind == kind)
 
 
@@ -112,15 +134,15 @@ class FindingChange:
     after: Finding | None
 
     @property
-    def one(self) -> Finding:
-        """As it is now, or was."""
-        found = self.after or self.before
-        assert found
-        return found
+    def finding(self) -> Finding:
+        """Returns it as it is now, or was."""
+        finding = self.after or self.before
+        assert finding
+        return finding
 
     @property
     def status(self) -> Literal["gone", "new", "changed", "stays"]:
-        """``changed`` where both sides have it, and the intervals of what it saves have nothing in common."""
+        """Returns ``changed`` where both sides have it, and the intervals of what it saves have nothing in common."""
         if self.before is None or self.after is None:
             return "new" if self.after else "gone"
         apart = (
@@ -154,19 +176,19 @@ class Comparison:
 
     @property
     def headline(self) -> Change | None:
-        """The change that the verdict is about: of the step without the profiler where it was timed, else under it."""
+        """Returns the verdict's change: that of the step without the profiler where it was timed, else under it."""
         return self.unprofiled or (self.step.wall if self.step else None)
 
     @property
     def is_slowed_on_one_side(self) -> bool:
-        """Whether the profiler hides what one side alone does, and nothing else tells its times."""
+        """Returns whether the profiler hides what one side alone does, and nothing else tells its times."""
         hidden = {
             any(run.step and run.step.profiler_overhead_ms for run in one.runs) for one in (self.before, self.after)
         }
         return self.unprofiled is None and len(hidden) > 1
 
     def verdict(self, threshold: float = THRESHOLD) -> Verdict:
-        """Whether the step changed; ``unclear`` where a change of this share would not have been seen."""
+        """Returns whether the step changed; ``unclear`` where a change of this share would not have been seen."""
         change = self.headline
         if self.same:
             return "no change"
@@ -177,10 +199,88 @@ class Comparison:
         return "no change" if max(-change.low_share, change.high_share) <= threshold else "unclear"
 
     def is_slower_by(self, share: float) -> bool:
-        """Whether the step is slower by more than this share of it.
+        """Returns whether the step is slower by more than this share of it.
 
         Its change is more than chance, and the best estimate of it is above the limit. The lower end of the interval
         would let pass what is above the limit by less than the interval's width.
         """
         change = self.headline
         return change is not None and change.is_change and change.ms > share * change.before_ms
+
+
+# --- what the sides say of themselves
+
+
+def value_of(run: Summary, key: str) -> Any:
+    """Returns what a run says of itself under a key of its configuration or manifest; None where it says nothing."""
+    known = getattr(run.configuration, "model_name" if key == "model" else key, None)
+    return getattr(run.run, key, None) if known is None else known
+
+
+def differences(before: Side, after: Side) -> tuple[Difference, ...]:
+    """Returns what both sides know, and say otherwise: first what was asked for, then versions."""
+    runs = before.runs[0], after.runs[0]
+    asked = list(differing(*runs, (*_WORK, *_DIMENSIONS, *_OPTIONS)))
+    # Of most of the matmul time; empty where no precision has so much.
+    precisions = [
+        next((name for name, share in run.precisions.items() if share > _MOSTLY and name != "unknown"), "")
+        for run in runs
+    ]
+    if all(precisions) and precisions[0] != precisions[1] and all(known.key != "precision" for known in asked):
+        asked.append(Difference("matmul precision", *precisions))
+    return (*asked, *differing(*runs, _VERSIONS))
+
+
+def differing(before: Summary, after: Summary, keys: Iterable[str], unknown: str = "") -> Iterator[Difference]:
+    """Yields the keys under which two runs say otherwise; with a word for ``unknown``, also what one leaves out."""
+    words = {None: unknown, True: "on", False: "off"}
+    for key in keys:
+        values = value_of(before, key), value_of(after, key)
+        if values[0] != values[1] and (unknown or None not in values):
+            texts = (words[value] if value is None or isinstance(value, bool) else str(value) for value in values)
+            yield Difference(key, *texts)
+
+
+def reasons_against(before: Side, after: Side) -> tuple[Words, ...]:
+    """Returns why two sides cannot be compared, a sentence each; none where they can."""
+    first, *others = runs = (*before.runs, *after.runs)
+    of_runs = (reason for run in runs for reason in reasons_against_run(run))
+    of_pairs = (reason for run in others for reason in _reasons_against_pair(first, run))
+    return tuple(dict.fromkeys((*of_runs, *of_pairs)))
+
+
+def reasons_against_run(run: Summary) -> Iterator[Words]:
+    """Yields why a run cannot be compared with any other, a sentence each; none where it can."""
+    if run.status == "not_profiled" and run.unprofiled and run.unprofiled.trusted_ms(STEP):
+        return  # its times alone are compared
+    if run.status != "ok":
+        said = f" ({run.message})" if run.message else ""
+        yield f"{run.title} {_STATUS.get(run.status, run.status)}{said}"
+    elif run.step is None:
+        yield f"{run.title} holds no step that ran on a GPU"
+
+
+def _reasons_against_pair(one: Summary, other: Summary) -> Iterator[Words]:
+    """Yields why two runs cannot be compared with each other."""
+    if one.gpu and other.gpu and one.gpu != other.gpu:
+        yield f"{one.title} is of {one.gpu}, {other.title} of {other.gpu}"
+    for difference in differing(one, other, (*_WORK, *_DIMENSIONS)):
+        what = difference.key.replace("_", " ")
+        yield f"The {what} of {one.title} is {difference.before}, that of {other.title} {difference.after}"
+    # Those whose FLOPs were counted while the program ran, by their paths and classes.
+    modules = [set(run.run.flops.modules) if run.run and run.run.flops else set() for run in (one, other)]
+    if all(modules) and modules[0].isdisjoint(modules[1]):
+        yield f"The models of {one.title} and {other.title} have no module in common"
+    if not one.step or not other.step:
+        return
+    few, many = sorted((one.step.matmuls, other.step.matmuls))
+    if one.step.source != other.step.source:
+        yield phrase(
+            "Their steps are not the same: of {} {}; of {} {}", one.title, one.step.unit, other.title, other.step.unit
+        )
+    elif one.step.is_found and many > _AS_MANY * few:
+        yield phrase(
+            "{} has {:,.0f} matmuls in {}, {} has {:,.0f} in {}, and nothing names what a step is (`--step RANGE`, "
+            "`--steps N`)",
+            one.title, one.step.matmuls, one.step.unit, other.title, other.step.matmuls, other.step.unit,
+        )  # fmt: skip

@@ -1,18 +1,49 @@
-"""All that is compared of two folders of runs, and what is not."""
+"""Which runs of two sides stand against each other, and all that is compared of them: runs of one configuration."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD
-from nsys_analyzer.analysis.comparison.comparability import reasons_against_run
 from nsys_analyzer.analysis.comparison.compare import compare
-from nsys_analyzer.analysis.comparison.comparison import Comparison, Side
-from nsys_analyzer.analysis.comparison.matching import PROCESS, Alone, match
+from nsys_analyzer.analysis.comparison.comparison import (
+    CONFIGURATION,
+    Comparison,
+    Difference,
+    Side,
+    differing,
+    reasons_against_run,
+    value_of,
+)
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.text import joined, plain
+from nsys_analyzer.text import Words, joined, plain
+
+#: The key of a difference in what processes are in their captures.
+_PROCESS = "process"
+_SideName: TypeAlias = Literal["before", "after"]
+_SIDES: tuple[_SideName, ...] = ("before", "after")
+#: A run, and what its process is in its capture.
+_Placed: TypeAlias = "tuple[Summary, str]"
+
+
+@dataclass(frozen=True)
+class UnmatchedRun:
+    """A run that stands against none.
+
+    Attributes:
+        nearest: the one of the other side that is most like it; ``differences`` keep them apart.
+        reasons: why it cannot be compared with any, a sentence each.
+    """
+
+    side: _SideName
+    run: Summary
+    nearest: Summary | None
+    differences: tuple[Difference, ...]
+    reasons: tuple[Words, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -22,19 +53,12 @@ class Comparisons:
     Attributes:
         compared: the comparisons that were made.
         refused: those against which there are reasons, which their ``cautions`` hold.
-        only_before, only_after: the runs that stand against none, and those that are left out.
+        unmatched: the runs that stand against none, and those that are left out; those of ``before`` first.
     """
 
     compared: tuple[Comparison, ...]
     refused: tuple[Comparison, ...]
-    only_before: tuple[Alone, ...]
-    only_after: tuple[Alone, ...]
-
-    @property
-    def alone(self) -> Iterator[tuple[str, Alone]]:
-        """The runs that stand against none, each with its side."""
-        yield from (("before", one) for one in self.only_before)
-        yield from (("after", one) for one in self.only_after)
+    unmatched: tuple[UnmatchedRun, ...]
 
 
 def compare_runs(
@@ -45,7 +69,7 @@ def compare_runs(
     repeats: bool = False,
     force: bool = False,
 ) -> Comparisons:
-    """Every pair of runs of two sides. Of several runs of one program those that cannot be compared are left out.
+    """Returns every pair of runs of two sides; of several runs of one program those that can be compared.
 
     Args:
         before, after: the runs.
@@ -56,19 +80,30 @@ def compare_runs(
     Raises:
         NsysAnalyzerError: nothing can be compared.
     """
-    matched = match(before, after, repeats=repeats)
-    parted = [[_parted(side, force=force) for side in pair] for pair in matched.pairs]
-    made = [compare(before, after, cpu_spread) for (before, _), (after, _) in parted]
-    compared = tuple(one for one in made if force or not one.cautions)
+    pairs, unmatched = match(before, after, repeats=repeats)
+    compared: list[Comparison] = []
+    refused: list[Comparison] = []
+    for pair in pairs:
+        sides = []
+        for name, side in zip(_SIDES, pair, strict=True):
+            good, bad = [], []
+            for run in side.runs:
+                against = tuple(reasons_against_run(run))
+                if against and not (force and run.step):
+                    bad.append(UnmatchedRun(name, run, None, (), against))
+                else:
+                    good.append(run)
+            sides.append(Side(tuple(good)) if good else side)  # where none can be compared, all are refused
+            unmatched += bad if good else []
+        comparison = compare(sides[0], sides[1], cpu_spread)
+        (refused if comparison.cautions and not force else compared).append(comparison)
     if compared:
-        refused = tuple(one for one in made if not force and one.cautions)
-        only_before = (*matched.only_before, *(one for (_, bad), _ in parted for one in bad))
-        only_after = (*matched.only_after, *(one for _, (_, bad) in parted for one in bad))
-        return Comparisons(compared, refused, only_before, only_after)
-    if made:
-        reasons = plain(joined("; ", dict.fromkeys(reason for one in made for reason in one.cautions)), "`")
-        raise NsysAnalyzerError(f"These cannot be compared: {reasons}", "To compare them all the same, add --force")
-    near = min((one for one in matched.only_before if one.nearest), key=lambda one: len(one.differences), default=None)
+        unmatched.sort(key=lambda run: _SIDES.index(run.side))
+        return Comparisons(tuple(compared), tuple(refused), tuple(unmatched))
+    if refused:
+        listed = plain(joined("; ", dict.fromkeys(reason for one in refused for reason in one.cautions)), "`")
+        raise NsysAnalyzerError(f"These cannot be compared: {listed}", "To compare them all the same, add --force")
+    near = min((one for one in unmatched if one.nearest), key=lambda one: len(one.differences), default=None)
     if near is None or near.nearest is None:
         raise NsysAnalyzerError("One of the sides holds no run", "Give captures, or folders that hold them")
     listed = ", ".join(f"{one.key.replace('_', ' ')} ({one.before} and {one.after})" for one in near.differences)
@@ -76,21 +111,70 @@ def compare_runs(
         f"No run of one side has exactly the configuration of one of the other; {near.run.title} and "
         f"{near.nearest.title} differ least, in {listed or 'their names'}",
         "Give captures of as many processes"
-        if any(one.key == PROCESS for one in near.differences)
+        if any(one.key == _PROCESS for one in near.differences)
         else "Compare two captures by their paths, or with --repeats all of one folder with all of the other",
     )
 
 
-def _parted(side: Side, *, force: bool) -> tuple[Side, tuple[Alone, ...]]:
-    """The runs of a side that can be compared, and the others; all of them where none can, so that these are refused.
+def match(
+    before: Sequence[Summary], after: Sequence[Summary], *, repeats: bool = False
+) -> tuple[list[tuple[Side, Side]], list[UnmatchedRun]]:
+    """Returns the runs that stand against each other, and those that stand against none.
 
-    By ``force`` any that has a step can.
+    Runs of one configuration, which may be several on a side, are a pair; what is known of one alone keeps apart. Two
+    captures are a pair whatever they are, process by process: by rank or devices; of processes that share a GPU the
+    first is that of the other side where both sides have as many. Runs of which no configuration is known are a pair by
+    their name. With ``repeats`` all runs of a side are of one program.
     """
-    good, bad = [], []
-    for run in side.runs:
-        reasons = tuple(reasons_against_run(run))
-        if reasons and not (force and run.step):
-            bad.append(Alone(run, None, (), reasons))
-        else:
-            good.append(run)
-    return (Side(tuple(good)), tuple(bad)) if good else (side, ())
+    if len(before) == len(after) == 1:
+        return [(Side(tuple(before)), Side(tuple(after)))], []
+    by_process = repeats or all(len({run.name for run in side}) == 1 for side in (before, after))
+    groups: list[dict[object, list[_Placed]]] = []
+    for side in (before, after):
+        of_side: defaultdict[object, list[_Placed]] = defaultdict(list)
+        for run, place in _placed(side):
+            # As texts: what a file says may be of any type.
+            known = tuple(None if (value := value_of(run, key)) is None else str(value) for key in CONFIGURATION)
+            # Without a model, what else is known is true of many programs.
+            named = known if value_of(run, "model") is not None else (*known, run.name)
+            of_side[(place,) if by_process else (place, *named)].append((run, place))
+        groups.append(of_side)
+    shared = [key for key in groups[0] if key in groups[1]]
+    sides = ((Side(tuple(run for run, _ in group[key])) for group in groups) for key in shared)
+    left = [[placed for key, runs in group.items() if key not in shared for placed in runs] for group in groups]
+    unmatched = [
+        *(_unmatched("before", placed, left[1]) for placed in left[0]),
+        *(_unmatched("after", placed, left[0]) for placed in left[1]),
+    ]
+    return [(one, other) for one, other in sides], unmatched
+
+
+def _placed(runs: Sequence[Summary]) -> Iterator[_Placed]:
+    """Yields each run with what tells its process from the others of its capture, and is the same in another capture.
+
+    A process ID is not: of processes that share a GPU that is their number, in the order of their IDs.
+    """
+    sharing, so_far = Counter(run.name for run in runs if run.shares_gpu), Counter[str]()
+    for run in runs:
+        place = run.process or ""
+        if run.rank is not None:
+            place = f"rank {run.rank}"
+        elif run.shares_gpu:
+            so_far[run.name] += 1
+            place = f"{so_far[run.name]} of {sharing[run.name]} that share a GPU"
+        yield run, place
+
+
+def _unmatched(side: _SideName, placed: _Placed, others: Sequence[_Placed]) -> UnmatchedRun:
+    run, place = placed
+    nearest: tuple[Summary | None, tuple[Difference, ...]] = None, ()
+    for other, other_place in others:
+        differences = tuple(differing(run, other, CONFIGURATION, unknown="unknown"))
+        if place != other_place:
+            differences = (
+                Difference(_PROCESS, *(each or "the only one" for each in (place, other_place))),
+                *differences,
+            )
+        if nearest[0] is None or len(differences) < len(nearest[1]):
+            nearest = other, differences
+    return UnmatchedRun(side, run, *nearest, tuple(reasons_against_run(run)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nsys_analyzer.analysis.findings.copies import find_device_to_host_copy, find_layout_copies, find_pageable_copy
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule
 from nsys_analyzer.analysis.findings.kernels import (
     find_exposed_communication,
     find_fp32_matmul,
+    find_layout_copies,
     find_small_grids,
     find_unfused_attention,
     find_unfused_elementwise,
@@ -18,13 +18,15 @@ from nsys_analyzer.analysis.findings.kernels import (
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
     find_data_loading,
+    find_device_to_host_copy,
     find_host_stall,
     find_host_sync,
     find_launch_bound,
+    find_pageable_copy,
 )
-from nsys_analyzer.analysis.kernels.classes import UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
@@ -103,18 +105,23 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     """Returns the findings of a capture; None where no launches are known to replay its steps from."""
     if capture.step is None or capture.study is None or capture.on_cpu:
         return None
-    study, profiled = capture.study, capture.step.length_ms
+    step, study, profiled = capture.step, capture.study, capture.step.length_ms
     error = study.replay.step_ns / study.measured_ns - 1 if study.measured_ns else 0.0
     unprofiled = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
-    baselines = _timed(study, unprofiled * 1e6) if unprofiled else _estimated(study)
+    if unprofiled:
+        baselines: tuple[Replay, ...] = (_timed(study, unprofiled * 1e6),)
+    else:  # without the least and without the most that the profiler may have cost
+        most = study.replay.with_events_costing(1.0)
+        baselines = (study.replay.with_events_costing(study.low_share), most, most.at_pace(_CPU))
     # What a replay says of the steps that it looks at holds for the length of a step.
     scale = 1.0 if unprofiled or not study.replay.step_ns else profiled / (study.replay.step_ns / 1e6)
     replayed = [replay.step_ns / 1e6 * scale for replay in baselines]
-    busy = capture.step.total_ms - capture.step.idle_ms
+    shortest, longest = min(replayed), max(replayed)
+    busy = step.total_ms - step.idle_ms
     # No program is slower without a profiler, and none is done before the GPU is.
-    low, high = (unprofiled,) * 2 if unprofiled else (min(max(ms, busy), profiled) for ms in _ends(replayed))
+    low, high = (unprofiled or min(max(ms, busy), profiled) for ms in (shortest, longest))
     why = ""
-    if not unprofiled and busy > (1 + _TRUSTED) * max(replayed):
+    if not unprofiled and busy > (1 + _TRUSTED) * longest:
         why = "the steps hold work of the GPU that was launched before them"
     if abs(error) > _TRUSTED:
         why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
@@ -122,35 +129,20 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     without = _TOLD_OF_RUNS if has_others else frozenset()
     findings: list[Finding] = []
     if not why:
-        case = Case(capture.step, study, baselines, scale, (low + high) / 2)
+        case = Case(step, study, baselines, scale, (low + high) / 2)
         candidates = [candidate for rule in RULES for candidate in rule(case) if candidate.id not in without]
         findings = list(_ranked(case, candidates))
     told = {finding.place.name for finding in findings if finding.place} | ({"communication"} if without else set())
-    if idle := _find_idle_gpu(capture.step, profiled if why else (low + high) / 2, frozenset(told)):
+    if idle := _find_idle_gpu(step, profiled if why else (low + high) / 2, told):
         place = sum(finding.saves_ms >= idle.saves_ms for finding in findings)
         left = findings[place - 1].left_after_all_ms if place else idle.step_ms
         findings.insert(place, replace(idle, left_after_all_ms=left))
-    overhead = _overhead(profiled, replayed)
+    hides = profiled - longest > _HIDES * profiled
+    overhead = (profiled - longest, profiled - shortest) if hides else None
     return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(findings), why)
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
-
-
-def _overhead(profiled_ms: float, replayed: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the least and the most that the profiler takes of a step, ms, where that hides what the program does."""
-    low, high = (profiled_ms - ms for ms in reversed(_ends(replayed)))
-    return (low, high) if low > _HIDES * profiled_ms else None
-
-
-def _estimated(study: Study) -> tuple[Replay, ...]:
-    """Returns the steps without the least and without the most that the profiler may have cost."""
-    least, most = study.replay.with_events_costing(study.low_share), study.replay.with_events_costing(1.0)
-    return least, most, most.at_pace(_CPU)
-
-
-def _timed(study: Study, step_ns: float) -> tuple[Replay, ...]:
+def _timed(study: Study, step_ns: float) -> Replay:
     """Returns the steps with so much of the profiler's cost taken off that they take their unprofiled time.
 
     Where that does not suffice, or they are shorter than that as they were recorded, the machine's pace was another
@@ -165,7 +157,7 @@ def _timed(study: Study, step_ns: float) -> tuple[Replay, ...]:
             high = middle
     unprofiled = study.replay.with_events_costing(high)
     pace = step_ns / unprofiled.step_ns if unprofiled.step_ns else 1.0
-    return (replace(unprofiled, **{name: getattr(unprofiled, name) * pace for name in _TIMES}),)
+    return replace(unprofiled, **{name: getattr(unprofiled, name) * pace for name in _TIMES})
 
 
 def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
@@ -198,7 +190,7 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
             low,
             high,
             case.step_ms,
-            sum(_ends(left_ms)) / 2,
+            (min(left_ms) + max(left_ms)) / 2,
             tuple(map(words, candidate.evidence)),
             words(candidate.derivation),
             candidate.remedy,
@@ -227,7 +219,7 @@ def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate]) -> tup
     return low, min(high, case.step_ms)
 
 
-def _find_idle_gpu(step: StepSummary, step_ms: float, told: frozenset[str]) -> Finding | None:
+def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding | None:
     """Finds the largest part of a step in which the GPU does not compute; None where that is small, or told.
 
     Args:
@@ -270,13 +262,14 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: frozenset[str]) -> F
 
 def why_missing(capture: CaptureSummary) -> Words | None:
     """Says why some findings, or all of them, cannot be had; None where all were looked for."""
-    step = capture.step
+    step, by_torch = capture.step, capture.metadata is not None and capture.metadata.profiler == "torch"
+    how = _BY_TORCH if by_torch else _BY_NSYS
     if capture.on_cpu:
         return "The program ran on the CPU: no findings are looked for."
     if capture.metadata is None:
         return capture.message or "There is no capture of this run."
     if capture.has_no_kernel:
-        return phrase("No kernel was recorded. {} around steps that run on the GPU.", _how(capture))
+        return phrase("No kernel was recorded. {} around steps that run on the GPU.", how)
     if step is None or not works(step):
         return "Nothing runs on the GPU in the steps."
     if capture.ranges_on_gpu or step.launch_latency_us is None:
@@ -285,32 +278,22 @@ def why_missing(capture: CaptureSummary) -> Words | None:
             "all findings are missing: on launches, waits, copies, memory and data loading, and on matmuls, attention, "
             "elementwise kernels and the optimizer. {}.",
             "CPU events" if capture.ranges_on_gpu else "API calls",
-            _how(capture),
+            how,
         )
     if capture.diagnosis is None:
         return "Findings need the API calls of whole steps, and this capture holds too few of them."
     if capture.diagnosis.doubt:
         return f"No saving can be told here: {capture.diagnosis.doubt}."
-    return _inside_graphs(capture, step)
+    hidden = sum(row.ms for row in step.classes if row.kernel_class == UNKNOWN)
+    if not (capture.whole and capture.whole.opaque) or hidden < _IN_GRAPHS * step.compute_ms:
+        return None
+    return phrase(
+        "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded: findings about matmuls, "
+        "attention, elementwise kernels and the optimizer cannot be had. Capture with `--cuda-graph-trace=node`.",
+        f"{hidden / step.compute_ms:.0%}".replace("%", "\N{NO-BREAK SPACE}%"),
+    )
 
 
 def works(step: StepSummary) -> bool:
     """Tells whether anything runs on a GPU in the steps."""
     return any(device.total_ms > device.idle_ms for device in step.devices)
-
-
-def _how(capture: CaptureSummary) -> Words:
-    return _BY_TORCH if capture.metadata and capture.metadata.profiler == "torch" else _BY_NSYS
-
-
-def _inside_graphs(capture: CaptureSummary, step: StepSummary) -> Words | None:
-    """Says that CUDA graphs hide the kernels, where they do."""
-    compute, opaque = step.compute_ms, capture.whole is not None and capture.whole.opaque
-    hidden = sum(row.ms for row in step.classes if row.kernel_class == UNKNOWN)
-    if not opaque or hidden < _IN_GRAPHS * compute:
-        return None
-    return phrase(
-        "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded: findings about matmuls, "
-        "attention, elementwise kernels and the optimizer cannot be had. Capture with `--cuda-graph-trace=node`.",
-        f"{hidden / compute:.0%}".replace("%", "\N{NO-BREAK SPACE}%"),
-    )

@@ -121,10 +121,6 @@ class Case:
     scale: float
     step_ms: float
 
-    def ms(self, pieces: Bools) -> float:
-        """Returns the work of some pieces in a step, ms."""
-        return self.study.ms(pieces)
-
     def paused_ms(self, calls: Bools) -> float:
         """Returns the pauses behind some calls in a profiled step, ms, scaled to its length."""
         total_ms = float(self.study.replay.pause[calls].sum()) / self.study.steps / 1e6
@@ -132,7 +128,7 @@ class Case:
 
     def copying(self, copies: Bools) -> Bools:
         """Marks the calls that launched some copies, and the synchronizations directly behind them."""
-        calls = self.calls_of(copies)
+        calls = self.study.calls_of(copies)
         copying: Bools = calls | (np.append(False, calls[:-1]) & (self.study.call == SYNCHRONIZE))
         return copying
 
@@ -147,12 +143,6 @@ class Case:
         callers.pop("", None)
         said = (f"{name} ({count / self.study.steps:.3g} a step)" for name, count in callers.most_common(_CALLERS))
         return (f"Those with a backtrace come from {', '.join(said)}.",) if callers else ()
-
-    def calls_of(self, pieces: Bools) -> Bools:
-        """Marks the calls that launched some pieces."""
-        calls = np.zeros(len(self.study.call), np.bool_)
-        calls[self.study.replay.launch[pieces]] = True
-        return calls
 
 
 @dataclass(frozen=True)

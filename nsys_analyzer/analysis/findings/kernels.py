@@ -1,4 +1,4 @@
-"""Rules on kernels that could take less time: other cores, larger grids, fewer passes, hidden behind computation."""
+"""Rules on kernels that could take less time: other cores, larger grids, fewer passes, copies and waits for others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.copies import layout_chains, row_lengths
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
     Case,
@@ -21,11 +20,11 @@ from nsys_analyzer.analysis.findings.finding import (
     times,
 )
 from nsys_analyzer.analysis.findings.waits import IDLE
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
-from nsys_analyzer.trace.arrays import Bools
-from nsys_analyzer.trace.columns import KERNEL
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
 
 #: How much faster TF32 is than fp32 in practice, of what the peaks say: the least and the most.
 _OF_TF32_PEAK = (0.3, 0.8)
@@ -58,6 +57,15 @@ _FUSED_OPTIMIZER = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFu
 _FUSED_KERNELS = 40
 #: The least and the most of exposed communication that overlap can hide.
 _SAVED_IN_TRAINING, _SAVED_IN_INFERENCE = (0.55, 1.0), (0.0, 0.5)
+#: So many copies in a row are a chain; the least and the most of their work that a better layout saves.
+_CHAIN, _SAVED_OF_CHAIN = 3, (0.65, 1.0)
+#: A longer row copies tensors side by side, as an average of weights does.
+_LONGEST_CHAIN = 16
+#: Copies of one tensor differ by this factor in their thread blocks at most, for the sizes of their types.
+_ALIKE_BLOCKS = 4
+#: Kernels that copy one tensor as it is or in another layout or type; others of the class gather or join several.
+_COPIES = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
+_GATHERING = re.compile(r"(?i)cat_?array|index|gather|scatter")
 
 _TRAINING_REMEDY = (
     "model = DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
@@ -81,7 +89,7 @@ def find_fp32_matmul(case: Case) -> Iterator[Candidate]:
     slow_matmuls = in_fp32[study.kernel] & (study.duration >= _LARGE_MATMUL_NS)
     if speedup < 1.5 or not slow_matmuls.any():
         return
-    ms = case.ms(slow_matmuls)
+    ms = study.ms(slow_matmuls)
     slow, fast = (1 + (speedup - 1) * share for share in _OF_TF32_PEAK)
     yield Candidate(
         "fp32_matmul",
@@ -115,7 +123,7 @@ def find_small_grids(case: Case) -> Iterator[Candidate]:
     if not units or not small.any():
         return
     idle = np.where(small, 1 - study.size / units, 0.0)
-    ms = case.ms(small)
+    ms = study.ms(small)
     worst = study.kernels[int(np.bincount(study.kernel[small], study.replay.work[small]).argmax())]
     yield Candidate(
         "small_grids",
@@ -143,12 +151,12 @@ def find_unfused_attention(case: Case) -> Iterator[Candidate]:
     matmuls, chain = _attention_work(case)
     if not matmuls.any() or not chain.any() or study.of_class("fused attention").any():
         return
-    fused_ms, chain_ms = case.ms(matmuls), case.ms(chain)
+    fused_ms, chain_ms = study.ms(matmuls), study.ms(chain)
 
     yield Candidate(
         "unfused_attention",
         "Attention is not fused",
-        tuple(_less_of(chain + matmuls * (1 - ratio), case.calls_of(chain), 0.0) for ratio in _FUSED_OF_MATMULS),
+        tuple(_less_of(chain + matmuls * (1 - ratio), study.calls_of(chain), 0.0) for ratio in _FUSED_OF_MATMULS),
         (
             f"Attention runs {times(study.count(chain), 'kernel')} a step over its scores for {chain_ms:.3g} ms, and "
             f"{times(study.count(matmuls), 'matmul')} for {fused_ms:.3g} ms.",
@@ -208,7 +216,7 @@ def _by_grids(case: Case, part: Bools, chain: Bools) -> tuple[Bools, Bools]:
     backward = study.in_phase("backward") & ~part & moving
     grids = np.unique(study.size[chain & (study.duration >= 5_000) & (study.size > 0)])
     inside_ms, outside_ms = (
-        np.array([case.ms(some & (study.size == grid)) for grid in grids.tolist()]) for some in (chain, outside)
+        np.array([study.ms(some & (study.size == grid)) for grid in grids.tolist()]) for some in (chain, outside)
     )
     mostly, only = grids[outside_ms <= _SHARED * inside_ms], grids[outside_ms == 0]
     near = np.flatnonzero(backward & np.isin(study.size, only))
@@ -229,9 +237,8 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
     Kernels that are one pass already (a norm, a softmax, a sum) are part of a chain, and keep their time.
     """
     study = case.study
-    compiled = np.array([*(bool(_COMPILED.search(name)) for name in study.kernels), False])
-    separate = study.of_class(*_ONE_PASS_CLASSES) & ~compiled[study.kernel] & ~study.in_phase("optimizer")
-    separate &= ~_attention_work(case)[1] & ~layout_chains(case)  # which have findings of their own
+    separate = study.of_class(*_ONE_PASS_CLASSES) & ~study.named(_COMPILED) & ~study.in_phase("optimizer")
+    separate &= ~_attention_work(case)[1] & ~_layout_chains(case)  # which have findings of their own
     if study.count(separate) < 2:
         return
     # Each compiled region costs the CPU time of its own. Where launching is the limit, that may take all that fewer
@@ -239,10 +246,10 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
     saved = saved_work if case.idle_share >= IDLE else partial(saved_launches, case)
     # Of each kernel, how many stand in a row around it.
     index, length = np.flatnonzero(separate), np.ones(len(separate))
-    length[index] = row_lengths(np.append(True, np.diff(index) > 1))
+    length[index] = _row_lengths(np.append(True, np.diff(index) > 1))
     least = np.where(study.of_class(*_PLAIN_CLASSES), np.maximum(1 - 2 / length, 0.0), 0.0)
     most = np.where(study.of_class(*_PLAIN_CLASSES, "reduction"), 1 - 1 / length, 0.0)
-    ms, typical = case.ms(separate), float(np.average(length[separate], weights=study.replay.work[separate]))
+    ms, typical = study.ms(separate), float(np.average(length[separate], weights=study.replay.work[separate]))
     yield Candidate(
         "unfused_elementwise",
         "Elementwise kernels are not fused",
@@ -260,14 +267,67 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
     )
 
 
+def find_layout_copies(case: Case) -> Iterator[Candidate]:
+    """Finds runs of copies on the device, one directly behind the other: casts and layouts that go forth and back."""
+    study = case.study
+    chained = _layout_chains(case)
+    if not chained.any():
+        return
+    ms = study.ms(chained)
+    yield Candidate(
+        "layout_copies",
+        "Chains of redundant copies",
+        tuple(saved_launches(case, chained * share) for share in _SAVED_OF_CHAIN),
+        (
+            f"{times(study.count(chained), 'copy')} a step stand in chains of {_CHAIN} or more, one directly "
+            f"behind the other, and take {three(ms)} ms ({ms / case.step_ms:.0%} of the step).",
+        ),
+        f"The step is replayed without {_SAVED_OF_CHAIN[0]:.0%} to {_SAVED_OF_CHAIN[1]:.0%} of them: a chain ends in "
+        "one copy or none.",
+        (
+            "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
+            "x = x.to(torch.bfloat16)      # once, not to float32 and back",
+        ),
+        "Leave the chain out for a run: the output stays the same.",
+        place=Place("class", "copy/layout"),
+    )
+
+
+def _layout_chains(case: Case) -> Bools:
+    """Marks the copies on the device that stand in a chain, outside the optimizer.
+
+    A chain copies one tensor: of neighbours neither has many times the other's thread blocks. (Under autocast the
+    casts of a weight, its bias and an input stand side by side, and are no chain.)
+    """
+    study = case.study
+    of_one = study.named(_COPIES) & ~study.named(_GATHERING)
+    copies = (study.of_class("copy/layout") & of_one) | (study.copy == ON_DEVICE)
+    copies &= ~study.in_phase("optimizer")
+    in_chain = np.zeros(len(copies), np.bool_)
+    index = np.flatnonzero(copies)
+    if not len(index):
+        return in_chain
+    size = np.maximum(study.size[index], 1)
+    unlike = np.maximum(size[1:], size[:-1]) > _ALIKE_BLOCKS * np.minimum(size[1:], size[:-1])
+    length = _row_lengths(np.append(True, (np.diff(index) > 1) | unlike))
+    in_chain[index[(length >= _CHAIN) & (length <= _LONGEST_CHAIN)]] = True
+    return in_chain
+
+
+def _row_lengths(starts: Bools) -> Ints:
+    """Returns how many pieces stand in the row of each; ``starts`` marks those that begin a row."""
+    first = np.flatnonzero(starts)
+    lengths = np.diff(np.append(first, len(starts)))
+    return np.repeat(lengths, lengths)
+
+
 def find_unfused_optimizer(case: Case) -> Iterator[Candidate]:
     """Finds an optimizer of many kernels, none of them fused: a fused one reads and writes each parameter once."""
     study = case.study
     updates = study.in_phase("optimizer") & study.of_class("optimizer", "elementwise", "reduction", "copy/layout")
-    fused = np.array([*(bool(_FUSED_OPTIMIZER.search(name)) for name in study.kernels), False])
-    if study.count(updates) < _FUSED_KERNELS or (fused[study.kernel] & updates).any():
+    if study.count(updates) < _FUSED_KERNELS or (study.named(_FUSED_OPTIMIZER) & updates).any():
         return
-    calls = case.calls_of(updates)
+    calls = study.calls_of(updates)
     per_step = study.count(updates)
     foreach = study.of_class("optimizer") & updates
     kind = "multi-tensor (foreach)" if foreach.sum() > 0.5 * updates.sum() else "a parameter at a time"
@@ -275,7 +335,7 @@ def find_unfused_optimizer(case: Case) -> Iterator[Candidate]:
         "unfused_optimizer",
         "The optimizer is not fused",
         tuple(_less_of(updates * share, calls, _FUSED_KERNELS / per_step) for share in _SAVED_OF_OPTIMIZER),
-        (f"It runs {times(per_step, 'kernel')} a step ({kind}) for {three(case.ms(updates))} ms on the GPU.",),
+        (f"It runs {times(per_step, 'kernel')} a step ({kind}) for {three(study.ms(updates))} ms on the GPU.",),
         f"The step is replayed with {_FUSED_KERNELS} launches in the optimizer and {_SAVED_OF_OPTIMIZER[0]:.0%} to "
         f"{_SAVED_OF_OPTIMIZER[1]:.0%} less work: a fused AdamW moves 7 tensors of the parameters' size, a naive one "
         "20, some of them in the cache.",
@@ -293,7 +353,7 @@ def find_exposed_communication(case: Case) -> Iterator[Candidate]:
         return
     trains = study.in_phase("backward").any() or not study.in_phase("forward").any()
     saved, remedy = (_SAVED_IN_TRAINING, _TRAINING_REMEDY) if trains else (_SAVED_IN_INFERENCE, _INFERENCE_REMEDY)
-    ms, whole = case.ms(collectives), study.duration[collectives & study.first].sum() / study.steps / 1e6
+    ms, whole = study.ms(collectives), study.duration[collectives & study.first].sum() / study.steps / 1e6
     yield Candidate(
         "exposed_communication",
         "Collectives are not hidden by computation",

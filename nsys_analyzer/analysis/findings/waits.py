@@ -1,4 +1,4 @@
-"""Rules on what the GPU waits for: batches, a program that waits for it or pauses, memory and launches."""
+"""Rules on what the GPU waits for: batches, copies, a program that waits for it or pauses, memory and launches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.copies import small_copies
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, listed, three, times
-from nsys_analyzer.analysis.steps.idle import CAUSES
+from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.replay import Floats, Replay
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.columns import ALLOCATE, COPY, FREE, SYNCHRONIZE
+from nsys_analyzer.trace.columns import (
+    ALLOCATE,
+    COPY,
+    DEVICE_TO_PAGEABLE,
+    FREE,
+    INTO_HOST,
+    KERNEL,
+    PAGEABLE_TO_DEVICE,
+    SYNCHRONIZE,
+)
 
 #: What it takes to get a batch that is ready: out of a queue, as far as the loop's own thread works for it, ns.
 _READY_NS = (500_000, 50_000)
@@ -29,6 +37,16 @@ _SYNCHRONIZING = (
 _LONG_PAUSE_NS, _STALL_LEFT_NS = 3_000_000, (200_000, 20_000)
 #: A range with less of the time of all pauses than this is not worth a word.
 _MINOR = 0.1
+#: What a copy from pinned memory reaches over 16 lanes of PCIe 4.0 at least, bytes/s.
+_PINNED_BYTES_PER_S = 25e9
+#: A smaller copy is no batch.
+_BATCH_BYTES = 64 << 10
+#: What is left of a pause for a batch that another thread has put into pinned memory, ns.
+_COPIED_NS = 50_000
+#: A copy to the host of so many bytes at most is a value that Python asks for (.item(), a mask for nonzero()).
+_VALUE_BYTES = 4096
+#: What is left of a copy's time on a stream of its own at most: it takes bandwidth, and host memory differs.
+_LEFT_OF_COPY = 0.15
 #: The share of a step without the profiler in which the GPU has nothing to do, at least.
 IDLE = 0.3
 #: Waits with so many calls between them, or fewer, are looked at as one.
@@ -65,14 +83,121 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
     )
 
 
+def find_pageable_copy(case: Case) -> Iterator[Candidate]:
+    """Finds large copies from memory that is not pinned: they are slow, and the program waits for them."""
+    study = case.study
+    copies = (study.copy == PAGEABLE_TO_DEVICE) & (study.size >= _BATCH_BYTES)
+    if not copies.any():
+        return
+    calls = case.copying(copies)
+    faster = np.minimum(study.size / _PINNED_BYTES_PER_S * 1e9 / np.maximum(study.duration, 1), 1.0)
+
+    def pinned(replay: Replay) -> Replay:
+        return replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
+
+    # Getting a batch into pinned memory ahead spares what it takes to get it at all, not the making of it.
+    loading = study.loading & (study.replay.pause <= study.duration[copies].max())
+
+    def prefetched(replay: Replay) -> Replay:
+        ready = replay.with_pauses(loading, _COPIED_NS).without_waits(calls)
+        return ready.without_calls(calls & (study.call == COPY)).with_work(np.where(copies, 0.0, 1.0))
+
+    whole = copies & study.first
+    size, ms = study.size[whole].sum() / study.steps, study.duration[whole].sum() / study.steps / 1e6
+    yield Candidate(
+        "pageable_copy",
+        "Batches are copied from pageable memory",
+        (pinned, prefetched),
+        (
+            f"{times(study.count(copies), 'copy')} a step from pageable memory: {size / 2**20:,.1f} MiB in "
+            f"{ms:.3g} ms, {size / max(ms, 1e-9) / 1e6:.3g} GB/s.",
+            "The program waits for each: such a copy goes through a buffer of the driver's.",
+            *case.called_by(calls),
+        ),
+        f"The step is replayed with copies that do not block, at {_PINNED_BYTES_PER_S / 1e9:.0f} GB/s on the same "
+        "stream, and hidden altogether.",
+        (
+            "loader = DataLoader(..., pin_memory=True)",
+            "batch = batch.to(device, non_blocking=True)  # best on a side stream, a batch ahead",
+        ),
+        "Train on a batch that is on the GPU already: if the step is no shorter, the copies are hidden.",
+        of_cpu=True,
+        explains=True,
+        place=Place("idle", "copy"),
+    )
+
+
+def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
+    """Finds copies to the host that are more than values: a checkpoint, or outputs that are logged."""
+    study = case.study
+    copies = np.isin(study.copy, INTO_HOST) & ~_small_copies(case)
+    if not copies.any():
+        return
+    calls = case.copying(copies)
+    names = listed(study.names(study.range[calls]))
+    around = calls | _in_ranges(case, calls, study.range)
+    # Between two of these copies the program makes room for the next one.
+    pausing = _in_ranges(case, calls, study.pause_range) | (calls & np.append(calls[1:], False))
+    if (around & study.calls_of(study.kind == KERNEL)).any():  # the ranges hold more than copies
+        around = calls
+
+    def asynchronous(replay: Replay) -> Replay:
+        return replay.without_waits(calls).with_work(np.where(copies, _LEFT_OF_COPY, 1.0))
+
+    def gone(replay: Replay) -> Replay:
+        return replay.without_calls(around).with_pauses(pausing, 0.0).with_work(np.where(copies, 0.0, 1.0))
+
+    whole = copies & study.first
+    size, ms = study.size[whole].sum() / study.steps, study.duration[whole].sum() / study.steps / 1e6
+    pageable = study.size[whole & (study.copy == DEVICE_TO_PAGEABLE)].sum() / max(study.size[whole].sum(), 1)
+    yield Candidate(
+        "device_to_host_copy",
+        "Tensors are copied to the host inside the step",
+        (asynchronous, gone),
+        (
+            f"{times(study.count(copies), 'copy')} a step from the GPU: {size / 2**20:,.1f} MiB in {three(ms)} ms, "
+            f"{pageable:.0%} of it to pageable memory{f', in the range {names}' if names else ''}.",
+        ),
+        "The step is replayed with copies on a stream of their own, which the program does not wait for, and without "
+        "the code around them, too.",
+        (
+            "host = {k: torch.empty_like(v, device='cpu', pin_memory=True) for k, v in state.items()}  # once",
+            "side = torch.cuda.Stream()  # once",
+            "side.wait_stream(torch.cuda.current_stream())",
+            "with torch.cuda.stream(side):",
+            "    for k, v in state.items(): host[k].copy_(v, non_blocking=True)",
+            "# before the next optimizer.step(): torch.cuda.current_stream().wait_stream(side)",
+            "# before host is written to a file: side.synchronize()",
+        ),
+        "Leave the copies out for a run: if the step is no shorter, they are hidden.",
+        of_cpu=True,
+        explains=True,
+        place=Place("idle", "copy"),
+    )
+
+
+def _small_copies(case: Case) -> Bools:
+    """Marks the copies of values to the host."""
+    values: Bools = np.isin(case.study.copy, INTO_HOST) & (case.study.size <= _VALUE_BYTES)
+    return values
+
+
+def _in_ranges(case: Case, calls: Bools, around: Ints) -> Bools:
+    """Marks the calls around which is a range that holds the copies, and no phase of the step."""
+    study = case.study
+    codes = [code for code in np.unique(study.range[calls]).tolist() if code >= 0]
+    inside: Bools = np.isin(around, [code for code in codes if study.ranges[code] not in study.phase_ranges])
+    return inside
+
+
 def find_host_sync(case: Case) -> Iterator[Candidate]:
     """Finds synchronizations, and small copies to the host, which wait: launches then come from an empty queue."""
     study = case.study
-    values = small_copies(case)
-    reading = case.calls_of(values)
+    values = _small_copies(case)
+    reading = study.calls_of(values)
     syncs = study.call == SYNCHRONIZE
     # A call directly behind one that copies more than a value waits for that copy.
-    copying = case.calls_of((study.copy > 0) & ~values) & (study.call == COPY)
+    copying = study.calls_of((study.copy > 0) & ~values) & (study.call == COPY)
     behind_copy = np.append(False, copying[:-1])
     # A copy of a value is followed by the synchronization that waits for it.
     waiting = syncs & ~behind_copy | (reading & (study.call == COPY))

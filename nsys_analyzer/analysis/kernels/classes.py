@@ -1,51 +1,62 @@
-"""Kernel classes: the kind of a kernel's work, by its name and the operator that launched it.
+"""What the name of a kernel tells: its class, with the operator that launched it, and a matmul's precision.
 
-The rules are a table, ``class_rules``: one row each, the first match wins. Without a rule a kernel is ``other``.
+The rules of classes are a table, ``class_rules``: one row each, the first match wins. Without a rule a kernel is
+``other``.
+
+Names of matmuls say which type is multiplied, not which is stored: ``s1688gemm`` on fp32 matrices multiplies in TF32.
+The precision is None where the name does not say: cuDNN writes ``f16`` on its attention kernels for either 16-bit type.
+
+In a shared copy, ``alias b`` stands for a name that no rule knows, ``alias b (matmul or convolution in bf16)`` for one
+whose class, the classes that its operator may make of it, and precision were known. ``forward 3, alias b`` is a range
+of that phase, and ``alias b 17`` one of several names that differ in the number at their end.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
-from nsys_analyzer.analysis.kernels.aliases import read_alias
-from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER, RULES, UNKNOWN, Rule
 from nsys_analyzer.trace.columns import UNNAMED
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 
-OTHER = "other"
-#: A share of any class is known to this one's only.
-UNKNOWN = "unknown"
-#: Its time is mostly waiting for the slowest rank, which is no work.
-COMMUNICATION = "communication"
-#: Copies and fills, which are no kernels, too.
-FILLS = "memset/memcpy"
+#: Stands behind the alias of a range around the input pipeline.
+LOADING = "loading"
+_SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED))
+_WORD = "alias "
+_ALIAS = (
+    rf"(?:(?:{_SPELLINGS})(?: \d{{1,6}})?, |aten::)?{_WORD}[b-z]{{1,6}}"
+    r"(?: \((?P<classes>[a-z/ ]+?)(?: in (?P<precision>(?:bf|tf|fp|int)\d{1,2}))?\))?"
+    rf"(?: {LOADING})?(?: #?\d{{1,6}}(?:(?:/| of )\d{{1,6}})?)?(?: \(\d{{1,6}}\))*"
+)
 
-#: Every class, in the order of a report's legend, with its line of the glossary.
-CLASSES: dict[str, str] = {
-    "matmul": "Matrix multiplications of any library: GEMM, batched GEMM, GEMV, dot and their split-K reductions.",
-    "fused attention": "Attention in one kernel, matmuls and softmax together, and its helper kernels.",
-    "softmax": "Kernels named softmax or log-softmax, forward or backward.",
-    "reduction": "Sums, means, maxima and losses: many elements read, few written.",
-    "elementwise": "One element out for each one in: arithmetic, activations, masks, fills, rotary.",
-    "copy/layout": "Moves, casts or reorders elements: copy, cat, transpose, gather, scatter, indexing.",
-    "normalization": "LayerNorm, RMSNorm, GroupNorm and BatchNorm where they are one kernel by name.",
-    "embedding": "Looks rows of a table up, and adds their gradients back into it.",
-    "convolution": "Convolutions, implicit GEMM among them, and the transforms made for them.",
-    "sort/scan": "Sorting, top-k, prefix sums, selection and histograms.",
-    "optimizer": "Multi-tensor (foreach) and fused optimizer kernels, gradient clipping among them.",
-    "random": "Random numbers and dropout masks.",
-    COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
-    "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
-    UNKNOWN: "Kernels whose name the capture does not hold.",
-    OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
-}
 
-#: Classes whose kernels read and write more than they compute.
-MOVING = (
-    "softmax", "reduction", "elementwise", "copy/layout", "normalization", "embedding", "optimizer", "random",
-    "memset/memcpy",
-)  # fmt: skip
+@dataclass(frozen=True)
+class Alias:
+    """The class of a kernel as in its ``Rule``, empty where no rule knew the name, and the precision of its matmuls."""
+
+    kernel_class: str = ""
+    part_of: tuple[str, ...] = ()
+    precision: str | None = None
+
+    def text(self, code: str) -> str:
+        """Returns the alias as it is written, without what stands before it; ``code`` is a few small letters."""
+        classes = " or ".join((self.kernel_class, *self.part_of))
+        facts = f"{classes} in {self.precision}" if self.precision else classes
+        return f"{_WORD}{code} ({facts})" if facts else f"{_WORD}{code}"
+
+
+def read_alias(name: str) -> Alias | None:
+    """Returns the facts in a name that is an alias, None for any other name."""
+    found = re.fullmatch(_ALIAS, name) if _WORD in name else None  # compiled when first needed
+    if found is None:
+        return None
+    kernel_class, *part_of = (found["classes"] or "").split(" or ")
+    return Alias(kernel_class, tuple(part_of), found["precision"])
+
 
 #: Characters of a kernel's name that are looked at: C++ templates make names of ten thousand.
 LONGEST_NAME = 20_000
@@ -118,3 +129,99 @@ def classify(name: str, operator: str = "") -> str:
         return by_name
     by_operator = classify(operator)
     return by_operator if by_operator in open_classes(name) else by_name
+
+
+@dataclass(frozen=True)
+class PrecisionRule:
+    """A matmul or attention kernel whose name ``pattern`` finds runs in ``precision``; None: the name does not say.
+
+    ``example`` is such a name, or the start of one.
+    """
+
+    pattern: str
+    precision: str | None
+    example: str
+
+
+def _xmma(first: str) -> str:
+    """A pattern of ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with the compute type ``first``."""
+    return rf"xmma_\w*gemm_[a-z0-9]+_(?:{first})[a-z]+\d"
+
+
+#: A Tensile or hipBLASLt GEMM's name up to the type that it multiplies in: the names of the indices; the types of A
+#: and B, where they are others; then that type, followed by those of output and accumulation (``BBS``, ``HSS``,
+#: ``F8B8S``; ``B_BS`` and a bare ``S`` with a flag ``B``, too), as Tensile's ``ProblemType`` writes itself.
+_OPERANDS = r"(?:F8|B8|I8|[HBS])+_(?=[A-Z0-9]+S_B)"
+_TENSILE = rf"^Cijk_A[a-z]+C?_B[a-z]+C?_(?:{_OPERANDS}|(?!{_OPERANDS}))"
+
+#: The first match wins. nvjet's three letters are input, accumulation and output, as public profiles of known
+#: matmuls show them: t bf16, h fp16, s fp32, q and r fp8. fp32 inputs (``sss``) run in TF32 only where it is written.
+PRECISION_RULES: tuple[PrecisionRule, ...] = (
+    PrecisionRule(
+        r"(?i)split_?k_?reduce|epilogue::impl",
+        None,
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>",
+    ),
+    PrecisionRule(
+        r"^cudnn_generated\w*sdpa(?!\w*(?:fp8|e4m3|e5m2))",
+        None,
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
+    ),
+    PrecisionRule(r"^nvjet_(?:sm\d+_)?[qr]{2}[a-z]{3}_", "fp8", "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"),
+    PrecisionRule(r"^nvjet_(?:sm\d+_)?sss_tf32", "tf32", "nvjet_sss_tf32_128x256_TNT"),
+    PrecisionRule(r"^nvjet_(?:sm\d+_)?t[a-z]{2}_", "bf16", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT"),
+    PrecisionRule(r"^nvjet_(?:sm\d+_)?h[a-z]{2}_", "fp16", "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"),
+    PrecisionRule(r"^nvjet_", None, "nvjet_ootst_FP4"),
+    PrecisionRule(_xmma("tf32"), "tf32", "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x64x16"),
+    PrecisionRule(_xmma("bf16"), "bf16", "sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x256x64"),
+    PrecisionRule(_xmma("f16"), "fp16", "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64"),
+    PrecisionRule(_xmma("e4m3|e5m2"), "fp8", "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x64"),
+    PrecisionRule(_xmma("f32"), "fp32", "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8"),
+    PrecisionRule(_xmma("f64"), "fp64", "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize128x64x32"),
+    PrecisionRule(_xmma("i8"), "int8", "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize256x128x64"),
+    PrecisionRule(_TENSILE + r"[FB]8", "fp8", "Cijk_Alik_Bljk_F8B8S_BH_Bias_HA_S_SAB_SAV_UserArgs_MT256x256x128"),
+    PrecisionRule(_TENSILE + r"(?:I8|4xi8)", "int8", "Cijk_Alik_Bljk_I8II_BH_MT128x128x64_MI32x32x1_SN_LDSB0"),
+    PrecisionRule(_TENSILE + r"S[BHI]*_MX_", "tf32", "Cijk_Ailk_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT128x128x32"),
+    PrecisionRule(_TENSILE + "B", "bf16", "Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64_MI16x16x1"),
+    PrecisionRule(_TENSILE + "H", "fp16", "Cijk_Ailk_Bljk_HHS_BH_MT64x128x32_MI16x16x16x1_SN_1LDSB0_APM1_ABV0"),
+    PrecisionRule(_TENSILE + "[SC]", "fp32", "Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_UserArgs_MT64x16x16_MI16x16x1_SN_LDSB0"),
+    PrecisionRule(_TENSILE + "[DZ]", "fp64", "Cijk_Ailk_Bljk_DB_MT64x32x16_SN_1LDSB0_APM1_AF0EM1_AF1EM1"),
+    PrecisionRule(  # 16-bit storage, but the FFMA pipe: fp16_sgemm multiplies in fp32.
+        r"(?:fp16|bf16|f16)_sgemm|simt_sgemm", "fp32", "volta_fp16_sgemm_fp16_32x128_nn"
+    ),
+    PrecisionRule(
+        r"(?i)e4m3|e5m2|fp8|float8", "fp8", "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 160u, 128u, 0u>"
+    ),
+    PrecisionRule(r"(?i)tf32", "tf32", "cutlass_80_tensorop_s1688tf32gemm_256x128_16x3_nn_align4"),
+    PrecisionRule(r"(?i)bf16|bfloat16", "bf16", "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8"),
+    PrecisionRule(
+        r"fp16|f16|__half|half_t|\bHalf\b|hgemm|[hs]\d*884(?:cu)?gemm|h1688\d*gemm",
+        "fp16",
+        "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x6_tn",
+    ),
+    PrecisionRule(r"s1688(?:cu)?gemm", "tf32", "cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4"),
+    PrecisionRule(r"(?i)imma|igemm|int8|i\d+gemm_s8|gemm_s8", "int8", "cutlass_tensorop_i16832gemm_s8_256x128_64x3"),
+    PrecisionRule(r"dgemm|d884gemm|\bdouble\b", "fp64", "cutlass_80_tensorop_d884gemm_64x64_16x3_nn_align1"),
+    PrecisionRule(
+        r"sgemm|fmha_cutlass[FB]_f32|(?:gem[mv]\w*|gemvx::kernel|dot_kernel)<[^()]*\bfloat\b",
+        "fp32",
+        "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 2, 2, false, true>",
+    ),
+)
+
+
+def first_precision_rule(name: str) -> PrecisionRule | None:
+    """The rule that decides the precision of the matmul or attention kernel ``name``, or None."""
+    text = name[:LONGEST_NAME]
+    return next((rule for rule in PRECISION_RULES if re.search(rule.pattern, text)), None)
+
+
+@cache
+def gemm_precision(name: str) -> str | None:
+    """The precision that the matmul or fused attention kernel ``name`` multiplied in, None for any other kernel."""
+    if classify(name) not in ("matmul", "fused attention"):
+        return None
+    if alias := read_alias(name):
+        return alias.precision
+    rule = first_precision_rule(name)
+    return rule.precision if rule else None

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import HOW
+from nsys_analyzer.analysis.attribution.attribution import HOW, range_paths
 from nsys_analyzer.analysis.attribution.processes import processes_of
-from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.kernels.classes import CLASSES, FILLS, UNKNOWN
-from nsys_analyzer.analysis.kernels.kernels import launching_operators
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.paths import range_paths
+from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES, FILLS, UNKNOWN
+from nsys_analyzer.analysis.kernels.classes import gemm_precision
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, launching_operators
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
@@ -98,12 +96,8 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
     Raises:
         MissingTableError: the export has no GPU activity table at all.
     """
-    import pandas as pd
-
-    _check_gpu(trace)
     attributed = AttributedTrace(trace, names)
-    columns = _columns(attributed, attributed.trace.operations.kernels)
-    return pd.DataFrame(columns, columns=list(COLUMNS), copy=False)
+    return operation_frame(attributed).iloc[attributed.trace.operations.kernels][list(COLUMNS)]
 
 
 def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
@@ -114,54 +108,34 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     """
     import pandas as pd
 
-    _check_gpu(attributed.as_recorded)
-    trace = attributed.trace  # without what contradicts it
-    operations, kind = trace.operations, trace.operations.kind
-    columns = _columns(attributed, slice(None))
-    kernels = attributed.kernels
-    found = [gemm_precision(name) for name in kernels.names]
-    precisions = sorted({one for one in found if one})
-    precision = np.array([*(precisions.index(one) if one else NONE for one in found), NONE], np.int64)
-    capture = trace.path.name.encode("utf-8", "replace").decode()  # a name of a file need not be text
-    rank_of = {one.global_pid: one.rank for one in processes_of(trace)}
-    processes = distinct(operations.process)
-    ranks = [rank_of.get(one) for one in processes.tolist()]
-    rank = np.array([one if one is not None else NONE for one in ranks], np.int64)
-    rank = rank[np.searchsorted(processes, operations.process)]
-    size, is_kernel = operations.size, kind == KERNEL
-    columns |= {
-        "capture": _categorical(np.zeros(len(kind), np.int8), [capture]),
-        "rank": _masked(rank, rank == NONE),
-        "kind": _categorical(kind, list(KINDS)),
-        "launch_latency_ns": _masked(attributed.wait(slice(None)), attributed.attribution.launch == NONE),
-        "precision": _categorical(precision[kernels.code], precisions),
-        "thread_blocks": _masked(size, ~is_kernel | (size == 0)),
-        "bytes": _masked(size, is_kernel | (kind == GRAPH)),
-        "copy": _categorical(np.where(kind == MEMCPY, operations.copy, NONE), list(COPIES)),
-    }
-    return pd.DataFrame(columns, columns=list(OPERATION_COLUMNS), copy=False)
-
-
-def _columns(attributed: AttributedTrace, chosen: slice) -> dict[str, Any]:
-    """The columns that the kernel table has, of some operations."""
-    import pandas as pd
-
+    if not attributed.as_recorded.tables & {"kernel", "graph"}:
+        why = plain(explained(attributed.as_recorded.metadata.diagnostics), "`")
+        path = attributed.as_recorded.path
+        raise MissingTableError(f"{path} holds no CUDA kernels", why or "Capture again with --trace=cuda,nvtx")
     trace, attribution, instances = attributed.trace, attributed.attribution, attributed.instances
-    operations = trace.operations.select(chosen)
-    classes = list(CLASSES)
-    fallback = np.where(operations.kind == GRAPH, classes.index(UNKNOWN), classes.index(FILLS))
-    of_kernel = np.array([*(classes.index(one) for one in attributed.kernels.classes), NONE], np.int64)
-    class_code = of_kernel[attributed.kernels.code[chosen]]
-    index = np.arange(len(trace.operations))[chosen]
-    operator = launching_operators(trace, attribution, index)
-    leaf, step = (part[chosen] for part in attributed.instance_pair)
+    operations, kind, size = trace.operations, trace.operations.kind, trace.operations.size
+    classes, code = list(CLASSES), attributed.kernels.code
+    fallback = np.where(kind == GRAPH, classes.index(UNKNOWN), classes.index(FILLS))
+    class_of_kernel = np.array([*(classes.index(one) for one in attributed.kernels.classes), NONE], np.int64)[code]
+    operator = launching_operators(trace, attribution, np.arange(len(operations)))
+    leaf, step = attributed.instance_pair
     instance = np.where(leaf == NONE, step, leaf)
     by_phase = pd.Series(instances.phase).groupby([instances.process, instances.phase])
     paths, path_names = range_paths(trace, attribution)
-    launch = attribution.launch[chosen]
-    return {
+    found = [gemm_precision(name) for name in attributed.kernels.names]
+    precisions = sorted({one for one in found if one})
+    precision = np.array([*(precisions.index(one) if one else NONE for one in found), NONE], np.int64)[code]
+    rank_of = {one.global_pid: NONE if one.rank is None else one.rank for one in processes_of(trace)}
+    processes = distinct(operations.process)
+    ranks = np.array([rank_of.get(one, NONE) for one in processes.tolist()], np.int64)
+    rank = ranks[np.searchsorted(processes, operations.process)]
+    capture = trace.path.name.encode("utf-8", "replace").decode()  # a name of a file need not be text
+    columns = {
+        "capture": _categorical(np.zeros(len(kind), np.int8), [capture]),
+        "rank": _masked(rank, rank == NONE),
+        "kind": _categorical(kind, list(KINDS)),
         "name": _categorical(operations.name, list(operations.names)),
-        "class": _categorical(np.where(class_code == NONE, fallback, class_code), classes),
+        "class": _categorical(np.where(class_of_kernel == NONE, fallback, class_of_kernel), classes),
         "start_ns": operations.start,
         "end_ns": operations.end,
         "duration_ns": operations.end - operations.start,
@@ -169,23 +143,23 @@ def _columns(attributed: AttributedTrace, chosen: slice) -> dict[str, Any]:
         "stream": operations.stream,
         "pid": pid_of(operations.process),
         "correlation_id": operations.correlation,
-        "launch_ns": _nullable(trace.launches.start, launch),
-        "launch_tid": _nullable(trace.launches.thread & 0xFFFFFF, launch),
+        "launch_ns": _nullable(trace.launches.start, attribution.launch),
+        "launch_tid": _nullable(trace.launches.thread & 0xFFFFFF, attribution.launch),
+        "launch_latency_ns": _masked(attributed.wait(slice(None)), attribution.launch == NONE),
         "operator": _categorical(operator, list(trace.operators.names)),
         "phase": _categorical(np.append(instances.phase, NONE)[instance], list(instances.phases)),
         "instance": _nullable(by_phase.cumcount().to_numpy(np.int64), instance),
         "warmup": np.append(instances.warmup, False)[instance],
-        "range_path": _categorical(paths[chosen], path_names),
-        "how": _categorical(attribution.how[chosen], list(HOW)),
-        "ambiguous": attribution.ambiguous[chosen],
+        "range_path": _categorical(paths, path_names),
+        "how": _categorical(attribution.how, list(HOW)),
+        "ambiguous": attribution.ambiguous,
         "graph_node_id": operations.graph_node,
+        "precision": _categorical(precision, precisions),
+        "thread_blocks": _masked(size, (kind != KERNEL) | (size == 0)),
+        "bytes": _masked(size, (kind == KERNEL) | (kind == GRAPH)),
+        "copy": _categorical(np.where(kind == MEMCPY, operations.copy, NONE), list(COPIES)),
     }
-
-
-def _check_gpu(trace: Trace) -> None:
-    if not trace.tables & {"kernel", "graph"}:
-        why = plain(explained(trace.metadata.diagnostics), "`")
-        raise MissingTableError(f"{trace.path} holds no CUDA kernels", why or "Capture again with --trace=cuda,nvtx")
+    return pd.DataFrame(columns, columns=list(OPERATION_COLUMNS), copy=False)
 
 
 def _categorical(codes: Any, names: list[str]) -> Any:

@@ -9,7 +9,7 @@ inferred phase becomes a range of the thread that runs the step. A process with 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
-from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct
+from nsys_analyzer.trace.arrays import Ints, SmallInts, distinct, named
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_CALL
 from nsys_analyzer.trace.trace import Trace
@@ -66,8 +66,8 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
     if any(phase in names.leaf_phases for phase in names.extra) or not (has_functions or len(trace.operators)):
         return trace, {}
     roles = RangeRoles(trace.ranges, names)
-    named = roles.leaf & ~_named(trace.ranges, is_framework_name)
-    processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), process_of(trace.ranges.thread[named]))
+    own = roles.leaf & ~named(trace.ranges, is_framework_name)
+    processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), process_of(trace.ranges.thread[own]))
     if not len(processes):
         return trace, {}
     known = launch != NONE
@@ -77,12 +77,6 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
     launches = trace.launches.select(launched)
     found = [one for process in processes for one in _Inference(trace, roles, launches, work, int(process)).found()]
     return _added(trace, found) if found else (trace, {})
-
-
-def _named(ranges: Ranges, test: Callable[[str], object]) -> Bools:
-    """True for the ranges whose name passes a test."""
-    passes = np.array([*(bool(test(name)) for name in ranges.names), False])
-    return passes[ranges.name]
 
 
 def _spans(ranges: Ranges) -> _Spans:
@@ -120,20 +114,20 @@ class _Inference:
             yield one
 
     def _called(self, prefix: str) -> Ranges:
-        return self.ranges.select(self.mine & _named(self.ranges, lambda name: name.startswith(prefix)))
+        return self.ranges.select(self.mine & named(self.ranges, lambda name: name.startswith(prefix)))
 
     # --- nsys's function ranges
 
     def _threads_with(self, *phases: str) -> list[int]:
         """The threads that have function ranges of these phases, those with most first; autograd's own is none."""
-        chosen = self.mine & _named(self.ranges, lambda name: any(_FUNCTIONS[p].fullmatch(name) for p in phases))
+        chosen = self.mine & named(self.ranges, lambda name: any(_FUNCTIONS[p].fullmatch(name) for p in phases))
         chosen &= ~np.isin(self.ranges.thread, autograd_threads(self.trace))
         return _by_frequency(self.ranges.thread[chosen])
 
     def _of_functions(self, thread: int) -> dict[str, _Spans]:
         here = self.ranges.thread == thread
         calls, backward, optimizer = (
-            _spans(self.ranges.select(here & _named(self.ranges, pattern.fullmatch))) for pattern in _FUNCTIONS.values()
+            _spans(self.ranges.select(here & named(self.ranges, pattern.fullmatch))) for pattern in _FUNCTIONS.values()
         )
         backward = _outermost(backward)
         optimizer = [_behind(span, backward) for span in _outermost(optimizer)]
@@ -162,7 +156,7 @@ class _Inference:
 
         What is called behind it, such as a head, is part of its pass.
         """
-        calls = self.ranges.select(self.mine & _named(self.ranges, _MODULE.fullmatch))
+        calls = self.ranges.select(self.mine & named(self.ranges, _MODULE.fullmatch))
         threads = _by_frequency(calls.thread)
         if not threads or len(self._called(_OPTIMIZER)):
             return None
@@ -186,9 +180,9 @@ class _Inference:
 
     def _of_operators(self) -> _Found | None:
         """The phases by the engine's operators and by the launches ``outside`` it of the step's thread."""
-        engine = self.operators.select(_named(self.operators, _ENGINE.match))
+        engine = self.operators.select(named(self.operators, _ENGINE.match))
         if is_early := not len(engine):
-            engine = self.operators.select(_named(self.operators, _EARLY_ENGINE.fullmatch))
+            engine = self.operators.select(named(self.operators, _EARLY_ENGINE.fullmatch))
         if not len(engine):
             return None
         thread = self._step_thread(engine)
@@ -219,7 +213,7 @@ class _Inference:
         """
         _, starts, ends = self._stretches(engine, thread)
         operators = self.operators
-        gradients = operators.select(_named(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
+        gradients = operators.select(named(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
         parting = np.sort(np.concatenate([outside, np.array(self.bounds, np.int64)]))
         parted = np.searchsorted(parting, starts[1:]) > np.searchsorted(parting, ends[:-1])
         firsts = np.flatnonzero(np.concatenate([[True], parted]))

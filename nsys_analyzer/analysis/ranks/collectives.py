@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.ranks.matching import Clock, Matches
+from nsys_analyzer.analysis.intervals import NONE, Cover
+from nsys_analyzer.analysis.ranks.matching import Clock, Match
 from nsys_analyzer.analysis.ranks.member import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -48,14 +47,14 @@ class Waits:
     exposed_waiting: Ints
 
 
-def find_waits(members: Sequence[Member], matches: Sequence[Matches], clocks: Sequence[Clock]) -> list[Waits]:
+def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock]) -> list[Waits]:
     """Returns the waiting of each member. A collective that is no match transfers from its start on."""
     starts = [clock.aligned(member.collectives.start) for member, clock in zip(members, clocks, strict=True)]
     last_starts = [start.copy() for start in starts]
     for match in matches:
-        latest = np.max([starts[position][match.of(position)] for position in match.members], axis=0)
-        for position in match.members:
-            last_starts[position][match.of(position)] = latest
+        latest = np.max([starts[position][index] for position, index in match.items()], axis=0)
+        for position, index in match.items():
+            last_starts[position][index] = latest
     waits = []
     for member, start, last_start in zip(members, starts, last_starts, strict=True):
         collectives = member.collectives
@@ -74,7 +73,7 @@ _Key = tuple[int, str, int, int]
 
 
 def collective_figures(
-    members: Sequence[Member], matches: Sequence[Matches], steps: Sequence[Ints], waits: Sequence[Waits],
+    members: Sequence[Member], matches: Sequence[Match], steps: Sequence[Ints], waits: Sequence[Waits],
     *, lacks_ranks: bool,
 ) -> tuple[CollectiveFigures, ...]:  # fmt: skip
     """Returns the collectives of some steps by kind, phase and size, those that take longest in all first.
@@ -91,8 +90,8 @@ def collective_figures(
     waited = [end - member.collectives.start for end, member in zip(until, members, strict=True)]
     is_match = [np.zeros(len(member.collectives), np.bool_) for member in members]
     for match in matches:
-        for position in match.members:
-            is_match[position][match.of(position)] = True
+        for position, index in match.items():
+            is_match[position][index] = True
     figures = []
     for (kind, phase, size, ranks), rows in _alike(members, steps, lacks_ranks=lacks_ranks).items():
         duration, waiting, matched = (

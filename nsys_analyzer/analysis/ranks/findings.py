@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Finding, Place, three, times
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
-from nsys_analyzer.analysis.steps.step import DeviceSteps
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import phrase
 
@@ -65,7 +64,14 @@ def find_losses(
     ]
     if len(devices) < 2:
         return None
-    less = _less(*map(_own, devices))
+    # The time of each device but for communication, by phase and part.
+    own: list[dict[tuple[str, Part], float]] = [{}, {}]
+    for parts, device in zip(own, devices, strict=True):
+        for phase in device.phases:
+            parts[phase.phase, "compute"] = phase.compute_ms
+            parts[phase.phase, "copies"] = phase.exposed_copy_ms
+            parts[phase.phase, "idle"] = phase.idle_ms
+    less = _less(*own)
     slowed = _take_off_slowed(less, fast[0])
     transfers = (slow[0].exposed_transfer_ms or 0.0) - (fast[0].exposed_transfer_ms or 0.0)
     rows = [LostTime(phase, part, ms) for (phase, part), ms in less.items()]
@@ -87,16 +93,6 @@ def find_losses(
         explained = replace(row, kernel_class=_most(row.ms, classes) or "", module=_most(row.ms, modules) or "")
         rows[largest["compute"]] = explained
     return tuple(rows), slowed
-
-
-def _own(device: DeviceSteps) -> dict[tuple[str, Part], float]:
-    """Returns the time of a device but for communication, by phase and part."""
-    own: dict[tuple[str, Part], float] = {}
-    for row in device.phases:
-        own[row.phase, "compute"] = row.compute_ms
-        own[row.phase, "copies"] = row.exposed_copy_ms
-        own[row.phase, "idle"] = row.idle_ms
-    return own
 
 
 def _take_off_slowed(less: dict[tuple[str, Part], float], fast: RankFigures) -> float:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from nsys_analyzer.analysis.ranks.collectives import collective_figures, find_waits, name_strategies
 from nsys_analyzer.analysis.ranks.findings import find_in_run, find_losses
 from nsys_analyzer.analysis.ranks.matching import (
     Clock,
-    Group,
     align_clocks,
     group_members,
     knows_communicators,
@@ -47,19 +47,19 @@ def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     }
     members = [member for capture in captures for member in capture.members]
     runs = (_with_losses(run, capture_of) for run in join_ranks(members))
-    return tuple(replace(run, findings=find_in_run(run)) for run in runs)
+    return tuple(structs.replace(run, findings=find_in_run(run)) for run in runs)
 
 
 def join_ranks(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
     """Returns the runs that some members are of, the one of most ranks first."""
-    return tuple(_Join(group).run() for group in group_members(members))
+    return tuple(_Join(*group).run() for group in group_members(members))
 
 
 def clocks_of(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
     """Returns, by capture of a run whose clocks agree, the one whose clock is the run's, and its own against that."""
     clocks: dict[str, tuple[str, Clock]] = {}
     for group in group_members(members):
-        join = _Join(group)
+        join = _Join(*group)
         if join.alignment:
             first = join.members[0].capture
             pairs = zip(join.members, join.clocks, strict=True)
@@ -83,29 +83,30 @@ def _with_losses(run: ParallelRun, captures: dict[tuple[str, int, int], CaptureS
             ranks[position] = replace(rank, late_ms=rank.late_ms.shifted(slowed_ms))
     lost, slowed_ms = most
     skew = (run.skew_ms or 0.0) + slowed_ms
-    return replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost, slowed_ms=slowed_ms)
+    return structs.replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost, slowed_ms=slowed_ms)
 
 
 class _Join:
     """The members of one run, the steps that they share, and who waited for whom."""
 
-    def __init__(self, group: Group) -> None:
-        self.members, self.notes = group.members, group.notes
+    def __init__(self, members: tuple[Member, ...], notes: tuple[Words, ...]) -> None:
+        self.members, self.notes = members, notes
         self.missing = missing_ranks(self.members)
         self.numbers = numbers_of(self.members)
-        self.matched = match_collectives(self.members)
+        self.matches, self.common, self.apart = match_collectives(self.members)
+        alike: Ints = np.setdiff1d(self.common, self.apart)
         #: Whether there is no step of all ranks in which their collectives are the same.
-        self.all_apart = bool(self.matched.apart) and not len(self.matched.alike)
-        shared = self.shared = self.matched.numbers if self.all_apart else self.matched.alike
+        self.all_apart = bool(self.apart) and not len(alike)
+        shared = self.shared = self.common if self.all_apart else alike
         #: The places of the shared steps among those of each member; where they share none, of all that it has.
         self.steps = [np.flatnonzero(np.isin(numbers, shared if len(shared) else numbers)) for numbers in self.numbers]
         #: Shape (steps,) of each member: the lengths of these steps, ns.
         self.walls = [(m.end - m.start)[steps] for m, steps in zip(self.members, self.steps, strict=True)]
-        self.clocks = align_clocks(self.members, self.matched.matches)
+        self.clocks = align_clocks(self.members, self.matches)
         self.alignment = self._alignment()
         clocks = [clock or Clock() for clock in self.clocks]
         #: Empty where waiting is not known, as is ``own``.
-        self.waits = find_waits(self.members, self.matched.matches, clocks) if self.alignment else []
+        self.waits = find_waits(self.members, self.matches, clocks) if self.alignment else []
         rows = zip(self.waits, self.walls, self.steps, strict=False)
         #: Shape (members, steps): the steps without exposed waiting, ns.
         self.own = np.array([walls - waits.exposed_waiting[steps] for waits, walls, steps in rows])
@@ -124,12 +125,14 @@ class _Join:
             takes_turns = float((self.own.argmax(axis=0) == slowest).mean()) < _STEADY
         collectives: tuple[CollectiveFigures, ...] = ()
         if len(self.shared):
-            matches, lacks_ranks = self.matched.matches, len(self.missing) > 0
-            collectives = collective_figures(self.members, matches, self.steps, self.waits, lacks_ranks=lacks_ranks)
+            lacks_ranks = len(self.missing) > 0
+            collectives = collective_figures(
+                self.members, self.matches, self.steps, self.waits, lacks_ranks=lacks_ranks
+            )
         return ParallelRun(
             name=_name(tuple(dict.fromkeys(member.capture for member in self.members))),
             strategies=name_strategies(self.members),
-            world_size=max(member.world_size for member in self.members),
+            world_size=max(member.world_size for member in self.members) or None,
             missing=self.missing,
             steps=len(self.shared),
             ranks=tuple(self._rank(position) for position in range(len(self.members))),
@@ -146,7 +149,7 @@ class _Join:
     def _alignment(self) -> Alignment | None:
         """Returns how well the clocks agree; None where they do not, or where there is nothing to align."""
         others = [clock for clock in self.clocks[1:] if clock]
-        if not others or len(others) < len(self.members) - 1 or not self.matched.matches or self.all_apart:
+        if not others or len(others) < len(self.members) - 1 or not self.matches or self.all_apart:
             return None
         spread = max(clock.spread_ns for clock in others)
         if spread > _TOO_FAR * np.median(self.walls[0]):
@@ -159,20 +162,19 @@ class _Join:
     def _rank(self, position: int) -> RankFigures:
         """Returns the figures of a member: means of the shared steps, and these one by one."""
         member, steps, walls = self.members[position], self.steps[position], self.walls[position]
-        parts = member.parts
 
         def ms(ns: Ints) -> float:
             return float(ns[steps].mean()) / _NS_PER_MS if len(steps) else 0.0
 
         # What means of exposed communication and idle time are multiplied by, so that parts add up to a step's length:
         # computing and copying take as long in a long step as in others.
-        works = (parts.compute + parts.exposed_copy)[steps]
+        works = (member.compute + member.exposed_copy)[steps]
         rest = float(walls.sum() - works.sum())
         scale = max(member.length_ms * _NS_PER_MS - float(works.mean()), 0.0) * len(walls) / rest if rest else 1.0
 
-        exposed_ms = ms(parts.exposed_communication)
-        of_step = parts.compute, parts.exposed_copy, parts.communication, parts.exposed_communication, parts.idle
-        columns = [walls, *(part[steps] for part in of_step)]
+        exposed_ms = ms(member.exposed_communication)
+        parts = member.compute, member.exposed_copy, member.communication, member.exposed_communication, member.idle
+        columns = [walls, *(part[steps] for part in parts)]
         if self.waits:
             columns += [self.waits[position].exposed_waiting[steps], self.own[position]]
         rows = zip(*((column / _NS_PER_MS).tolist() for column in columns), strict=True)
@@ -185,11 +187,11 @@ class _Join:
             source=member.source,
             device=member.device,
             step_ms=replace(Stats.of_ns(walls), median=member.length_ms),
-            compute_ms=ms(parts.compute),
-            exposed_copy_ms=ms(parts.exposed_copy),
-            communication_ms=ms(parts.communication) + (scale - 1) * exposed_ms,
+            compute_ms=ms(member.compute),
+            exposed_copy_ms=ms(member.exposed_copy),
+            communication_ms=ms(member.communication) + (scale - 1) * exposed_ms,
             exposed_communication_ms=scale * exposed_ms,
-            idle_ms=scale * ms(parts.idle),
+            idle_ms=scale * ms(member.idle),
             cpu_ms=ms(member.cpu),
             steps=tuple(RankStep(number, *row) for number, row in zip(numbers, rows, strict=True)),
         )
@@ -228,14 +230,14 @@ class _Join:
             ranks = f"{plural(len(self.missing), 'rank')} {', '.join(map(str, self.missing))}"
             counted = "time spent waiting for it counts as transferring"
             yield phrase("No capture is of {}: {}.", ranks, counted if self.waits else "who waits for it is unknown")
-        common = len(self.matched.numbers)
+        common = len(self.common)
         if common and any(len(member) != common for member in self.members):
             counts = ", ".join(f"{member.label} has {len(member)}" for member in self.members)
             yield phrase("The ranks have different steps ({}): {} of all are looked at.", counts, common)
-        if self.matched.apart and not self.all_apart:
-            named = ", ".join(map(str, self.matched.apart[:_NAMED]))
-            more = ", …" if len(self.matched.apart) > _NAMED else ""
-            count = len(self.matched.apart)
+        if self.apart and not self.all_apart:
+            named = ", ".join(map(str, self.apart[:_NAMED]))
+            more = ", …" if len(self.apart) > _NAMED else ""
+            count = len(self.apart)
             steps, left_out = ("step", "it is") if count == 1 else ("steps", "they are")
             yield phrase(
                 "The collectives of {} {} differ from rank to rank ({} {}{}): {} left out of all figures.",
@@ -268,7 +270,7 @@ class _Join:
 
     def _why_not_aligned(self) -> Words:
         """Returns why the clocks of several members are not aligned."""
-        if not len(self.matched.numbers):
+        if not len(self.common):
             return "The ranks have no step of one number in common: each is shown by its own steps, and none compared."
         if None in self.clocks:
             labels = (m.label for m, clock in zip(self.members, self.clocks, strict=True) if clock is None)
@@ -276,7 +278,7 @@ class _Join:
             return phrase("The clocks cannot be aligned: {} shares no collective with the other ranks.", alone)
         if self.all_apart:
             return "The collectives of every step differ from rank to rank, so nothing is known to wait."
-        if not self.matched.matches:
+        if not self.matches:
             return "No collective of a rank can be told to be one of another rank, so nothing is known to wait."
         spread = max(clock.spread_ns for clock in self.clocks if clock) / _NS_PER_MS
         return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", spread)

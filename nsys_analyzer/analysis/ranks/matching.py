@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranks.member import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -39,17 +39,10 @@ _TO_DEVIATION = 1.4826
 # --- which members are of one run
 
 
-@dataclass(frozen=True)
-class Group:
-    """Members of one run, in order of rank, and what a reader must know of how they came together."""
+def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], tuple[Words, ...]]]:
+    """Returns the members of each run in order of rank, and what a reader must know of how they came together.
 
-    members: tuple[Member, ...]
-    notes: tuple[Words, ...]
-
-
-def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
-    """Returns the members of each run, those of most members first: that share a communicator, a capture or a run.
-
+    Those of most members come first. Members of one run share a communicator, a capture, or a run of their manifests.
     Where neither communicators nor manifests tell, captures of different ranks of as many are of one run, if they
     were recorded at one time as far as that is known.
     """
@@ -76,9 +69,9 @@ def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
         # A run that has all of its ranks is nobody's rest.
         if missing_ranks(run) or len(run) == 1:
             notes += why_apart[:1]
-        run.sort(key=_order)
-        groups.append(Group(_with_all_to_all(run), tuple(notes)))
-    return tuple(sorted(groups, key=lambda group: -len(group.members)))
+        run.sort(key=lambda one: (one.rank is None, one.rank or 0, one.device, one.capture, one.process))
+        groups.append((_with_all_to_all(run), tuple(notes)))
+    return sorted(groups, key=lambda group: -len(group[0]))
 
 
 def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
@@ -91,10 +84,6 @@ def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
 def knows_communicators(member: Member) -> bool:
     """Returns whether it is known which communicators a member's collectives are of."""
     return bool((member.collectives.communicator > 0).any())
-
-
-def _order(member: Member) -> tuple[bool, int, int, str, int]:
-    return member.rank is None, member.rank or 0, member.device, member.capture, member.process
 
 
 def _is_copy(member: Member, other: Member) -> bool:
@@ -136,21 +125,25 @@ def _split_by_rank(group: Sequence[Member]) -> list[list[Member]]:
 
 def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None:
     """Returns why two groups that share nothing are not taken to be of one run; None where they are."""
+    members = (*group, *other)
     both = _ranks(group) & _ranks(other)
-    sizes = sorted({member.world_size for member in (*group, *other) if member.world_size})
+    sizes = sorted({member.world_size for member in members if member.world_size})
+    firsts = group[0], other[0]
+    begin = max(int(member.start[0]) + member.started_utc_ns for member in firsts)
+    end = min(int(member.end[-1]) + member.started_utc_ns for member in firsts)
     if both:
         why = f"both hold rank {min(both)}"
-    elif any(member.rank is None for member in (*group, *other)):
+    elif any(member.rank is None for member in members):
         why = "the rank of one is not known"
     elif len(sizes) > 1:
         why = f"one is of {sizes[0]} ranks, one of {sizes[-1]}"
-    elif all(map(knows_communicators, (*group, *other))):
+    elif all(map(knows_communicators, members)):
         why = "they share no communicator"
-    elif len({member.run for member in (*group, *other) if member.run}) > 1:
+    elif len({member.run for member in members if member.run}) > 1:
         why = "their manifests name different runs"
-    elif len({member.named for member in (*group, *other) if member.named}) > 1:
+    elif len({member.named for member in members if member.named}) > 1:
         why = "their names differ in more than the rank"
-    elif _at_different_times(group[0], other[0]):
+    elif all(member.started_utc_ns for member in firsts) and begin - end > _CLOCKS_DIFFER_NS:
         why = "one had ended before the other began"
     else:
         return None
@@ -159,15 +152,6 @@ def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None
 
 def _ranks(group: Sequence[Member]) -> set[int]:
     return {member.rank for member in group if member.rank is not None}
-
-
-def _at_different_times(member: Member, other: Member) -> bool:
-    """Returns whether one had ended before the other began, as far as clocks of two hosts tell."""
-    if not (member.started_utc_ns and other.started_utc_ns):
-        return False
-    begins = [int(each.start[0]) + each.started_utc_ns for each in (member, other)]
-    ends = [int(each.end[-1]) + each.started_utc_ns for each in (member, other)]
-    return max(begins) - min(ends) > _CLOCKS_DIFFER_NS
 
 
 def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
@@ -197,56 +181,16 @@ def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
 # --- which collectives of several ranks are one
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Collectives that several members took part in.
-
-    Attributes:
-        members: their positions among the members of the run.
-        index: shape (members, matches), the index into each member's collectives.
-        pairwise: whether these are exchanges between two ranks.
-    """
-
-    members: tuple[int, ...]
-    index: Ints
-    pairwise: bool
-
-    def __len__(self) -> int:
-        return int(self.index.shape[1])
-
-    def of(self, position: int) -> Ints:
-        """Returns the index into the collectives of one of the members."""
-        index: Ints = self.index[self.members.index(position)]
-        return index
+#: Collectives of one communicator that several members took part in: a member's position among those of the run, and
+#: the indices into its collectives, as many of each where they are matched.
+Match: TypeAlias = "dict[int, Ints]"
 
 
-@dataclass(frozen=True)
-class Matched:
-    """The matches of a run.
-
-    Attributes:
-        numbers: shape (steps,), of the steps that all members have.
-        matches: of one communicator each.
-        apart: the steps, by number, whose collectives differ from rank to rank: who waits in them is not known.
-    """
-
-    numbers: Ints
-    matches: tuple[Matches, ...]
-    apart: tuple[int, ...]
-
-    @property
-    def alike(self) -> Ints:
-        """Returns the numbers of the steps whose collectives are the same on all ranks."""
-        alike: Ints = np.setdiff1d(self.numbers, self.apart)
-        return alike
-
-
-#: The collectives of a communicator that each member has: position to indices.
-_Users = dict[int, Ints]
-
-
-def match_collectives(members: Sequence[Member]) -> Matched:
+def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, list[int]]:
     """Returns the collectives that are one: of one place in a step of one communicator, in the steps of all members.
+
+    Beside the matches, of one communicator each, these are the numbers of the steps that all members have, and of those
+    whose collectives differ from rank to rank: who waits in them is not known.
 
     Those that a program launches between two steps, such as a loss that is averaged, are matched among themselves. They
     are of no step, but a rank may wait for them when the next one has begun.
@@ -255,7 +199,7 @@ def match_collectives(members: Sequence[Member]) -> Matched:
     for other in others:
         numbers = np.intersect1d(numbers, other)
     # A communicator without an ID is known by the place of its stream among such.
-    users_of: dict[tuple[str, int], _Users] = defaultdict(dict)
+    users_of: dict[tuple[str, int], Match] = defaultdict(dict)
     for position, member in enumerate(members):
         communicator = member.collectives.communicator
         ids, first = np.unique(communicator, return_index=True)
@@ -263,16 +207,15 @@ def match_collectives(members: Sequence[Member]) -> Matched:
         for number in ids[np.argsort(first)].tolist():
             key = ("id", number) if number > 0 else ("stream", next(streams))
             users_of[key][position] = np.flatnonzero(communicator == number)
-    matches: list[Matches] = []
+    matches: list[Match] = []
     apart: set[int] = set()
     for users in users_of.values():
-        for pairwise in (False, True):
-            for group in _groups(members, users, pairwise=pairwise):
-                matched, differing = _match(members, group, numbers, pairwise=pairwise)
-                apart |= differing
-                if len(matched):
-                    matches.append(matched)
-    return Matched(numbers, tuple(matches), tuple(sorted(apart)))
+        for group in _groups(members, users):
+            match, differing = _match(members, group, numbers)
+            apart |= differing
+            if all(map(len, match.values())):
+                matches.append(match)
+    return matches, numbers, sorted(apart)
 
 
 def numbers_of(members: Sequence[Member]) -> list[Ints]:
@@ -281,28 +224,26 @@ def numbers_of(members: Sequence[Member]) -> list[Ints]:
     return [member.number if numbered else np.arange(len(member)) for member in members]
 
 
-def _groups(members: Sequence[Member], users: _Users, *, pairwise: bool) -> list[_Users]:
-    """Returns the collectives to match with each other: those of all, or for exchanges those of each pair."""
-    kept: _Users = {}
-    for position, index in users.items():
-        exchanges = members[position].collectives.kind[index] == SEND_RECEIVE
-        if len(of_kind := index[exchanges == pairwise]):
-            kept[position] = of_kind
-    if not pairwise or len(kept) <= 2:
-        return [kept] if len(kept) > 1 else []
-    # A peer is known by its rank in the communicator: that of the run, if the communicator is of all.
-    ranks = sorted(kept, key=lambda position: (members[position].rank or 0, members[position].device))
-
-    def with_peer(position: int, peer: int) -> Ints:
-        index = kept[position]
-        exchanges: Ints = index[members[position].collectives.peer[index] == ranks.index(peer)]
-        return exchanges
-
-    pairs = [{low: with_peer(low, high), high: with_peer(high, low)} for low, high in combinations(ranks, 2)]
-    return [pair for pair in pairs if all(map(len, pair.values()))]
+def _groups(members: Sequence[Member], users: Match) -> Iterator[Match]:
+    """Yields the collectives to match with each other: those of all users, and of exchanges those of each pair."""
+    for is_exchange in (False, True):
+        kinds = {position: members[position].collectives.kind[index] for position, index in users.items()}
+        kept = {at: index[(kinds[at] == SEND_RECEIVE) == is_exchange] for at, index in users.items()}
+        kept = {position: index for position, index in kept.items() if len(index)}
+        if not is_exchange or len(kept) <= 2:
+            if len(kept) > 1:
+                yield kept
+            continue
+        # A peer is known by its rank in the communicator: that of the run, if the communicator is of all.
+        ranks = sorted(kept, key=lambda position: (members[position].rank or 0, members[position].device))
+        peers = {at: members[at].collectives.peer[index] for at, index in kept.items()}
+        for (low, first), (high, second) in combinations(enumerate(ranks), 2):
+            pair = {first: kept[first][peers[first] == high], second: kept[second][peers[second] == low]}
+            if all(map(len, pair.values())):
+                yield pair
 
 
-def _match(members: Sequence[Member], users: _Users, numbers: Ints, *, pairwise: bool) -> tuple[Matches, set[int]]:
+def _match(members: Sequence[Member], users: Match, numbers: Ints) -> tuple[Match, set[int]]:
     """Returns the matches of one communicator, and the steps by number in which its ranks' collectives differ.
 
     There are two places for collectives in each step: launched in it, and launched behind it, before the next one.
@@ -327,8 +268,8 @@ def _match(members: Sequence[Member], users: _Users, numbers: Ints, *, pairwise:
     place = places[0][alike[places[0]]]
     kinds = np.array([members[at].collectives.kind[index] for at, index in zip(users, indices, strict=True)])
     alike[place[(kinds != kinds[0]).any(axis=0)]] = False
-    matched = np.array([index[alike[place]] for index in indices])
-    return Matches(tuple(users), matched, pairwise), set(numbers[~alike[::2]].tolist())
+    matched = (index[alike[place]] for index in indices)
+    return dict(zip(users, matched, strict=True)), set(numbers[~alike[::2]].tolist())
 
 
 # --- which times of several clocks are one
@@ -359,7 +300,7 @@ class Clock:
         return aligned
 
 
-def align_clocks(members: Sequence[Member], matches: Sequence[Matches]) -> list[Clock | None]:
+def align_clocks(members: Sequence[Member], matches: Sequence[Match]) -> list[Clock | None]:
     """Returns the clock of each member; None for one that shares no collective with the first, nor with one that does.
 
     Members of one capture have one clock.
@@ -373,7 +314,7 @@ def align_clocks(members: Sequence[Member], matches: Sequence[Matches]) -> list[
 
 
 def _clock(
-    members: Sequence[Member], matches: Sequence[Matches], clocks: Sequence[Clock | None], position: int
+    members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock | None], position: int
 ) -> Clock | None:
     """Returns the clock of a member by the collectives that it shares with one whose clock is known: with whom most."""
     known = [other for other, clock in enumerate(clocks) if clock]
@@ -397,29 +338,29 @@ def _fitted(own: Ints, others: Ints) -> Clock:
     order = np.argsort(own)
     own, apart = own[order], (own - others)[order]
     offset, middle = float(np.median(apart)), float(np.median(own))
-    spread = _deviation(apart - offset)
+    level = Clock(offset, 0.0, middle, _deviation(apart - offset), len(own))
     third = len(own) // 3
-    if third:
-        run = float(np.median(own[-third:]) - np.median(own[:third]))
-        rise = float(np.median(apart[-third:]) - np.median(apart[:third]))
-        level = Clock(offset, 0.0, middle, spread, len(own))
-        drift = rise / run if run else 0.0
-        drifting = Clock(offset, drift, middle, _deviation(apart - offset - drift * (own - middle)), len(own))
-        return drifting if _SURELY * drifting.spread_ns < abs(rise) else level
-    return Clock(offset, 0.0, middle, spread, len(own))
+    run, rise = (
+        float(np.median(times[-third:]) - np.median(times[:third])) if third else 0.0 for times in (own, apart)
+    )
+    if not run:
+        return level
+    drift = rise / run
+    drifting = Clock(offset, drift, middle, _deviation(apart - offset - drift * (own - middle)), len(own))
+    return drifting if _SURELY * drifting.spread_ns < abs(rise) else level
 
 
 def _deviation(apart: npt.NDArray[np.floating[Any]]) -> float:
     return _TO_DEVIATION * float(np.median(np.abs(apart)))
 
 
-def _ends(members: Sequence[Member], matches: Sequence[Matches], position: int, other: int) -> tuple[Ints, Ints]:
+def _ends(members: Sequence[Member], matches: Sequence[Match], position: int, other: int) -> tuple[Ints, Ints]:
     """Returns when shared collectives ended on two members: those that end together where there are any."""
     none = np.zeros(0, np.int64)
     rows = [(none, none, none)]
     for match in matches:
-        if position in match.members and other in match.members:
-            own, others = (members[place].collectives.select(match.of(place)) for place in (position, other))
+        if position in match and other in match:
+            own, others = (members[place].collectives.select(match[place]) for place in (position, other))
             rows.append((own.end, others.end, own.kind))
     end, other_end, kind = (np.concatenate(column) for column in zip(*rows, strict=True))
     together = np.isin(kind, _END_TOGETHER)

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process
-from nsys_analyzer.analysis.intervals.axis import Axis
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.steps.groups import Steps
-from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, Columns, process_of
 from nsys_analyzer.trace.ranks import UNKNOWN
@@ -84,20 +81,6 @@ class Collectives(Columns):
 
 
 @dataclass(frozen=True)
-class StepParts:
-    """What fills each step on one device, shape (steps,), ns: all but ``communication`` add up to its length.
-
-    ``communication`` is the union of collectives, hidden or not.
-    """
-
-    compute: Ints
-    exposed_copy: Ints
-    exposed_communication: Ints
-    idle: Ints
-    communication: Ints
-
-
-@dataclass(frozen=True)
 class Member:
     """One device of one process of a run: a rank, or one of several devices that a process drives.
 
@@ -112,6 +95,9 @@ class Member:
         numbered: whether the ranges' names say the numbers.
         start, end: shape (steps,), ns.
         length_ms: the length of a step, which parts are scaled to.
+        compute, exposed_copy, exposed_communication, idle: shape (steps,), ns: what fills each step, compute before
+            copies, and these before communication; they add up to its length.
+        communication: shape (steps,), ns of the union of collectives, hidden or not.
         cpu: shape (steps,), ns that the program needs for a step itself: without calls that wait for the GPU.
         exposed: start and end, ns, of the stretches in which collectives run and nothing else does, in order and apart.
     """
@@ -128,7 +114,11 @@ class Member:
     start: Ints
     end: Ints
     length_ms: float
-    parts: StepParts
+    compute: Ints
+    exposed_copy: Ints
+    exposed_communication: Ints
+    idle: Ints
+    communication: Ints
     collectives: Collectives
     cpu: Ints
     exposed: tuple[Ints, Ints] = field(repr=False)
@@ -161,12 +151,27 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
         return ()
     collectives = _collectives(attributed, windows, exchanges)
     numbers, numbered = _numbers(attributed, process.global_pid, steps)
-    cpu = _cpu(attributed, process.global_pid, windows)
+    # The time from a step's begin in the program to the next without calls that wait: that synchronize or copy, or that
+    # take so long that the queue of launches must be full.
+    launches, begin, end = trace.launches, windows.called, windows.left
+    waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_CALL_NS)
+    calls = np.flatnonzero(waits & (process_of(launches.thread) == process.global_pid))
+    calls = calls[np.argsort(launches.start[calls], kind="stable")]
+    cpu = end - begin - Cover.of(launches.start[calls], launches.end[calls]).within(begin, end)
     world = trace.ranks.get(process.global_pid) or trace.ranks.get(0)
     members = []
     for device in devices:
         on_device = index[operations.device[index] == device]
-        parts, exposed = _parts(attributed, windows, on_device, is_collective[on_device])
+        is_copy = operations.kind[on_device] == MEMCPY
+        exchange = is_collective[on_device]
+        compute, work, communication, busy = (
+            Cover.of(operations.start[on_device[mask]], operations.end[on_device[mask]])
+            for mask in (~is_copy & ~exchange, ~exchange, exchange, np.ones_like(is_copy))
+        )
+        compute_ns, work_ns, communication_ns, busy_ns = (
+            cover.within(windows.start, windows.end) for cover in (compute, work, communication, busy)
+        )
+        _, *exposed = work.without(communication.start, communication.end)
         members.append(
             Member(
                 capture=capture,
@@ -181,10 +186,14 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
                 start=windows.start,
                 end=windows.end,
                 length_ms=steps.length_ms,
-                parts=parts,
+                compute=compute_ns,
+                exposed_copy=work_ns - compute_ns,
+                exposed_communication=busy_ns - work_ns,
+                idle=windows.end - windows.start - busy_ns,
+                communication=communication_ns,
                 collectives=collectives.select(operations.device[exchanges] == device),
                 cpu=cpu,
-                exposed=exposed,
+                exposed=(exposed[0], exposed[1]),
             )
         )
     return tuple(members)
@@ -204,48 +213,6 @@ def _numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[I
     numbers = np.array([int(match[1]) if (match := _NUMBER.fullmatch(name)) else NONE for name in names])
     rising = (numbers != NONE).all() and (np.diff(numbers) > 0).all()
     return (numbers, True) if rising and len(numbers) > 1 else by_place
-
-
-def _cpu(attributed: AttributedTrace, process: int, windows: Windows) -> Ints:
-    """Returns, for each step, the time from its begin in the program to the next without calls that wait, ns.
-
-    A call waits if it synchronizes or copies, or if it takes so long that the queue of launches must be full.
-    """
-    launches = attributed.trace.launches
-    waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_CALL_NS)
-    calls = np.flatnonzero(waits & (process_of(launches.thread) == process))
-    calls = calls[np.argsort(launches.start[calls], kind="stable")]
-    begin, end = windows.called, windows.left
-    cpu: Ints = end - begin - Cover.of(launches.start[calls], launches.end[calls]).within(begin, end)
-    return cpu
-
-
-def _parts(
-    attributed: AttributedTrace, windows: Windows, index: Ints, is_collective: Bools
-) -> tuple[StepParts, tuple[Ints, Ints]]:
-    """Returns what fills the steps on one device, and the stretches of exposed communication.
-
-    ``index`` are the operations of the device, in the order of their starts. Compute comes before copies, and these
-    before communication.
-    """
-    operations = attributed.trace.operations
-    is_copy = operations.kind[index] == MEMCPY
-    compute, work, communication, busy = (
-        Cover.of(operations.start[index[mask]], operations.end[index[mask]])
-        for mask in (~is_copy & ~is_collective, ~is_collective, is_collective, np.ones_like(is_copy))
-    )
-    compute_ns, work_ns, communication_ns, busy_ns = (
-        cover.within(windows.start, windows.end) for cover in (compute, work, communication, busy)
-    )
-    parts = StepParts(
-        compute=compute_ns,
-        exposed_copy=work_ns - compute_ns,
-        exposed_communication=busy_ns - work_ns,
-        idle=windows.end - windows.start - busy_ns,
-        communication=communication_ns,
-    )
-    _, start, end = work.without(communication.start, communication.end)
-    return parts, (start, end)
 
 
 def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> Collectives:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+from msgspec import structs
+
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.text import Words
 
@@ -141,20 +144,19 @@ class Alignment:
     collectives: int
 
 
-@dataclass(frozen=True)
-class ParallelRun:
-    """Several ranks of one run, joined step by step.
+class ParallelRun(msgspec.Struct, frozen=True):
+    """Several ranks of one run, joined step by step, as a report's JSON holds them.
 
     Attributes:
         name: of its captures.
         strategies: how the work is shared, such as "data parallel (DDP)", from the pattern of its collectives.
-        world_size: ranks of the run, 0 where it is not known.
+        world_size: ranks of the run, None where it is not known.
         missing: the ranks that no capture is of.
         steps: how many all ranks have with the same collectives, whose means the figures are.
         takes_turns: whether the rank with most own time is another one in more than a quarter of the steps.
-        slowest: the position of the rank with the most own time; None where waiting is not known.
-        skew_ms: how late it is, median of the steps.
-        fastest: the position of the rank with least.
+        slowest, fastest: the positions of the ranks with most and least own time; None where waiting is not known.
+        slowest_number, slowest_label, fastest_label: what these are called.
+        skew_ms: how late the slowest one is, median of the steps.
         lost: where it loses that, the largest part first.
         slowed_ms: by how much the own work of the rank with least took longer because its collectives waited beside it;
             ``lost`` less this is the mean difference of their own times.
@@ -164,23 +166,34 @@ class ParallelRun:
         notes: what a reader must know of the join.
     """
 
-    name: str
+    name: str = msgspec.field(name="run")
     strategies: tuple[str, ...]
-    world_size: int
-    missing: tuple[int, ...]
+    world_size: int | None
+    missing: tuple[int, ...] = msgspec.field(name="missing_ranks")
     steps: int
     ranks: tuple[RankFigures, ...]
     collectives: tuple[CollectiveFigures, ...]
-    slowest: int | None = None
-    fastest: int | None = None
+    slowest: int | None = msgspec.field(default=None, name="slowest_position")
+    fastest: int | None = msgspec.field(default=None, name="fastest_position")
     takes_turns: bool = False
     skew_ms: float | None = None
     lost: tuple[LostTime, ...] = ()
     slowed_ms: float = 0.0
-    alignment: Alignment | None = None
+    alignment: Alignment | None = msgspec.field(default=None, name="clocks")
     ranks_from: RanksFrom | None = None
-    findings: tuple[Finding, ...] = ()
-    notes: tuple[Words, ...] = ()
+    findings: tuple[Finding, ...] = msgspec.field(default=(), name="run_findings")
+    notes: tuple[Words, ...] = msgspec.field(default=(), name="run_notes")
+    slowest_number: int | None = msgspec.field(default=None, name="slowest_rank")
+    slowest_label: str | None = msgspec.field(default=None, name="slowest")
+    fastest_label: str | None = msgspec.field(default=None, name="fastest")
+
+    def __post_init__(self) -> None:
+        """Fills what the slowest and the fastest rank are called."""
+        if slowest := self.slowest_rank:
+            structs.force_setattr(self, "slowest_number", slowest.rank)
+            structs.force_setattr(self, "slowest_label", slowest.label)
+        if self.fastest is not None:
+            structs.force_setattr(self, "fastest_label", self.ranks[self.fastest].label)
 
     @property
     def is_pipeline(self) -> bool:

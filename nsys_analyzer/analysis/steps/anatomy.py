@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.cover import Cover
+from nsys_analyzer.analysis.intervals import Cover
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Codes, Integers, Ints
 from nsys_analyzer.trace.columns import Operations
 
 #: What an operation does, in the order in which one hides the other.
-COMPUTE, COPYING, COMMUNICATING = range(3)
+COMPUTE, COPYING, COMMUNICATING = RANKS = range(3)
 
 
 @dataclass(frozen=True)
@@ -50,32 +50,22 @@ class Gaps:
     window: Ints
     next: Ints
 
-    @property
-    def length(self) -> Ints:
-        """Shape (gaps,), ns."""
-        return self.end - self.start
-
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The parts of each step on one device, ns: shape (steps,), and their laws hold exactly."""
+    """What fills each step on one device.
 
-    wall: Ints
-    compute: Ints
-    exposed_copy: Ints
-    exposed_communication: Ints
-    idle: Ints
+    Attributes:
+        parts: shape (4, steps), ns: compute, exposed copies, exposed communication, idle; they add up to the steps.
+    """
+
+    parts: Ints
     fragments: Fragments
     gaps: Gaps
 
-    @property
-    def parts(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """The four parts, which add up to the steps."""
-        return self.compute, self.exposed_copy, self.exposed_communication, self.idle
-
 
 def dissect(windows: Windows, operations: Operations, chosen: Integers, rank: Codes) -> Anatomy:
-    """The anatomy of the steps on one device.
+    """Returns the anatomy of the steps on one device.
 
     Args:
         windows: the steps.
@@ -84,14 +74,10 @@ def dissect(windows: Windows, operations: Operations, chosen: Integers, rank: Co
         rank: shape (operations,), ``COMPUTE``, ``COPYING`` or ``COMMUNICATING`` for each of all operations.
     """
     fragments = _fragments(windows, operations, chosen, rank)
-    wall = windows.end - windows.start
-    parts = [
-        np.bincount(fragments.window, np.where(fragments.rank == one, fragments.fresh, 0), len(windows))
-        for one in (COMPUTE, COPYING, COMMUNICATING)
-    ]
-    compute, copies, communication = (part.astype(np.int64) for part in parts)
-    idle = wall - compute - copies - communication
-    return Anatomy(wall, compute, copies, communication, idle, fragments, _gaps(windows, fragments, operations, chosen))
+    key = fragments.rank.astype(np.int64) * len(windows) + fragments.window
+    works = np.bincount(key, fragments.fresh, len(RANKS) * len(windows)).astype(np.int64).reshape(len(RANKS), -1)
+    idle = windows.end - windows.start - works.sum(axis=0)
+    return Anatomy(np.vstack([works, idle]), fragments, _gaps(windows, fragments, operations, chosen))
 
 
 def _fragments(windows: Windows, operations: Operations, chosen: Integers, rank: Codes) -> Fragments:
@@ -113,7 +99,7 @@ def _fresh(start: Ints, end: Ints, rank: Codes) -> Ints:
     """Shape (fragments,): the time of each that nothing before it covers, ns; the starts are in order."""
     fresh = np.zeros(len(start), np.int64)
     hiding = np.zeros(len(start), np.bool_)
-    for one in (COMPUTE, COPYING, COMMUNICATING):
+    for one in RANKS:
         index = np.flatnonzero(rank == one)
         if len(index):
             begin = np.maximum(start[index], reached_before(end[index]))
@@ -158,7 +144,7 @@ def pieces_of(operations: Operations, chosen: Integers, rank: Codes) -> tuple[In
     start, end, ranks = operations.start[chosen], operations.end[chosen], rank[chosen]
     found: list[tuple[Ints, Ints, Ints]] = []
     hiding = np.zeros(len(chosen), np.bool_)
-    for one in (COMPUTE, COPYING, COMMUNICATING):
+    for one in RANKS:
         index = np.flatnonzero(ranks == one)
         begin = np.maximum(start[index], reached_before(end[index])) if len(index) else start[index]
         finish = np.maximum(end[index], begin)

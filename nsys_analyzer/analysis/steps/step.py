@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import msgspec
 
-from nsys_analyzer.analysis.steps.groups import StepGroup
-from nsys_analyzer.analysis.steps.idle import Cause
-from nsys_analyzer.analysis.steps.windows import Source
+from nsys_analyzer.analysis.steps.process import Cause
+from nsys_analyzer.analysis.steps.windows import Source, StepGroup
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.text import Text, Words
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-#: Phases of the GPU's time that no phase's range has launched.
-OUTSIDE = "outside the phases"
 #: The loading of batches, in a program without a GPU.
 INPUT = "input"
 #: The word, but not in an option, a call, a name, or "optimizer step".

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import pieces_of
-from nsys_analyzer.analysis.steps.groups import Steps
-from nsys_analyzer.analysis.steps.host import PAUSE_NS, Host
+from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
 from nsys_analyzer.analysis.steps.replay import Floats, Replay
-from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.analysis.summary.profiler_cost import (
     API_CALL,
     NVTX_RANGE,
@@ -33,6 +32,7 @@ from nsys_analyzer.trace.columns import (
     SYNCHRONIZE,
     Launches,
     Ranges,
+    pid_of,
     process_of,
 )
 from nsys_analyzer.trace.metadata import Gpu
@@ -56,7 +56,7 @@ class Study:
     Attributes:
         kind, size, copy: shape (pieces,), as of the trace's operations.
         kernel: code into ``kernels``, -1 for what is no kernel; each has its class in ``classes``.
-        phase: code into ``phases``, -1 outside.
+        phase: code into ``phases``.
         part: shape (pieces,), code into ``ATTENTION_PARTS`` of the range of attention it was launched in, -1 outside.
         duration: shape (pieces,), ns of the whole operation, whether or not something hides it.
         first: shape (pieces,), True for the first piece of an operation.
@@ -76,7 +76,7 @@ class Study:
     kernel: SmallInts
     kernels: tuple[str, ...]
     classes: tuple[str, ...]
-    phase: Ints
+    phase: Integers
     phases: tuple[str, ...]
     part: Ints
     duration: Ints
@@ -101,8 +101,7 @@ class Study:
 
     def of_class(self, *classes: str) -> Bools:
         """True for the pieces whose kernel is of one of these classes."""
-        chosen = np.array([*(one in classes for one in self.classes), False])
-        of_class: Bools = chosen[self.kernel]
+        of_class: Bools = np.array([*(one in classes for one in self.classes), False])[self.kernel]
         return of_class
 
     def in_phase(self, *phases: str) -> Bools:
@@ -119,6 +118,12 @@ class Study:
         """True for the pieces of a kernel whose name holds a pattern."""
         holds: Bools = np.array([*(bool(pattern.search(name)) for name in self.kernels), False])[self.kernel]
         return holds
+
+    def calls_of(self, pieces: Bools) -> Bools:
+        """Marks the calls that launched some pieces."""
+        calls = np.zeros(len(self.call), np.bool_)
+        calls[self.replay.launch[pieces]] = True
+        return calls
 
     @property
     def busy_ms(self) -> float:
@@ -153,92 +158,80 @@ class Study:
         return float(np.median(np.bincount(step, minlength=self.steps)[: self.steps]))
 
 
-def study_steps(
-    attributed: AttributedTrace, steps: Steps, host: Host, chosen: Integers, rank: Codes, gpu: Gpu | None
-) -> Study | None:
+def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | None:
     """Studies consecutive steps that are together about as long as a step is; None where no launch is known.
 
-    Args:
-        chosen: the indices of the device's operations.
-        rank: shape (operations,), as of ``anatomy``.
+    ``chosen``: the indices of the device's operations.
     """
-    operations = attributed.trace.operations
+    attributed, operations = work.attributed, work.attributed.trace.operations
     known = operations.start[: schema.GRIDS.limit + 1][operations.kernels]
     until = int(known[-1]) if len(known) > schema.GRIDS.limit else None
-    windows = _chosen(steps, host, until)
+    windows = _chosen(steps, work.calls.start, until)
     bounds = np.append(windows.called, windows.left[-1:])
     goes_on = bool(np.isin(bounds[-1], steps.every.called))  # with a step right behind the last one
-    first_call = np.searchsorted(host.calls.start, bounds)
+    first_call = np.searchsorted(work.calls.start, bounds)
     low, high = int(first_call[0]), int(first_call[-1])
-    calls = host.calls.select(slice(low, high))
+    calls = work.calls.select(slice(low, high))
     if len(calls) < 2:
         return None
-    behind = host.calls.start[high] if goes_on and high < len(host.calls) else max(bounds[-1], calls.end[-1])
+    behind = work.calls.start[high] if goes_on and high < len(work.calls) else max(bounds[-1], calls.end[-1])
     following = np.append(calls.start[1:], behind)
     position = np.full(len(attributed.trace.launches) + 1, NONE, np.int32)
-    position[host.index[low:high]] = np.arange(high - low)
+    position[work.index[low:high]] = np.arange(high - low)
     launched = position[attributed.attribution.launch]
     mine = chosen[launched[chosen] != NONE]
     if not len(mine):
         return None
-    mine, begin, end = pieces_of(operations, mine, rank)
+    mine, begin, end = pieces_of(operations, mine, work.rank)
     launch = launched[mine].astype(np.int64)
-    replayed = _gpu_side(begin, end, calls.start[launch])
-    awaited, own, lag = _waits(
-        calls, launch, end, np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
-    )
+    pageable = np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
+    awaited, own, lag = _waits(calls, launch, end, pageable)
     # Where another thread goes on meanwhile, the program does not wait.
     awaited = np.where(following < calls.end - _SKEW_NS, NONE, awaited)
     waits = awaited != NONE
     idle = np.maximum(following - calls.end, 0).astype(np.float64)
     after = np.maximum(following - np.where(waits, calls.end, calls.start), 0).astype(np.float64)
-    low_cost, high_cost = _profiler_costs(attributed, host.process, calls.start, following)
+    low_cost, high_cost = _profiler_costs(attributed, work.process, calls.start, following)
     replay = Replay(
         after,
         own,
         awaited,
         lag,
         launch,
-        *replayed,
+        *_gpu_side(begin, end, calls.start[launch]),
         (end - begin).astype(np.float64),
         first_call - low,
         high_cost,
         np.where(idle >= PAUSE_NS, idle, 0.0),
         once=windows.source == "pass",
     )
-    instance = attributed.instance_pair[0][mine]
-    instances, kernels, ranges = attributed.instances, attributed.kernels, attributed.trace.ranges
+    first = np.zeros(len(mine), np.bool_)
+    first[np.unique(mine, return_index=True)[1]] = True
+    kernels, ranges = attributed.kernels, attributed.trace.ranges
     return Study(
         replay,
         operations.kind[mine], operations.size[mine], operations.copy[mine],
         kernels.code[mine], kernels.names, kernels.classes,
-        np.append(instances.phase, NONE)[instance], instances.phases,
+        work.phase[mine], work.phases,
         attributed.attention_part(mine),
-        operations.end[mine] - operations.start[mine], _firsts(mine),
+        operations.end[mine] - operations.start[mine], first,
         calls.call, calls.name, calls.names,
-        tuple(attributed.trace.callers.get((host.process, one), "") for one in calls.correlation.tolist()),
-        _named(attributed, host, calls.start),
-        _named(attributed, host, (np.maximum(calls.end, calls.start) + following) // 2),
-        (idle >= PAUSE_NS) & _loading(host, following),
+        tuple(attributed.trace.callers.get((work.process, one), "") for one in calls.correlation.tolist()),
+        work.ranges_at(calls.start), work.ranges_at((np.maximum(calls.end, calls.start) + following) // 2),
+        (idle >= PAUSE_NS) & work.loads_before(following),
         ranges.names,
         frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
         float((windows.end - windows.start)[len(windows) >= _FEWEST :].mean()),
         float(low_cost.sum() / high_cost.sum()) if high_cost.any() else 1.0,
-        gpu,
+        attributed.trace.metadata.gpu(pid_of(work.process), int(operations.device[chosen[0]])),
     )  # fmt: skip
 
 
-def _firsts(operation: Ints) -> Bools:
-    """True for the first piece of each operation."""
-    first = np.zeros(len(operation), np.bool_)
-    first[np.unique(operation, return_index=True)[1]] = True
-    return first
-
-
-def _chosen(steps: Steps, host: Host, until: int | None) -> Windows:
+def _chosen(steps: Steps, called: Ints, until: int | None) -> Windows:
     """Measured steps that follow each other, as many as are studied, whose mean is nearest to the length of a step.
 
     Args:
+        called: when each call of the program starts.
         until: the first moment from which on grids of kernels are not known, None where all are.
     """
     windows = steps.windows
@@ -247,7 +240,7 @@ def _chosen(steps: Steps, host: Host, until: int | None) -> Windows:
     if until is not None and (within := int(np.searchsorted(windows.left, until))) >= _FEWEST:
         windows = windows.select(np.arange(within))
     bounds = np.append(windows.called, windows.left)
-    calls = np.searchsorted(host.calls.start, bounds)
+    calls = np.searchsorted(called, bounds)
     each = max(1, int(np.median(calls[len(windows) :] - calls[: len(windows)])))
     most = int(np.clip(_MOST_CALLS // each, 1, _MOST_STEPS))
     apart = np.flatnonzero(windows.called[1:] != windows.left[:-1]) + 1
@@ -265,22 +258,6 @@ def _chosen(steps: Steps, host: Host, until: int | None) -> Windows:
             break
     _, start, many = best
     return windows.select(np.arange(start, start + many))
-
-
-def _named(attributed: AttributedTrace, host: Host, time: Ints) -> Ints:
-    """Shape (moments,): the code of the name of the innermost range, -1 in none but a step's."""
-    found = host.innermost(time)
-    ranges = attributed.trace.ranges
-    is_step = np.append(attributed.roles.mask("step"), False)
-    return np.where(is_step[found], NONE, np.append(ranges.name, NONE)[found])
-
-
-def _loading(host: Host, following: Ints) -> Bools:
-    """True for the calls behind which the program loads a batch; ``following`` is when the next call starts."""
-    pause = np.searchsorted(host.pauses.start, following) - 1
-    ends = np.append(host.pauses.end, NONE)[pause] >= following
-    found: Bools = (pause >= 0) & ends & np.append(host.loading, False)[pause]
-    return found
 
 
 def _gpu_side(begin: Ints, end: Ints, called: Ints) -> tuple[Floats, Floats]:

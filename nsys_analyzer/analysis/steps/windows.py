@@ -1,8 +1,11 @@
-"""The steps of a process: what one pass of the program's loop is, and when each begins and ends.
+"""The steps of a process: what one pass of the program's loop is, when each begins and ends, and which are measured.
 
 In this order: a range or annotation that names the step; its phases, from one forward pass to the next; the period at
 which the whole sequence of its work repeats; the number that a person says. Else the capture is one pass. A layer, one
 parameter's update, a micro-batch of a step that has an optimizer, or a loop beside the model is never a step.
+
+Steps of one program differ: the first one starts things up, some wait for a batch, some hold an evaluation. What is
+alike is a group, with a count; a length that is given for all of them must not hide one.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE, Cover
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
@@ -25,6 +28,7 @@ from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
 from nsys_analyzer.trace.phase_names import MODULE_CALL, STEP_OF_ENGINE
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
+GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
 
 _PROFILER_STEP = "ProfilerStep#"
 #: GPU work that ends later than this share of a step behind its range is not of the time that the range shows.
@@ -37,6 +41,14 @@ _MOST = 0.8
 _WHOLE = 0.9
 #: What computes in a layer.
 _COMPUTING = ("matmul", "fused attention", "convolution")
+#: A step that takes so many times the median of the others, or so much less, is unlike them.
+_UNUSUAL = 1.5
+#: Where what lies between steps takes more than this share of one, a last step is not whole.
+_BETWEEN = 0.1
+#: Steps that last longer or shorter with the same work are part of a step's length from this share of the steps on.
+_MANY = 0.25
+#: Between steps of different work there is a gap of this factor; of more where there are few operations or little time.
+_GAP, _FEW, _SHORT_NS = 1.5, 20, 50_000
 #: Steps that train in turns, as those of a GAN, are alike if so much of their kernels is the same.
 _SAME_WORK = 0.9
 
@@ -65,8 +77,28 @@ class Windows:
     on_gpu: bool = False
     cut: int = 0
 
+    @staticmethod
+    def of(source: Source, unit: str, start: Ints, end: Ints, ended: Ints | None = None, cut: int = 0) -> Windows:
+        """Returns steps whose bounds are those of the program; without ``ended`` nothing lies between them."""
+        return Windows(source, unit, start, end, start, end, end if ended is None else ended, cut=cut)
+
     def __len__(self) -> int:
         return len(self.start)
+
+    @property
+    def length(self) -> Ints:
+        """Shape (steps,), ns."""
+        return self.end - self.start
+
+    @property
+    def median(self) -> int:
+        """The place of a step of median length."""
+        return int(np.argsort(self.length, kind="stable")[(len(self) - 1) // 2])
+
+    def step_at(self, time: Ints) -> Ints:
+        """Returns the step that the program was in at some moments, -1 outside all."""
+        step = np.searchsorted(self.called, time, side="right") - 1
+        return np.where((step >= 0) & (time < self.left[step]), step, NONE)
 
     def select(self, chosen: Ints | Bools) -> Windows:
         """Some of the windows, by their indices or a mask."""
@@ -74,107 +106,161 @@ class Windows:
         return replace(self, **columns)
 
 
+@dataclass(frozen=True)
+class StepGroup:
+    """Steps that are alike.
+
+    Attributes:
+        kind: "usual"; "longer" or "shorter" than these with the same work; "other work"; "first", left out as start-up;
+            "last", left out since the time from it to the next one is not known.
+        median_ms: their length.
+        measured: whether they are part of the figures.
+    """
+
+    kind: GroupKind
+    steps: int
+    median_ms: float
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a process.
+
+    Attributes:
+        windows: those that are measured.
+        number: shape (measured steps,), the place of each among ``every``, from 0.
+        every: all that were recorded.
+        groups: the usual ones first.
+    """
+
+    windows: Windows
+    number: Ints
+    every: Windows
+    groups: tuple[StepGroup, ...]
+
+    @property
+    def length_ms(self) -> float:
+        """The length of a step: the median of each group that is measured, the mean of these by their counts."""
+        measured = [group for group in self.groups if group.measured]
+        return sum(one.median_ms * one.steps for one in measured) / sum(one.steps for one in measured)
+
+    @property
+    def start_up(self) -> tuple[int, int] | None:
+        """When the program began a first step that is left out, and when the next one; None where none is."""
+        is_left_out = any(group.kind == "first" for group in self.groups)
+        return (int(self.every.called[0]), int(self.every.left[0])) if is_left_out else None
+
+
+def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
+    """The steps of a process by its global ID; None where nothing of it ran on a device."""
+    every = find_windows(attributed, process)
+    if every is None:
+        return None
+    kinds = np.array(_kinds(attributed, process, every), np.object_)
+    length = every.length
+    usual = np.sort(length[kinds == "usual"])[((kinds == "usual").sum() - 1) // 2]
+    is_longer, is_shorter = length > _UNUSUAL * usual + _SHORT_NS, length < usual / _UNUSUAL - _SHORT_NS
+    kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
+    if kinds[-1] == "shorter" and every.source in ("phases", "repetition"):
+        kinds[-1] = "last"
+    groups, measured = [], np.zeros(len(every), np.bool_)
+    for kind in dict.fromkeys(kinds.tolist()):
+        chosen = kinds == kind
+        many = int(chosen.sum())
+        counts = kind == "usual" or (kind in ("longer", "shorter") and many >= _MANY * len(every))
+        measured |= chosen & counts
+        groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, counts))
+    order: tuple[GroupKind, ...] = ("usual", "longer", "shorter", "other work", "first", "last")
+    groups.sort(key=lambda group: order.index(group.kind))
+    return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups))
+
+
 def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
-    """The steps of a process, or its whole work as one pass; None where none of it is known."""
+    """Finds the steps of a process, or its whole work as one pass; None where none of it is known."""
     work = _Work(attributed, process)
     if not len(work.index):
         return None
-    found = _of_ranges(work)
-    if found is None or (len(found) == 1 and found.source == "profiler_step"):
+    windows = _of_ranges(work)
+    if windows is None or (len(windows) == 1 and windows.source == "profiler_step"):
         # The profiler may have been told of one step around several passes.
         phases = _of_phases(work)
-        found = phases if phases and (found is None or len(phases) > 1) else found
-    found = found or _of_repetition(work) or _as_said(work)
-    return _as_the_gpu_lived_it(found, attributed, process) if found else _pass(work)
+        windows = phases if phases and (windows is None or len(phases) > 1) else windows
+    windows = windows or _of_repetition(work) or _as_said(work)
+    return _on_gpu_timeline(windows, work) if windows else work.whole
 
 
 class _Work:
-    """The operations of a process outside warm-up, and those of the device that works most, in order of launch."""
+    """The operations of a process outside warm-up; ``time`` is when each was launched."""
 
     def __init__(self, attributed: AttributedTrace, process: int) -> None:
         self.attributed, self.process = attributed, process
         operations, attribution = attributed.trace.operations, attributed.attribution
         self.index = np.flatnonzero((operations.process == process) & ~attributed.warm)
-        self.placed = attribution.thread[self.index] != NONE
-        self.time = np.where(self.placed, attribution.time[self.index], operations.start[self.index])
-        self.ns = (operations.end - operations.start)[self.index]
+        self.start, self.end = operations.start[self.index], operations.end[self.index]
+        self.ns, placed = self.end - self.start, attribution.thread[self.index] != NONE
+        self.time = np.where(placed, attribution.time[self.index], self.start)
 
-    def share(self, start: int, end: int) -> float:
-        """The share of the time of all operations that those launched from one moment to another have."""
-        total = float(self.ns.sum())
-        return float(self.ns[(self.time >= start) & (self.time < end)].sum()) / total if total else 0.0
+    def instances_of(self, *phases: str) -> Bools:
+        """Marks the instances of some phases in this process."""
+        instances = self.attributed.instances
+        is_phase = np.isin(instances.phase, [instances.phases.index(name) for name in phases])
+        mine: Bools = is_phase & (instances.process == self.process)
+        return mine
 
-    def launches(self, windows: Windows) -> Ints:
-        """Shape (steps,): the operations launched in each step."""
-        time = np.sort(self.time)
-        launches: Ints = np.searchsorted(time, windows.left) - np.searchsorted(time, windows.called)
-        return launches
+    @property
+    def warmup_starts(self) -> Ints:
+        """When each warm-up range of the process begins."""
+        warmup = self.attributed.trace.ranges.select(self.attributed.roles.mask(WARMUP))
+        return warmup.select(process_of(warmup.thread) == self.process).start
 
-    def last_end(self, start: int) -> int:
-        """When the last operation that was launched from a moment on ends."""
-        ends = self.attributed.trace.operations.end[self.index[self.time >= start]]
-        return int(ends.max(initial=start))
+    @property
+    def whole(self) -> Windows:
+        """All work as one pass, from its first launch to its last end."""
+        first, last = min(self.time.min(), self.start.min()), self.end.max()
+        start, end, left = (np.array([int(one)]) for one in (first, last, max(last, self.time.max() + 1)))
+        return Windows("pass", "the whole capture", start, end, start, left, left)
 
-    def on_main_device(self) -> tuple[Ints, Ints, Ints]:
-        """The operations of the device that works most, in order of launch: index, time of launch, duration."""
-        operations = self.attributed.trace.operations
-        device = operations.device[self.index]
-        low = int(device.min())
-        main = int(np.argmax(np.bincount(device - low, self.ns))) + low
-        chosen = np.flatnonzero(device == main)
-        chosen = chosen[np.lexsort((operations.start[self.index[chosen]], self.time[chosen]))]
-        return self.index[chosen], self.time[chosen], self.ns[chosen]
+    def ended_with_its_work(self, windows: Windows) -> Windows:
+        """Returns the windows, whose steps end with the work that each launches, at the earliest."""
+        ended = np.maximum(windows.ended, _last_ends(windows, self.time, self.end))
+        return replace(windows, ended=np.minimum(ended, windows.left))
 
 
 # --- a range that names the step
 
 
 def _of_ranges(work: _Work) -> Windows | None:
-    """The step ranges; those with a backward pass where there are any."""
-    attributed, instances = work.attributed, work.attributed.instances
-    mine = instances.process == work.process
-    step = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
+    """Returns the step ranges; those with a backward pass where there are any."""
+    attributed, instances, ranges = work.attributed, work.attributed.instances, work.attributed.trace.ranges
+    # Steps of every kind bound each other; of two threads they may begin at once.
+    begun = np.unique(np.append(instances.start[work.instances_of(STEP, OTHER_STEP)], work.warmup_starts))
     for phase in (STEP, OTHER_STEP):
-        chosen = mine & instances.measured & (instances.phase == instances.phases.index(phase))
+        chosen = work.instances_of(phase) & instances.measured
         if not chosen.any():
             continue
-        ranges = attributed.trace.ranges
         names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[chosen]].tolist())]
         is_certain = STEP in attributed.roles.names.extra or bool(STEP_OF_ENGINE.match(names[0]))
         if not is_certain and not _hold_passes(work, chosen):
             continue
         by_profiler = names[0].startswith(_PROFILER_STEP)
         unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
-        unit = "a step of PyTorch's profiler" if by_profiler else unit
-        start, end = instances.start[chosen], instances.end[chosen]
-        # Steps of every kind bound each other; of two threads they may begin at once.
-        begun = np.unique(np.append(instances.start[mine & step], _warmup_starts(work)))
-        start, first = np.unique(start, return_index=True)
-        following = np.append(begun, np.iinfo(np.int64).max)[np.searchsorted(begun, start, side="right")]
-        own, is_last = end[first], following == np.iinfo(np.int64).max
-        until = np.where(is_last, own, following)
+        start, first = np.unique(instances.start[chosen], return_index=True)
+        own, never = instances.end[chosen][first], np.iinfo(np.int64).max
+        following = np.append(begun, never)[np.searchsorted(begun, start, side="right")]
+        until = np.where(following == never, own, following)
         source: Source = "profiler_step" if by_profiler else "range"
-        return Windows(source, unit, start, until, start, until, np.minimum(own, until))
+        unit = "a step of PyTorch's profiler" if by_profiler else unit
+        return Windows.of(source, unit, start, until, np.minimum(own, until))
     return None
 
 
 def _hold_passes(work: _Work, chosen: Bools) -> bool:
-    """Whether some step ranges hold the passes of the model; a range `step` may be around the optimizer alone."""
+    """Tells whether step ranges hold the passes of the model; a range `step` may be around the optimizer alone."""
     instances = work.attributed.instances
-    passes = np.isin(instances.phase, [instances.phases.index(name) for name in ("forward", "backward")])
-    passes &= (instances.process == work.process) & instances.measured
-    if not passes.any():
-        return True
+    time = instances.start[work.instances_of("forward", "backward") & instances.measured]
     steps = Cover.of(instances.start[chosen], instances.end[chosen])
-    time = instances.start[passes]
     return bool(steps.within(time, time + 1).sum() >= 0.5 * len(time))
-
-
-def _warmup_starts(work: _Work) -> Ints:
-    attributed = work.attributed
-    warmup = attributed.trace.ranges.select(attributed.roles.mask(WARMUP))
-    mine = process_of(warmup.thread) == work.process
-    return warmup.select(mine).start
 
 
 # --- phases
@@ -183,7 +269,10 @@ _LETTERS = {"forward": "F", "backward": "B", "optimizer": "O"}
 
 
 def _of_phases(work: _Work) -> Windows | None:
-    """From one forward pass to the next, or from one optimizer's end to the next; of one of each the step they span."""
+    """Returns the steps from one forward pass to the next, or from one optimizer's end to the next.
+
+    Of one of each they are the step that they span.
+    """
     instances = work.attributed.instances
     letter = np.array([_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase]
     # What autograd's thread runs again of a forward pass is part of a backward pass.
@@ -192,46 +281,38 @@ def _of_phases(work: _Work) -> Windows | None:
     text = "".join(letter[index].tolist())
     if "F" not in text:
         return _between_optimizers(work, index[letter[index] == "O"])
-    closing = next((one for one in "OB" if one in text), "F")
-    steps = [match.span() for match in re.finditer(f"[^{closing}]*{closing}+" if closing != "F" else "F", text)]
-    cut = len(steps)
-    steps = _without_evaluation(steps, text) if closing != "F" else steps
-    cut -= len(steps)
+    closing = next((letter for letter in "OB" if letter in text), "F")
+    spans = [match.span() for match in re.finditer(f"[^{closing}]*{closing}+" if closing != "F" else "F", text)]
+    steps = _without_evaluation(spans, text) if closing != "F" else spans
     first, last = (np.array([span[place] for span in steps], np.int64) for place in (0, 1))
     start, end = instances.start[index], np.maximum.accumulate(instances.end[index])
-    bounds = np.unique(np.append(start, _warmup_starts(work)))
+    bounds = np.unique(np.append(start, work.warmup_starts))
     bound = np.searchsorted(bounds, start[last - 1], side="right")
     own = end[last - 1]
     if closing == "F" and len(steps) > 1:  # what follows a last forward pass is its own, too, as it is of the others
-        own[-1] = max(own[-1], work.last_end(int(start[-1])))
+        own[-1] = max(own[-1], work.end[work.time >= start[-1]].max(initial=start[-1]))
     until = np.where(bound == len(bounds), own, np.append(bounds, 0)[bound])
     measured = np.append(0, np.cumsum(instances.measured[index]))
     kept = (measured[last] - measured[first] == last - first) & (until > start[first])
-    ended = np.minimum(own, until)
-    found = Windows(
-        "phases", "from one forward pass to the next", *_bounds_of(start[first][kept], until[kept], ended[kept])
-    )
-    found = replace(found, cut=cut)
-    found = _ended_with_its_work(found, work) if closing == "F" and len(found) else found
-    if len(found) < 2:
-        alone = len(found) == 1 and work.share(int(found.called[0]), int(found.left[0])) >= _MOST
-        return replace(found, unit="the one step that its phases span") if alone else None
-    found = _recorded_whole(found, work)
-    return _joined_turns(found, work) if "O" in text else found
-
-
-def _bounds_of(start: Ints, end: Ints, ended: Ints | None = None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    return start, end, start, end, end if ended is None else ended
-
-
-def _ended_with_its_work(windows: Windows, work: _Work) -> Windows:
-    """The windows, whose steps end with the work that each launches, at the earliest."""
-    ended = np.maximum(windows.ended, _last_ends(windows, work.time, work.attributed.trace.operations.end[work.index]))
-    return replace(windows, ended=np.minimum(ended, windows.left))
+    ended, cut = np.minimum(own, until)[kept], len(spans) - len(steps)
+    windows = Windows.of("phases", "from one forward pass to the next", start[first][kept], until[kept], ended, cut)
+    if closing == "F" and len(windows):
+        windows = work.ended_with_its_work(windows)
+    if len(windows) < 2:
+        inside = work.ns[windows.step_at(work.time) != NONE].sum() if len(windows) else 0
+        spans_all = inside and inside >= _MOST * work.ns.sum()
+        return replace(windows, unit="the one step that its phases span") if spans_all else None
+    # A first or last step in which much less is launched than in the others was cut.
+    launches = np.bincount(windows.step_at(work.time) + 1, minlength=len(windows) + 1)[1:]
+    is_whole = launches >= _WHOLE * np.median(launches)
+    is_whole[1:-1] = True
+    if is_whole.any():
+        windows = replace(windows.select(is_whole), cut=cut + int((~is_whole).sum()))
+    return _joined_turns(windows, work) if "O" in text else windows
 
 
 def _without_evaluation(steps: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Steps with as many forward passes before the first other one as most have: those before are an evaluation.
+    """Returns steps with as many forward passes before the first other one as most have: the rest is an evaluation.
 
     A step without any was not recorded from its start.
     """
@@ -245,56 +326,37 @@ def _without_evaluation(steps: list[tuple[int, int]], text: str) -> list[tuple[i
 
 
 def _between_optimizers(work: _Work, optimizers: Ints) -> Windows | None:
-    """The steps where the end of the optimizer is all that is known of each."""
+    """Returns the steps where the end of the optimizer is all that is known of each."""
     instances = work.attributed.instances
     moments, first = np.unique(instances.end[optimizers], return_index=True)
-    if len(moments) < 2:
-        return None
-    measured = instances.measured[optimizers][first]
-    start, end = moments[:-1], moments[1:]
-    warm = np.sort(_warmup_starts(work))
-    kept = measured[1:] & measured[:-1] & (np.searchsorted(warm, end) == np.searchsorted(warm, start))
-    found = Windows("phases", "from one optimizer step's end to the next", *_bounds_of(start[kept], end[kept]))
-    return _joined_turns(found, work) if len(found) else None
-
-
-def _recorded_whole(windows: Windows, work: _Work) -> Windows:
-    """The steps without a first or last one in which much less is launched than in the others: it was cut."""
-    launches = work.launches(windows)
-    usual = np.median(launches)
-    first = int(launches[0] < _WHOLE * usual)
-    last = len(windows) - int(launches[-1] < _WHOLE * usual)
-    whole = last - first
-    return replace(windows.select(np.arange(first, last)), cut=windows.cut + len(windows) - whole) if whole else windows
+    measured, warm = instances.measured[optimizers][first], np.searchsorted(np.sort(work.warmup_starts), moments)
+    kept = measured[1:] & measured[:-1] & (warm[1:] == warm[:-1])
+    unit = "from one optimizer step's end to the next"
+    windows = Windows.of("phases", unit, moments[:-1][kept], moments[1:][kept])
+    return _joined_turns(windows, work) if len(windows) else None
 
 
 def _joined_turns(windows: Windows, work: _Work) -> Windows:
-    """The steps of models that train in turns as one: those of a GAN, whose kernels alternate."""
-    operations = work.attributed.trace.operations
-    kernels = operations.kind[work.index] == KERNEL
-    name, time = operations.name[work.index[kernels]], work.time[kernels]
-    step = np.searchsorted(windows.called, time, side="right") - 1
-    inside = (step >= 0) & (time < windows.left[step])
-    if len(windows) < 4 or not inside.any():
-        return windows
-    used, code = np.unique(name[inside], return_inverse=True)
+    """Returns the steps of models that train in turns as one: those of a GAN, whose kernels alternate."""
+    operations, step = work.attributed.trace.operations, windows.step_at(work.time)
+    inside = (operations.kind[work.index] == KERNEL) & (step != NONE)
+    used, code = np.unique(operations.name[work.index[inside]], return_inverse=True)
     counts = np.zeros((len(windows), len(used)))
     np.add.at(counts, (step[inside], code), 1)
-    kind: list[int] = []
-    for one in range(len(windows)):
+    kinds: list[int] = []  # of each step the first that is like it
+    for place, own in enumerate(counts):
         alike = (
-            kind[other]
-            for other in range(one)
-            if np.minimum(counts[one], counts[other]).sum() >= _SAME_WORK * max(counts[one].sum(), counts[other].sum())
+            kinds[before]
+            for before, other in enumerate(counts[:place])
+            if np.minimum(own, other).sum() >= _SAME_WORK * max(own.sum(), other.sum())
         )
-        kind.append(next(alike, one))
+        kinds.append(next(alike, place))
     for turns in range(2, len(windows) // 2 + 1):
         whole = len(windows) // turns * turns
-        if len(set(kind[:turns])) == turns and kind[turns:whole] == kind[: whole - turns]:
+        if len(set(kinds[:turns])) == turns and kinds[turns:whole] == kinds[: whole - turns]:
             first, last = np.arange(0, whole, turns), np.arange(turns - 1, whole, turns)
-            unit = f"{turns} optimizer steps that take turns"
-            bounds = _bounds_of(windows.start[first], windows.end[last], windows.ended[last])
-            return Windows("phases", unit, *bounds, cut=windows.cut)
+            bounds = windows.start[first], windows.end[last], windows.ended[last]
+            return Windows.of("phases", f"{turns} optimizer steps that take turns", *bounds, windows.cut)
     return windows
 
 
@@ -302,19 +364,22 @@ def _joined_turns(windows: Windows, work: _Work) -> Windows:
 
 
 def _of_repetition(work: _Work) -> Windows | None:
-    """The units in which the whole sequence of work repeats, where these are passes of the program's loop."""
-    index, time, ns = work.on_main_device()
-    said = work.attributed.roles.names.steps
-    for repeats in find_repeats(_symbols(work, index), ns, np.diff(time, prepend=time[:1]), said):
+    """Returns the units in which the whole sequence of work repeats, where these are passes of the program's loop."""
+    operations, names = work.attributed.trace.operations, work.attributed.roles.names
+    # The operations of the device that works most, in order of launch.
+    _, device = np.unique(operations.device[work.index], return_inverse=True)
+    mine = np.flatnonzero(device == np.argmax(np.bincount(device, work.ns)))
+    mine = mine[np.lexsort((work.start[mine], work.time[mine]))]
+    index, time, said = work.index[mine], work.time[mine], names.steps
+    for repeats in find_repeats(_symbols(work, index), work.ns[mine], np.diff(time, prepend=time[:1]), said):
         moments = time[repeats.starts]
         if not (np.diff(moments) > 0).all():  # the kernels of one graph are launched together
-            moments = work.attributed.trace.operations.start[index[repeats.starts]]
+            moments = operations.start[index[repeats.starts]]
         bounds = np.append(moments, max(int(time[repeats.end - 1]), int(moments[-1])) + 1)
         unit = f"a sequence of {repeats.period:,} operations that repeats"
-        found = Windows("said" if said else "repetition", unit, *_bounds_of(bounds[:-1], bounds[1:], moments))
-        found = _ended_with_its_work(found, work)
-        if said or (not _in_one_range(work, found) and _is_loop(work, index, repeats)):
-            return found
+        windows = Windows.of("said" if said else "repetition", unit, bounds[:-1], bounds[1:], moments)
+        if said or (not _in_one_range(work, windows) and _is_loop(work, index, repeats)):
+            return work.ended_with_its_work(windows)
     return None
 
 
@@ -359,74 +424,99 @@ def _is_loop(work: _Work, index: Ints, repeats: Repeats) -> bool:
     return has_layers(_symbols(work, unit), computes)
 
 
-# --- a number that a person says, and one pass
+# --- a number that a person says, and the clock
 
 
 def _as_said(work: _Work) -> Windows | None:
-    """As many equal parts of the capture as a person says it has steps."""
-    steps = work.attributed.roles.names.steps
-    whole = _pass(work)
+    """Returns as many equal parts of the capture as a person says it has steps."""
+    steps, whole = work.attributed.roles.names.steps, work.whole
     if not steps:
         return None
     bounds = np.linspace(int(whole.start[0]), int(whole.end[0]), steps + 1).astype(np.int64)
-    return Windows("said", f"one of {steps:,} equal parts of the capture", *_bounds_of(bounds[:-1], bounds[1:]))
+    return Windows.of("said", f"one of {steps:,} equal parts of the capture", bounds[:-1], bounds[1:])
 
 
-def _pass(work: _Work) -> Windows:
-    """All work as one pass, from its first launch to its last end."""
-    start = np.array([min(int(work.time.min()), int(work.attributed.trace.operations.start[work.index].min()))])
-    end = np.array([int(work.attributed.trace.operations.end[work.index].max())])
-    left = np.maximum(end, int(work.time.max()) + 1)
-    return Windows("pass", "the whole capture", start, end, start, left, left)
-
-
-def _as_the_gpu_lived_it(windows: Windows, attributed: AttributedTrace, process: int) -> Windows:
-    """The windows on the GPU's timeline, where the program runs far ahead of the GPU.
+def _on_gpu_timeline(windows: Windows, work: _Work) -> Windows:
+    """Returns the windows by the GPU's clock, where the program runs far ahead of the GPU.
 
     A step then lasts from the end of the work that was launched before it to the end of its own.
     """
-    first = max(0, (len(windows) - _SAMPLE) // 2)
-    sample = windows.select(np.arange(first, min(first + _SAMPLE, len(windows))))
-    near = (attributed.attribution.time >= sample.start[0]) & (attributed.attribution.time < sample.end[-1])
-    last = _last_ends(sample, *_launched(attributed, process, near))
-    late = np.median(np.maximum(last - sample.end, 0)) > _LATE * np.median(sample.end - sample.start)
-    time, end = _launched(attributed, process, np.ones(len(attributed.trace.operations), np.bool_))
+    attributed = work.attributed
+    operations, attribution = attributed.trace.operations, attributed.attribution
+    mine = np.flatnonzero((operations.process == work.process) & (attribution.thread != NONE))
+    mine = mine[np.argsort(attribution.time[mine], kind="stable")]
+    time, end = attribution.time[mine], operations.end[mine]
     last = _last_ends(windows, time, end)
+    middle = max(0, (len(windows) - _SAMPLE) // 2)
+    sample = slice(middle, middle + _SAMPLE)
+    late = np.median(np.maximum(last - windows.end, 0)[sample]) > _LATE * np.median(windows.length[sample])
     if not late or attributed.trace.metadata.ranges_on_gpu:
         return replace(windows, end=np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1]))))
     ends = np.maximum.accumulate(np.maximum(last, windows.end))
-    first = _first_start(windows, attributed, process, float(np.median(np.diff(ends, prepend=windows.start[0]))))
+    # Work of before the capture, which is not in the file, may run until the first step's own work begins.
+    called, own = int(windows.start[0]), mine[windows.step_at(time) == 0]
+    first = int(operations.start[own].min()) if len(own) else called
+    length = float(np.median(np.diff(ends, prepend=called)))
+    first = first if first - called > _LATE * length else called
     before = np.append(first, np.maximum.accumulate(end))[np.searchsorted(time, windows.start)]
     starts = np.maximum.reduce([before, windows.start, np.append(before[0], ends[:-1])])
     kept = ends > starts
     return replace(windows, start=starts, end=ends, on_gpu=True).select(kept) if kept.any() else windows
 
 
-def _launched(attributed: AttributedTrace, process: int, chosen: Bools) -> tuple[Ints, Ints]:
-    """When some operations of a process were launched, in order, and when each ended."""
-    operations, attribution = attributed.trace.operations, attributed.attribution
-    mine = np.flatnonzero(chosen & (operations.process == process) & (attribution.thread != NONE))
-    mine = mine[np.argsort(attribution.time[mine], kind="stable")]
-    return attribution.time[mine], operations.end[mine]
-
-
 def _last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
-    """The last end of what was launched in each step; the first step's start where nothing was."""
-    step = np.searchsorted(windows.called, time, side="right") - 1
-    inside = (step >= 0) & (time < windows.left[step])
+    """Returns the last end of what was launched in each step; the first step's start where nothing was."""
+    step = windows.step_at(time)
     last = np.full(len(windows), windows.start[0])
-    np.maximum.at(last, step[inside], end[inside])
+    np.maximum.at(last, step[step != NONE], end[step != NONE])
     return last
 
 
-def _first_start(windows: Windows, attributed: AttributedTrace, process: int, length: float) -> int:
-    """When the first step begins on the GPU where nothing was launched before it: with its own work, if that is late.
+# --- steps that are alike
 
-    Work of before the capture, which is not in the file, may run until then.
-    """
-    operations, attribution = attributed.trace.operations, attributed.attribution
-    own = (operations.process == process) & (attribution.thread != NONE)
-    own &= (attribution.time >= windows.called[0]) & (attribution.time < windows.left[0])
-    called = int(windows.start[0])
-    start = int(operations.start[own].min()) if own.any() else called
-    return start if start - called > _LATE * length else called
+
+def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[GroupKind]:
+    """Tells the kind of each step by its work: the usual one is that of most steps."""
+    length, launches, compute = every.length, *_launched(attributed, process, every)
+    kinds: list[GroupKind] = ["usual"] * len(every)
+    if len(every) < 2 or every.source == "said":
+        return kinds
+    own = np.maximum(every.ended - every.called, every.end - every.left)  # without what lies between steps
+    is_long = own[0] > _UNUSUAL * np.median(own[1:])
+    is_other_work = compute[0] > _UNUSUAL * np.median(compute[1:])
+    # Inference may begin with a long prompt.
+    instances = attributed.instances
+    phases = {instances.phases[code] for code in np.unique(instances.phase[instances.process == process]).tolist()}
+    first = int(is_long and (not phases.isdisjoint({"backward", "optimizer"}) or not is_other_work))
+    between = np.median((every.left - every.ended)[first:-1]) if len(every) > first + 1 else 0
+    last = len(every) - int(between > _BETWEEN * np.median(length[first:]) and every.left[-1] == every.ended[-1])
+    some = slice(first, last)
+    key = _clusters(launches[some] + _FEW) * len(every) + _clusters(compute[some] + _SHORT_NS)
+    most = max(np.unique(key).tolist(), key=lambda one: ((key == one).sum(), length[some][key == one].sum()))
+    usual = np.median(own[some][key == most])
+    like = (own <= _UNUSUAL * usual) & (own >= usual / _UNUSUAL)
+    alike = like[some] | (key == most)  # work of other streams may fall into a neighbouring step
+    kinds[some] = ["usual" if one else "other work" for one in alike.tolist()]
+    kinds[:first], kinds[last:] = ["first"] * first, ["last"] * (len(every) - last)
+    return kinds
+
+
+def _launched(attributed: AttributedTrace, process: int, every: Windows) -> tuple[Ints, Ints]:
+    """Returns how many operations each step launches, and how long all but collectives take, ns; shape (steps,)."""
+    operations, attribution, kernels = attributed.trace.operations, attributed.attribution, attributed.kernels
+    waits = np.array([*(name == COMMUNICATION for name in kernels.classes), False])[kernels.code]
+    mine = (operations.process == process) & ~waits
+    placed = mine & (attribution.thread != NONE)
+    mine = placed if placed.any() else mine  # the rest was launched before the recording began
+    step = every.step_at((attribution.time if placed.any() else operations.start)[mine]) + 1
+    ns = np.bincount(step, (operations.end - operations.start)[mine], len(every) + 1)
+    return np.bincount(step, minlength=len(every) + 1)[1:], ns[1:].astype(np.int64)
+
+
+def _clusters(values: Ints) -> Ints:
+    """Returns the group of each value, from the smallest on: between two groups there is a gap."""
+    order = np.argsort(values, kind="stable")
+    group = np.append(0, np.cumsum(values[order][1:] > _GAP * values[order][:-1]))
+    found = np.empty(len(values), np.int64)
+    found[order] = group
+    return found

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from msgspec import structs
 
 from nsys_analyzer.analysis.findings.diagnosis import diagnose, why_missing
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.kernels.labels import short_labels
-from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP, module_key
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
-from nsys_analyzer.analysis.summary.compared import leaders, matmul_share
 from nsys_analyzer.analysis.summary.limits import limits_of
+from nsys_analyzer.analysis.summary.modules import with_flops
+from nsys_analyzer.analysis.summary.statistics import (
+    ClassShares,
+    KernelRow,
+    Leader,
+    MatmulShare,
+    class_rows,
+    merge_kernels,
+)
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, PhaseSummary, Unprofiled
+from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
+from nsys_analyzer.configuration import CountedFlops
+from nsys_analyzer.trace.phase_names import MODULE_CALL
 
 #: An unprofiled time that is shorter than GPU busy by more than this was not of the same work.
 _TOLERANCE = 0.02
@@ -23,7 +35,19 @@ def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
     """The captures of a report with what follows from their times, ranks and manifests, and from each other."""
     labels = short_labels(sorted({row.name for one in captures if one.whole for row in one.whole.kernels}))
     labelled = [_labelled(replace(one, diagnosis=diagnose(one)), labels) for one in captures]
-    return tuple(_complete(one, labelled) for one in labelled)
+    return tuple(
+        replace(
+            one,
+            top_kernels=leaders(one),
+            matmul=matmul_share(one, labelled),
+            limits=limits_of(one),
+            step=_step(one, one.step) if one.step else None,
+            findings=one.diagnosis.findings if one.diagnosis and not one.diagnosis.doubt else None,
+            findings_missing=why_missing(one),
+            unprofiled=_unprofiled(one, one.unprofiled) if one.unprofiled else None,
+        )
+        for one in labelled
+    )
 
 
 def _labelled(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary:
@@ -35,20 +59,6 @@ def _labelled(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary
 
     phases = tuple(label(phase, busy_share(capture, phase)) for phase in capture.phases)
     return replace(capture, phases=phases, whole=label(capture.whole) if capture.whole else None)
-
-
-def _complete(capture: CaptureSummary, captures: Sequence[CaptureSummary]) -> CaptureSummary:
-    diagnosis = capture.diagnosis
-    return replace(
-        capture,
-        top_kernels=leaders(capture),
-        matmul=matmul_share(capture, captures),
-        limits=limits_of(capture),
-        step=_step(capture, capture.step) if capture.step else None,
-        findings=diagnosis.findings if diagnosis and not diagnosis.doubt else None,
-        findings_missing=why_missing(capture),
-        unprofiled=_unprofiled(capture, capture.unprofiled) if capture.unprofiled else None,
-    )
 
 
 def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
@@ -90,3 +100,118 @@ def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None
     without = max(wall - cost.high_ms, busy) if cost and cost.high_ms is not None else busy
     low, high = min(busy / wall, 1.0), min(busy / without, 1.0) if without else 0.0
     return BusyShare(min(busy, wall), wall, False, low, high, cost)
+
+
+#: The phases that tables compare, and the step that holds them.
+TRAINING_PHASES = ("forward", "backward", "optimizer")
+BOTH = "forward+backward"
+
+
+def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
+    """Forward, backward, optimizer and the user's own phases, then step and whole capture where these do not suffice.
+
+    A phase with an opaque graph is none of them: shares of the kernels that are seen would mislead.
+    """
+    seen = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
+    parts = tuple(phase for phase in seen if phase.phase not in ("loss", STEP, OTHER_STEP))
+    if parts and capture.phases_suffice:
+        return parts
+    steps = tuple(phase for phase in seen if phase.phase == STEP)
+    whole, opaque = capture.whole, any(phase.opaque for phase in capture.phases)
+    shown = whole and whole.kernels and not whole.opaque and not opaque and not capture.phases_suffice
+    return (*parts, *steps, *((whole,) if whole and shown else ()))
+
+
+def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
+    """The compared phases in two: those that enclose no other one, then the step and the whole capture."""
+    compared = compared_phases(capture)
+    enclosing = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
+    return tuple(phase for phase in compared if phase not in enclosing), enclosing
+
+
+def leaders(capture: CaptureSummary) -> tuple[Leader, ...]:
+    """The leaders of forward, backward and both, or of whatever else there is, then of the step and the whole."""
+    parts, enclosing = parts_and_enclosing(capture)
+    passes = [phase for name in ("forward", "backward") for phase in parts if phase.phase == name]
+    both = merge_kernels(*(phase.kernels for phase in passes)) if len(passes) == 2 else ()
+    return (
+        *(_leader(phase.phase, phase.kernels) for phase in passes or parts[:1]),
+        *([_leader(BOTH, both)] if both else []),
+        *(_leader(phase.phase, phase.kernels) for phase in enclosing),
+    )
+
+
+def _leader(scope: str, kernels: tuple[KernelRow, ...]) -> Leader:
+    leading = next((row for row in kernels if row.kernel_class != COMMUNICATION), kernels[0])
+    collective = next((row for row in kernels if row.kernel_class == COMMUNICATION), None)
+    return Leader(scope, leading, None if collective is leading else collective)
+
+
+def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) -> MatmulShare:
+    """Matmul's share in each phase, in a step, and in inference: that of a forward-only capture of the report first."""
+    candidates = [other for other in captures if capture.whole and _is_its_inference(capture, other)]
+    forwards = ((one, phase) for one in (*candidates, capture) if (phase := one.phase("forward")) and phase.kernels)
+    source, forward = next(forwards, (capture, None))
+    return MatmulShare(
+        tuple(_shares(phase) for phase in compared_phases(capture)),
+        _step_shares(capture),
+        _shares(forward) if forward else None,
+        None if source is capture else source.title,
+    )
+
+
+def _shares(phase: PhaseSummary) -> ClassShares:
+    return ClassShares(phase.phase, phase.classes, phase.kernel_time_ms.mean)
+
+
+def _step_shares(capture: CaptureSummary) -> ClassShares | None:
+    """The classes of a whole training step: of the step range, else of its phases together; None without a step."""
+    # A training step has an optimizer.
+    name = "training step" if capture.phase("optimizer") or not capture.phase("forward") else BOTH
+    step = capture.phase(STEP)
+    if step and step.kernels and step.holds_backward:
+        return replace(_shares(step), scope=name)
+    parts = [phase for leaf in LEAF_PHASES if (phase := capture.phase(leaf)) and phase.kernels]
+    steps = min((phase.instances for phase in parts), default=0)
+    # Gradients accumulated over k passes: k forwards for one optimizer. Counts that do not fit are no steps.
+    if len(parts) < 2 or any(phase.instances % steps for phase in parts):
+        return None
+    classes = class_rows(merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps))))
+    return ClassShares(name, classes, sum(row.ms_per_instance for row in classes))
+
+
+def _is_its_inference(capture: CaptureSummary, other: CaptureSummary) -> bool:
+    ours, theirs = capture.configuration, other.configuration
+    if not ours or not theirs or not ours.model or theirs.mode != "forward" or ours.mode == "forward":
+        return False
+    built = [(run.compile, run.cuda_graph) if (run := one.run) else None for one in (capture, other)]
+    return built[0] == built[1] and ours == structs.replace(theirs, mode=ours.mode, source=ours.source)
+
+
+def with_counted_flops(capture: CaptureSummary, counted: CountedFlops) -> CaptureSummary:
+    """The capture with FLOPs of its modules and of attention; what is known of attention from its shapes stays."""
+    modules = with_flops(capture.modules, counted) if capture.modules else None
+    attention = capture.attention
+    if attention and attention.per == FORWARD and attention.flop_ratio is None:
+        attention = _of_attention(attention, counted)
+    return replace(capture, modules=modules, attention=attention)
+
+
+def _of_attention(attention: AttentionSummary, counted: CountedFlops) -> AttentionSummary:
+    """Of one forward pass; matmuls with other FLOPs than attention's own hold projections, and say nothing."""
+    passes = counted.passes.get(FORWARD, 0)
+    if not passes or not counted.softmax or not counted.attention_matmul:
+        return attention
+    in_modules = sum(
+        flops.get(FORWARD, 0)
+        for name, flops in counted.modules.items()
+        if module_key(MODULE_CALL + name) == "attention"
+    )
+    if attention.matmul_ms and in_modules and in_modules != counted.attention_matmul:
+        attention = replace(attention, matmul_ms=None, runtime_ratio=None)
+    return replace(
+        attention,
+        softmax_flops=round(counted.softmax / passes),
+        matmul_flops=round(counted.attention_matmul / passes),
+        flop_ratio=counted.attention_matmul / counted.softmax,
+    )

@@ -13,13 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
+from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.summary.shares import FUSED, MATMUL, ClassRate, Limits, PhaseRate, TimeOf
-from nsys_analyzer.analysis.summary.statistics import KernelRow
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND
+from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL, KernelRow
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
 from nsys_analyzer.analysis.transformer.costs import (
     ELEMENT_BYTES,
     attention_matmul_elements,
@@ -29,7 +27,7 @@ from nsys_analyzer.analysis.transformer.costs import (
     linear_elements,
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
-from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks, memory_bytes_per_s
+from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_peaks, memory_bytes_per_s
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.text import plural
 from nsys_analyzer.trace.columns import COPIES, MEMCPY, ON_DEVICE
@@ -95,9 +93,7 @@ class _View:
 
     def limits(self) -> Limits:
         capture, rates, best = self.capture, self.rates, self.best
-        known = self.shapes or self.counted
-        phases = tuple(self.phase_rates()) if known else ()
-        classes = tuple(self.class_rates()) if known else ()
+        phases, classes = tuple(self.phase_rates()), tuple(self.class_rates())
         doubt = self.doubt(phases, classes)
         if doubt:
             phases = classes = ()
@@ -128,7 +124,15 @@ class _View:
     def phase_rates(self) -> Iterator[PhaseRate]:
         """Forward, backward and step, those that are measured and whose FLOPs are known."""
         is_pass = self.capture.step is not None and self.capture.step.is_pass
-        for name, model_flops in (self.counted_flops() if self.counted else self.formula_flops()).items():
+        flops: dict[str, int | None] = self.counted_flops(self.counted) if self.counted else {}
+        if self.shapes:
+            forward = forward_flops(*self.shapes)
+            flops = {
+                "forward": forward,
+                "backward": 2 * forward,
+                STEP: self.step_flops(forward, self.shapes.batch_size),
+            }
+        for name, model_flops in flops.items():
             found = self.time_of(name)
             if name == STEP and is_pass:
                 self.notes.append("Which part of the capture is a step is not known, so neither is its rate.")
@@ -137,14 +141,8 @@ class _View:
                 peak, best = self.rates.get(self.precision or ""), self.rates.get(self.best or "")
                 yield PhaseRate(name, model_flops, *found, rate / peak if peak else None, rate / best if best else None)
 
-    def formula_flops(self) -> dict[str, int | None]:
-        """FLOPs by phase, from the shapes."""
-        forward = forward_flops(*self.shapes) if self.shapes else 0
-        return {"forward": forward, "backward": 2 * forward, STEP: self.step_flops(forward)}
-
-    def counted_flops(self) -> dict[str, int | None]:
+    def counted_flops(self, counted: CountedFlops) -> dict[str, int | None]:
         """FLOPs by phase, as they were counted in one step of the program."""
-        counted = self.counted or CountedFlops(passes={}, classes={})
         if counted.unknown:
             self.notes.append(f"FLOPs of these operators are not known, and not counted: {', '.join(counted.unknown)}.")
         # Of several passes, the prompt's and those of single tokens, none is like their mean.
@@ -161,7 +159,7 @@ class _View:
                 return flops
         return {**flops, STEP: round(counted.of_step)}
 
-    def step_flops(self, forward: int) -> int | None:
+    def step_flops(self, forward: int, batch_size: int) -> int | None:
         """The model's FLOPs in a step: three times a forward pass for each backward pass in it.
 
         A forward pass without a backward one, as of an evaluation, is counted where there is no backward pass at all.
@@ -184,8 +182,7 @@ class _View:
             )
             return None
         if many > 1:
-            batch = self.shapes.batch_size if self.shapes else 0
-            self.notes.append(f"A step holds {many} forward passes, each taken to be of batch size {batch}.")
+            self.notes.append(f"A step holds {many} forward passes, each taken to be of batch size {batch_size}.")
         return many * a_pass
 
     def time_of(self, name: str) -> tuple[float, TimeOf] | None:
@@ -213,47 +210,41 @@ class _View:
 
     def class_rates(self) -> Iterator[ClassRate]:
         """The classes whose FLOPs are known, in forward and backward, and the parts of attention."""
+        if not self.shapes and not self.counted:
+            return
         if self.capture.coverage and self.capture.coverage.lost_launches:
             self.notes.append("Kernels are missing from the capture, so rates of classes are not known.")
             return
         for name, times in zip(_PASSES, (1, 2), strict=True):
             phase = self.capture.phase(name)
             if phase and not phase.uneven and not phase.opaque and phase.share_of(MATMUL) is not None:
-                yield from self.of_counted_phase(phase) if self.counted else self.of_phase(phase, times)
+                ms = {row.kernel_class: row.ms_per_instance for row in phase.classes}
+                work = self.shaped_work(phase, times, self.shapes) if self.shapes else self.counted_work(phase)
+                for kernel_class, flops, elements in work:
+                    if kernel_class in ms and flops:
+                        kernels = [row for row in phase.kernels if row.kernel_class == kernel_class]
+                        precision = _precision_of(kernels)
+                        one = self.rate(kernel_class, phase.phase, ms[kernel_class], flops, elements, precision)
+                        yield from self.without_skipped_work(one)
         yield from self.of_attention()
 
-    def of_counted_phase(self, phase: PhaseSummary) -> Iterator[ClassRate]:
-        """The classes whose FLOPs were counted, in a phase that computes nothing again."""
-        counted = self.counted or CountedFlops(passes={}, classes={})
-        if phase.phase == "backward" and counted.of("recomputed"):
-            return
-        ms = {row.kernel_class: row.ms_per_instance for row in phase.classes}
-        for name, flops in counted.of_pass(phase.phase).items():
-            if name in ms and flops:
-                kernels = [row for row in phase.kernels if row.kernel_class == name]
-                one = self.rate(name, phase.phase, ms[name], round(flops), None, _precision_of(kernels))
-                yield from self.without_skipped_work(one)
+    def counted_work(self, phase: PhaseSummary) -> Iterator[tuple[str, int, int | None]]:
+        """The FLOPs that were counted by class, in a phase that computes nothing again; elements are not known."""
+        if self.counted and not (phase.phase == "backward" and self.counted.of("recomputed")):
+            for kernel_class, flops in self.counted.of_pass(phase.phase).items():
+                yield kernel_class, round(flops), None
 
-    def of_phase(self, phase: PhaseSummary, times: int) -> Iterator[ClassRate]:
-        """Matmul and fused attention in a phase that does the forward pass's FLOPs so many times."""
-        if self.shapes is None:
-            return
-        rows = {row.kernel_class: row for row in phase.classes}
-        fused = rows[FUSED].launches_per_instance >= self.shapes.model.num_layers if FUSED in rows else False
-        if FUSED in rows and not fused:
+    def shaped_work(self, phase: PhaseSummary, times: int, shapes: _Shapes) -> Iterator[tuple[str, int, int | None]]:
+        """The FLOPs and elements of matmul and fused attention in a phase with so many times the forward's FLOPs."""
+        attention, flops = attention_matmul_flops(*shapes), forward_flops(*shapes)
+        fused = phase.launches_of(FUSED)
+        if not fused:
+            yield MATMUL, times * flops, times * (linear_elements(*shapes) + attention_matmul_elements(*shapes))
+        elif fused < shapes.model.num_layers:
             self.notes.append("Fused attention runs in some layers only, so rates of classes are not known.")
-            return
-        attention = attention_matmul_flops(*self.shapes)
-        elements = linear_elements(*self.shapes) + (0 if fused else attention_matmul_elements(*self.shapes))
-        flops = forward_flops(*self.shapes) - (attention if fused else 0)
-        work = [(MATMUL, flops, elements)]
-        work += [(FUSED, attention, fused_attention_elements(*self.shapes))] if fused else []
-        for name, of_forward, moved in work:
-            if name in rows:
-                kernels = [row for row in phase.kernels if row.kernel_class == name]
-                ms = rows[name].ms_per_instance
-                one = self.rate(name, phase.phase, ms, times * of_forward, times * moved, _precision_of(kernels))
-                yield from self.without_skipped_work(one)
+        else:
+            yield MATMUL, times * (flops - attention), times * linear_elements(*shapes)
+            yield FUSED, times * attention, times * fused_attention_elements(*shapes)
 
     def without_skipped_work(self, one: ClassRate) -> Iterator[ClassRate]:
         """A rate, but for one so high that work was skipped: scores of fused attention, products of a convolution."""
@@ -331,8 +322,13 @@ class _View:
         if self.shapes:
             model, batch, context = self.shapes
             assumed = f"the configuration ({model.name}, context length {context}, batch size {batch})"
-            if short := self.too_few_matmuls(model):
-                return f"{short}: it is not of {assumed}, so its FLOPs are not known."
+            forward = self.capture.phase("forward")
+            matmuls = forward.launches_of(MATMUL) if forward and not forward.opaque else 0
+            if 0 < matmuls < model.fewest_matmuls:
+                return (
+                    f"{model.name} needs {model.fewest_matmuls} matmuls per forward or more, the capture launches "
+                    f"{matmuls:,.0f}: it is not of {assumed}, so its FLOPs are not known."
+                )
         rates = [(f"{one.phase}", one.mfu, self.precision) for one in phases]
         rates += [(f"{one.phase}", one.mfu_of_best, self.best) for one in phases]
         rates += [(f"{one.kernel_class} in {one.phase}", one.share_of_peak, one.precision) for one in classes]
@@ -346,16 +342,6 @@ class _View:
             f"{what} would run at {share:.3g} times the GPU's peak in {precision}, which cannot be: {assumed} or the "
             f"precision do not belong to this capture{causal}. Rates are left out."
         )
-
-    def too_few_matmuls(self, model: ModelSize) -> str:
-        """How the forward pass contradicts the model; empty where it does not."""
-        forward = self.capture.phase("forward")
-        matmuls = [row for row in forward.classes if row.kernel_class == MATMUL] if forward else []
-        launches = sum(row.launches_per_instance for row in matmuls)
-        least = 4 * model.num_layers + 1  # QKV, output, gate and up, down of each layer, and the head
-        if forward is None or forward.opaque or not 0 < launches < least:
-            return ""
-        return f"{model.name} needs {least} matmuls per forward or more, the capture launches {launches:,.0f}"
 
     def general_notes(self) -> Iterator[str]:
         """What the figures of this capture leave out."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Ints, named
 from nsys_analyzer.trace.columns import Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_CALL, MODULE_WITH_PATH
 from nsys_analyzer.trace.trace import Trace
@@ -89,9 +89,8 @@ def recorded_ranges(trace: Trace) -> Ranges:
     ranges = trace.ranges
     if trace.metadata.profiler != "torch":
         return ranges
-    is_call = [name.startswith(MODULE_CALL) and not MODULE_WITH_PATH.match(name) for name in ranges.names]
-    is_module = np.array([*is_call, False], np.bool_)
-    return ranges.select(~is_module[ranges.name]) if is_module.any() else ranges
+    is_call = named(ranges, lambda name: name.startswith(MODULE_CALL) and not MODULE_WITH_PATH.match(name))
+    return ranges.select(~is_call) if is_call.any() else ranges
 
 
 def slowness(trace: Trace) -> float:

@@ -1,9 +1,9 @@
-"""The figures of one phase per measured instance: clocks, kernels, classes, copies and fills."""
+"""The figures of one phase per measured instance: clocks, kernels, classes, copies and fills; and device memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from nsys_analyzer.analysis.intervals.timeline import unions
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
-from nsys_analyzer.analysis.kernels.kernels import Kernels
+from nsys_analyzer.analysis.intervals import unions
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, UNKNOWN
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
+from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
-from nsys_analyzer.trace.columns import GRAPH, KINDS, Operations
+from nsys_analyzer.trace.columns import GRAPH, KINDS, MemoryUses, Operations
 
 _NS_PER_MS = 1e6
 #: A share that is shown as 0.0 %.
@@ -294,3 +295,132 @@ def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
         for code, kind in enumerate(KINDS)
         if count[code]
     )
+
+
+#: The classes of kernels that a report singles out.
+MATMUL, FUSED = "matmul", "fused attention"
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The kernel with the most time of a part of a capture: one that computes, where there is any.
+
+    ``collective`` is the longest collective beside it, whose time is mostly waiting.
+    """
+
+    scope: str
+    kernel: KernelRow
+    collective: KernelRow | None
+
+
+@dataclass(frozen=True)
+class ClassShares:
+    """The classes of a part of a capture, longest first, each a share of its total kernel time.
+
+    Attributes:
+        kernel_sum_ms: that time; None where an opaque graph hides kernels.
+        matmul: its share, and that of what computes; None where kernels without a name may change it.
+        unnamed: the share of kernels without a name, whose class is unknown.
+    """
+
+    scope: str
+    classes: tuple[ClassRow, ...]
+    kernel_sum_ms: float | None
+    matmul: float | None = field(init=False)
+    matmul_without_communication: float | None = field(init=False)
+    fused_attention: float = field(init=False)
+    unnamed: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Fills the shares of single classes."""
+        vars(self).update(
+            matmul=share_of(self.classes, MATMUL),
+            matmul_without_communication=share_of(without_communication(self.classes), MATMUL),
+            fused_attention=self.of(FUSED),
+            unnamed=self.of(UNKNOWN),
+        )
+
+    def of(self, name: str) -> float:
+        """The share of a class, by the kernels whose names are known."""
+        return sum(row.share for row in self.classes if row.kernel_class == name)
+
+    @property
+    def communicates(self) -> bool:
+        """True where communication is among the classes."""
+        return any(row.kernel_class == COMMUNICATION for row in self.classes)
+
+    def computing(self) -> ClassShares:
+        """The classes that compute, as shares of their time."""
+        return replace(self, classes=without_communication(self.classes))
+
+
+@dataclass(frozen=True)
+class MatmulShare:
+    """The share of matmul in each compared phase, in a training step and in a forward pass.
+
+    ``inference_of`` is the forward-only capture of the same configuration that ``inference`` is of, None where it is
+    this one.
+    """
+
+    phases: tuple[ClassShares, ...]
+    step: ClassShares | None
+    inference: ClassShares | None
+    inference_of: str | None = None
+
+    @property
+    def scopes(self) -> tuple[ClassShares, ...]:
+        """The phases, and the step where it is none of them."""
+        apart = self.step is not None and all(phase.scope != STEP for phase in self.phases)
+        return (*self.phases, self.step) if self.step and apart else self.phases
+
+    @property
+    def of_all(self) -> ClassShares | None:
+        """The classes of a training step, else of the forward pass where that is all there is."""
+        return self.step or (self.phases[0] if [one.scope for one in self.phases] == ["forward"] else None)
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Memory of one process over the measured phases, from the first one's start to the last one's end.
+
+    ``of_tensors``: PyTorch's allocator was recorded, tensor by tensor, in place of the driver (cudaMalloc).
+    """
+
+    of_tensors: bool
+    before_bytes: int
+    peak_bytes: int
+    allocations: int
+    frees: int
+    allocated_bytes: int
+
+
+def device_memory(attributed: AttributedTrace, process: int) -> DeviceMemory | None:
+    """The device memory of a process; None where it was not recorded, or no phase was measured."""
+    uses, instances = attributed.trace.memory, attributed.instances
+    mine = instances.measured & (instances.process == process)
+    if uses is None or not mine.any():
+        return None
+    events, alive = memory_levels(uses, process)
+    start, end = instances.start[mine].min(), instances.end[mine].max()
+    inside = (events.start >= start) & (events.start <= end)
+    before = alive[np.searchsorted(events.start, start)]
+    handed_out = events.bytes[inside & (events.bytes > 0)]
+    return DeviceMemory(
+        attributed.trace.metadata.profiler == "torch",
+        int(before),
+        int(max(before, alive[1:][inside].max(initial=0))),
+        len(handed_out),
+        int(inside.sum()) - len(handed_out),
+        int(handed_out.sum()),
+    )
+
+
+def memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
+    """The events of a process in order, and the bytes in use before the first one and after each: shape (events + 1,).
+
+    They are what the pool of each says, or what the events add up to.
+    """
+    events = uses.select(uses.process == process)
+    events = events.select(np.argsort(events.start, kind="stable"))
+    level = np.where(events.alive >= 0, events.alive, events.bytes.cumsum())
+    return events, np.concatenate([level[:1] - events.bytes[:1] if len(events) else [0], level])

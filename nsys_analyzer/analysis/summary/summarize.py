@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from msgspec import structs
 
 from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
+from nsys_analyzer.analysis.attribution.launches import CLOCK_ERROR_NS
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
-from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
-from nsys_analyzer.analysis.modules.module import Modules
-from nsys_analyzer.analysis.modules.summarize import summarize_modules
+from nsys_analyzer.analysis.intervals import NONE, holds_any
+from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.ranks.member import record_members
-from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
-from nsys_analyzer.analysis.summary.coverage import check_attribution
-from nsys_analyzer.analysis.summary.device_memory import device_memory
+from nsys_analyzer.analysis.steps.tracks import record_tracks
+from nsys_analyzer.analysis.steps.windows import Steps, find_steps
+from nsys_analyzer.analysis.summary.modules import Modules, summarize_modules
 from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.summary.statistics import (
+    FUSED,
+    MATMUL,
     GpuClocks,
     KernelRow,
     Stats,
     Totals,
     class_rows,
+    device_memory,
     gpu_clocks,
     kernel_rows,
     memory_rows,
@@ -40,6 +44,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Pha
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, taken
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.metadata import Gpu
@@ -47,6 +52,7 @@ from nsys_analyzer.trace.trace import Trace
 
 #: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
 _SKEW_NS, _STRAGGLERS = 5_000, 0.05
+#: The names of so many ranges are listed, of more the first: `step 1`, `step 2` and so on.
 _LISTED = 3
 #: What tells the steps where ranges name them.
 _BY_RANGES = ("range", "profiler_step")
@@ -74,8 +80,6 @@ def summarize(
     for process in processes:
         summary = _ProcessView(attributed, process, steps[process.global_pid]).summary(name, configuration)
         if tracked:
-            from nsys_analyzer.analysis.tracks.record import record_tracks  # most reports have no timeline
-
             summary = replace(summary, tracks=record_tracks(attributed, process.global_pid, tracked))
         found.append(summary)
     return tuple(found)
@@ -191,9 +195,11 @@ class _ProcessView:
         names = [ranges.names[i] for i in codes]
         inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in names)
         kernels = clocks.kernels[measured] if inferred else measured[:0]
+        backward = instances.phase == instances.phases.index("backward")
+        first = [column[measured[:1]] for column in (instances.process, instances.start, instances.end)]
         return structs.replace(
             self._gpu_figures(instances.phases[code], code, measured, clocks, sums),
-            range=_listed(names),
+            range=", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""),
             instances=len(measured),
             warmup_instances=int(instances.warmup[chosen].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[chosen].sum()),
@@ -201,20 +207,14 @@ class _ProcessView:
             wall_values_ms=values_ms((instances.end - instances.start)[measured]),
             busy_values_ms=values_ms(clocks.busy[measured]),
             synchronized=self._synchronized(measured, clocks),
-            holds_backward=self._holds_backward(measured),
+            # A backward pass starts inside the first of the instances.
+            holds_backward=bool(holds_any(instances.process[backward], instances.start[backward], *first).any()),
             inferred=inferred,
             gpu_lag_ms=Stats.of_ns(np.maximum(clocks.last_end - instances.end, 0)[measured]),
             profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
             kernels_least=int(kernels.min()) if len(kernels) else 0,
             kernels_most=int(kernels.max(initial=0)),
         )
-
-    def _holds_backward(self, measured: Ints) -> bool:
-        """True where a backward pass starts inside the first of some instances."""
-        instances, first = self.instances, measured[:1]
-        backward = instances.phase == instances.phases.index("backward")
-        process, start, end = (column[first] for column in (instances.process, instances.start, instances.end))
-        return bool(holds_any(instances.process[backward], instances.start[backward], process, start, end).any())
 
     def _synchronized(self, measured: Ints, clocks: GpuClocks) -> bool:
         """True where GPU work ends before the range, but for a few microseconds of clock skew and a few stragglers."""
@@ -272,14 +272,14 @@ class _ProcessView:
         return Coverage(
             kernels=len(how),
             attributed=int(count[UNATTRIBUTED + 1 :].sum()),
-            in_phases=_count((leaf != NONE) | (step != NONE) | warm),
-            in_warmup=_count(warm),
+            in_phases=int(np.count_nonzero((leaf != NONE) | (step != NONE) | warm)),
+            in_warmup=int(np.count_nonzero(warm)),
             unattributed=int(count[UNATTRIBUTED].sum()),
             kernel_ms=_sum_ms(ns),
             attributed_ms=_sum_ms(ns[UNATTRIBUTED + 1 :]),
             unattributed_ms=_sum_ms(ns[UNATTRIBUTED]),
-            without_launch=_count(~self.launched[kernel]),
-            ambiguous=_count(attribution.ambiguous[self.mine][kernel]),
+            without_launch=int(np.count_nonzero(~self.launched[kernel])),
+            ambiguous=int(np.count_nonzero(attribution.ambiguous[self.mine][kernel])),
             how=dict(zip(HOW, count.sum(axis=1).tolist(), strict=True)),
             lost_launches=self.attributed.lost_in(self.process.global_pid),
             operations=len(self.operations),
@@ -305,18 +305,8 @@ def _bounds(times: Ints) -> list[int]:
     return [int(times.min()), int(times.max())] if len(times) else []
 
 
-def _count(chosen: Bools) -> int:
-    return int(np.count_nonzero(chosen))
-
-
 def _sum_ms(ns: Ints) -> float:
     return int(ns.sum()) / 1e6
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The names, or the first of many: `step 1`, `step 2` and so on."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
 
 
 def _with_length(phase: PhaseSummary, step: StepSummary) -> PhaseSummary:
@@ -328,29 +318,65 @@ def _with_length(phase: PhaseSummary, step: StepSummary) -> PhaseSummary:
 
 
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
-    """Why a configuration read from a file name cannot be the capture's; empty where it can.
-
-    A forward pass of L layers needs at least 4·L + 1 matmuls: QKV, output, gate and up, down of each; and the head.
-    """
-    if not configuration or not configuration.source.startswith("file name") or not configuration.model:
+    """Why a configuration read from a file name cannot be the capture's; empty where it can."""
+    model = configuration.model if configuration and configuration.source.startswith("file name") else None
+    matmuls = sum(one.launches_of(MATMUL) for one in phases if one.phase == "forward" and one.instances)
+    if model is None or not 0 < matmuls < model.fewest_matmuls:
         return ""
-    least = 4 * configuration.model.num_layers + 1
-    for phase in phases:
-        matmuls = sum(row.launches_per_instance for row in phase.classes if row.kernel_class == "matmul")
-        if phase.phase == "forward" and phase.instances and 0 < matmuls < least:
-            return (
-                f"The file name says {configuration.model.name}, which needs {least} matmuls per forward or "
-                f"more; the capture launches {matmuls:,.0f}, so the name is not believed."
-            )
-    return ""
+    return (
+        f"The file name says {model.name}, which needs {model.fewest_matmuls} matmuls per forward or more; the capture "
+        f"launches {matmuls:,.0f}, so the name is not believed."
+    )
 
 
 def _precisions(kernels: Sequence[KernelRow]) -> dict[str, float]:
     """Shares of the matmul and fused attention time by the precision in the kernels' names."""
     ms: dict[str, float] = {}
     for row in kernels:
-        if row.kernel_class in ("matmul", "fused attention"):
+        if row.kernel_class in (MATMUL, FUSED):
             precision = gemm_precision(row.name) or "unknown"
             ms[precision] = ms.get(precision, 0.0) + row.ms_per_instance
     total = sum(ms.values())
     return {key: value / total for key, value in sorted(ms.items(), key=lambda item: -item[1])} if total else {}
+
+
+_ROUNDING = 1e-6
+_equal = partial(math.isclose, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+
+
+def check_attribution(summary: CaptureSummary) -> None:
+    """Checks that every kernel is counted once, that no part holds more than its whole, and that times can be true.
+
+    Raises:
+        NsysAnalyzerError: a check fails: the figures are wrong.
+    """
+    coverage, whole = summary.coverage, summary.whole
+    if coverage is None or whole is None:
+        return
+    in_leaves = sum(phase.kernels_per_instance * phase.instances for phase in summary.leaf_phases)
+    gpu_ms_in_leaves = sum(phase.gpu_ms * phase.instances for phase in summary.leaf_phases)
+    by_name_ms = sum(row.ms_per_instance for row in whole.kernels)
+    phases = (*summary.phases, whole)
+    laws = {
+        "attributed + unattributed kernels are all kernels": coverage.attributed + coverage.unattributed
+        == sum(coverage.how.values())
+        == whole.kernels_per_instance + coverage.in_warmup,
+        "their times add up": _equal(coverage.attributed_ms + coverage.unattributed_ms, coverage.kernel_ms),
+        "kernels by name and in warm-up take the time of all": _equal(
+            by_name_ms + coverage.warmup_ms, coverage.kernel_ms
+        ),
+        "phases hold no more than the ranges": in_leaves <= coverage.in_phases + _ROUNDING
+        and coverage.in_warmup <= coverage.in_phases <= coverage.attributed + coverage.in_warmup,
+        "phases hold no more than the whole capture": gpu_ms_in_leaves <= whole.gpu_ms * (1 + _ROUNDING) + _ROUNDING,
+        "busy time fits into the span": all(_fits(phase.gpu_busy_ms, phase.gpu_span_ms.max) for phase in phases),
+        "spans fit into the capture": all(_fits(phase.gpu_span_ms, coverage.extent_ms) for phase in phases),
+        "wall times fit into the capture": all(_fits(phase.wall_ms, coverage.extent_ms) for phase in phases),
+        "no operation starts before its launch": (coverage.shortest_wait_ms or 0.0) >= -CLOCK_ERROR_NS / 1e6,
+    }
+    broken = [law for law, holds in laws.items() if not holds]
+    if broken:
+        raise NsysAnalyzerError(f"{summary.title}: it does not hold that {broken[0]}", "Please report this capture")
+
+
+def _fits(part: Stats, whole_ms: float | None) -> bool:
+    return part.max is None or whole_ms is None or part.max <= whole_ms + _ROUNDING

@@ -3,33 +3,148 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from nsys_analyzer.analysis.attribution.processes import label_of_pid
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.steps.step import Ms, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
+from nsys_analyzer.analysis.steps.tracks import Tracks
+from nsys_analyzer.analysis.summary.modules import Modules
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
-from nsys_analyzer.analysis.summary.shares import Leader, Limits, MatmulShare
 from nsys_analyzer.analysis.summary.statistics import (
     ClassRow,
+    DeviceMemory,
     KernelRow,
+    Leader,
+    MatmulShare,
     MemoryRow,
     Stats,
     share_of,
 )
-from nsys_analyzer.analysis.summary.verdicts import Verdict, verdict_of
-from nsys_analyzer.analysis.tracks.tracks import Tracks
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.analysis.transformer.peaks import Verdict, verdict_of
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.text import Words
 from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
+
+#: What a time is: of a run without the profiler, that of the step estimated, the GPU's work alone, the profiled range.
+TimeOf = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
+
+
+@dataclass(frozen=True)
+class PhaseRate:
+    """The FLOPs of the model in one instance of a phase against the time that it takes.
+
+    Attributes:
+        mfu: of the peak in the precision that ran; None where that is not known.
+        mfu_of_best: of the GPU's highest peak.
+    """
+
+    phase: str
+    model_flops: int
+    ms: float
+    time_of: TimeOf
+    mfu: float | None
+    mfu_of_best: float | None
+
+    @property
+    def flops_per_s(self) -> float:
+        """Achieved."""
+        return self.model_flops / (self.ms / 1e3)
+
+
+class ClassRate(msgspec.Struct, frozen=True):
+    """The work of a class of kernels in one instance of a phase, and its rate while these kernels run.
+
+    Attributes:
+        kernel_class: a class, ``ATTENTION_MATMUL`` or a kind of copy.
+        bytes: the least that were moved, counted and not measured; of copies, what they moved.
+        bytes_per_s: None, too, where it is above the memory's peak: a cache has served part of it.
+        peak_flops_per_s: in the precision of these kernels; None where that is not known, and for work without matmuls.
+        flops_per_s: achieved; ``share_of_peak`` is of that peak.
+    """
+
+    kernel_class: str = msgspec.field(name="class")
+    phase: str
+    ms: float
+    flops: int | float | None = None
+    bytes: int | float | None = None
+    bytes_per_s: float | None = None
+    precision: str | None = None
+    peak_flops_per_s: float | None = None
+    flops_per_s: float | None = None
+    share_of_peak: float | None = None
+
+    def __post_init__(self) -> None:
+        """Fills the rates."""
+        rate, peak = None if self.flops is None else self.flops / (self.ms / 1e3), self.peak_flops_per_s
+        msgspec.structs.force_setattr(self, "flops_per_s", rate)
+        msgspec.structs.force_setattr(self, "share_of_peak", rate / peak if rate is not None and peak else None)
+
+    @property
+    def intensity(self) -> float | None:
+        """Arithmetic intensity, FLOP/byte, where neither rate is in doubt."""
+        return self.flops / self.bytes if self.flops and self.bytes and self.bytes_per_s else None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a process achieves of its GPU's peaks; None is unknown, shares are fractions.
+
+    Attributes:
+        gpu: its name.
+        precision: the one that most of the matmul time ran in.
+        roofs: precision to peak FLOP/s, of those that ran.
+        tensor_core_share: of the matmul time, by the names of kernels; of ``tensor_core_unknown`` these say nothing.
+        missing: what would have to be known: "model", "context length", "batch size", "peaks".
+        notes: what the figures leave out, a sentence each.
+        doubt: why figures are left out.
+        mfu, mfu_of_best, time_of, ms, model_flops: by phase, as of ``PhaseRate``.
+    """
+
+    gpu: str
+    precision: str | None
+    peak_flops: float | None
+    best_precision: str | None
+    best_peak_flops: float | None
+    peak_bytes_per_s: float | None
+    source: str | None
+    roofs: tuple[tuple[str, float], ...]
+    tensor_core_share: float | None
+    tensor_core_unknown: float
+    mfu: dict[str, float] = field(default_factory=dict)
+    mfu_of_best: dict[str, float] = field(default_factory=dict)
+    time_of: dict[str, TimeOf] = field(default_factory=dict)
+    ms: dict[str, float] = field(default_factory=dict)
+    model_flops: dict[str, int] = field(default_factory=dict)
+    classes: tuple[ClassRate, ...] = ()
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    doubt: str | None = None
+
+    @property
+    def phases(self) -> tuple[PhaseRate, ...]:
+        """The rates of each phase."""
+        return tuple(
+            PhaseRate(one, self.model_flops[one], ms, self.time_of[one], self.mfu.get(one), self.mfu_of_best.get(one))
+            for one, ms in self.ms.items()
+        )
+
+    def phase(self, name: str) -> PhaseRate | None:
+        """A phase by its name."""
+        return next((one for one in self.phases if one.phase == name), None)
+
+    @property
+    def chief(self) -> PhaseRate | None:
+        """The step, else the first of its phases."""
+        return self.phase(STEP) or next(iter(self.phases), None)
+
 
 #: The states of a capture.
 STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
@@ -143,6 +258,10 @@ class PhaseSummary(msgspec.Struct, frozen=True):
     def opaque(self) -> bool:
         """True where an opaque graph hides kernels of the phase, so that no shares of them are known."""
         return any(row.kind == "graph" for row in self.memory)
+
+    def launches_of(self, kernel_class: str) -> float:
+        """The launches of a class in one instance."""
+        return sum(row.launches_per_instance for row in self.classes if row.kernel_class == kernel_class)
 
     def share_of(self, kernel_class: str) -> float | None:
         """The share of a class in the total kernel time, 0 where it has no kernel; None where it is not known."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP
 from nsys_analyzer.analysis.transformer.costs import (

@@ -67,6 +67,14 @@ class ModelSize:
         """
         return 9 * self.num_layers + 1
 
+    @property
+    def fewest_matmuls(self) -> int:
+        """Kernels of matmuls that one forward pass needs: 4·L + 1, where libraries fuse what they can.
+
+        QKV, output, gate and up, and down of each layer; and the head.
+        """
+        return 4 * self.num_layers + 1
+
 
 MODEL_SIZES: tuple[ModelSize, ...] = (
     ModelSize("small", 768, 3072, 12, 12),

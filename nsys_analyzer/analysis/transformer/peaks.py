@@ -1,10 +1,10 @@
-"""The peaks of GPUs, from their datasheets: dense rates without sparsity, memory bandwidth and L2 cache."""
+"""What GPUs can do, from their datasheets: dense rates, memory bandwidth and L2; and whether one is busy or waits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from nsys_analyzer.trace.metadata import Gpu
@@ -79,3 +79,16 @@ def roofline_ms(flops: float, moved_bytes: float, flops_per_s: float, bytes_per_
     Source: Williams, Waterman and Patterson, Roofline, Communications of the ACM 52 (4), 2009.
     """
     return max(flops / flops_per_s, moved_bytes / bytes_per_s) * 1e3
+
+
+#: From this share of the wall on, busy, a phase is GPU-bound; from this share on, idle, the GPU waits for the CPU.
+GPU_BOUND, IDLE = 0.9, 0.3
+
+Verdict = Literal["GPU-bound", "GPU waits", "neither", "undecided"]
+
+
+def verdict_of(share: float) -> Verdict:
+    """Whether a share is that of a GPU with work, of one that waits, or of neither."""
+    if share >= GPU_BOUND:
+        return "GPU-bound"
+    return "GPU waits" if 1 - share >= IDLE else "neither"

@@ -27,8 +27,7 @@ from __future__ import annotations
 from typing import Any
 
 from nsys_analyzer.analysis.comparison.comparison import Comparison, FindingChange, Side, StepChange
-from nsys_analyzer.analysis.comparison.matching import Alone
-from nsys_analyzer.analysis.comparison.pairs import Comparisons
+from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, written
 
 
@@ -39,7 +38,7 @@ def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
         "generator": GENERATOR,
         "comparisons": [_comparison(one, limit) for one in found.compared],
         "refused": [{**_sides(one), "reasons": written(one.cautions)} for one in found.refused],
-        "unmatched": [_alone(side, one) for side, one in found.alone],
+        "unmatched": [*map(_unmatched, found.unmatched)],
     }
 
 
@@ -83,14 +82,14 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 def _finding(one: FindingChange) -> dict[str, Any]:
     before, after = ([each.saves_ms_low, each.saves_ms_high] if each else None for each in (one.before, one.after))
     return {
-        "id": one.one.id, "title": one.one.title, "status": one.status, "saves_ms_before": before,
+        "id": one.finding.id, "title": one.finding.title, "status": one.status, "saves_ms_before": before,
         "saves_ms_after": after,
     }  # fmt: skip
 
 
-def _alone(side: str, one: Alone) -> dict[str, Any]:
+def _unmatched(one: UnmatchedRun) -> dict[str, Any]:
     return {
-        "side": side,
+        "side": one.side,
         "name": one.run.title,
         "nearest": one.nearest.title if one.nearest else None,
         "differences": written(one.differences),

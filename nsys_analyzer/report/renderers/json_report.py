@@ -27,10 +27,6 @@ _IDENTITY = ("name", "process", "pid", "rank", "source", "status", "message", "g
 #: Why the steps of captures are as long as they are; their modules.
 STEPS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warnings")
 MODULES = (*_IDENTITY, "modules")
-#: Keys of a run of ranks that are not the names of its fields.
-_OF_RUN = {
-    "name": "run", "missing": "missing_ranks", "findings": "run_findings", "alignment": "clocks", "notes": "run_notes",
-}  # fmt: skip
 #: The generator stands so near to the start of a report's JSON.
 _NEAR = 512
 _GENERATOR = re.compile(rb'"generator":\s*"%b"' % GENERATOR.encode())
@@ -72,7 +68,7 @@ def captures_data(
     chosen = [{key: one[key] for key in keys} for one in data] if keys else data
     document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": chosen}
     if runs:
-        first, *others = map(_run, runs)
+        first, *others = map(written, runs)
         document |= {**first, "other_runs": others}
     return document
 
@@ -86,18 +82,6 @@ def _in_backticks(value: object) -> str:
     if isinstance(value, Text):
         return plain(value, "`")
     raise NotImplementedError
-
-
-def _run(run: ParallelRun) -> dict[str, Any]:
-    """Several ranks of one run."""
-    slowest = run.slowest_rank
-    return {
-        **{_OF_RUN.get(key, key): value for key, value in written(run).items()},
-        "world_size": run.world_size or None,
-        "slowest_rank": slowest.rank if slowest else None,
-        "slowest": slowest.label if slowest else None,
-        "fastest": run.ranks[run.fastest].label if run.fastest is not None else None,
-    }
 
 
 def is_report(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES, compared_phases, parts_and_enclosing
+from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, compared_phases, parts_and_enclosing
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Details, Paragraph, Report, Roofline, Section, StepBars

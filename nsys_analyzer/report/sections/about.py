@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nsys_analyzer.analysis.kernels.classes import CLASSES
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
-from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND, IDLE
 from nsys_analyzer.analysis.transformer.costs import forward_flops
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
+from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, IDLE
 from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.report.evidence import Evidence, kernel_word, shortened, status_of
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section

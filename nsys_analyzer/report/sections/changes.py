@@ -186,7 +186,7 @@ def _finding(one: FindingChange) -> Words:
     savings = " → ".join(
         milliseconds_between(each.saves_ms_low, each.saves_ms_high) for each in (one.before, one.after) if each
     )
-    return phrase("**{}**: {} ({})", one.status, one.one.title, savings)
+    return phrase("**{}**: {} ({})", one.status, one.finding.title, savings)
 
 
 def launches_of(before: float, after: float) -> str:

@@ -13,8 +13,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
     StepChange,
     Verdict,
 )
-from nsys_analyzer.analysis.comparison.matching import Alone
-from nsys_analyzer.analysis.comparison.pairs import Comparisons
+from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
 from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Shift, Table
 from nsys_analyzer.report.sections.changes import explaining, has_renamed, launches_of, name_of, others, relative
 from nsys_analyzer.report.tables import Field, table
@@ -99,7 +98,7 @@ def answer(found: Comparisons, limit: float, *, detailed: bool = True) -> Sectio
             blocks += [*first, Details("Times, kernels and findings", more, pair.title)]
         elif detailed:
             blocks.append(Details(f"{pair.title}: the figures", (*first, *more), pair.title))
-    if notes := (*map(_refused, found.refused), *(_alone(one, side) for side, one in found.alone)):
+    if notes := (*map(_refused, found.refused), *map(_unmatched, found.unmatched)):
         left = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
         blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *left))]
     if detailed or alone:
@@ -241,21 +240,21 @@ def _ms(change: Change) -> str:
 
 def _gone_and_new(findings: Sequence[FindingChange]) -> Iterator[str]:
     for status, word in (("gone", "Gone"), ("new", "New")):
-        titles = [f'"{one.one.title}"' for one in findings if one.status == status]
+        titles = [f'"{one.finding.title}"' for one in findings if one.status == status]
         if titles:
             more = f" and {len(titles) - _NAMED} more" if len(titles) > _NAMED else ""
             yield f"{word}: {', '.join(titles[:_NAMED])}{more}."
 
 
-def _alone(one: Alone, side: str) -> Words:
+def _unmatched(one: UnmatchedRun) -> Words:
     """Why a run stands against none."""
     if one.reasons:
-        return phrase("{}: {}.", side.capitalize(), joined("; ", one.reasons))
+        return phrase("{}: {}.", one.side.capitalize(), joined("; ", one.reasons))
     if one.nearest is None or len(one.differences) > _NEAR:
-        return phrase("`{}` is only {}.", one.run.title, side)
+        return phrase("`{}` is only {}.", one.run.title, one.side)
     listed = ", ".join(map(_difference, one.differences)) or "its name"
     return phrase(
-        "`{}` is only {}; `{}` is most like it, and differs in {}.", one.run.title, side, one.nearest.title, listed
+        "`{}` is only {}; `{}` is most like it, and differs in {}.", one.run.title, one.side, one.nearest.title, listed
     )
 
 

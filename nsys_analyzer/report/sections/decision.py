@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.step import StepSummary
-from nsys_analyzer.analysis.summary.compared import compared_phases
+from nsys_analyzer.analysis.summary.complete import compared_phases
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word, step_noun
 from nsys_analyzer.report.model import Answer, Block, Cell, Listing, Paragraph, Section, Table

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.kernels.classes import MOVING, OTHER, UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import MOVING, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import step_noun

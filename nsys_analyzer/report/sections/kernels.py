@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nsys_analyzer.analysis.summary.compared import BOTH, compared_phases, parts_and_enclosing
-from nsys_analyzer.analysis.summary.shares import MATMUL, ClassShares, Leader, MatmulShare
-from nsys_analyzer.analysis.summary.statistics import KernelRow, merge_kernels
+from nsys_analyzer.analysis.summary.complete import BOTH, compared_phases, parts_and_enclosing
+from nsys_analyzer.analysis.summary.statistics import MATMUL, ClassShares, KernelRow, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import kernel_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Table

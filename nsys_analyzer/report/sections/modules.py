@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsys_analyzer.analysis.modules.module import Folded, Module, Modules, Outlier, Work, fold_modules
+from nsys_analyzer.analysis.summary.modules import Module, Modules, Outlier, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
@@ -53,20 +53,20 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[
     title, modules = capture.title, capture.modules
     if modules is None:
         return
-    folded = fold_modules(modules.modules)
+    folded, outliers = fold_modules(modules.modules)
     yield _answer(title, modules, folded)
-    yield _table(title, modules, modules.modules if every else folded.modules, every=every)
-    if folded.outliers and not every:
-        yield Listing(tuple(_outlier(layer, modules) for layer in folded.outliers[:_MOST_OUTLIERS]), capture=title)
+    yield _table(title, modules, modules.modules if every else folded, every=every)
+    if outliers and not every:
+        yield Listing(tuple(_outlier(layer, modules) for layer in outliers[:_MOST_OUTLIERS]), capture=title)
     covered = modules.backward_coverage
     if covered is not None and covered < _COVERED * (modules.forward_coverage or 0.0):
         yield Paragraph(_how(1 - covered), capture=title)
 
 
-def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
+def _answer(title: str, modules: Modules, folded: Sequence[Module]) -> Answer:
     """The modules with the most time of their own, and how much is known."""
     total = modules.forward_ms + modules.backward_ms
-    heaviest = sorted(folded.modules, key=lambda one: -_own_ms(one))[:_NAMED]
+    heaviest = sorted(folded, key=lambda one: -_own_ms(one))[:_NAMED]
     first = [one for one in heaviest if _own_ms(one) >= _MATTERS * total] or heaviest[:1]
     named = joined(
         ", ", [phrase("`{}` {}", _called(one.path, modules), percent(_own_ms(one) / total)) for one in first]

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.steps.step import OUTSIDE
+from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
 from nsys_analyzer.report.model import Answer, Block, Details, Lines, Listing, Paragraph, Section
@@ -124,7 +124,7 @@ def are_ranks(captures: Iterable[CaptureSummary], runs: Iterable[ParallelRun]) -
 
 def _sentence(run: ParallelRun) -> Words:
     """How many ranks share the work and how, how long a step takes, who is late and why, what is exposed."""
-    count = max(len(run.ranks), run.world_size)
+    count = max(len(run.ranks), run.world_size or 0)
     what = plural(count, "device" if all(one.rank is None for one in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
     step = max((one.step_ms.median or 0.0) for one in run.ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES
+from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import typical
 from nsys_analyzer.report.model import Answer, Bars, Block, Table

@@ -56,7 +56,8 @@ _CALL = (*_EVENT, "correlation")
 
 
 def _columns(*names: str) -> np.dtype[np.void]:
-    return np.dtype([(name, np.int64) for name in names])
+    narrow = ("name", "place", "device", "stream", "forward_thread", "shapes")
+    return np.dtype([(name, np.int32 if name in narrow else np.int64) for name in names])
 
 
 #: Of every event: the numbers of its name and of its place (process and thread; device and stream on a GPU) among

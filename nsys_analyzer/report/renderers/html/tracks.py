@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
-from nsys_analyzer.analysis.steps.idle import CAUSES
-from nsys_analyzer.analysis.tracks.tracks import Stream, Track, Tracks
+from nsys_analyzer.analysis.steps.process import CAUSES
+from nsys_analyzer.analysis.steps.tracks import Stream, Track, Tracks
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.figures.palette import CAUSES as CAUSE_COLORS
 from nsys_analyzer.report.figures.palette import CLASSES as CLASS_COLORS

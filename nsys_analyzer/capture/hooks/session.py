@@ -20,8 +20,7 @@ from typing import Any, TypeVar, cast
 
 from .flops import CountedStep
 from .modules import Backward, Modules
-from .ranges import Ranges
-from .results import Clock, Results
+from .ranges import Clock, Ranges, Results
 
 #: What a program writes that opens the capture range by itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")

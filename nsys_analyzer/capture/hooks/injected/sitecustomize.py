@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs a start of Python 5 ms
-_HOOKS = os.path.join(os.path.dirname(_HERE), "hooks")  # noqa: PTH118, PTH120
+_HOOKS = os.path.dirname(_HERE)  # noqa: PTH120
 _PACKAGE = "_nsys_analyze_hooks"
 
 
@@ -60,24 +60,15 @@ class _Hooking(Loader):
 
 
 def _hook(name: str) -> None:
-    """Hooks a module."""
+    """Hooks a module; the hooks are loaded from their folder, under a name that no program has."""
     if _PACKAGE not in sys.modules:
-        _load()
+        file = f"{_HOOKS}/__init__.py"
+        spec = importlib.util.spec_from_file_location(_PACKAGE, file, submodule_search_locations=[_HOOKS])
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{_HOOKS} holds no hooks")
+        package = sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(package)
     sys.modules[_PACKAGE].hook(name)
-
-
-def _load() -> None:
-    """Loads the hooks from their folder, under a name that no program has."""
-    spec = importlib.util.spec_from_file_location(
-        _PACKAGE,
-        f"{_HOOKS}/__init__.py",
-        submodule_search_locations=[_HOOKS],
-    )
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{_HOOKS} holds no hooks")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[_PACKAGE] = package
-    spec.loader.exec_module(package)
 
 
 def _run_the_programs_own() -> None:
@@ -90,7 +81,7 @@ def _run_the_programs_own() -> None:
     spec.loader.exec_module(module)
 
 
-sys.path[:] = [one for one in sys.path if os.path.abspath(one or ".") != _HERE]  # noqa: PTH100
+sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]  # noqa: PTH100
 if os.environ.get("NSYS_ANALYZE_ANNOTATION"):
     sys.meta_path.insert(0, _Hooked())
 _run_the_programs_own()

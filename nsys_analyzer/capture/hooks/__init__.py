@@ -1,41 +1,65 @@
-"""What is hooked: calls of modules, backward passes, optimizers, loaders, and ``generate``.
+"""The hooks in the program's process: calls of modules, backward passes, optimizers, loaders, and ``generate``.
+
+Loaded by ``injected/sitecustomize.py`` under a name of its own. What they are asked to do is one JSON object in the
+environment, which worker processes and launchers inherit: the attributes of ``runs.targets.Annotation``; ``results``,
+the file for the times of steps and phases, None where they are not wanted, as under a profiler; and ``spellings``, how
+the names of phases are written, for ranges of the program's own.
 
 Code that torch.compile traces must not see the hooks: each asks for that first, and does nothing then.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import inspect
+import json
+import os
+import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 from .session import Phase, Session, has_compiled
 
 Function = Callable[..., Any]
 
-
+#: The variable of the environment that holds it.
+VARIABLE = "NSYS_ANALYZE_ANNOTATION"
 #: Phases whose FLOPs are counted.
 _COMPUTING = ("forward", "evaluation", "loss", "backward")
 
 
-def patch(session: Session) -> None:
-    """Hooks PyTorch in this process."""
-    torch = session.torch
-    _patch_calls(session, torch.nn.Module)
-    for name in ("backward", "grad"):
-        _replace(torch.autograd, name, _backward(session, getattr(torch.autograd, name)))
-    _patch_optimizers(session, torch.optim.Optimizer)
+def hook(name: str) -> None:
+    """Hooks a module that this process has imported: PyTorch, or the one of transformers that generates."""
+    session, torch = _session(), sys.modules["torch"]
+    if name != "torch":
+        _patch_generation(session, sys.modules[name].GenerationMixin)
+        return
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+    _patch_calls(session, torch.nn.Module)
+    for backward in ("backward", "grad"):
+        _replace(torch.autograd, backward, _backward(session, getattr(torch.autograd, backward)))
+    _patch_optimizers(session, torch.optim.Optimizer)
     _replace(_BaseDataLoaderIter, "__next__", _phase(session, "data", _BaseDataLoaderIter.__next__))
 
 
-def patch_generation(session: Session, module: ModuleType) -> None:
-    """Hooks ``generate`` of transformers: it is one step of inference, with a forward pass for each token."""
-    mixin = module.GenerationMixin
+def watch() -> None:
+    """Looks at the program's ranges again: a recorder has taken the place of the functions that write them."""
+    _session().ranges.watch()
+
+
+@functools.cache
+def _session() -> Session:
+    session = Session(SimpleNamespace(**json.loads(os.environ[VARIABLE])), sys.modules["torch"])
+    atexit.register(session.at_exit)
+    return session
+
+
+def _patch_generation(session: Session, mixin: Any) -> None:
+    """``generate`` of transformers: it is one step of inference, with a forward pass for each token."""
     generate = mixin.generate
 
     def generating(self: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -1,18 +1,24 @@
-"""Ranges open at a moment, ranges that lie in others, and the time that intervals cover.
+"""Intervals of integers: the ranges open at a moment, ranges that lie in others, and the time that intervals cover.
 
-Ranges may cross. Between two boundaries the answer is constant, so that n ranges make at most 2·n segments.
+Ranges may cross. Between two boundaries the answer is constant, so that n ranges make at most 2·n segments. Values of
+several groups, such as the times of several threads, lie on one axis, exact for any 64-bit value: one sort, one search
+or one running maximum then serves all groups at once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.axis import OFF_AXIS, Axis
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, SmallInts, blocks, distinct
 
 NONE = -1
 #: Before every moment of a trace.
 LONG_AGO = -(2**62)
+#: The place of a value whose group is not on the axis: before all others.
+OFF_AXIS = -1
+_LONGEST = 1 << 62
 
 
 class Timeline:
@@ -151,3 +157,123 @@ def unions(group: Integers, start: Ints, end: Ints, groups: int) -> tuple[Ints, 
         last[owner[at]] = axis.value(latest[np.append(at[1:], len(owner)) - 1])
         before, reached = owner[-1], latest[-1]
     return covered, first, last
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Intervals that do not overlap, in order, and how much of any stretch they cover."""
+
+    start: Ints
+    end: Ints
+    before: Ints
+
+    @staticmethod
+    def of(start: Ints, end: Ints) -> Cover:
+        """The union of intervals whose starts are in order."""
+        if not len(start):
+            return Cover(start, end, np.zeros(1, np.int64))
+        reached = np.maximum.accumulate(end)
+        first = np.flatnonzero(np.append(True, start[1:] > reached[:-1]))
+        starts, ends = start[first], reached[np.append(first[1:] - 1, len(end) - 1)]
+        return Cover(starts, ends, np.append(0, np.cumsum(ends - starts)))
+
+    def until(self, time: Ints) -> Ints:
+        """The time covered before each moment, ns."""
+        if not len(self.start):
+            return np.zeros(len(time), np.int64)
+        begun = np.searchsorted(self.start, time, side="right")  # the intervals that have begun
+        last = np.maximum(begun - 1, 0)
+        inside = np.where(begun > 0, np.minimum(time, self.end[last]) - self.start[last], 0)
+        return self.before[last] + inside
+
+    def within(self, start: Ints, end: Ints) -> Ints:
+        """The time covered in each stretch, ns."""
+        return self.until(end) - self.until(start)
+
+    def without(self, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+        """What is not covered of some stretches: (position of the stretch, start, end) of each part of them."""
+        first = np.searchsorted(self.end, start, side="right")  # the first interval that ends behind its start
+        last = np.searchsorted(self.start, end, side="left")  # the first one that begins behind its end
+        count = np.maximum(last - first, 0) + 1  # one part more than there are intervals inside
+        owner = np.repeat(np.arange(len(start)), count)
+        number = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+        inside = first[owner] + number
+        ends, starts = np.append(self.end, 0), np.append(self.start, 0)
+        low = np.where(number == 0, start[owner], ends[np.maximum(inside - 1, 0)])
+        high = np.where(number == count[owner] - 1, end[owner], starts[np.minimum(inside, len(self.start))])
+        low, high = np.maximum(low, start[owner]), np.minimum(high, end[owner])
+        kept = high > low
+        return owner[kept], low[kept], high[kept]
+
+
+def overlaps(start: Ints, end: Ints, at_start: Ints, at_end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """What intervals in order, none of which overlap, have in common with some stretches.
+
+    Returns:
+        For each part in common the position of its stretch, that of its interval, its start and its end.
+    """
+    first = np.searchsorted(end, at_start, side="right")
+    count = np.maximum(np.searchsorted(start, at_end, side="left") - first, 0)
+    owner = np.repeat(np.arange(len(at_start)), count)
+    interval = first[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    low, high = np.maximum(start[interval], at_start[owner]), np.minimum(end[interval], at_end[owner])
+    kept = high > low
+    return owner[kept], interval[kept], low[kept], high[kept]
+
+
+class Axis:
+    """Values of several groups (any integers), group after group, in the order of the values within each.
+
+    A group takes a stretch as long as its values need. Where the values lie too far apart for 64 bits, as times do
+    when one of them is broken, a value's rank among all of them stands for it.
+    """
+
+    def __init__(self, group: Ints, *values: Ints) -> None:
+        self._groups = distinct(group)
+        if not len(self._groups):
+            return  # nothing has a place
+        self._last = len(self._groups) - 1
+        self._is_numbered = self._groups[0] == 0 and self._groups[-1] == self._last
+        self._low = min(int(column.min()) for column in values)
+        self._high = max(int(column.max()) for column in values)
+        self._stretch = self._high - self._low + 3  # with a place before the first value and one behind the last
+        self._ranked: Ints | None = None
+        if self._stretch * len(self._groups) > _LONGEST:
+            self._ranked = distinct(np.concatenate(values))
+            self._stretch = 2 * len(self._ranked) + 1  # with a place between any two values
+
+    def place(self, group: Integers, value: Ints) -> Ints:
+        """Where each (group, value) lies: in the order of group, then value; ``OFF_AXIS`` for an unknown group.
+
+        A value that is not on the axis has its place before, between or behind those that are.
+        """
+        places = np.full(len(group), OFF_AXIS, np.int64)
+        for block in blocks(len(group) if len(self._groups) else 0):
+            places[block] = self._place(group[block], value[block])
+        return places
+
+    def _place(self, group: Integers, value: Ints) -> Ints:
+        group = group.astype(np.int64)  # a product of narrow ones overflows
+        if not self._last:
+            return np.where(group == self._groups[0], self._inside(value), OFF_AXIS)
+        # Groups from 0 on, as instances are, need no search.
+        code = group if self._is_numbered else np.searchsorted(self._groups, group)
+        code = code.clip(0, self._last)
+        return np.where(self._groups[code] == group, code * self._stretch + self._inside(value), OFF_AXIS)
+
+    def length(self, first: Ints, last: Ints) -> Ints:
+        """The difference of the values at pairs of places, each of one group, below 0 where the last is before."""
+        return last - first if self._ranked is None else self.value(last) - self.value(first)
+
+    def value(self, place: Ints) -> Ints:
+        """The value at each place of one that is on the axis."""
+        inside = place % self._stretch
+        return inside - 1 + self._low if self._ranked is None else self._ranked[inside // 2]
+
+    def _inside(self, value: Ints) -> Ints:
+        """The place of each value within its group's stretch."""
+        if self._ranked is None:
+            limits = np.iinfo(np.int64)
+            return value.clip(max(self._low - 1, limits.min), min(self._high + 1, limits.max)) - self._low + 1
+        # An even place is a gap between two values, an odd one a value.
+        return np.searchsorted(self._ranked, value) + np.searchsorted(self._ranked, value, side="right")

@@ -16,10 +16,10 @@ from functools import cached_property
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads, timeline
-from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline, any_open
+from nsys_analyzer.analysis.intervals import NONE, Timeline, any_open
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import is_framework_name
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.arrays import Ints, distinct, named
 from nsys_analyzer.trace.columns import Operators, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_WITH_PATH
 
@@ -28,9 +28,8 @@ Path = tuple[str, ...]
 
 _OF_PROFILER = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
 _OF_NSYS = re.compile(r"torch\.nn\.modules\.Module\.__call__")
-_FORWARD_OF_NSYS = re.compile(r"torch\.nn\.modules\.(?P<kind>\w+)\.forward")
+_FORWARD_OF_NSYS = re.compile(r"torch\.nn\.modules\.\w+\.forward")
 _BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[\s._-]*\d+")
-_OF_HOOKS = "the ranges of nsys-analyze run --modules"
 #: What a module is called of which nsys wrote no class.
 _NO_KIND = "Module"
 #: A node of autograd's graph as it runs, and one that only adds up a gradient: it is part of the work before it.
@@ -61,26 +60,26 @@ class Calls:
 
 def find_calls(attributed: AttributedTrace) -> Calls | None:
     """Finds the calls of modules in a trace; None where no range names one."""
-    names = attributed.trace.ranges.names
-    if any(MODULE_WITH_PATH.fullmatch(name) for name in names):
-        return _with_paths(attributed.trace.ranges)
-    if any(_OF_PROFILER.fullmatch(name) for name in names):
-        return _of_profiler(attributed.trace.ranges)
-    if any(_OF_NSYS.fullmatch(name) for name in names):
-        return _of_nsys(attributed.trace.ranges)
-    operators = attributed.trace.operators
-    if any(map(_BLOCK.fullmatch, names)) or (operators.sequence >= 0).any():
+    ranges = attributed.trace.ranges
+    index = np.flatnonzero(named(ranges, MODULE_WITH_PATH.fullmatch))
+    if len(index):
+        used, path = np.unique(ranges.name[index], return_inverse=True)
+        matches = [match for i in used.tolist() if (match := MODULE_WITH_PATH.fullmatch(ranges.names[i]))]
+        paths, kinds = (tuple(path_of(match["path"]) for match in matches), tuple(match["kind"] for match in matches))
+        return Calls(index, path, paths, kinds, "the ranges of nsys-analyze run --modules")
+    index = np.flatnonzero(named(ranges, _OF_PROFILER.fullmatch))
+    if len(index):
+        kind = [match["kind"] if (match := _OF_PROFILER.fullmatch(name)) else "" for name in ranges.names]
+        kind_of_call = [kind[i] for i in ranges.name[index].tolist()]
+        return _by_nesting(ranges, index, kind_of_call, "the module calls that PyTorch's profiler wrote", numbered=True)
+    index = np.flatnonzero(named(ranges, _OF_NSYS.fullmatch))
+    if len(index):
+        return _by_nesting(
+            ranges, index, _kinds_of_nsys(ranges, index), "the module calls that nsys wrote", numbered=True
+        )
+    if any(map(_BLOCK.fullmatch, ranges.names)) or (attributed.trace.operators.sequence >= 0).any():
         return _of_program(attributed)
     return None
-
-
-def _with_paths(ranges: Ranges) -> Calls:
-    matches = [MODULE_WITH_PATH.fullmatch(name) for name in ranges.names]
-    index, name = _ranges_named(ranges, [match is not None for match in matches])
-    used, code = np.unique(name, return_inverse=True)
-    named = [match for i in used.tolist() if (match := matches[i])]
-    kinds = tuple(match["kind"] for match in named)
-    return Calls(index, code, tuple(path_of(match["path"]) for match in named), kinds, _OF_HOOKS)
 
 
 def path_of(text: str) -> Path:
@@ -88,45 +87,27 @@ def path_of(text: str) -> Path:
     return tuple(re.split(r"[/.]", text))
 
 
-def _ranges_named(ranges: Ranges, names: list[bool]) -> tuple[Ints, Ints]:
-    """Selects the ranges with some of the names: their indices, and the code of the name of each."""
-    index = np.flatnonzero(np.array([*names, False])[ranges.name])
-    return index, ranges.name[index]
-
-
-def _of_profiler(ranges: Ranges) -> Calls:
-    kinds = [match["kind"] if (match := _OF_PROFILER.fullmatch(name)) else "" for name in ranges.names]
-    index, name = _ranges_named(ranges, [kind != "" for kind in kinds])
-    kind = [kinds[i] for i in name.tolist()]
-    return _by_nesting(ranges, index, kind, "the module calls that PyTorch's profiler wrote", numbered=True)
-
-
-def _of_nsys(ranges: Ranges) -> Calls:
-    """Finds calls whose class is that of the ``forward`` right inside, where nsys wrote one."""
-    index, _ = _ranges_named(ranges, [_OF_NSYS.fullmatch(name) is not None for name in ranges.names])
-    kinds = [match["kind"] if (match := _FORWARD_OF_NSYS.fullmatch(name)) else "" for name in ranges.names]
-    inner, name = _ranges_named(ranges, [kind != "" for kind in kinds])
-    both = np.concatenate([index, inner])
-    parent = parents(ranges.thread[both], ranges.start[both], ranges.end[both])
-    kind_of_call = {int(p): kinds[n] for p, n in zip(parent[len(index) :], name.tolist(), strict=True)}
-    kind = [kind_of_call.get(call, _NO_KIND) for call in range(len(index))]
-    return _by_nesting(ranges, index, kind, "the module calls that nsys wrote", numbered=True)
+def _kinds_of_nsys(ranges: Ranges, calls: Ints) -> list[str]:
+    """Returns the class of each call: that of the ``forward`` right inside, where nsys wrote one."""
+    inner = np.flatnonzero(named(ranges, _FORWARD_OF_NSYS.fullmatch))
+    both = np.concatenate([calls, inner])
+    parent = parents(ranges.thread[both], ranges.start[both], ranges.end[both])[len(calls) :]
+    classes = [ranges.names[i].split(".")[-2] for i in ranges.name[inner].tolist()]
+    kind_of_call = dict(zip(parent.tolist(), classes, strict=True))
+    return [kind_of_call.get(call, _NO_KIND) for call in range(len(calls))]
 
 
 def _of_program(attributed: AttributedTrace) -> Calls | None:
     """Takes the program's own ranges inside its forward passes, and wherever else it is not in a backward pass."""
-    ranges, roles = attributed.trace.ranges, attributed.roles
-    every = attributed.trace.operators
+    ranges, roles, every = attributed.trace.ranges, attributed.roles, attributed.trace.operators
     operators = {every.names[code] for code in distinct(every.name)}
-    own = [not (is_framework_name(name) or name in operators) for name in ranges.names]
-    called = np.array([*own, False])[ranges.name] & ~roles.any_phase & ~roles.mask("warmup")
+    called = named(ranges, lambda name: not (is_framework_name(name) or name in operators))
+    called &= ~roles.any_phase & ~roles.mask("warmup")
     phases = ranges.select(roles.leaf & ~roles.mask("backward"))
     called &= any_open(phases.thread, phases.start, phases.end, ranges.thread, ranges.start)
     index = np.flatnonzero(called)
-    if not len(index):
-        return None
     names = [ranges.names[i] for i in ranges.name[index].tolist()]
-    return _by_nesting(ranges, index, names, "the program's own ranges", numbered=False)
+    return _by_nesting(ranges, index, names, "the program's own ranges", numbered=False) if names else None
 
 
 def _by_nesting(ranges: Ranges, index: Ints, names: list[str], source: str, *, numbered: bool) -> Calls:
@@ -213,7 +194,7 @@ class Places:
             return call
         running = Timeline(nodes.thread, nodes.start, nodes.end, latest=True).at(thread, time)
         # A checkpoint's node runs a backward pass of its own, over nodes that this thread has numbered.
-        index = np.flatnonzero(_named(nodes, _CHECKPOINT))
+        index = np.flatnonzero(named(nodes, _CHECKPOINT.fullmatch))
         around = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False).at(thread, time)
         running = np.where(around == NONE, running, np.append(index, NONE)[around])
         for process in distinct(process_of(forward.thread)):
@@ -235,28 +216,23 @@ class Places:
         The engine's range has the number of the node inside, what adds up a gradient that of the node before it.
         """
         operators = self._attributed.trace.operators
-        nodes = operators.select(_named(operators, _NODE))
+        nodes = operators.select(named(operators, _NODE.fullmatch))
         nodes = nodes.select(np.lexsort((-nodes.end, nodes.start, nodes.thread)))
         if not len(nodes):
             return nodes
         inside = np.append(nodes.start[1:] < nodes.end[:-1], False) & (np.roll(nodes.thread, -1) == nodes.thread)
         number = np.where(inside & (nodes.sequence < 0), np.roll(nodes.sequence, -1), nodes.sequence)
         last = np.maximum.accumulate(np.where(number >= 0, np.arange(len(nodes)), NONE))
-        is_numbered = (last != NONE) & (nodes.thread == nodes.thread[last]) & ((number >= 0) | _named(nodes, _ADDS_UP))
+        is_numbered = (
+            (last != NONE) & (nodes.thread == nodes.thread[last]) & ((number >= 0) | named(nodes, _ADDS_UP.fullmatch))
+        )
         return replace(nodes, sequence=np.where(is_numbered, number[last], NONE)).select(is_numbered)
 
     @cached_property
     def _forward(self) -> Operators:
         """What makes nodes, in order of start: operators with a number on a thread that is not autograd's own."""
         operators = self._attributed.trace.operators
-        makes = (operators.sequence >= 0) & ~_named(operators, _NODE)
+        makes = (operators.sequence >= 0) & ~named(operators, _NODE.fullmatch)
         makes &= ~np.isin(operators.thread, autograd_threads(self._attributed.trace))
         makers = operators.select(makes)
         return makers.select(np.argsort(makers.start, kind="stable"))
-
-
-def _named(operators: Operators, pattern: re.Pattern[str]) -> Bools:
-    """Marks the operators whose name matches."""
-    matches = np.array([*(bool(pattern.fullmatch(name)) for name in operators.names), False])
-    named: Bools = matches[operators.name]
-    return named

@@ -1,1 +1,0 @@
-"""Intervals of integers: several groups on one axis, stacks of ranges, unions."""

@@ -1,0 +1,525 @@
+"""The table behind :func:`nsys_analyzer.analysis.kernels.classes.classify`: one row a rule, the first match wins.
+
+A new class is an entry of ``CLASSES`` and a rule; a new rule is a row of the table of its source: class, pattern, and a
+real kernel name that shows it.
+
+torch.compile names a kernel ``triton_<kind>_fused_<op>_<op>_…_<n>``: ``poi`` pointwise, ``red`` and ``per``
+reductions, ``tem`` a template (matmul, attention), ``for`` a horizontal fusion of ``torch._foreach`` calls, as of an
+optimizer. A reduction that names softmax, else a normalization, else an embedding is of that class. A pointwise kernel
+is elementwise, unless its list holds nothing but moves, softmax, a normalization or random numbers, or an embedding at
+all. XLA names a fusion ``<kind>_<op>_…_fusion``; a bare ``fusion_12`` stays ``other``.
+
+A trace of a machine without a GPU calls its kernels by PyTorch's operators. An operator is of the class of the kernels
+that it launches on a GPU. One that only calls others (``aten::linear`` calls ``aten::mm``) is of the class of its work,
+little as its own time is.
+
+Most patterns for kernels that people wrote start with ``FN`` or ``IN``, which hold them to the kernel's own qualified
+name, left of its template arguments, so that an elementwise kernel stays one though a functor in its arguments is
+called softmax. Rows go from the most telling name to the least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OTHER = "other"
+#: A share of any class is known to this one's only.
+UNKNOWN = "unknown"
+#: Its time is mostly waiting for the slowest rank, which is no work.
+COMMUNICATION = "communication"
+#: Copies and fills, which are no kernels, too.
+FILLS = "memset/memcpy"
+
+#: Every class, in the order of a report's legend, with its line of the glossary.
+CLASSES: dict[str, str] = {
+    "matmul": "Matrix multiplications of any library: GEMM, batched GEMM, GEMV, dot and their split-K reductions.",
+    "fused attention": "Attention in one kernel, matmuls and softmax together, and its helper kernels.",
+    "softmax": "Kernels named softmax or log-softmax, forward or backward.",
+    "reduction": "Sums, means, maxima and losses: many elements read, few written.",
+    "elementwise": "One element out for each one in: arithmetic, activations, masks, fills, rotary.",
+    "copy/layout": "Moves, casts or reorders elements: copy, cat, transpose, gather, scatter, indexing.",
+    "normalization": "LayerNorm, RMSNorm, GroupNorm and BatchNorm where they are one kernel by name.",
+    "embedding": "Looks rows of a table up, and adds their gradients back into it.",
+    "convolution": "Convolutions, implicit GEMM among them, and the transforms made for them.",
+    "sort/scan": "Sorting, top-k, prefix sums, selection and histograms.",
+    "optimizer": "Multi-tensor (foreach) and fused optimizer kernels, gradient clipping among them.",
+    "random": "Random numbers and dropout masks.",
+    COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
+    "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
+    UNKNOWN: "Kernels whose name the capture does not hold.",
+    OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
+}
+
+#: Classes whose kernels read and write more than they compute.
+MOVING = (
+    "softmax", "reduction", "elementwise", "copy/layout", "normalization", "embedding", "optimizer", "random",
+    "memset/memcpy",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A kernel whose name ``pattern`` finds is of ``kernel_class``; ``example`` is a real such name.
+
+    Libraries use some kernels for the work of other classes too: cuDNN multiplies matrices to convolve. Launched by an
+    operator of one of the classes of ``part_of``, the kernel is of that class.
+    """
+
+    kernel_class: str
+    pattern: str
+    example: str
+    part_of: tuple[str, ...] = ()
+
+
+#: The return type and any number of namespaces; what follows starts the name of the function.
+FN = (
+    r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?"
+    r"(?:\w+::|<unnamed>::|\(anonymous namespace\)::|\{anonymous\}::)*?"
+)
+#: What follows is anywhere in the qualified name of the kernel.
+IN = FN + r"\w*?"
+
+
+#: ATen operators that move or relabel elements and compute nothing. None is a sequence of others (``index_select``
+#: is ``index``, ``select``), so that a list of them is read in one way only and fast.
+MOVES = (
+    r"(?:_to_copy|copy|clone|cat|stack|contiguous|concat|t|transpose|permute|view|_unsafe_view|reshape|expand|repeat"
+    r"|slice|select|split|split_with_sizes|slice_backward|select_backward|unsqueeze"
+    r"|squeeze|constant_pad_nd|as_strided|index|index_put|gather|scatter|flip|roll|unbind|detach|alias"
+    r"|lift_fresh|unfold|unsafe_split|convert_element_type|_reshape_alias|repeat_interleave)"
+)
+_NORMS = r"_?(?:native_|fused_)?(?:layer|rms|group|batch)_norm(?:_legit)?(?:_no_training)?(?:_backward)?"
+#: Operators whose own work is no pointwise kernel: one that names them moves their inputs or outputs.
+_MOVED_FOR = r"(?:_scaled_dot_product_\w+?_attention|fmha_v\d_(?:fwd|bwd)|moe_forward)"
+_SOFTMAX = r"_?(?:log_)?softmax(?:_backward_data)?"
+_REDUCTION = r"^triton_(?:red|per|mix)_fused_\w*"
+
+#: XLA operations that move or convert elements.
+_XLA_MOVES = (
+    r"(?:concatenate|transpose|copy|dynamic_slice|dynamic_update_slice|slice|gather|scatter|pad|broadcast|reshape"
+    r"|bitcast|convert|reverse)"
+)
+
+
+def _only(operators: str) -> str:
+    """Match a pointwise kernel that fuses one of ``operators`` and, besides them, nothing but moves."""
+    return rf"^triton_poi_fused(?:_{MOVES})*_{operators}(?:_(?:{operators}|{MOVES}))*(?:_\d+)?$"
+
+
+_COMPILED_RULES: tuple[Rule, ...] = (
+    Rule("memset/memcpy", r"(?i)^\[?(?:CUDA )?mem(?:cpy|set)", "[CUDA memcpy Host-to-Device]"),
+    # torch.compile
+    Rule("optimizer", r"^triton_.*(?:_foreach_|_fused_adam|_fused_sgd)|^triton_for_fused", "triton_for_fused_0"),
+    Rule(
+        "fused attention",
+        r"^triton_(?:tem_fused_)?\w*(?:flex_attention|flex_decoding)",
+        "triton_tem_fused_flex_attention_backward",
+    ),
+    Rule("convolution", r"^triton_tem_fused_\w*convolution|^triton_convolution", "triton_tem_fused_convolution_3"),
+    Rule("matmul", r"^triton_tem_|^triton_(?:b|add|badd)?mm", "triton_tem_fused_bmm_7"),
+    Rule("copy/layout", rf"^triton_poi_fused(?:_(?:{MOVES}|{_MOVED_FOR}))+(?:_\d+)?$", "triton_poi_fused_cat_70"),
+    Rule("softmax", _only(_SOFTMAX), "triton_poi_fused__softmax_1"),
+    Rule("normalization", _only(_NORMS), "triton_poi_fused_native_layer_norm_3"),
+    Rule(
+        "random",
+        _only(r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"),
+        "triton_poi_fused_native_dropout_0",
+    ),
+    Rule(
+        "reduction",
+        r"^triton_poi_fused_\w*(?:max|avg)_pool\dd(?!\w*backward)",
+        "triton_poi_fused_max_pool2d_with_indices_1",
+    ),
+    Rule("embedding", r"^triton_poi_fused_\w*embedding", "triton_poi_fused_add_embedding_0"),
+    Rule("elementwise", r"^triton_poi_fused", "triton_poi_fused_mul_silu_8"),
+    Rule("softmax", r"^triton_\w*softmax", "triton_red_fused__log_softmax_nll_loss_forward_1"),
+    Rule(
+        "normalization",
+        _REDUCTION + r"(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)",
+        "triton_red_fused__to_copy_add_embedding_mean_mul_pow_rsqrt_10",
+    ),
+    Rule("embedding", _REDUCTION + r"embedding", "triton_per_fused_embedding_dense_backward_sum_view_21"),
+    Rule(
+        "sort/scan",
+        r"^triton_spl_fused|^triton_(?:red|per|mix)_fused(?:_\w+)?_(?:sort|topk|cumsum|cumprod)_",
+        "triton_spl_fused_cumsum_0",
+    ),
+    Rule("reduction", r"^triton_(?:red|per|mix)_fused", "triton_red_fused__to_copy_clone_mul_sum_7"),
+    # XLA
+    Rule("matmul", r"^gemm_fusion|^(?:cublas|cutlass)_\w*fusion", "gemm_fusion_dot_general_744"),
+    Rule(
+        "copy/layout",
+        rf"^(?:(?:loop|input|wrapped)_)?{_XLA_MOVES}(?:_{_XLA_MOVES})*(?:_fusion)?(?:_\d+)*$",
+        "loop_dynamic_update_slice_fusion",
+    ),
+    Rule("reduction", r"^(?:loop|input|wrapped)_(?:\w+_)?reduce(?:_|$)", "input_reduce_fusion_92"),
+    Rule("elementwise", r"^(?:loop|input)_\w*fusion|^wrapped_", "loop_multiply_transpose_fusion_17"),
+)
+
+
+#: The end of an operator's name: an in-place ``_``, then an overload, arguments or nothing.
+_END = r"_?(?![A-Za-z0-9_])"
+#: torch.compile's C++ kernels, where it is told to name them: they list what they fuse.
+_CPP = r"^(?:graph_\d+_)?cpp_fused_"
+
+OPERATOR_RULES: tuple[Rule, ...] = (
+    Rule("optimizer", r"^aten::_?(?:foreach_|fused_(?:adam|sgd|adagrad)|amp_)", "aten::_fused_adamw_"),
+    Rule(
+        "fused attention",
+        r"^aten::_?(?:scaled_dot_product_(?:\w*flash|efficient|cudnn|fused|attention_flash)|flash_attention|efficient_attention"
+        r"|cudnn_attention)",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    ),
+    Rule(
+        "matmul",
+        r"^(?:aten|mkldnn|onednn|c10d|prims)::_?\w*(?:linear|matmul|einsum|tensordot)(?:_\w*pointwise|_backward\w*)?"
+        + _END,
+        "mkldnn::_linear_pointwise",
+    ),
+    Rule(
+        "matmul",
+        r"^aten::_?(?:(?:add|b|addb|baddb|int_|scaled_|grouped_)?mm|addmv|mv|v?dot|inner|addr|ger)(?:_activation)?"
+        + _END,
+        "aten::addmm",
+    ),
+    Rule("softmax", r"^aten::\w*softmax", "aten::_softmax"),
+    Rule("normalization", r"^aten::\w*(?:layer|rms|group|batch|instance)_norm", "aten::native_layer_norm"),
+    Rule("embedding", r"^aten::_?embedding", "aten::embedding_dense_backward"),
+    Rule(
+        "convolution",
+        r"^(?:aten|mkldnn|onednn|quantized)::\w*(?:convolution|conv_?\d?d|conv_transpose|conv_tbc)|^aten::_?conv"
+        + _END,
+        "aten::mkldnn_convolution",
+    ),
+    Rule(
+        "random",
+        r"^aten::(?:normal|uniform|bernoulli|rand\w*|(?:native_|feature_)?dropout|multinomial|exponential|poisson"
+        r"|log_normal|cauchy|geometric)" + _END,
+        "aten::normal_",
+    ),
+    Rule(
+        "sort/scan",
+        r"^aten::_?(?:sort|argsort|msort|topk|kthvalue|cum(?:sum|prod|max|min)|unique\w*|nonzero|searchsorted"
+        r"|bucketize|bincount|histc)" + _END,
+        "aten::cumsum",
+    ),
+    Rule(
+        "reduction",
+        r"^aten::_?(?:nan)?(?:sum|mean|prod|max|min|amax|amin|aminmax|argmax|argmin|var|std|var_mean|std_mean|any|all"
+        r"|norm|linalg_vector_norm|logsumexp|median|count_nonzero|trace)" + _END,
+        "aten::sum",
+    ),
+    Rule("reduction", r"^aten::\w*(?:_loss|nll_loss\w*|loss_backward|_pool\d?d?\w*)", "aten::nll_loss_forward"),
+    Rule("communication", r"^(?:_?c10d(?:_functional)?|_dtensor|symm_mem)::|^record_param_comms$", "c10d::allreduce_"),
+    Rule(
+        "memset/memcpy",  # Memory that is taken and not yet written.
+        r"^aten::(?:new_)?(?:empty\w*|_empty_affine_quantized)|^aten::(?:resize_?|resize_as_?|set_)(?![a-z])",
+        "aten::empty_strided",
+    ),
+    Rule("memset/memcpy", r"^aten::(?:_local_scalar_dense|item|_pin_memory|pin_memory)" + _END, "aten::item"),
+    Rule(
+        "copy/layout",
+        rf"^aten::(?:{MOVES}(?:_{MOVES})?|to|take\w*|index_(?:add|copy)|_index_put_impl|scatter_(?:add|reduce)|masked_select"
+        r"|masked_scatter|pad|narrow|flatten|chunk|unfold_backward|im2col|col2im"
+        r"|resolve_(?:conj|neg)|result_type|type_as|unflatten|(?:expand|view|reshape|broadcast)_(?:as|to|tensors)|movedim|moveaxis"
+        r"|swap(?:axes|dims)|diagonal\w*|numpy_T|[mM][TH]|adjoint|tile|[hvd]stack|meshgrid|unsafe_chunk|tensor_split|real"
+        r"|imag|view_as_(?:real|complex)|_(?:un)?pack_padded\w*|_conj|rot90|pixel_\w+|_convert_indices\w*"
+        r"|_nested_\w+|constant_pad\w*|reflection_pad\w*|replication_pad\w*|fliplr|flipud)" + _END,
+        "aten::copy_",
+    ),
+    Rule(
+        "elementwise",
+        r"^aten::_?(?:r?sub|add|mul|r?div|true_divide|neg|abs|exp2?|expm1|log\w{0,2}|pow|r?sqrt|square|reciprocal|erf\w*"
+        r"|a?(?:sin|cos|tan)h?|atan2|sigmoid|silu|gelu|(?:leaky_)?relu6?|elu|softplus|threshold|glu|clamp\w*|where"
+        r"|masked_fill|fill|zero|(?:new_)?(?:zeros|ones|full)(?:_like)?|scalar_tensor|arange|linspace|tri[lu]|lerp|addc(?:mul|div)|maximum|minimum"
+        r"|f?mod|remainder|floor\w*|ceil|round|trunc|sign|eq|ne|lt|le|gt|ge|(?:bitwise|logical)_\w+|isnan|isfinite"
+        r"|isin|nan_to_num|hardtanh|mish|hypot|polar|(?:linalg_)?cross|conj\w*|digamma|lgamma|i[01]e?|sinc|sgn|xlogy|erfinv|tri[lu]_indices|native_dropout)(?:_backward\w*)?"
+        + _END,
+        "aten::add",
+    ),
+    Rule("softmax", _CPP + r"\w*softmax", "graph_0_cpp_fused__softmax_div_masked_fill_3"),
+    Rule(
+        "normalization",
+        _CPP + r"\w*(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)",
+        "graph_0_cpp_fused_add_mean_mul_pow_rsqrt_0",
+    ),
+    Rule("embedding", _CPP + r"\w*embedding", "graph_0_cpp_fused_embedding_0"),
+    Rule("elementwise", _CPP, "graph_0_cpp_fused_mul_silu_1"),
+)
+
+
+#: Kernels that other classes have too, which are a convolution's where a convolution launches them.
+_OF_CONVOLUTION = ("convolution",)
+
+_LIBRARY_RULES: tuple[Rule, ...] = (
+    # communication
+    Rule("communication", FN + r"(?:nccl(?:Dev)?Kernel|mscclKernel)", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"),
+    Rule("communication", FN + r"(?:deep_ep|nvshmem\w*|nccl\w*|userbuffers\w*)", "nvshmemi_init_array_kernel"),
+    Rule(
+        "communication",
+        IN + r"(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem_)",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>",
+    ),
+    # ATen, by the shape of a loop
+    Rule(
+        "random",
+        FN
+        + r"(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed|cupy_random)|"
+        + IN
+        + r"PointwiseApply\d<.*(?:Distributions|bernoulli)",
+        "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4>",
+    ),
+    Rule(
+        "copy/layout",
+        FN + r"(?:_scatter_gather_|index_|vectorized_index_)elementwise_kernel",
+        "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<at::native::"
+        "index_kernel_impl<at::native::OpaqueType<4> >()>>",
+    ),
+    Rule(
+        "copy/layout",
+        IN + r"elementwise_kernel\w*<.*(?:copy_(?:kernel(?:_cuda|\b)|device_to_device)|(?:flip|take_put|masked_scatter"
+        r"|unfold_backward_internal|conj)_kernel)",
+        "void at::native::vectorized_elementwise_kernel<(int)8, at::native::bfloat16_copy_kernel_cuda("
+        "at::TensorIteratorBase &)::[lambda(float) (instance 1)], std::array<char *, (unsigned long)2>>()",
+    ),
+    Rule(
+        "normalization",
+        IN + r"elementwise_kernel\w*<.*(?:GroupNorm\w*KernelImpl|batch_norm_)",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::batch_norm_calc_invstd("
+        "at::Tensor const&, at::Tensor const&, double)::{lambda()#1}::operator()() const::{lambda()#2}::operator()() "
+        "const::{lambda(float)#1}, std::array<char*, 2ul> >()",
+    ),
+    Rule(
+        "elementwise",
+        IN + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_(?!Buffer)|upsample_|grid_sampler|_elemwise"
+        r"|_vectorized\d_kernel|cross_kernel)",
+        "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>, "
+        "std::array<char *, (unsigned long)1>>(int, T2, T3)",
+    ),
+    # by a word that says it all
+    Rule(
+        "optimizer",
+        IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_)",
+        "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
+    ),
+    # A rotary position embedding multiplies by sines and cosines: it looks nothing up.
+    Rule("elementwise", IN + r"(?i:rope|rotary)", "void rotary_embedding_kernel<c10::BFloat16, true>"),
+    Rule(
+        "elementwise",  # The cells of recurrent networks; their matmuls are kernels of their own.
+        FN
+        + r"(?:elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)|persistRNN_(?:add|init)"
+        r"|kernel::(?:lstm|gru)_cell_)",
+        "void LSTM_elementWise_bp1<float, float, float>",
+    ),
+    Rule(
+        "softmax", IN + r"(?i:soft_?max)", "void at::native::(anonymous namespace)::cunn_SpatialSoftMaxForward<float>"
+    ),
+    Rule(
+        "embedding",
+        IN + r"(?i:embedding|compute_grad_weight|krn_partial|num_of_partial_segments|sum_and_scatter|linearize_index)",
+        "void at::native::(anonymous namespace)::sum_and_scatter<float, long>",
+    ),
+    Rule(
+        "normalization",
+        IN + r"(?i:(?:layer|rms|group|batch|instance|weight)_?norm|normalization|cuComputePart|cuComputeGrad)",
+        "void cuApplyLayerNorm<float, float, float>",
+    ),
+    Rule(
+        "normalization",
+        FN + r"ck_tile::kentry<.*?(?:Layer|Rms)norm2d",
+        "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipelineOnePassINS_27Rmsnorm2dFwdPipelineProblemI"
+        "DF16bDF16bfDF16bDF16bDF16bff",
+    ),
+    Rule(
+        "normalization",
+        IN + r"(?:GammaBeta|RowwiseMoments|InternalGradients|FusedParams|ln_(?:fwd|bwd)|bn_(?:fw|bw))",
+        "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float, false>",
+    ),
+    # attention
+    Rule(
+        "fused attention",
+        IN + r"(?:flash_?(?:fwd|bwd)|[Ff]lash_?[Aa]tt|fmha|_sdpa_|gemm_mha|attention|mha_(?:fwd|bwd)|_mla_)",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80",
+    ),
+    Rule("fused attention", FN + r"(?:flash|pytorch_flash)::", "flash::prepare_varlen_num_blocks_kernel"),
+    Rule(
+        "fused attention",
+        IN + r"(?:Kernel2?|device_kernel|kentry)<.*(?:[Ff]lash|fmha|Fmha|FMHA|AttentionKernel)",
+        "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::"
+        "CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, 128, "
+        "cutlass::bfloat16_t, float, cutlass::arch::Sm90> > > >()",
+    ),
+    Rule(
+        "fused attention",
+        FN + r"fusion::(?:compute_dot_do_o|convert_d[qkv]|lean_reduction)",
+        "void cudnn::fusion::compute_dot_do_o_specialized<(bool)1, (int)64>",
+    ),
+    Rule(
+        "fused attention",  # Triton: the tutorial's names, FlashAttention's port, and vLLM's and SGLang's descendants.
+        FN + r"(?:_?\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel))",
+        "_attn_fwd",
+    ),
+    Rule(
+        "fused attention",  # SageAttention, and the backward passes of AOTriton.
+        FN + r"(?:sage_(?:fwd|attn)|_?bwd_(?:kernel_(?:fuse|dk_dv|dq)|preprocess)\b|reduce_segments$)",
+        "sage_fwd",
+    ),
+    Rule(
+        "fused attention",
+        FN + r"(?:Batch|Single)(?:Prefill|Decode)With|" + IN + r"(?:merge_attn|merge_state)",
+        "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(bool)0, (unsigned int)2>",
+    ),
+    # convolution
+    Rule(
+        "convolution",
+        IN + r"(?i:implicit_|convol|fprop|dgrad|wgrad|winograd|conv\d?d|conv_depthwise)",
+        "void implicit_convolve_sgemm<float, float, 128, 6, 7, 3, 3, 5, 1, false, true, true>",
+    ),
+    Rule(
+        "convolution",  # F.unfold and F.fold are these alone.
+        IN + r"(?i:im2col|col2im|vol2col|vol2im)",
+        "void at::native::im2col_kernel<c10::BFloat16>",
+        ("copy/layout",),
+    ),
+    Rule(
+        "convolution",
+        IN + r"(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)",
+        "void cutlass_cudnn::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32_128x64_16x6_nhwc>",
+    ),
+    Rule(
+        "convolution",
+        IN + r"(?:scudnn|hcudnn|icudnn)|" + FN + r"(?:cudnn::cnn|cutlass\w*_cudnn\w*)::",
+        "volta_scudnn_128x64_stridedB_splitK_small_nn_v1",
+    ),
+    Rule(
+        "convolution",  # cuDNN's tables of offsets, scaled outputs and layouts.
+        IN + r"(?:compute\w*OffsetsKernel|scalePackedTensor|nchwToNhwc|nhwcToNchw|nchwAddPadding|nhwcAddPadding)",
+        "cask_cudnn::computeOffsetsKernel",
+    ),
+    Rule(
+        "convolution",  # cuDNN's convolutions by Fourier transform; cuFFT has other names.
+        FN + r"(?:fft[12]d_(?:r2c|c2r)_\d+|flip_filter|pointwise_mult_and_sum_complex)|" + IN + r"gcgemm",
+        "void fft2d_r2c_32x32<float, false, 1u, true>",
+    ),
+    Rule(
+        "convolution",
+        IN
+        + r"(?:igemm_(?:fwd|bwd|wrw)_gtc|grouped_conv|conv_(?:fwd|bwd)|gemm_xdlops_bwd_weight|[aA]smConv|naive_conv)",
+        "igemm_wrw_gtcx3_nhwc_bf16_bx0_ex1_bt256x128x16_wt32x32x8_ws2x1_wr2x2_ta1x4x1x4_1x4x1x64_tb1x4x1x2_1x4x1x64_gkgs",
+    ),
+    Rule(
+        "convolution",  # MIOpen's transforms before and after a convolution.
+        FN + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW))",
+        "batched_transpose_64x16_pack_4x1_ediv_2x1_half",
+    ),
+    # matmul
+    Rule("matmul", FN + r"nvjet_", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT", _OF_CONVOLUTION),
+    Rule(
+        "matmul",
+        IN + r"(?i:split_?k_?reduce|execute_split_k)|" + FN + r"epilogue::impl::globalKernel",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>",
+        _OF_CONVOLUTION,
+    ),
+    Rule(
+        "matmul",  # fbgemm is a library, not a GEMM.
+        IN + r"(?i:(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)",
+        "volta_sgemm_64x64_nt",
+        _OF_CONVOLUTION,
+    ),
+    Rule(
+        "matmul",
+        IN + r"(?:Kernel2?|device_kernel)<.*(?i:(?<!fb)gemm)",
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>",
+        _OF_CONVOLUTION,
+    ),
+    Rule(
+        "matmul",
+        FN + r"(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas|" + FN + r"cublas",
+        "void reduce_1Block_kernel<float, 128, 7, cublasGemvTensorStridedBatched<float> >",
+    ),
+    Rule("matmul", FN + r"(?:fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "fused_moe_kernel"),
+    Rule(
+        "matmul",  # TensorRT-LLM's, by the types of output and inputs.
+        r"^bmm_(?:Mx)?(?:E\dm\d|Bfloat16|Fp16|Fp32)_",
+        "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN_transOut_schedP2x1x2",
+    ),
+    # data that moves, and what is left
+    Rule(
+        "sort/scan",
+        IN + r"(?i:(?<!ten)sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo|Compact|ReduceByKey)|topk"
+        r"|kernel_scan|write_indices|bucketize|searchsorted|gather(?:KthValue|Median)|compute_mode|inclusive_?\w*scan"
+        r"|\bnms_|keep_from_mask|cupy_(?:scan|bsum))",
+        "void at::native::radixSortKVInPlace<2, -1, 32, 4, float, long, unsigned int>",
+    ),
+    Rule(
+        "sort/scan",
+        IN
+        + r"(?:lookback_scan|onesweep_|trampoline_kernel<.*(?:scan|sort|partition|select|unique|histogram))|"
+        + FN
+        + r"rocprim::(?:\w+::)*partition",
+        "void rocprim::ROCPRIM_400001_NS::detail::init_lookback_scan_state_kernel<rocprim::ROCPRIM_400001_NS::"
+        "detail::lookback_scan_state<long, false, true> >",
+    ),
+    # Which expert takes which token: a top-k, counted and summed up.
+    Rule("sort/scan", IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows)", "_sum_bitmatrix_rows"),
+    Rule(
+        "sort/scan",
+        FN + r"thrust::.*(?:__(?:unique|merge_sort|scan|copy_if|partition))",
+        "void thrust::cuda_cub::core::_kernel_agent<thrust::cuda_cub::__scan::ScanAgent<int*, int*, "
+        "thrust::plus<int>, int, int, thrust::detail::integral_constant<bool, bool=0>>>()",
+    ),
+    Rule(
+        "reduction",
+        IN + r"Device(?:Segmented)?Reduce",
+        "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<at_cuda_detail::cub::detail::reduce::"
+        "policy_hub<int, unsigned long long, cuda::std::__4::plus<void> >::Policy1000, int*, int*, int, cuda::std::__"
+        "4::plus<void>, int, int, cuda::std::__4::__identity>()",
+        ("sort/scan",),
+    ),
+    Rule(
+        "reduction",
+        IN + r"(?i:cross_?entropy|nll_?(?:loss|criterion)|reduce|reduction|argmax|argmin|_pool(?!ed)|vector_norm|qparam"
+        r"|ctc_loss|margin_?loss|[cp]dist_|coalesceValues|roi_align|roi_pool|cupy_(?:sum|mean|any|all|prod|[an]?max|[an]?min))|"
+        + FN
+        + r"moe::(?:\w+::)*finalize",
+        "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MaxOps<"
+        "float>, unsigned int, float, (int)4, (int)4>>(T3)",
+    ),
+    Rule(
+        "memset/memcpy",
+        IN + r"(?:RepeatBuffer|[Mm]emset|[Rr]edzone|__amd_rocclr_(?:fill|copy)Buffer)",
+        "stream_executor::gpu::RepeatBufferKernelImpl",
+    ),
+    Rule(
+        "copy/layout",
+        IN + r"(?:tensorTransformGeneric|genericTranspose|transpose_readWrite|convertTensor)",
+        "void cudnn::ops::convertTensor_kernel<float, float, float, (cudnnKernelDataType_t)2>",
+        _OF_CONVOLUTION,
+    ),
+    Rule(
+        "copy/layout",
+        IN + r"(?i:copy|CatArray|chunk_cat|gather|scatter|index_?(?:select|func|ing|put|add)|transpose)",
+        "void at::native::vectorized_gather_kernel<(int)16, long>",
+    ),
+    Rule(
+        "copy/layout",
+        IN + r"(?i:permut|reshape_and_cache|store_kv_?cache|kv_indices|to_dense|_pad\d?d?|roll_|flip_|unpool"
+        r"|convert_indices|CooToCsr|lacpy|compressSparse|MetaDataReorder|matrix_to_|cupy_(?:take|getitem))",
+        "void fbgemm_gpu::permute_2D_lengths_kernel<int>",
+    ),
+    Rule(
+        "elementwise",
+        IN + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_)",
+        "void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16, &(silu(float const&))>",
+    ),
+    Rule(
+        "elementwise",
+        IN + r"(?i:_(?:add|mul|sub|div|bias|residual)_|axpy|scal_kernel|clamp|unary_kernel|bounds_check|offsets_range"
+        r"|rowwise_to_float|token_ids|position_kernel|detail::(?:transform::)?transform_kernel|for_each::static_kernel"
+        r"|scalar_multiply|^cupy_)",
+        "transformer_engine::unary_kernel<identity bf16>",
+    ),
+)
+
+#: The first match wins.
+RULES: tuple[Rule, ...] = (*_COMPILED_RULES, *OPERATOR_RULES, *_LIBRARY_RULES)

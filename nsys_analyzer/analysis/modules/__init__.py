@@ -1,1 +1,0 @@
-"""The time of each module of a model, forward and backward."""

@@ -1,1 +1,0 @@
-"""Tracks: what the CPU's threads and the GPU's streams did in the measured steps, moment by moment."""

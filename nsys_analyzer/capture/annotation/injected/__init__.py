@@ -1,1 +1,0 @@
-"""A folder for ``PYTHONPATH``: Python imports ``sitecustomize`` from it when it starts."""
