@@ -163,7 +163,7 @@ def _timed(study: Study, step_ns: float) -> Replay:
 def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
     """Yields the findings worth a change, the largest saving first, each with what is left after all up to it.
 
-    What is left for a cause that others explain is valued without these, and stands behind them.
+    What is left for a cause that others explain is valued without these, and stands directly behind them.
     """
     explaining = [candidate for candidate in candidates if candidate.explains]
     ranked = []
@@ -172,12 +172,9 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
         if sum(saves) / 2 >= LEAST * case.step_ms:
             ranked.append((candidate, saves))
     ranked.sort(key=lambda pair: -sum(pair[1]))
-    last = max((place for place, (candidate, _) in enumerate(ranked) if candidate.explains), default=-1)
-    for place, pair in enumerate(ranked[:last]):
-        if pair[0].explained:  # behind the last one that explains it
-            ranked.insert(last + 1, pair)
-            del ranked[place]
-            break
+    place = next((i for i, (candidate, _) in enumerate(ranked) if candidate.explained), len(ranked))
+    behind = [pair for pair in ranked[place:] if pair[0].explains]
+    ranked = [*ranked[:place], *behind, *(pair for pair in ranked[place:] if pair not in behind)]
     left = list(case.baselines)
     for candidate, (low, high) in ranked:
         # The first change saves least; beside others a change may cost, and is not made then.
