@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Details, Paragraph, Report, Roofline, Section, StepBars
 from nsys_analyzer.report.sections import ranks
-from nsys_analyzer.report.sections.about import about
+from nsys_analyzer.report.sections.about import about, terms_of
 from nsys_analyzer.report.sections.attention import answer_attention, why_no_attention
 from nsys_analyzer.report.sections.decision import decide
 from nsys_analyzer.report.sections.findings import findings_of_capture, shared_findings
@@ -38,7 +38,8 @@ def build_report(evidence: Evidence) -> Report:
         title = evidence.runs[0].name if len(evidence.runs) == 1 else f"{len(evidence.captures)} captures"
         sections = [*_of_several(evidence)]
     shown = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
-    return Report(title, shown, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
+    terms = terms_of(evidence)
+    return Report(title, shown, evidence.captures, evidence.labels, terms, evidence.benches, evidence.runs)
 
 
 def _of_one(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
