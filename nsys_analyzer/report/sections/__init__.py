@@ -123,6 +123,11 @@ def first_screen(report: Report) -> Section:
     first = report.sections[0]
     of_ranks = [block for section in report.sections if section.key == "ranks" for block in section.blocks]
     kept: tuple[type[Block], ...] = (Answer, StepBars, Paragraph) if len(report.runs) == 1 else (Answer,)
-    evidence = {block for block, before in zip(of_ranks[1:], of_ranks, strict=False) if isinstance(before, Paragraph)}
-    said = [block for block in of_ranks if isinstance(block, kept) and block not in evidence]
+    # Below the title of a finding stands what was seen, which a screen has no room for.
+    titles = [isinstance(block, Paragraph) and bool(block.capture) for block in of_ranks]
+    said = [
+        block
+        for block, below_title in zip(of_ranks, (False, *titles), strict=False)
+        if not below_title and (isinstance(block, kept) or (isinstance(block, Paragraph) and not block.capture))
+    ]
     return replace(first, blocks=(*(first.blocks if first.key != "ranks" else ()), *said))
