@@ -1,13 +1,10 @@
 """One block of each kind, and the whole text it becomes."""
 
-import re
-
-from hypothesis import given
-from hypothesis import strategies as st
-
 from nsys_analyzer.report.model import (
     Answer,
+    Bar,
     Bars,
+    Choice,
     Column,
     Details,
     Listing,
@@ -15,9 +12,10 @@ from nsys_analyzer.report.model import (
     Report,
     Section,
     Spread,
+    StepBars,
     Table,
 )
-from nsys_analyzer.report.renderers.markdown import fitting, render, render_block
+from nsys_analyzer.report.renderers.markdown import render, render_block
 from nsys_analyzer.text import phrase
 
 FIGURE = Bars("one", "Time by phase", ("forward",), (("wall", (1.0,)),), "ms")
@@ -32,7 +30,7 @@ TABLE = Table(
 REPORT = Report(
     "Where the time goes",
     (
-        Section("first", "First", (Paragraph("A sentence."), Answer("small", "it takes 21 ms.", "21 ms"))),
+        Section("first", "First", (Paragraph("A sentence."), Answer(phrase("It takes `21 ms`."), "small"))),
         Section("table", "Table", (TABLE, FIGURE)),
         Section(
             "lists",
@@ -54,14 +52,7 @@ GOLDEN = """\
 
 A sentence.
 
-**small:** it takes 21 ms.
-
-**Contents**
-
-- [First](#first)
-- [Table](#table)
-- [Lists](#lists)
-- [Nothing](#nothing)
+**It takes `21 ms`.**
 
 ## Table
 
@@ -133,30 +124,34 @@ def test_a_long_cell_widens_no_other() -> None:
     assert lines == ["| a | name |", "|:--|:--|", f"| x | `{name}` |", "| y | `short` |"]
 
 
-def test_the_contents_name_headings_as_github_does() -> None:
-    titles = ("(a) How long, and why?", "Same title", "Same title", "Kernel attribution check")
-    page = render(Report("t", tuple(Section(str(i), title, ()) for i, title in enumerate(titles))), {})
-    assert re.findall(r"\]\((#.*)\)", page) == [
-        "#a-how-long-and-why", "#same-title", "#same-title-1", "#kernel-attribution-check",
+def test_a_long_table_is_not_padded() -> None:
+    rows = tuple((f"row {i}", i) for i in range(21))
+    assert render_block(Table((Column("a name"), Column("n", "count")), rows), {}).splitlines()[:3] == [
+        "| a name | n |", "|:--|--:|", "| row 0 | 0 |",
     ]  # fmt: skip
 
 
-@given(
-    st.lists(st.lists(st.text("ab <wbr>", max_size=120), min_size=2, max_size=2), min_size=1, max_size=9),
-    st.integers(0, 3),
-)
-def test_a_table_that_is_wider_than_a_page_becomes_several(columns: list[list[str]], names: int) -> None:
-    """Each has the columns that name a row; every other column stands in one of them, in order."""
-    parts = fitting(columns, names)
-    first = list(range(min(names, len(columns))))
-    assert all(part[: len(first)] == first for part in parts)
-    assert [i for part in parts for i in part[len(first) :]] == list(range(len(first), len(columns)))
-    for part in parts:
-        letters = [max(len(word) for text in columns[i] for word in re.split(" |<wbr>", text)) for i in part]
-        assert sum(letters) * 8.6 + 27 * len(part) <= 821 or len(part) <= len(first) + 1
+def test_every_table_of_a_choice_is_there() -> None:
+    tables = tuple(Table((Column("a"),), ((name,),), f"Of {name}:") for name in ("x", "y"))
+    assert (
+        render_block(Choice(tables), {}) == "Of x:\n\n| a   |\n|:----|\n| x   |\n\nOf y:\n\n| a   |\n|:----|\n| y   |"
+    )
 
 
-def test_the_parts_of_a_wide_table() -> None:
-    """A column of 40 letters is 40 * 8.6 + 27 = 371 px wide, the name 1 * 8.6 + 27 = 36: two fit into 821 px."""
-    columns = [["n", "1"], *([letter * 40, "1"] for letter in "abc")]
-    assert fitting(columns, 1) == [[0, 1, 2], [0, 3]]
+def test_a_bar_is_letters_in_a_fence() -> None:
+    """Of 96 letters 24 are a quarter."""
+    bars = StepBars(("matmul", "idle"), (Bar("", (1.0, 3.0)),), "A step:", "One of two.")
+    shade = "\N{LIGHT SHADE}"
+    assert render_block(bars, {}).splitlines() == [
+        "```", f"{'M' * 8} matmul {'M' * 8}{shade * 33} idle {shade * 33}",
+        f"A step:  M matmul 1 ms 25%  {shade} idle 3 ms 75%", "One of two.", "```",
+    ]  # fmt: skip
+
+
+def test_a_share_is_a_bar_of_letters() -> None:
+    """Of 14 letters; a share that is nearly nothing is one."""
+    cells = [
+        line.split("|")[1].strip()
+        for line in render_block(Table((Column("", "bar"),), ((1.0,), (0.5,), (0.001,))), {}).splitlines()
+    ]
+    assert cells[2:] == ["\N{DARK SHADE}" * count for count in (14, 7, 1)]

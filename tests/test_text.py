@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 
 from nsys_analyzer.report.model import (
     Answer,
+    Bar,
     Bars,
     Block,
     Cell,
+    Choice,
     Column,
     Details,
     Listing,
     Paragraph,
     Report,
     Section,
+    StepBars,
     Table,
 )
 from nsys_analyzer.report.renderers.markdown import render
@@ -104,7 +107,7 @@ def test_what_may_be_seen_stays() -> None:
 
 
 def a_report(texts: Iterator[Words]) -> Report:
-    """A report with one of the texts in every place that holds one, some 36."""
+    """A report with one of the texts in every place that holds one, some 60."""
 
     def name() -> str:
         return plain(next(texts))
@@ -114,17 +117,20 @@ def a_report(texts: Iterator[Words]) -> Report:
         row: tuple[Cell, ...] = (next(texts), next(texts), 1)
         return Table(columns, (row, (next(texts), None, None)), next(texts), name())
 
+    bars = StepBars((name(), name()), (Bar(name(), (1.0, 2.0)), Bar(name(), (0.0, 1.0))), name(), name())
     blocks: tuple[Block, ...] = (
         Paragraph(next(texts)),
-        Answer(name(), next(texts), next(texts)),
+        Answer(next(texts), name()),
         table(),
+        Choice((table(), table())),
+        bars,
         Paragraph(next(texts)),
         Listing((next(texts), next(texts))),
         Listing((next(texts), next(texts)), "commands"),
         Bars("drawn", name(), (name(),), ((name(), (1.0,)),), name()),
         Details(name(), (Paragraph(next(texts)), table(), Listing((next(texts),), "python"))),
     )
-    return Report(name(), (Section("key", name(), blocks, name()), *(Section("end", name(), ()) for _ in range(3))))
+    return Report(name(), (Section("key", name() or "title", blocks), Section("first", "", (Paragraph(next(texts)),))))
 
 
 def checked(report: Report) -> str:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from nsys_analyzer.runs.rows import Row
 
 #: What the cells of a column are; ``report.units`` says how each is written.
-Unit = Literal["text", "code", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]
+Unit = Literal["text", "code", "bar", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]
 
-TEXT_UNITS = ("text", "code")
+#: The units of what stands at the left of its column; a bar is a share that is drawn.
+TEXT_UNITS = ("text", "code", "bar")
 
 
 @dataclass(frozen=True)
@@ -277,12 +278,18 @@ class FinishedBench:
 
 @dataclass(frozen=True)
 class Report:
-    """A title and sections in order, and the data behind them, with a short label of every kernel name."""
+    """A title and sections in order, and the data behind them.
+
+    Attributes:
+        labels: a short label of every kernel name.
+        terms: what the words mean that columns are headed by.
+    """
 
     title: str
     sections: tuple[Section, ...]
     captures: tuple[CaptureSummary, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    terms: Mapping[str, str] = field(default_factory=dict)
     benches: tuple[FinishedBench, ...] = ()
     runs: tuple[ParallelRun, ...] = ()
 

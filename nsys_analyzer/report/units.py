@@ -13,6 +13,7 @@ _MINUS = "\N{MINUS SIGN}"
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _ROUNDS_UP_TO_A_TENTH = 0.99995  # of a binary unit: 1,024.0 MiB is 1.0 GiB
+_BAR = 14  # letters of a whole bar
 _ROUNDS_UP = 0.9995  # of a prefix: in three digits, 999.7 G is 1 T
 
 
@@ -80,6 +81,8 @@ def format_number(value: float, unit: Unit) -> str:
     if unit == "percent":
         rounded = round(value, 3) + 0.0  # no minus before a zero
         return f"{rounded:.1%}".replace("%", f"{_SPACE}%").replace("-", _MINUS)
+    if unit == "bar":
+        return "\N{DARK SHADE}" * max(round(value * _BAR), 1)
     if unit in ("flop", "flop/s"):
         return _scaled(value, "FLOP" + ("/s" if unit == "flop/s" else ""))
     if unit == "bytes":

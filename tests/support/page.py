@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -11,6 +12,7 @@ from nsys_analyzer.report.model import (
     Answer,
     Bars,
     Block,
+    Choice,
     Details,
     Lines,
     Listing,
@@ -19,12 +21,12 @@ from nsys_analyzer.report.model import (
     Report,
     Roofline,
     Seen,
+    StepBars,
     Table,
 )
-from nsys_analyzer.report.renderers.inline import cell
-from nsys_analyzer.report.renderers.markdown import fitting
+from nsys_analyzer.report.renderers.step_bar import lines
 from nsys_analyzer.report.units import ABSENT, format_cell
-from nsys_analyzer.text import Span, Words, link, phrase, plain, spans, visible
+from nsys_analyzer.text import Span, Text, Words, plain, spans, visible
 
 #: What stands in a line: kind of the span and its letters; neighbours that are plain are one.
 Inline = tuple[tuple[str, str], ...]
@@ -56,8 +58,6 @@ def _inline(children: Sequence[Token]) -> Iterator[tuple[str, str]]:
             yield inside[-1], ""
         elif token.nesting == -1:
             inside.pop()
-        elif token.type == "html_inline" and token.content == "<wbr>":  # ours: no name has tags
-            continue
         elif token.type == "text":
             yield inside[-1] if inside else "plain", token.content
         elif token.type == "image":
@@ -81,18 +81,9 @@ def _joined(parts: Iterator[tuple[str, str]]) -> Inline:
 def tree_of(report: Report, drawn: dict[str, str]) -> list[Node]:
     """The nodes that the page of a report must have; ``drawn`` are the figures that it shows."""
     nodes: list[Node] = [("heading_open", "h1"), _line(report.title)]
-    for i, section in enumerate(report.sections):
-        if i == 1 and len(report.sections) > 3:
-            nodes += _contents(report)
-        nodes += [("heading_open", "h2"), _line(section.title)]
-        nodes += [node for block in section.blocks for node in _block(block, drawn)]
-    return nodes
-
-
-def _contents(report: Report) -> list[Node]:
-    nodes: list[Node] = [("paragraph_open", "p"), ("inline", (("strong", "Contents"),)), ("bullet_list_open", "ul")]
     for section in report.sections:
-        nodes += [("list_item_open", "li"), *_paragraph(link(section.title, "#"))]
+        nodes += [("heading_open", "h2"), _line(section.title)] if section.title else []
+        nodes += [node for block in section.blocks for node in _block(block, drawn)]
     return nodes
 
 
@@ -100,9 +91,14 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
     if isinstance(block, Paragraph):
         yield from _paragraph(block.text)
     elif isinstance(block, Answer):
-        yield from _paragraph(phrase("**{}** {}", block.capture + ":", block.text))
+        yield from _answer(block)
     elif isinstance(block, Table):
         yield from _table(block)
+    elif isinstance(block, Choice):
+        yield from (node for one in block.tables for node in _table(one))
+    elif isinstance(block, StepBars):
+        bars = ("".join(stroke.text for stroke in line).rstrip() for line in lines(block, 96))
+        yield ("fence", "", "\n".join(visible(one) for one in bars).rstrip("\n"))
     elif isinstance(block, Details):
         yield ("html_block", "", f"<details><summary>{_as_html(block.title)}</summary>")
         yield from (node for one in block.blocks for node in _block(one, drawn))
@@ -119,25 +115,26 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
         yield ("fence", language, "\n".join(visible(plain(line)) for line in block.lines).rstrip("\n"))
 
 
+def _answer(block: Answer) -> Iterator[Node]:
+    """A sentence in strong letters, its code in strong code."""
+    parts = [replace(span, kind="plain") if span.kind in ("strong", "emphasis") else span for span in spans(block.text)]
+    _, inline = _line(Text(tuple(parts)))
+    strong = (("strong", one) if kind == "plain" else (kind, one) for kind, one in inline or (("plain", ABSENT),))
+    yield from (("paragraph_open", "p"), ("inline", _joined(iter((("strong", ""), *strong)))))
+
+
 def _table(table: Table) -> Iterator[Node]:
-    """The nodes of a table: of one wider than a page, those of several."""
     if table.caption:
         yield from _paragraph(table.caption)
-    columns = [
-        (column.title, *(format_cell(row[i], column.unit) for row in table.rows))
-        for i, column in enumerate(table.columns)
-    ]
-    for chosen in fitting([list(map(cell, column)) for column in columns], table.names):
-        yield from (("table_open", "table"), ("thead_open", "thead"), ("tr_open", "tr"))
-        header, *rows = zip(*(columns[i] for i in chosen), strict=True)
-        for title in header:
-            yield from (("th_open", "th"), _line(title))
-        if rows:
-            yield ("tbody_open", "tbody")
-        for row in rows:
-            yield ("tr_open", "tr")
-            for text in row:
-                yield from (("td_open", "td"), _line(text))
+    yield from (("table_open", "table"), ("thead_open", "thead"), ("tr_open", "tr"))
+    for column in table.columns:
+        yield from (("th_open", "th"), _line(column.title))
+    if table.rows:
+        yield ("tbody_open", "tbody")
+    for row in table.rows:
+        yield ("tr_open", "tr")
+        for cell, column in zip(row, table.columns, strict=True):
+            yield from (("td_open", "td"), _line(format_cell(cell, column.unit)))
 
 
 def _paragraph(text: Words) -> tuple[Node, Node]:

@@ -56,7 +56,8 @@ def line(text: Words) -> str:
 
 def answer(text: Words) -> str:
     """A sentence that stands out, on one line: its code does, too."""
-    written = "".join(_span(replace(span, kind="plain") if span.kind == "strong" else span) for span in spans(text))
+    marked = ("strong", "emphasis")  # marks inside marks are read in another order
+    written = "".join(_span(replace(span, kind="plain") if span.kind in marked else span) for span in spans(text))
     return f"**{written.strip() or ABSENT}**"
 
 

@@ -93,7 +93,7 @@ def lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool = Fal
             strokes.append(Stroke(part, text.center(count, fill)[:count]))
         yield [*strokes, Stroke("", " " * (inner - length) + time.rjust(right)[:right] if right else "")]
     line: list[Stroke] = []
-    for item in [[Stroke("", bars.title)], *_legend(bars, totals, shade)]:
+    for item in [[Stroke("", _joined(bars.title))], *_legend(bars, totals, shade)]:
         if line and _width(line) + 2 + _width(item) > width:
             yield line
             line = []

@@ -57,10 +57,16 @@ def print_section(section: Section) -> None:
 def _print_blocks(screen: Console, blocks: Iterable[Block]) -> None:
     """Prints blocks with an empty line before each."""
     for block in blocks:
-        if not isinstance(block, Paragraph | Answer | Listing | Table | Choice | StepBars | Details):
-            continue
-        screen.print()
-        _print_block(screen, block)
+        if _has_text(block):
+            screen.print()
+            _print_block(screen, block)
+
+
+def _has_text(block: Block) -> bool:
+    """Whether a terminal shows anything of a block; of figures it shows none."""
+    if isinstance(block, Details):
+        return any(map(_has_text, block.blocks))
+    return isinstance(block, Paragraph | Answer | Listing | Table | Choice | StepBars)
 
 
 def _print_block(screen: Console, block: Block, most: int | None = None) -> None:

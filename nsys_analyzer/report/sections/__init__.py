@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Details, Paragraph, Report, Roofline, Section, StepBars
 from nsys_analyzer.report.sections import ranks
-from nsys_analyzer.report.sections.about import about
+from nsys_analyzer.report.sections.about import about, terms_of
 from nsys_analyzer.report.sections.attention import answer_attention, why_no_attention
 from nsys_analyzer.report.sections.decision import decide
 from nsys_analyzer.report.sections.findings import findings_of_capture, shared_findings
@@ -38,7 +38,8 @@ def build_report(evidence: Evidence) -> Report:
         title = evidence.runs[0].name if len(evidence.runs) == 1 else f"{len(evidence.captures)} captures"
         sections = [*_of_several(evidence)]
     shown = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
-    return Report(title, shown, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
+    terms = terms_of(evidence)
+    return Report(title, shown, evidence.captures, evidence.labels, terms, evidence.benches, evidence.runs)
 
 
 def _of_one(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
@@ -122,6 +123,11 @@ def first_screen(report: Report) -> Section:
     first = report.sections[0]
     of_ranks = [block for section in report.sections if section.key == "ranks" for block in section.blocks]
     kept: tuple[type[Block], ...] = (Answer, StepBars, Paragraph) if len(report.runs) == 1 else (Answer,)
-    evidence = {block for block, before in zip(of_ranks[1:], of_ranks, strict=False) if isinstance(before, Paragraph)}
-    said = [block for block in of_ranks if isinstance(block, kept) and block not in evidence]
+    # Below the title of a finding stands what was seen, which a screen has no room for.
+    titles = [isinstance(block, Paragraph) and bool(block.capture) for block in of_ranks]
+    said = [
+        block
+        for block, below_title in zip(of_ranks, (False, *titles), strict=False)
+        if not below_title and (isinstance(block, kept) or (isinstance(block, Paragraph) and not block.capture))
+    ]
     return replace(first, blocks=(*(first.blocks if first.key != "ranks" else ()), *said))

@@ -223,24 +223,29 @@ def _names(evidence: Evidence) -> Iterator[Block]:
 # --- the glossary
 
 
-def _glossary(evidence: Evidence) -> Iterator[Words]:
+def terms_of(evidence: Evidence) -> dict[str, str]:
     """What the words and columns of the report mean, those that it has."""
     measured = _measured(evidence)
-    cpu, gpu = any(c.on_cpu for c in measured), any(not c.on_cpu for c in measured)
     costs = ", ".join(
         f"{one.low_us} to {one.high_us} µs for each {one.event}" for one in (API_CALL, NVTX_RANGE, OPERATOR)
     )
-    for term, meaning in _TERMS.items():
-        yield joined("", (emphasis(term), f": {meaning}"))
-    for term, meaning in (_GPU_TERMS if gpu else {}).items():
-        text = meaning.format(busy=about_percent(GPU_BOUND), idle=about_percent(IDLE), costs=costs)
-        yield joined("", (emphasis(term), f": {text}"))
-    for term, meaning in (_CPU_TERMS if cpu else {}).items():
-        yield joined("", (emphasis(term), f": {meaning}"))
-    limited = any(c.limits and (c.limits.phases or c.limits.classes) for c in measured)
-    for term, meaning in (_LIMIT_TERMS if limited else {}).items():
-        yield joined("", (emphasis(term), f": {meaning}"))
-    for term, meaning in (_ATTENTION_TERMS if any(c.attention for c in measured) else {}).items():
+    of_gpu = {
+        term: meaning.format(busy=about_percent(GPU_BOUND), idle=about_percent(IDLE), costs=costs)
+        for term, meaning in _GPU_TERMS.items()
+    }
+    parts = (
+        (True, _TERMS),
+        (any(not c.on_cpu for c in measured), of_gpu),
+        (any(c.on_cpu for c in measured), _CPU_TERMS),
+        (any(c.limits and (c.limits.phases or c.limits.classes) for c in measured), _LIMIT_TERMS),
+        (any(c.attention for c in measured), _ATTENTION_TERMS),
+    )
+    return {term: meaning for held, terms in parts if held for term, meaning in terms.items()}
+
+
+def _glossary(evidence: Evidence) -> Iterator[Words]:
+    """The terms, and the classes of kernels that there are."""
+    for term, meaning in terms_of(evidence).items():
         yield joined("", (emphasis(term), f": {meaning}"))
     classes: Mapping[str, None] = dict.fromkeys(row.kernel_class for row in evidence.kernel_rows)
     for name, meaning in CLASSES.items():

@@ -20,8 +20,8 @@ from nsys_analyzer.text import Text, Words, code, joined, phrase, plural, spans
 
 #: An interval that is narrower than this share of its middle is not shown.
 _NARROW = 0.03
-#: Letters of a kernel's label in the table of phases, and cells of the longest bar of savings.
-_LABEL, _CELLS = 44, 14
+#: Letters of a kernel's label in the table of phases.
+_LABEL = 44
 #: Limits of the figures that are named here; all of them stand under "About".
 _LIMITS = 3
 _OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
@@ -156,7 +156,7 @@ def _do_first(capture: CaptureSummary) -> Table:
         Field("#", "text", lambda row: str(row[0])),
         Field("Do first", "text", lambda row: row[1]),
         Field(f"saves {step_noun(capture.step)}, ms", "ms", lambda row: row[2]),
-        Field("", "text", lambda row: "▓" * max(round(row[3] * _CELLS), 1)),
+        Field("", "bar", lambda row: row[3]),
     )
     return table(fields, rows, capture=capture.title, names=2)
 

@@ -53,10 +53,17 @@ class Blocks:
         figures: key to drawing, as SVG.
         full_names: short label to the full name of a kernel.
         views: the captures and runs that the page's timeline shows, which findings lead to.
+        terms: what the words mean that columns are headed by.
     """
 
-    def __init__(self, figures: Mapping[str, str], full_names: Mapping[str, str], views: Container[str] = ()) -> None:
-        self._figures, self._full_names, self._views = figures, full_names, views
+    def __init__(
+        self,
+        figures: Mapping[str, str],
+        full_names: Mapping[str, str],
+        views: Container[str] = (),
+        terms: Mapping[str, str] | None = None,
+    ) -> None:
+        self._figures, self._full_names, self._views, self._terms = figures, full_names, views, terms or {}
 
     def render(self, block: Block) -> str:
         """One block; empty where it is a figure without a drawing."""
@@ -94,14 +101,23 @@ class Blocks:
         return f'<p class="seen"{_of(capture)}><button type="button" {known}>Show on the timeline</button></p>'
 
     def _table(self, block: Table) -> str:
-        titles = [inline(column.title) for column in block.columns]
-        head = "".join(f'<th scope="col"{_align(c)}>{t}</th>' for c, t in zip(block.columns, titles, strict=True))
+        head = "".join(map(self._head, block.columns))
         rows = "\n".join(self._row(block, row) for row in block.rows)
         caption = f"<caption>{inline(block.caption)}</caption>" if block.caption else ""
         return (
             f'<div class="table"{_of(block.capture)}><table>{caption}'
             f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
         )
+
+    def _head(self, column: Column) -> str:
+        """The heading of a column, with what it means where the glossary has it."""
+        if not column.title:
+            return "<td></td>"
+        title = inline(column.title)
+        known = [term for term in self._terms if re.match(rf"{re.escape(term)}(?![\w-])", column.title, re.IGNORECASE)]
+        if known:
+            title = f'<abbr title="{escape(self._terms[max(known, key=len)])}">{title}</abbr>'
+        return f'<th scope="col"{_align(column)}>{title}</th>'
 
     def _row(self, block: Table, row: Sequence[Cell]) -> str:
         cells = [self._cell(column, cell) for column, cell in zip(block.columns, row, strict=True)]
@@ -113,6 +129,8 @@ class Blocks:
         value = number(cell)
         known = "" if value is None else f' data-value="{value:.12g}"'
         shown = format_cell(cell, column.unit)
+        if column.unit == "bar":
+            return f'<td><div class="share" style="width:{value or 0.0:.1%}" aria-hidden="true"></div></td>'
         full = self._full_names.get(plain(shown)) if isinstance(cell, str | Text) else None
         if full is None or full == plain(shown):
             return f"<td{_align(column)}{known}>{inline(shown)}</td>"
@@ -130,11 +148,11 @@ def _bars(bars: StepBars) -> str:
     for row, total in zip(bars.rows, totals, strict=True):
         parts = "".join(
             f'<span style="flex:{ms:.6g};{_paint(part)}" title="{escape(f"{part} {about_milliseconds(ms)}")}">'
-            f"{escape(part)}</span>"
+            f"<b>{escape(part)}</b></span>"
             for part, ms in zip(bars.parts, row.ms, strict=True)
             if ms
         )
-        label = f"<b>{escape(visible(row.label))}</b>" if row.label else ""
+        label = f"<strong>{escape(visible(row.label))}</strong>" if row.label else ""
         time = f"<i>{escape(about_milliseconds(total))}</i>" if row.label else ""
         share = total / (max(totals) or 1.0)
         bar = f'<div class="bar"><div style="width:{share:.1%}">{parts}</div></div>'
@@ -146,7 +164,7 @@ def _bars(bars: StepBars) -> str:
     note = f"<p>{escape(bars.note)}</p>" if bars.note else ""
     picture = f'<div role="img" aria-label="{said}">{"".join(drawn)}</div>'
     title = f"<figcaption>{escape(bars.title)}</figcaption>"
-    return f'<figure class="bars"{_of(bars.capture)}>{title}{picture}<ul class="keys">{named}</ul>{note}</figure>'
+    return f'<figure class="bars"{_of(bars.capture)}>{title}{picture}<ul class="parts">{named}</ul>{note}</figure>'
 
 
 def _paint(part: str) -> str:

@@ -105,23 +105,18 @@ async function copied(code) {
   }
 }
 
-/** Tables of one shape, of which one is shown at a time; a button for each. */
+/** Tables of one shape, of which one is seen at a time. */
 function makeChoice(choice) {
   const tables = [...choice.querySelectorAll(".table")];
   if (tables.length < 2) return;
-  const bar = element("div", "", { class: "switch", role: "group", "aria-label": "What the table shows" });
-  const buttons = tables.map((table) => {
-    const button = element("button", table.querySelector("caption").textContent.replace(/:$/, ""), { type: "button" });
-    button.addEventListener("click", () => show(table));
-    return button;
-  });
-  const show = (chosen) => tables.forEach((table, place) => {
-    table.hidden = table !== chosen;
-    buttons[place].setAttribute("aria-pressed", String(table === chosen));
-  });
-  bar.append(...buttons);
-  choice.prepend(bar);
-  show(tables[0]);
+  const select = element("select");
+  select.append(...tables.map((table) => element("option", table.querySelector("caption").textContent.replace(/:$/, ""))));
+  const label = element("label", "Table ", { class: "switch" });
+  label.append(select);
+  choice.prepend(label);
+  const show = () => tables.forEach((table, place) => table.classList.toggle("out", place !== select.selectedIndex));
+  select.addEventListener("change", show);
+  show();
 }
 
 /** A choice of one capture, where the page has several: what tells of others alone is hidden. */
@@ -130,7 +125,7 @@ function addPicker(onPick) {
   const names = [...new Set(told.map((one) => one.dataset.capture))];
   if (names.length < 2) return;
   const select = element("select", "", { id: "picker" });
-  select.append(element("option", `All ${names.length}`, { value: "" }), ...names.map((name) => element("option", name)));
+  select.append(element("option", "All", { value: "" }), ...names.map((name) => element("option", name)));
   const label = element("label", "Capture ");
   label.append(select);
   document.getElementById("tools").append(label);
