@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test nightly mutants nsys browser lint coverage examples benchmark fuzz clean
+.PHONY: demo test nightly mutants nsys browser lint coverage docs examples benchmark fuzz clean
 
 $(READY): pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,8 +38,15 @@ lint: $(READY)
 coverage: $(READY)  ## which lines and branches the tests reach, also in the processes that they start
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report term
 
-examples: $(READY)  ## committed reports, figures, README.md's answers and pictures anew, from the committed captures
-	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt markdown pymupdf
+docs: $(READY)  ## the pages as a site in build/site, which needs no network: mkdocs-material is installed for it
+	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt mkdocs-material
+	rm -rf build/docs
+	mkdir -p build/docs
+	git ls-files -- '*.md' LICENSE docs examples profiling_targets ':!*.sqlite' ':!*.xz' | tar -cf - -T - | tar -xf - -C build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+examples: $(READY)  ## committed reports, figures, outputs on the pages and pictures anew, from the committed captures
+	$(BIN)/python docs/make_reference.py
 	$(BIN)/python -m tests.renew_examples
 	mkdir -p examples/pages
 	PAGE_PICTURES=$(CURDIR)/examples/pages $(BIN)/python -m pytest tests/test_page_in_browser.py -k opens_whole

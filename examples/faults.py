@@ -122,7 +122,7 @@ def row(name: str, measured: Measured, diagnosis: Diagnosis) -> str:
 
 
 def short_table(measured: Mapping[str, Measured], diagnoses: Mapping[str, Diagnosis]) -> Iterator[str]:
-    """The faults with their first findings, for README.md."""
+    """The faults with their first findings, for docs/predictions.md."""
     yield "| planted fault | first finding | predicted saving, ms | measured, ms |"
     yield "|---|---|---:|---:|"
     for name, one in measured.items():

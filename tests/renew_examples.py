@@ -1,81 +1,108 @@
 """Makes what the repository shows of reports anew: ``make examples``.
 
-From committed captures, timings and rows, without a GPU: the report of one run with its figures and its picture, the
-answers in README.md, which are of the same run, the report of the sweep and that of the experiments, the table of
-planted faults and that of comparisons, and in README.md the faults in short, the findings of one, and a comparison. Of
-the sweep's captures four are kept, and the timings of all. Of the programs without a range of their own the captures
-are kept, and one report; of the runs on several GPUs the captures, and what explains them.
+From committed captures, timings and rows, without a GPU: the report of one run with its figures, the picture of its
+page's first screen, the reports of the sweep, of the experiments and of the programs, what explains the runs on several
+GPUs, the table of planted faults and that of comparisons, and the output of every command that README.md and the pages
+of ``docs/`` show.
 
-The picture needs ``markdown`` and ``pymupdf``, which ``make examples`` installs.
+A page shows a command as a block of the language ``console``: a line behind ``$``, and what it prints on a terminal of
+80 columns. ``…`` stands for paragraphs that are left out. The commands run in a folder that holds ``examples/``, with
+the captures unpacked.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import lzma
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image, PngImagePlugin
 
 from tests.conftest import ROOT
+from tests.support.pages import View, browser, write_page
 
 SWEEP, BENCHES, FAULTS, PROGRAMS, RANKS = (
     ROOT / "examples" / name for name in ("sweep", "benches", "faults", "programs", "ranks")
 )
 RUN = SWEEP / "small_ctx256_train_fp32"
 README = ROOT / "README.md"
-#: The answers of the run, as the terminal shows them, in README.md.
-ANSWERS = re.compile(rf"(?<=```\n){RUN.name}\n.*?(?=```)", re.DOTALL)
-#: The fault whose findings README.md shows, those findings, and the table of all faults in short.
-FAULT = "item"
-FINDINGS = re.compile(rf"(?<=```\n){FAULT}: A step takes.*?(?=```)", re.DOTALL)
+#: The pages whose commands are run.
+PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
+#: A command of a page, and what it prints.
+EXAMPLE = re.compile(r"```console\n\$ (?P<command>[^\n]+)\n(?P<output>.*?)```", re.DOTALL)
+LEFT_OUT = "…"
+#: The table of all faults in short, and the page that shows it.
+PREDICTIONS = ROOT / "docs" / "predictions.md"
 SHORT_TABLE = re.compile(r"\| planted fault \|(?:[^\n]*\n)+?(?=\n)")
-#: The program whose modules README.md shows, and their tree.
-PROGRAM = "gpt2"
-TREE = re.compile(rf"(?<=```\n){PROGRAM}: Of the kernel time.*?(?=```)", re.DOTALL)
-#: The runs whose comparison README.md shows, of ``bench compile``, and its answer and first table.
-BEFORE, AFTER = "small_ctx256_train_fp32", "small_ctx256_train_fp32_compile"
-COMPARED = re.compile(rf"(?<=```\n){BEFORE} → .*?(?=```)", re.DOTALL)
-#: The run of which README.md shows who is late, and that.
-LATE = "late_rank"
-LATENESS = re.compile(rf"(?<=```\n){LATE} \(.*?(?=```)", re.DOTALL)
-#: The key in the picture's metadata that holds the digest of the report which it shows.
-DIGEST = "report-sha256"
-_STYLE = """
-    body { font-family: sans-serif; font-size: 11pt } code { font-family: monospace; font-size: 9pt }
-    table { border-collapse: collapse } th, td { border: 1px solid #ccc; padding: 3px 8px }
-    pre { background-color: #f3f3f3; font-size: 9pt }
-"""
+#: The page's first screen, which README.md shows, and the key in its metadata that holds the digest of what it says.
+FIRST_SCREEN = ROOT / "examples" / "pages" / "first_screen.png"
+DIGEST = "says-sha256"
 
 
-def write_report(folder: Path) -> str:
-    """Writes ``report.md`` of the run that lies in a folder, and returns the answers that the terminal shows."""
+def write_report(folder: Path) -> None:
+    """Writes ``report.md`` of the run that lies in a folder."""
     shutil.rmtree(folder / "report_figures", ignore_errors=True)
     (folder / "report.md").unlink(missing_ok=True)
-    shown = _nsys_analyze(folder, "report", "capture.sqlite", "--csv", "timings.csv")
-    answers = shown.partition("\n\n")[0]  # behind it stands the report's name
-    return "".join(f"{line.rstrip()}\n" for line in answers.splitlines())
+    _nsys_analyze(folder, "report", "capture.sqlite", "--csv", "timings.csv")
 
 
-def explained(fault: str) -> str:
-    """The beginning of what ``explain`` says of a fault's capture, and its first finding up to the remedy."""
-    with tempfile.TemporaryDirectory() as folder:
-        capture = Path(folder) / f"{fault}.sqlite"
-        capture.write_bytes(lzma.decompress((FAULTS / "captures" / f"{capture.name}.xz").read_bytes()))
-        said = _nsys_analyze(Path(folder), "explain", capture.name)
-    blocks = said.split("\n\n")
-    first, finding = (
-        next(i for i, block in enumerate(blocks) if block.startswith(start)) for start in (f"{fault}: ", "1. ")
-    )
-    chosen = [blocks[first], *blocks[finding : finding + 3]]
-    return "\n".join(line.rstrip() for line in "\n\n".join(chosen).splitlines()) + "\n"
+@functools.cache
+def output_of(command: str) -> str:
+    """What a command of a page prints, without spaces at the ends of lines."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for path in (ROOT / "examples").rglob("*"):
+            if path.is_file():
+                shown = folder / path.relative_to(ROOT)
+                shown.parent.mkdir(parents=True, exist_ok=True)
+                shown.symlink_to(path)
+        program, *arguments = shlex.split(command)
+        if program != "nsys-analyze":
+            raise ValueError(f"{command}: a page shows commands of nsys-analyze")
+        for argument in arguments:
+            packed = folder / f"{argument}.xz"
+            if packed.exists():
+                (folder / argument).write_bytes(lzma.decompress(packed.read_bytes()))
+        printed = _python(folder, "-m", "nsys_analyzer", *arguments, errors=subprocess.STDOUT)
+    return "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
+
+
+def stretches(output: str) -> Iterator[list[str]]:
+    """The paragraphs of an example's output, a list for each stretch without a gap."""
+    for stretch in re.split(rf"^{LEFT_OUT}$", output, flags=re.MULTILINE):
+        if stretch.strip():
+            yield stretch.strip("\n").split("\n\n")
+
+
+def renewed(example: re.Match[str]) -> str:
+    """An example with what its command prints now; each stretch begins with the same word, and is as long."""
+    command, shown = example["command"], example["output"]
+    printed = output_of(command).strip("\n").split("\n\n")
+    if LEFT_OUT not in shown.splitlines():
+        return f"```console\n$ {command}\n" + "\n\n".join(printed) + "\n```"
+    kept, behind = [], 0
+    for stretch in stretches(shown):
+        word = stretch[0].split()[0]
+        first = next((i for i, block in enumerate(printed) if i >= behind and block.split()[:1] == [word]), None)
+        if first is None:
+            raise ValueError(f"{command} prints no paragraph that begins with {word!r}")
+        if first > behind:
+            kept.append(LEFT_OUT)
+        behind = first + len(stretch)
+        kept += printed[first:behind]
+    if behind < len(printed):
+        kept.append(LEFT_OUT)
+    return f"```console\n$ {command}\n" + "\n\n".join(kept) + "\n```"
 
 
 def write_programs(path: Path) -> None:
@@ -86,35 +113,12 @@ def write_programs(path: Path) -> None:
         path.write_bytes((Path(folder) / "report.md").read_bytes())
 
 
-def tree() -> str:
-    """What ``modules`` says of a program: the answer and the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        _unpack(PROGRAMS, Path(folder))
-        said = _nsys_analyze(Path(folder), "modules", f"{PROGRAM}.sqlite").split("\n\n")
-    return "\n".join(line.rstrip() for line in "\n\n".join(said[1:3]).splitlines()) + "\n"
-
-
-def compared() -> str:
-    """What ``compare`` says first of the program before and after compiling, and what explains it."""
-    said = _nsys_analyze(BENCHES / "compile" / "captures", "compare", BEFORE, AFTER).split("\n\n")
-    return "\n".join(line.rstrip() for line in "\n\n".join(said[1:3]).splitlines()) + "\n"
-
-
-def write_ranks(path: Path) -> str:
-    """Writes what ``explain`` says of the runs on several GPUs; returns what it says of the one with a late rank."""
+def write_ranks(path: Path) -> None:
+    """Writes what ``explain`` says of the runs on several GPUs."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "captures").mkdir()
         _unpack(RANKS, Path(folder) / "captures")
         path.write_text(_nsys_analyze(Path(folder), "explain", "captures", "--format", "markdown"), encoding="utf-8")
-        late = [f"captures/{LATE}_rank{rank}.sqlite" for rank in range(2)]
-        blocks = _nsys_analyze(Path(folder), "explain", *late).split("\n\n")
-    first, losses = (
-        next(i for i, block in enumerate(blocks) if block.startswith(start)) for start in (f"{LATE} (", "Where ")
-    )
-    return (
-        "\n".join(line.rstrip() for line in "\n\n".join(blocks[i] for i in (first, first + 1, losses)).splitlines())
-        + "\n"
-    )
 
 
 def _unpack(example: Path, folder: Path) -> None:
@@ -131,64 +135,60 @@ def write_table(path: Path) -> str:
     return _python(ROOT, str(ROOT / "examples" / "faults.py"), str(path))
 
 
-def digest(report: Path) -> str:
-    """The SHA-256 of a report, by which its picture knows it."""
-    return hashlib.sha256(report.read_bytes()).hexdigest()
+def said_first() -> str:
+    """The digest of what README.md shows of the run: the picture of its page has it, too."""
+    first = next(EXAMPLE.finditer(README.read_text(encoding="utf-8")))
+    return hashlib.sha256(first["output"].encode()).hexdigest()
 
 
-def draw(report: Path, picture: Path) -> None:
-    """Draws the first page of a report, 880 × 1,000 pixels, with the report's digest in the metadata."""
-    import markdown
-    import pymupdf
-
-    html = markdown.markdown(report.read_text(encoding="utf-8"), extensions=["tables", "fenced_code"])
-    pages = io.BytesIO()
-    story, writer = pymupdf.Story(html, user_css=_STYLE), pymupdf.DocumentWriter(pages)
-    device = writer.begin_page(pymupdf.Rect(0, 0, 660, 750))
-    story.place(pymupdf.Rect(16, 16, 644, 750))
-    story.draw(device)
-    writer.end_page()
-    writer.close()
-    drawn = pymupdf.open("pdf", pages.getvalue())[0].get_pixmap(dpi=96)
+def draw_first_screen(picture: Path) -> None:
+    """Draws the first screen of the run's page, 1,280 × 800 pixels, with the digest of what it says."""
+    with tempfile.TemporaryDirectory() as folder, browser() as opened:
+        page = Path(folder) / "report.html"
+        write_page(page, RUN)
+        view = View(opened, page, height=800)
+        view.frames()
+        drawn = view.page.screenshot()
     about = PngImagePlugin.PngInfo()
-    about.add_text(DIGEST, digest(report))
-    Image.open(io.BytesIO(drawn.tobytes("png"))).quantize(64).save(picture, pnginfo=about, optimize=True)
+    about.add_text(DIGEST, said_first())
+    Image.open(io.BytesIO(drawn)).quantize(128).save(picture, pnginfo=about, optimize=True)
 
 
 def _nsys_analyze(folder: Path, *arguments: str) -> str:
     return _python(folder, "-m", "nsys_analyzer", *arguments)
 
 
-def _python(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, *arguments]
+def _python(folder: Path, *arguments: str, errors: int | None = None) -> str:
     environment = {**os.environ, "COLUMNS": "80", "LINES": "24", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, encoding="utf-8")
-    return done.stdout
-
-
-def _put_into_readme(block: re.Pattern[str], text: str) -> None:
-    changed, count = block.subn(lambda _: text, README.read_text(encoding="utf-8"))
-    if count != 1:
-        sys.exit(f"{README} has {count} blocks that match {block.pattern!r}, not one")
-    README.write_text(changed, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, stderr=errors,
+        encoding="utf-8",
+    ).stdout  # fmt: skip
 
 
 def main() -> None:
-    """Renews report, answers and picture of the run, the faults, and the reports of the sweep and the experiments."""
-    _put_into_readme(ANSWERS, write_report(RUN))
-    draw(RUN / "report.md", RUN / "report.png")
-    _put_into_readme(SHORT_TABLE, write_table(FAULTS / "table.md"))
-    _put_into_readme(FINDINGS, explained(FAULT))
-    _put_into_readme(COMPARED, compared())
+    """Renews the reports, the tables, the outputs on the pages, and the picture of the first screen."""
+    write_report(RUN)
+    page, count = SHORT_TABLE.subn(write_table(FAULTS / "table.md"), PREDICTIONS.read_text(encoding="utf-8"))
+    if count != 1:
+        sys.exit(f"{PREDICTIONS} has {count} tables of planted faults, not one")
+    PREDICTIONS.write_text(page, encoding="utf-8")
     _python(ROOT, str(ROOT / "examples" / "comparison.py"))
     write_programs(PROGRAMS / "report.md")
-    _put_into_readme(TREE, tree())
-    _put_into_readme(LATENESS, write_ranks(RANKS / "explained.md"))
+    write_ranks(RANKS / "explained.md")
     for folder in (SWEEP, BENCHES):
         shutil.rmtree(folder / "report_figures", ignore_errors=True)
         (folder / "report.md").unlink(missing_ok=True)
         _nsys_analyze(folder, "report", ".")
+    renew_pages()
+
+
+def renew_pages() -> None:
+    """Renews what the commands of the pages print, and the picture of the first screen."""
+    for path in PAGES:
+        path.write_text(EXAMPLE.sub(renewed, path.read_text(encoding="utf-8")), encoding="utf-8")
+    draw_first_screen(FIRST_SCREEN)
 
 
 if __name__ == "__main__":
-    main()
+    renew_pages() if sys.argv[1:] == ["pages"] else main()

@@ -59,13 +59,13 @@ def test_all_is_there_and_nothing_else() -> None:
         _ = nsys_analyzer.other
 
 
-def test_the_example_of_the_readme(tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
-    (example,) = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_example_of_the_docs(tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
+    (example,) = EXAMPLE.findall((ROOT / "docs" / "python.md").read_text(encoding="utf-8"))
     shutil.copyfile(real_capture("train_small256"), tmp_path / "capture.sqlite")
     done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     busy, *_ = (line for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d+", line))
-    assert float(busy) == pytest.approx(19.21, abs=0.01)  # as README.md says of this capture
+    assert float(busy) == pytest.approx(19.21, abs=0.01)  # as docs/nsys_stats.md says of this capture
     assert json.loads(done.stdout[done.stdout.index("\n{") :])["captures"][0]["configuration"]["batch_size"] == 4
 
 

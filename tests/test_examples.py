@@ -14,20 +14,13 @@ from nsys_analyzer import summarize
 from nsys_analyzer.experiments.model import Bench
 from nsys_analyzer.experiments.results import BENCHES
 from nsys_analyzer.runs.rows import NAME, read_file
+from tests.conftest import ROOT
 from tests.renew_examples import (
-    COMPARED,
-    FAULT,
     FAULTS,
-    FINDINGS,
-    LATENESS,
+    PREDICTIONS,
     PROGRAMS,
     RANKS,
-    README,
     SHORT_TABLE,
-    TREE,
-    compared,
-    explained,
-    tree,
     write_programs,
     write_ranks,
     write_table,
@@ -71,7 +64,7 @@ def test_the_table_of_planted_faults(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the faults are described beside their target")
     short = write_table(tmp_path / "table.md")
     assert (tmp_path / "table.md").read_text(encoding="utf-8") == (FAULTS / "table.md").read_text(encoding="utf-8")
-    assert SHORT_TABLE.findall(README.read_text(encoding="utf-8")) == [short]
+    assert SHORT_TABLE.findall(PREDICTIONS.read_text(encoding="utf-8")) == [short]
 
 
 def test_the_report_of_the_programs(tmp_path: Path) -> None:
@@ -81,31 +74,18 @@ def test_the_report_of_the_programs(tmp_path: Path) -> None:
 
 
 def test_the_ranks_that_are_explained(tmp_path: Path) -> None:
-    late = write_ranks(tmp_path / "explained.md")
+    write_ranks(tmp_path / "explained.md")
     assert (tmp_path / "explained.md").read_bytes() == (RANKS / "explained.md").read_bytes()
-    assert LATENESS.findall(README.read_text(encoding="utf-8")) == [late]
 
 
-def test_the_modules_of_a_program_in_the_readme() -> None:
-    assert TREE.findall(README.read_text(encoding="utf-8")) == [tree()]
-
-
-def test_what_to_change_first_in_the_readme(real_capture: Callable[[str], Path]) -> None:
+def test_what_to_change_first_beside_nsys_stats(real_capture: Callable[[str], Path]) -> None:
     """The row of a table, beside what `nsys stats` says."""
     (capture,) = summarize(real_capture("train_small256"))
     assert capture.diagnosis is not None
     steps, first = capture.diagnosis, capture.diagnosis.findings[0]
     assert first.id == "launch_bound"
     said = (
-        f"launch overhead: without it, a step of {steps.step_ms_low:.0f}–{steps.step_ms_high:.0f} ms would be "
+        f"{first.title}: without that, a step of {steps.step_ms_low:.0f}–{steps.step_ms_high:.0f} ms would be "
         f"{first.saves_ms_low:.0f}–{first.saves_ms_high:.0f} ms shorter"
     )
-    assert said in README.read_text(encoding="utf-8")
-
-
-def test_the_comparison_in_the_readme() -> None:
-    assert COMPARED.findall(README.read_text(encoding="utf-8")) == [compared()]
-
-
-def test_the_findings_of_a_fault_in_the_readme() -> None:
-    assert FINDINGS.findall(README.read_text(encoding="utf-8")) == [explained(FAULT)]
+    assert said in (ROOT / "docs" / "nsys_stats.md").read_text(encoding="utf-8")

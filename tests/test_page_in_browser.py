@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(find_browser() is None, reason="no Chromium on this machine: make browser"),
 ]
 
-#: Where the pictures that README.md shows go, by page, width and scheme; without it they are taken and not kept.
+#: Where the pictures that docs/page.md shows go, by page, width and scheme; without it they are taken and not kept.
 PICTURES = os.environ.get("PAGE_PICTURES")
 KEPT = {("train_small256", 1600, "light"): "timeline.png", ("ranks", 1600, "light"): "ranks.png"}
 
@@ -109,7 +109,7 @@ def view(opened: Any, pages: Callable[[str], Path]) -> Iterator[Callable[..., Vi
 @pytest.mark.parametrize("width", [900, 1600])
 @pytest.mark.parametrize("name", ["train_small256", "sweep", "ranks"])
 def test_a_page_opens_whole(view: Callable[..., View], tmp_path: Path, name: str, width: int, scheme: str) -> None:
-    """It fits the window, and says and asks nothing. The pictures in README.md are made here."""
+    """It fits the window, and says and asks nothing. The pictures of docs/page.md are made here."""
     shown = view(name, width=width, scheme=scheme)
     wide = shown.page.evaluate("document.documentElement.scrollWidth")
     assert wide <= width

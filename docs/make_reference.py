@@ -1,0 +1,183 @@
+"""Writes what the reference and the page on JSON take from the code, and the JSON Schema.
+
+What stands above the mark in a page is written by hand and stays.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES
+from nsys_analyzer.analysis.kernels.frame import OPERATION_COLUMNS
+from nsys_analyzer.analysis.ranks.run import ParallelRun
+from nsys_analyzer.analysis.summary.summary import STATUSES, Summary
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.export import FORMATS
+from nsys_analyzer.report.renderers import RENDERERS, json_comparison
+from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
+
+DOCS = Path(__file__).parent
+MARK = "<!-- From here on written by docs/make_reference.py: make examples -->\n"
+SCHEMA = "https://json-schema.org/draft/2020-12/schema"
+#: Wide enough that no help text is cut.
+WIDTH = 1000
+#: The least of a number of which the most says nothing.
+LEAST = re.compile(r"(\d+)<=x<=2147483647")
+#: A line of a docstring that describes attributes: their names, and what they are.
+ATTRIBUTES = re.compile(r"((?:\w+, )*\w+): (.*)")
+
+
+def main() -> None:
+    """Writes the pages and the schema."""
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[Path, str]:
+    """The whole text of each file that is made, by its path."""
+    made = {DOCS / "reference.md": reference(), DOCS / "json.md": json_types()}
+    whole = {path: path.read_text(encoding="utf-8").partition(MARK)[0] + MARK + text for path, text in made.items()}
+    return {**whole, DOCS / "schema.json": json.dumps(schema(), indent=1) + "\n"}
+
+
+def reference() -> str:
+    """Commands with their options, output formats, columns and kernel classes."""
+    lines = ["", "## Commands", "", *commands(cli, click.Context(cli, info_name="nsys-analyze"), "###")]
+    lines += ["## Output formats", ""]
+    formats = [("report --format", name, f"`{one.file}`") for name, one in RENDERERS.items()]
+    formats += [("export --format", name, f"the capture's name with `{one.suffix}`") for name, one in FORMATS.items()]
+    lines += table(("option", "format", "file"), [(f"`{option}`", f"`{name}`", file) for option, name, file in formats])
+    lines += ["## Columns of the table of GPU operations", ""]
+    columns = [(f"`{name}`", one.unit, cell(one.doc)) for name, one in OPERATION_COLUMNS.items()]
+    lines += table(("column", "unit", "meaning"), columns)
+    lines += ["## Kernel classes", ""]
+    lines += table(("class", "kernels"), [(name, cell(text)) for name, text in CLASSES.items()])
+    return "\n".join(lines)
+
+
+def commands(group: click.Group, parent: click.Context, heading: str) -> Iterator[str]:
+    """A section for each command of a group."""
+    for name in group.list_commands(parent):
+        command = group.get_command(parent, name)
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH)
+        yield from (f"{heading} {context.command_path}", "")
+        usage = " ".join(command.collect_usage_pieces(context))
+        yield from ("```sh", f"{context.command_path} {usage}", *examples(command), "```", "")
+        yield from (cell(inspect.cleandoc(command.help or ""), keep_paragraphs=True), "")
+        records = [one.get_help_record(context) for one in command.get_params(context)]
+        options = [(f"`{shown}`".replace("|", "\\|"), cell(text)) for shown, text in filter(None, records)]
+        yield from table(("option", "meaning"), [row for row in options if "--help" not in row[0]])
+        if isinstance(command, click.Group):
+            yield from commands(command, context, f"{heading}#")
+
+
+def examples(command: click.Command) -> Iterator[str]:
+    """The example of a command's help."""
+    if command.epilog:
+        yield command.epilog.removeprefix("Example: ")
+
+
+def json_types() -> str:
+    """What a comparison holds, and every type of a report's JSON."""
+    said = inspect.cleandoc(json_comparison.__doc__ or "")
+    said = said[said.index("A comparison holds") :]
+    lines = ["", said.replace("``", "`"), "", "## The types of a report", ""]
+    for name, one in schema()["$defs"].items():
+        first, meanings = described(one.get("description", ""))
+        lines += [f"### {name}", "", *([first, ""] if first else [])]
+        rows = [(f"`{key}`", type_of(kind), meanings.get(key, "")) for key, kind in one.get("properties", {}).items()]
+        lines += table(("key", "type", "meaning"), rows)
+    return "\n".join(lines)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a report."""
+    (capture, run), types = msgspec.json.schema_components((Summary, ParallelRun), schema_hook=_text)
+    of_run = types[run["$ref"].rpartition("/")[2]]["properties"]
+    whole = {
+        "schema_version": {"const": SCHEMA_VERSION},
+        "generator": {"const": GENERATOR},
+        "captures": {"type": "array", "items": capture},
+        "benches": {"type": "array", "items": {"type": "object"}},
+        **of_run,
+        "other_runs": {"type": "array", "items": run},
+    }
+    required = ["schema_version", "generator", "captures"]
+    return {"$schema": SCHEMA, "type": "object", "properties": whole, "required": required, "$defs": types}
+
+
+def _text(kind: type) -> dict[str, str]:
+    """The schema of text with spans, which JSON holds as a string."""
+    if kind.__name__ not in ("Text", "Words"):
+        raise NotImplementedError(kind)
+    return {"type": "string"}
+
+
+def described(docstring: str) -> tuple[str, dict[str, str]]:
+    """The first paragraphs of a type's docstring, and the meaning of each attribute that it describes."""
+    states = ", ".join(f"`{one}`" for one in STATUSES)
+    docstring = re.sub(r"\bNone\b|``None``", "null", docstring).replace("``STATUSES``", states)
+    text, _, attributes = inspect.cleandoc(docstring).partition("Raises:")[0].partition("Attributes:\n")
+    if text.rstrip().endswith(")") and text.startswith(f"{text.partition('(')[0]}("):
+        text = "" if " " not in text.partition("(")[0] else text  # the signature that a dataclass has without one
+    meanings: dict[str, str] = {}
+    names: list[str] = []
+    for line in inspect.cleandoc(attributes).splitlines():
+        if found := ATTRIBUTES.fullmatch(line):
+            names = found[1].split(", ")
+            meanings |= dict.fromkeys(names, cell(found[2]))
+        else:
+            meanings |= {name: f"{meanings[name]} {cell(line)}".strip() for name in names}
+    return cell(text, keep_paragraphs=True), meanings
+
+
+def type_of(kind: Mapping[str, Any]) -> str:
+    """A key's type in words: a link to a type of this page, a list of something, or null, too."""
+    if "$ref" in kind:
+        name = kind["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in kind:
+        return " or ".join(map(type_of, kind["anyOf"]))
+    if "enum" in kind:
+        return " or ".join("null" if one is None else f'`"{one}"`' for one in kind["enum"])
+    if kind.get("type") == "array":
+        several = kind.get("prefixItems") or [kind.get("items") or {}]
+        return f"list of {', '.join(dict.fromkeys(type_of(one) for one in several if one))}"
+    if kind.get("type") == "object" and kind.get("additionalProperties"):
+        return f"object of {type_of(kind['additionalProperties'])}"
+    return str(kind.get("type", "any"))
+
+
+def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A table of markdown, nothing without rows."""
+    if not rows:
+        return []
+    lines = (titles, tuple("---" for _ in titles), *rows)
+    return [*(f"| {' | '.join(line)} |" for line in lines), ""]
+
+
+def cell(text: str, *, keep_paragraphs: bool = False) -> str:
+    """A text of a docstring or a help as markdown: what could be a mark of it is shown as it is."""
+    text = (
+        LEAST.sub(r"x>=\1", text)
+        .replace("\b", "")
+        .replace("``", "`")
+        .replace("<", "&lt;")
+        .replace("*", "\\*")
+        .replace("|", "\\|")
+    )
+    paragraphs = [" ".join(one.split()) for one in text.split("\n\n")]
+    return ("\n\n" if keep_paragraphs else " ").join(paragraphs).strip()
+
+
+if __name__ == "__main__":
+    main()
