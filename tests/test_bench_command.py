@@ -186,8 +186,8 @@ def test_an_unknown_name_is_a_line_of_click_s() -> None:
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nsys_analyzer", "bench", "attention", "--device", "cpu", "--d", "8"]
-    lengths = ["--context-length", "16,4096", "--compile", "off", "--steps", "100000", "--warmup-steps", "0"]
+    command = [sys.executable, "-m", "nsys_analyzer", "bench", "attention", "--device", "cpu", "--d-head", "8"]
+    lengths = ["--context-length", "16,4096", "--compile", "off", "--steps", "100000", "--warmup", "0"]
     process = subprocess.Popen(
         [*command, *lengths, "--output-dir", str(tmp_path / "b")], stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=default_signals,
@@ -207,7 +207,7 @@ _TINY = "--d-model 32 --d-ff 64 --num-heads 4 --vocab-size 50"
 #: not, and a figure.
 _QUICK: dict[str, tuple[str, int, list[str], list[str], str]] = {
     "timing": (
-        f"{_TINY} --context-length 8,16 --study-warmup-steps 0,1 --study-context-length 8", 1 + 2 * 3 + 2,
+        f"{_TINY} --context-length 8,16 --study-warmup 0,1 --study-context-length 8", 1 + 2 * 3 + 2,
         ["Of 6 configurations 6 were measured.", "with a warm-up of 0 and"], ["Impossible"], "timing-step",
     ),
     "precision": (
@@ -222,7 +222,7 @@ _QUICK: dict[str, tuple[str, int, list[str], list[str], str]] = {
         ["Two counts differ", "Impossible", "reserved"], "memory-small-8-train-fp32",
     ),
     "attention": (
-        "--d 8 --context-length 32,64 --steps 2 --warmup-steps 0", 1 + 2 * 2, ["No shape ran out of memory."], [],
+        "--d-head 8 --context-length 32,64 --steps 2 --warmup 0", 1 + 2 * 2, ["No shape ran out of memory."], [],
         "attention-forward",
     ),
     "variants": (

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nsys_analyzer import __version__
+from nsys_analyzer.cli.help import GROUPS, OTHER
 from nsys_analyzer.cli.main import cli
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
@@ -208,6 +210,10 @@ COMMANDS = [cli.get_command(CONTEXT, name) for name in cli.list_commands(CONTEXT
 def test_help(command: click.Command) -> None:
     text = output(command.name, "--help")
     assert "Example: nsys-analyze" in text
+    groups = [getattr(one, "group", None) for one in command.params if isinstance(one, click.Option)]
+    if not isinstance(command, click.Group):
+        shown = [line[:-1] for line in text.splitlines() if line[:-1] in GROUPS]
+        assert shown == [group for group in GROUPS if group in {*groups, OTHER}]
     assert output(command.name, "-h") == text
     assert [one.name for one in command.params if isinstance(one, click.Option) and not one.help] == []
 
@@ -226,9 +232,44 @@ def test_the_example_runs(command: click.Command, tmp_path: Path, monkeypatch: p
 
 def test_group_help() -> None:
     text = output("--help")
-    assert [line.split()[0] for line in text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()] == [
-        "bench", "compare", "doctor", "explain", "export", "info", "kernels", "modules", "report", "run", "share",
-    ]  # fmt: skip
+    groups = [block.splitlines() for block in text.split("\n\n") if re.match(r"(Record|Read|Compare|Hand on):", block)]
+    assert [(block[0], [line.split()[0] for line in block[1:]]) for block in groups] == [
+        ("Record:", ["doctor", "run", "bench"]),
+        ("Read:", ["report", "explain", "kernels", "modules", "info"]),
+        ("Compare:", ["compare"]),
+        ("Hand on:", ["export", "share"]),
+    ]
+    assert "_NSYS_ANALYZE_COMPLETE=bash_source nsys-analyze" in text
+
+
+#: What an option takes, where commands may differ: what captures may say, and what can be recorded; one, and several.
+FORMS = {
+    "--format": {"text", "markdown", "html", "json", "csv", "perfetto", "parquet", "sqlite"},
+    "--precision": {"fp32", "tf32", "bf16", "fp16"},
+    "--profiler": {"nsys", "torch", "none"},
+    "--mode": {"forward", "forward-backward", "train"},
+    "--implementation": {"naive", "blocked", "fused", "tiled", "flash", "torch", "unfused", "sdpa", "sdpa_flash"},
+}
+
+
+def test_an_option_has_one_name_and_one_form() -> None:
+    """Each option of all commands and benches: its names, and what it takes; a list of values where one is taken."""
+    bench = cli.get_command(CONTEXT, "bench")
+    assert isinstance(bench, click.Group)
+    names, forms = defaultdict(set), defaultdict(set)
+    for command in (*COMMANDS, *(bench.get_command(CONTEXT, name) for name in bench.list_commands(CONTEXT))):
+        for one in command.params if command else ():
+            if isinstance(one, click.Option):
+                names[one.name].add((*one.opts, *one.secondary_opts))
+                form = one.make_metavar(CONTEXT).removesuffix("[,...]") if not one.is_flag else ""
+                forms[one.opts[-1]].add(form)
+    several_names = {name: spellings for name, spellings in names.items() if len(spellings) > 1}
+    assert several_names == {}
+    words = {flag: {word for form in kinds for word in form.strip("[]").split("|")} for flag, kinds in forms.items()}
+    assert {flag: words[flag] for flag, kinds in forms.items() if len(kinds) > 1 and flag not in FORMS} == {
+        "--compile": {"", "off", "on"},  # of a bench it takes both, and alone it is on, as everywhere
+    }
+    assert {flag: words[flag] for flag in FORMS} == FORMS
 
 
 def test_version() -> None:
@@ -238,7 +279,43 @@ def test_version() -> None:
 def test_an_unknown_command() -> None:
     result = invoke("reprot")
     assert result.exit_code == 2
-    assert "No such command 'reprot'" in result.stderr
+    assert "No such command 'reprot'. Did you mean 'report'?" in result.stderr
+    assert invoke("zzz").stderr.endswith("No such command 'zzz'.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("bench atention", "attention"),
+        ("report t.sqlite --format markdwon", "markdown"),
+        ("run --precision fp32,bf61", "bf16"),
+        ("bench attention --compile onn", "on"),
+        ("report t.sqlite --outptu a.md", "--output"),
+    ],
+)
+def test_what_was_meant(words: str, meant: str) -> None:
+    assert re.search(f"Did you mean '?{meant}'?\\?", invoke(*words.split()).stderr)
+
+
+def test_the_shell_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the installed command does where the shell asks, with the words so far."""
+    for words, completed in (
+        ("nsys-analyze re", ["report"]),
+        ("nsys-analyze report --ph", ["--phase-name"]),
+        ("nsys-analyze report --format m", ["markdown"]),
+    ):
+        monkeypatch.setenv("_NSYS_ANALYZE_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        program = Path(sys.executable).parent / "nsys-analyze"
+        done = subprocess.run([program], stdout=subprocess.PIPE, encoding="utf-8", check=True)
+        assert done.stdout.splitlines() == [f"plain,{word}" for word in completed]
+
+
+def test_a_switch_of_a_bench_alone_is_on() -> None:
+    lines = output("bench", "attention", "--device", "cpu", "--dry-run", "--compile", "--d-head", "8")
+    assert "--d-head 8 --compile" in lines
+    assert "--no-compile" not in lines
 
 
 def python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -251,6 +328,7 @@ def python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[st
 #: Calls the command line once for each list of words, and says which of some modules have been imported then.
 CALLS = """
 import json, sys
+from nsys_analyzer.cli.help import GROUPS, OTHER
 from nsys_analyzer.cli.main import cli
 for words in json.loads(sys.argv[1]):
     cli(words, standalone_mode=False)

@@ -56,7 +56,7 @@ def test_step_ranges_around_the_optimizer_alone_are_no_training_step(tmp_path: P
     text = report_of(summary)
     # Without the optimizer among the phases the sum is forward + backward: 300 of 360.
     assert "Forward+backward against inference (the forward pass): 83.3 %" in text
-    assert "--phase optimizer=step" in text
+    assert "--phase-name optimizer=step" in text
 
 
 def test_evaluation_steps_are_kept_apart_from_training_steps(tmp_path: Path) -> None:

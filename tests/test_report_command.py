@@ -213,10 +213,10 @@ def test_a_report_is_replaced(here: Path) -> None:
 def test_the_command_makes_the_report_again(here: Path, run_main: Main) -> None:
     """Without the folders of the machine it was made on, and the same the second time."""
     path = two_steps().write(here / "my capture.sqlite")
-    arguments = ("report", path, "-o", here / "answers.md", "--no-figures", "--phase", "forward=my fwd")
+    arguments = ("report", path, "-o", here / "answers.md", "--no-figures", "--phase-name", "forward=my fwd")
     assert run_main(*arguments).code == 0
     text = (here / "answers.md").read_text(encoding="utf-8")
-    assert "nsys-analyze report 'my capture.sqlite' -o answers.md --no-figures --phase 'forward=my fwd'" in text
+    assert "nsys-analyze report 'my capture.sqlite' -o answers.md --no-figures --phase-name 'forward=my fwd'" in text
     assert str(here) not in text
     assert run_main(*arguments).code == 0
     assert (here / "answers.md").read_text(encoding="utf-8") == text
@@ -428,7 +428,7 @@ def test_a_phase_by_name(here: Path) -> None:
     export = Export().gpu().range("model_fwd", 0, 2 * MS).kernel(GEMM, 10, 20, 20 + MS)
     export.range("tokens", 3 * MS, 4 * MS).kernel(ADD, 3 * MS + 1, 3 * MS + 2, 3 * MS + 102)
     export.write(here / "trace.sqlite")
-    (capture,) = as_json("trace.sqlite", "--phase", "forward=model_fwd", "--phase", "data=tokens")["captures"]
+    (capture,) = as_json("trace.sqlite", "--phase-name", "forward=model_fwd", "--phase-name", "data=tokens")["captures"]
     assert [(p["phase"], p["range"], p["kernels_per_instance"]) for p in capture["phases"]] == [
         ("forward", "model_fwd", 1),
         ("data", "tokens", 1),
@@ -676,7 +676,7 @@ def bad_files(here: Path) -> None:
         ("good.sqlite --csv absent.csv", "absent.csv: cannot be read"),
         ("good.sqlite --csv bad.csv", "bad.csv"),
         ("good.sqlite --csv folder", "folder"),
-        ("good.sqlite --phase forward", "is not PHASE=RANGE"),
+        ("good.sqlite --phase-name forward", "is not PHASE=RANGE"),
         ("good.sqlite --model huge", "Known models: small"),
         ("good.sqlite -o folder", "folder is a folder"),
         ("good.sqlite -o file/report.md", "file/report.md cannot be written"),
@@ -788,7 +788,7 @@ def test_an_option_does_not_make_a_file_name_believed(here: Path) -> None:
 
 def test_a_phase_that_no_range_is_called(here: Path) -> None:
     two_steps().write(here / "train.sqlite")
-    text = report("train.sqlite", "--phase", "forward=nosuch", "-o", "-")
+    text = report("train.sqlite", "--phase-name", "forward=nosuch", "-o", "-")
     assert "No range is called `nosuch`" in section(text, "Warnings")
 
 

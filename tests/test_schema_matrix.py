@@ -202,7 +202,7 @@ def run_all(path: Path, folder: Path) -> Iterator[str]:
     yield output("info", path)
     yield output("share", path, "-o", copy)
     assert phases(copy) == phases(path)
-    for style in ("table", "csv", "json"):
+    for style in ("text", "csv", "json"):
         kernels = invoke("kernels", path, "--format", style)
         yield kernels.stdout or str(kernels.exception)
 

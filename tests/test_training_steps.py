@@ -106,7 +106,7 @@ def test_tf32_is_nothing_for_a_cpu() -> None:
     assert row(precision="tf32")["status"] == "unsupported"
 
 
-@pytest.mark.parametrize("wrong", ["--steps=0", "--warmup-steps=-1", "--steps=many"])
+@pytest.mark.parametrize("wrong", ["--steps=0", "--warmup=-1", "--steps=many"])
 def test_impossible_steps(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(TARGET, measure, [wrong])

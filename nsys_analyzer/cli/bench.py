@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from nsys_analyzer.cli.help import MEASURED, Choice, Command, Group, option
 from nsys_analyzer.cli.options import command_line, running_options, valued
 
 if TYPE_CHECKING:
     from nsys_analyzer.experiments.model import Bench
 
 
-class _Benches(click.Group):
+class _Benches(Group):
     """One command for each bench, made when it is asked for: ``nsys-analyze --help`` imports none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -28,7 +29,7 @@ class _Benches(click.Group):
         return _commands().get(cmd_name)
 
 
-@click.group(cls=_Benches, epilog="Example: nsys-analyze bench attention --d 64 --context-length 256,1024")
+@click.group(cls=_Benches, epilog="Example: nsys-analyze bench attention --d-head 64 --context-length 256,1024")
 def bench() -> None:
     """Run a standard experiment and write its results.
 
@@ -54,25 +55,23 @@ def _command(experiment: Bench) -> click.Command:
         _start(experiment, options, given)
 
     decorators = []
-    for option in experiment.options:
-        cuda, cpu = (spelled(option.default_on(device)) for device in ("cuda", "cpu"))
-        words = f"{option.help[:1].upper()}{option.help[1:]}"
+    for one in experiment.options:
+        cuda, cpu = (spelled(one.default_on(device)) for device in ("cuda", "cpu"))
+        words = f"{one.help[:1].upper()}{one.help[1:]}"
         text = f"{words}. Default: {cuda}{'' if cpu == cuda else f'; {cpu} on a CPU'}."
-        kind, unit = option.choices or option.kind, "N" if option.kind is int else "NAME"
-        decorators.append(
-            valued(option.flag, option.name, kind, unit, text, least=option.least, in_list=option.several)
-        )
+        kind, unit = one.choices or one.kind, one.unit if one.kind is int else "NAME"
+        decorators.append(valued(MEASURED, one.flag, one.name, kind, unit, text, least=one.least, in_list=one.several))
     if experiment.captures:
         default = "Default: nsys where it and a GPU are there, else torch."
-        decorators.append(click.option("--profiler", type=click.Choice(["nsys", "torch"]), help=default))
+        decorators.append(option(MEASURED, "--profiler", type=Choice(["nsys", "torch"]), help=default))
     default = "Default: cuda where there is a GPU."
-    decorators.append(click.option("--device", type=click.Choice(["cuda", "cpu"]), help=default))
+    decorators.append(option(MEASURED, "--device", type=Choice(["cuda", "cpu"]), help=default))
     decorators.append(running_options(Path("bench") / experiment.name))
     function = callback
     for decorate in reversed(decorators):
         function = decorate(function)
     example = f"Example: nsys-analyze bench {experiment.name} --output-dir {experiment.name}"
-    return click.command(experiment.name, help=experiment.summary, epilog=example)(function)
+    return click.command(experiment.name, cls=Command, help=experiment.summary, epilog=example)(function)
 
 
 def _start(experiment: Bench, options: dict[str, Any], given: set[str]) -> None:

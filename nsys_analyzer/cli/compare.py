@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer.cli.help import INPUT, JUDGED, OUTPUT, Choice, command, option
 from nsys_analyzer.cli.options import Command, configuration_options, names_options, scheduler_option, tell
 
 if TYPE_CHECKING:
@@ -31,33 +32,33 @@ def _fraction(ctx: click.Context, param: click.Parameter, text: str | None) -> f
 def _timings_option(side: str) -> Callable[[Command], Command]:
     text = f"Timings of unprofiled runs of {side.upper()}. Default: timings.csv in its folder, or in the one above."
     path = click.Path(path_type=Path)
-    return click.option(f"--csv-{side}", f"csv_{side}", type=path, metavar="FILE", multiple=True, help=text)
+    return option(INPUT, f"--csv-{side}", f"csv_{side}", type=path, metavar="FILE", multiple=True, help=text)
 
 
-@click.command(epilog="Example: nsys-analyze compare before.sqlite after.sqlite --fail-above 5%")
+@command(epilog="Example: nsys-analyze compare before.sqlite after.sqlite --fail-above 5%")
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="FILE", help="The file to write, text as markdown.")
-@click.option(
-    "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
+@option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write, text as markdown.")
+@option(
+    OUTPUT, "--format", "output_format", type=Choice(["text", "markdown", "json"]), default="text", show_default=True,
     help="markdown is for a pull request, json holds every figure.",
 )  # fmt: skip
-@click.option(
-    "--fail-above", callback=_fraction, metavar="PERCENT",
+@option(
+    JUDGED, "--fail-above", callback=_fraction, metavar="PERCENT",
     help="Exit with 3 where a step is slower by more than this, and by more than chance; with 1 where it could not be "
     "compared.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Compare what cannot be compared; replace a file of somebody else's.")
-@click.option("--repeats", is_flag=True, help="Take all captures of a folder for runs of one program.")
-@click.option(
-    "--cpu-spread", callback=_fraction, metavar="PERCENT", default="25%", show_default=True,
+@option(OUTPUT, "--force", is_flag=True, help="Compare what cannot be compared; replace a file of somebody else's.")
+@option(INPUT, "--repeats", is_flag=True, help="Take all captures of a folder for runs of one program.")
+@option(
+    JUDGED, "--cpu-spread", callback=_fraction, metavar="PERCENT", default="25%", show_default=True,
     help="By how much the time that the GPU waits for the program differs between two runs of it (a standard "
     "deviation). 25% was measured on shared hosts; a quiet machine of your own has less.",
 )  # fmt: skip
 @_timings_option("after")
 @_timings_option("before")
 @scheduler_option
-@names_options("--phase", "--phase-name")
+@names_options
 @configuration_options
 @click.pass_context
 def compare(
@@ -128,9 +129,9 @@ def _check_reports(*sides: tuple[Path, tuple[Path, ...], str], options: str) -> 
 
     remedy = "Leave it out, or give the captures in place of the report"
     reports = [path for path, _, _ in sides if is_report(path)]
-    for path, csv, option in sides:
+    for path, csv, flag in sides:
         if csv and path in reports:
-            raise ConfigurationError(f"{option} can change nothing of {path}, a report, which holds its times", remedy)
+            raise ConfigurationError(f"{flag} can change nothing of {path}, a report, which holds its times", remedy)
     if options and len(reports) == len(sides):
         raise ConfigurationError(f"Both sides are reports, of which {options} can change nothing", remedy)
     if options and reports:

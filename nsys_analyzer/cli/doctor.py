@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer.cli.help import command
 from nsys_analyzer.cli.options import output_option
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _NAME_WIDTH = 16
 _STATUS_WIDTH = 8
 
 
-@click.command(epilog="Example: nsys-analyze doctor")
+@command(epilog="Example: nsys-analyze doctor")
 @output_option(Path("runs"))
 def doctor(output_dir: Path) -> None:
     """Print what this machine has for a capture: nsys, driver, GPU, PyTorch, folders, and how to fix the rest.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
 from nsys_analyzer.cli.options import (
     command_line,
     configuration_options,
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
     from nsys_analyzer.runs.timings import Selection
 
 
-@click.command(epilog="Example: nsys-analyze explain capture.sqlite")
-@click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="TRACE...")
-@click.option(
-    "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
+@command(epilog="Example: nsys-analyze explain capture.sqlite")
+@click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="TRACE|FOLDER...")
+@option(
+    OUTPUT, "--format", "output_format", type=Choice(["text", "markdown", "json"]), default="text", show_default=True,
     help="json holds every figure, as the report's JSON does.",
 )  # fmt: skip
-@click.option(
-    "--all", "everything", is_flag=True, help="Print the rest of the report, too, with all that is folded in it."
+@option(
+    SHOWN, "--all", "everything", is_flag=True, help="Print the rest of the report, too, with all that is folded in it."
 )
 @scheduler_option
 @unprofiled_options
-@names_options("--phase", "--phase-name")
+@names_options
 @configuration_options
 def explain(
     traces: tuple[Path, ...],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
 from nsys_analyzer.cli.options import names_options
 from nsys_analyzer.export import FORMATS
 
@@ -24,22 +25,22 @@ def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
         ctx.exit()
 
 
-@click.command(epilog="Example: nsys-analyze export capture.sqlite --format perfetto -o capture.pftrace")
+@command(epilog="Example: nsys-analyze export capture.sqlite --format perfetto -o capture.pftrace")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE|FOLDER...")
-@click.option(
-    "--format", "output_format", type=click.Choice(list(FORMATS)), default="perfetto", show_default=True,
+@option(
+    OUTPUT, "--format", "output_format", type=Choice(list(FORMATS)), default="perfetto", show_default=True,
     help="perfetto: a timeline for https://ui.perfetto.dev. Else a table with a row for each GPU operation.",
 )  # fmt: skip
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+@option(
+    OUTPUT, "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
     help="The file to write. Default: the first TRACE's name with .pftrace, .parquet, .csv or .db, in this folder.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
-@click.option(
-    "--columns", is_flag=True, is_eager=True, expose_value=False, callback=_print_columns,
+@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
+@option(
+    SHOWN, "--columns", is_flag=True, is_eager=True, expose_value=False, callback=_print_columns,
     help="Print what the columns of the table are, with their units, and exit.",
 )  # fmt: skip
-@names_options("--phase", "--phase-name")
+@names_options
 def export(traces: tuple[Path, ...], output_format: str, output: Path | None, force: bool, names: PhaseNames) -> None:
     """Write captures for other tools: as a timeline, or as a table of GPU operations.
 

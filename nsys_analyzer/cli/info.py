@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer.cli.help import command
 from nsys_analyzer.cli.options import trace_argument
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _RANGES_SHOWN = 40
 
 
-@click.command(epilog="Example: nsys-analyze info capture.sqlite")
+@command(epilog="Example: nsys-analyze info capture.sqlite")
 @trace_argument
 def info(trace: Path) -> None:
     """Print what TRACE holds: versions, tables, processes, threads, ranges, the profiler's messages, warnings."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, did_you_mean, option
 from nsys_analyzer.cli.options import names_options, trace_argument
 from nsys_analyzer.errors import ConfigurationError, MissingTableError
 
@@ -26,16 +27,16 @@ _FIGURES: dict[str, tuple[str, Unit]] = {
 }
 
 
-@click.command(epilog="Example: nsys-analyze kernels capture.sqlite --phase forward --class matmul --top 10")
+@command(epilog="Example: nsys-analyze kernels capture.sqlite --phase forward --class matmul --top 10")
 @trace_argument
-@click.option("--phase", metavar="PHASE", help="Only this phase, per measured instance. --phase-name names its range.")
-@click.option("--class", "kernel_class", metavar="CLASS", help="Only kernels of this class, such as matmul.")
-@click.option("--top", type=click.IntRange(1), metavar="N", help="Only the N kernels with the most time.")
-@click.option(
-    "--format", "output_format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
+@option(SHOWN, "--phase", metavar="PHASE", help="Only this phase, per measured instance. --phase-name names its range.")
+@option(SHOWN, "--class", "kernel_class", metavar="CLASS", help="Only kernels of this class, such as matmul.")
+@option(SHOWN, "--top", type=click.IntRange(1), metavar="N", help="Only the N kernels with the most time.")
+@option(
+    OUTPUT, "--format", "output_format", type=Choice(["text", "csv", "json"]), default="text", show_default=True,
     help="csv and json hold the full kernel names.",
 )  # fmt: skip
-@names_options("--phase-name")
+@names_options
 def kernels(
     trace: Path,
     phase: str | None,
@@ -65,7 +66,10 @@ def kernels(
         shown = (_phase(captures, capture, phase) for capture in captures)
         seen = sorted({row.kernel_class for part in shown if part for row in part.classes})
         where = f"The {phase} phase" if phase else "The trace"
-        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"{where} has: {', '.join(seen)}")
+        raise ConfigurationError(
+            f"No kernel of class {kernel_class!r} here",
+            f"{where} has: {', '.join(seen)}.{did_you_mean(kernel_class, seen)}",
+        )
     if output_format == "json":
         click.echo(json.dumps(rows, indent=1), file=data_stream())
     elif output_format == "csv":
@@ -86,7 +90,7 @@ def _phase(captures: tuple[CaptureSummary, ...], capture: CaptureSummary, name: 
         seen = sorted({phase.phase for other in captures for phase in other.phases if phase.instances})
         raise ConfigurationError(
             f"The trace has no measured phase {name!r}",
-            f"It has: {', '.join(seen) or 'none'}. To name one: --phase-name {name}=RANGE",
+            f"It has: {', '.join(seen) or 'none'}.{did_you_mean(name, seen)} To name one: --phase-name {name}=RANGE",
         )
     return capture.phase(name)
 

@@ -11,44 +11,67 @@ from typing import NoReturn
 import click
 
 from nsys_analyzer import __version__
+from nsys_analyzer.cli.help import Group
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.screen import use_screens
 from nsys_analyzer.text import visible
 
-#: The commands, each with its line in the list of them.
+#: The commands in groups, each with its line in the list of them.
 _COMMANDS = {
-    "run": "Time and profile transformers, or profile any program.",
-    "bench": "Run a standard experiment.",
-    "explain": "Say why a step is as long as it is, and what to do first.",
-    "modules": "Say which modules of the model take the time.",
-    "compare": "Say what changed between two runs, and what explains it.",
-    "report": "Answer where the time of captures goes.",
-    "kernels": "Print the kernel table of a capture.",
-    "export": "Write a capture for ui.perfetto.dev, or as a table.",
-    "info": "Print what a capture holds.",
-    "share": "Copy a capture without private data.",
-    "doctor": "Check what this machine has for a capture.",
+    "Record": {
+        "doctor": "Check what this machine has for a capture.",
+        "run": "Time and profile transformers, or profile any program.",
+        "bench": "Run a standard experiment.",
+    },
+    "Read": {
+        "report": "Answer where the time of captures goes.",
+        "explain": "Say why a step is as long as it is, and what to do first.",
+        "kernels": "Print the kernel table of a capture.",
+        "modules": "Say which modules of the model take the time.",
+        "info": "Print what a capture holds.",
+    },
+    "Compare": {"compare": "Say what changed between two runs, and what explains it."},
+    "Hand on": {
+        "export": "Write a capture for ui.perfetto.dev, or as a table.",
+        "share": "Copy a capture without private data.",
+    },
 }
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """The commands, each imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return sorted(_COMMANDS)
+        return [name for lines in _COMMANDS.values() for name in lines]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = getattr(importlib.import_module(f"nsys_analyzer.cli.{cmd_name}"), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the list of the commands, of which none is imported."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
+        """Writes the groups of commands, of which none is imported."""
+        del ctx
+        for group, lines in _COMMANDS.items():
+            with formatter.section(group):
+                formatter.write_dl([(f"{name:<7}", line) for name, line in lines.items()])  # columns of one width
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes what follows the lists."""
+        super().format_epilog(ctx, formatter)
+        formatter.write("\n")
+        with formatter.indentation():
+            formatter.write_text(_COMPLETION)
+
+
+#: The shell asks what a word may be completed to.
+_COMPLETING = "_NSYS_ANALYZE_COMPLETE"
+_COMPLETION = (
+    'The Tab key completes commands and options after: eval "$(_NSYS_ANALYZE_COMPLETE=bash_source nsys-analyze)" '
+    "(zsh_source and fish_source for zsh and fish; see docs/completion.md)."
+)
 
 
 @click.group(
@@ -69,7 +92,8 @@ def main() -> None:
     """Runs the command line; an error of the package or the system is one line and exit code 1."""
     # Arrow's own allocator returns memory in a way that costs a tenth of a long report in page faults.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    use_screens()
+    if _COMPLETING not in os.environ:  # click writes the shell's own words, as bytes
+        use_screens()
     if sys.stdout is None:  # closed by whoever started this: what a command prints has nowhere to go
         _fail("Standard output is closed. Send it to a file or to /dev/null")
     try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
 from nsys_analyzer.cli.options import command_line, configuration_options, names_options, tell, trace_argument
 
 if TYPE_CHECKING:
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
     from nsys_analyzer.configuration import Run
 
 
-@click.command(epilog="Example: nsys-analyze modules capture.sqlite")
+@command(epilog="Example: nsys-analyze modules capture.sqlite")
 @trace_argument
-@click.option("--all", "every", is_flag=True, help="Each layer by itself, and modules that take next to nothing.")
-@click.option(
-    "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
+@option(SHOWN, "--all", "every", is_flag=True, help="Each layer by itself, and modules that take next to nothing.")
+@option(
+    OUTPUT, "--format", "output_format", type=Choice(["text", "markdown", "json"]), default="text", show_default=True,
     help="json holds every module, as the report's JSON does.",
 )  # fmt: skip
-@names_options("--phase", "--phase-name")
+@names_options
 @configuration_options
 def modules(
     trace: Path,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from nsys_analyzer.analysis.transformer.models import model_names
+from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, Choice, option
 from nsys_analyzer.configuration import OPTIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -56,32 +57,31 @@ def scheduler_option(function: Command) -> Command:
         "this version, and see the captures under the same paths, as on a shared file system. none: one capture after "
         "another, here. Default: on the cores of this machine, where there are enough captures to be worth it."
     )
-    return click.option(_SCHEDULER, metavar="ADDRESS", help=text)(function)
+    return option(INPUT, _SCHEDULER, metavar="ADDRESS", help=text)(function)
 
 
-def names_options(*flags: str) -> Callable[[Command], Command]:
+def names_options(function: Command) -> Command:
     """Adds the options that say what ranges are, and what a step is; the command takes them as ``names``."""
 
-    def decorate(function: Command) -> Command:
-        @functools.wraps(function)
-        def read(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int | None, **others: Any) -> Any:
-            from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    @functools.wraps(function)
+    def read(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int | None, **others: Any) -> Any:
+        from nsys_analyzer.analysis.ranges.phases import PhaseNames
 
-            said = (*phase_names, *([f"step={step}"] if step else ()))
-            return function(*args, names=PhaseNames.parse(said, steps or 0), **others)
+        said = (*phase_names, *([f"step={step}"] if step else ()))
+        return function(*args, names=PhaseNames.parse(said, steps or 0), **others)
 
-        for option in (
-            click.option(
-                "--steps", type=click.IntRange(1, 2**31 - 1), metavar="N",
-                help="How many steps the capture holds, where neither ranges nor repeating work tell.",
-            ),
-            click.option("--step", metavar="RANGE", help="A step is a range of this name."),
-            click.option(*flags, "phase_names", metavar="PHASE=RANGE", multiple=True, help=_PHASE_HELP),
-        ):  # fmt: skip
-            read = option(read)
-        return read  # type: ignore[return-value]
-
-    return decorate
+    for each in (
+        option(
+            PHASES, "--steps", type=SIZE, metavar="N",
+            help="How many steps the capture holds, where neither ranges nor repeating work tell.",
+        ),
+        option(PHASES, "--step", metavar="RANGE", help="A step is a range of this name."),
+        option(
+            PHASES, "--phase-name", "phase_names", metavar="PHASE=RANGE", multiple=True, help=_PHASE_HELP,
+        ),
+    ):  # fmt: skip
+        read = each(read)
+    return read  # type: ignore[return-value]
 
 
 def unprofiled_options(function: Command) -> Command:
@@ -106,31 +106,31 @@ def unprofiled_options(function: Command) -> Command:
             raise click.BadParameter(f"{wrong!r} is not COLUMN=VALUE, such as compile=False", param_hint="--csv-where")
         return function(*args, selection=Selection(tuple(where), csv_phase or "", csv_skip or 0), **others)
 
-    for option in (
-        click.option(
-            "--ranks", "in_order", is_flag=True,
+    for each in (
+        option(
+            INPUT, "--ranks", "in_order", is_flag=True,
             help="The captures are the ranks of one run, in this order: rank 0, rank 1, ...",
         ),
-        click.option(
-            "--step-ms", type=click.FloatRange(0, 1e9, min_open=True), callback=_finite, metavar="MS",
+        option(
+            INPUT, "--step-ms", type=click.FloatRange(0, 1e9, min_open=True), callback=_finite, metavar="MS",
             help="How long a step takes without the profiler; of one capture, or of the ranks of one run.",
         ),
-        click.option(
-            "--csv-skip", type=click.IntRange(0), metavar="N",
+        option(
+            INPUT, "--csv-skip", type=click.IntRange(0), metavar="N",
             help="Leave out the first N of the rows that are repeats of one run.",
         ),
-        click.option("--csv-phase", metavar="PHASE", help="The phase that was timed, where no column names it."),
-        click.option(
-            "--csv-where", multiple=True, metavar="COLUMN=VALUE",
+        option(INPUT, "--csv-phase", metavar="PHASE", help="The phase that was timed, where no column names it."),
+        option(
+            INPUT, "--csv-where", multiple=True, metavar="COLUMN=VALUE",
             help="Read only rows with this value, such as bfloat16=False. Repeatable.",
         ),
-        click.option(
-            "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
+        option(
+            INPUT, "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
             help="Times of runs without the profiler, CSV or JSON: a row for each phase (phase, mean_ms), or a column "
             "(forward_ms, step_ms). Repeatable. Default: FOLDER/timings.csv.",
         ),
     ):  # fmt: skip
-        read = option(read)
+        read = each(read)
     return read  # type: ignore[return-value]
 
 
@@ -145,21 +145,26 @@ def configuration_options(function: Command) -> Command:
         return function(*args, given=Run(**{key: others.pop(key) for key in keys}), **others)
 
     of_model = f"The model of the captures: {model_names()}."
-    precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
-    for option in (
-        click.option("--precision", type=precisions, help="The precision of the captures."),
-        click.option("--batch-size", type=SIZE, metavar="N", help="The batch size of the captures."),
-        click.option("--context-length", type=SIZE, metavar="TOKENS", help="The context length of the captures."),
-        click.option("--model", metavar="NAME", help=of_model),
-    ):
-        read = option(read)
+    precisions = Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
+    for each in (
+        option(CONFIGURATION, "--precision", type=precisions, help="The precision of the captures."),
+        option(CONFIGURATION, "--batch-size", type=SIZE, metavar="N", help="The batch size of the captures."),
+        option(
+            CONFIGURATION, "--context-length", type=SIZE, metavar="TOKENS", help="The context length of the captures.",
+        ),
+        option(CONFIGURATION, "--model", metavar="NAME", help=of_model),
+    ):  # fmt: skip
+        read = each(read)
     return read  # type: ignore[return-value]
 
 
 def output_option(folder: Path) -> Callable[[Command], Command]:
     """Adds the folder for results, by default this one."""
     path = click.Path(path_type=Path, file_okay=False)
-    return click.option("--output-dir", type=path, default=folder, show_default=True, help="The folder for results.")
+    return option(
+        OUTPUT, "--output-dir", type=path, metavar="FOLDER", default=folder, show_default=True,
+        help="The folder for results.",
+    )  # fmt: skip
 
 
 def _finite(ctx: click.Context, param: click.Parameter, time: float | None) -> float | None:
@@ -172,18 +177,19 @@ def running_options(folder: Path) -> Callable[[Command], Command]:
     """Adds the options of a command that runs programs one after another into a folder, by default this one."""
 
     def decorate(function: Command) -> Command:
-        function = click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")(function)
+        planned = "Print what would be run, and run nothing."
+        function = option(RUNNING, "--dry-run", is_flag=True, help=planned)(function)
         kept = "Keep finished results in the output folder, or replace them."
-        function = click.option("--resume/--rerun", default=None, help=kept)(output_option(folder)(function))
-        return click.option(
-            "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True, callback=_finite,
-            metavar="SECONDS", help="Time limit of each process or case.",
+        function = option(RUNNING, "--resume/--rerun", default=None, help=kept)(output_option(folder)(function))
+        return option(
+            RUNNING, "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True,
+            callback=_finite, metavar="SECONDS", help="Time limit of each process or case.",
         )(function)  # fmt: skip
 
     return decorate
 
 
-def several(name: str, kind: Any, metavar: str, help: str) -> Callable[[Command], Command]:
+def several(group: str, flag: str, name: str, kind: Any, metavar: str, help: str) -> Callable[[Command], Command]:
     """Adds an option of several values of a click type, with commas between them or given again: one tuple, each once.
 
     The tuple is empty where the option is not given.
@@ -195,43 +201,47 @@ def several(name: str, kind: Any, metavar: str, help: str) -> Callable[[Command]
             raise click.BadParameter("give at least one value", ctx, param)
         return tuple(dict.fromkeys(kind.convert(word, param, ctx) for word in words))
 
-    return click.option(name, metavar=f"{metavar}[,...]", multiple=True, callback=convert, help=help)
+    more: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if isinstance(kind, _Switch) else {}
+    return option(
+        group, flag, name, metavar=f"{metavar}[,...]", multiple=True, callback=convert, help=help, **more
+    )  # fmt: skip
 
 
 def target_options(function: Command) -> Command:
     """Adds the options of the transformer target; None, or an empty tuple, where one is not given."""
-    for name, option in reversed(list(OPTIONS.items())):
-        if not option.in_run:
+    for name, one in reversed(list(OPTIONS.items())):
+        if not one.in_run:
             continue
-        if option.kind is bool:
-            function = click.option(option.flag, name, is_flag=True, default=None, help=option.help)(function)
+        if one.kind is bool:
+            function = option(CONFIGURATION, one.flag, name, is_flag=True, default=None, help=one.help)(function)
             continue
-        lighter = f", {option.default_on_cpu} on a CPU" if option.default_on_cpu is not None else ""
-        text = option.help if option.default is None else f"{option.help} Default: {option.default}{lighter}."
-        kind = option.choices or option.kind
+        lighter = f"; {one.default_on_cpu} on a CPU" if one.default_on_cpu is not None else ""
+        text = one.help if one.default is None else f"{one.help} Default: {one.default}{lighter}."
+        kind = one.choices or one.kind
         function = valued(
-            option.flag, name, kind, option.unit, text, least=option.least, in_list=option.several
+            CONFIGURATION, one.flag, name, kind, one.unit, text, least=one.least, in_list=one.several
         )(function)  # fmt: skip
     return function
 
 
 def valued(
-    flag: str, name: str, kind: type | tuple[str, ...], unit: str, help: str, *, least: int, in_list: bool
+    group: str, flag: str, name: str, kind: type | tuple[str, ...], unit: str, help: str, *, least: int, in_list: bool
 ) -> Callable[[Command], Command]:
     """Adds an option with values of a type, or one of these words; ``in_list`` with commas between several."""
     is_switch = kind is bool
     words = ("off", "on") if is_switch else kind if isinstance(kind, tuple) else ()
     metavar = f"[{'|'.join(words)}]" if words else unit
-    parameter: Any = _Switch(words) if is_switch else click.Choice(words) if words else kind
+    parameter: Any = _Switch(words) if is_switch else Choice(words) if words else kind
     if kind is int:
         parameter = click.IntRange(least, SIZE.max)
     if in_list:
-        return several(flag, click.types.convert_type(parameter), metavar, help)
-    return click.option(flag, name, type=parameter, metavar=metavar, help=help)
+        return several(group, flag, name, click.types.convert_type(parameter), metavar, help)
+    more: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if is_switch else {}
+    return option(group, flag, name, type=parameter, metavar=metavar, help=help, **more)
 
 
-class _Switch(click.Choice[str]):
-    """On or off, as a bool."""
+class _Switch(Choice):
+    """On or off, as a bool; on where the option stands alone."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(value, param, ctx) == "on"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
 from nsys_analyzer.cli.options import (
     command_line,
     configuration_options,
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
     from nsys_analyzer.runs.timings import Selection
 
 
-@click.command(epilog="Example: nsys-analyze report small_ctx128.sqlite small_ctx256.sqlite -o report.md")
+@command(epilog="Example: nsys-analyze report small_ctx128.sqlite small_ctx256.sqlite -o report.md")
 @click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="[TRACE|FOLDER]...")
-@click.option("-o", "--output", metavar="FILE", help="The file to write, or - to print. Default: report.md.")
-@click.option(
-    "--format", "output_format", type=click.Choice(list(RENDERERS)), default="markdown", show_default=True,
+@option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write, or - to print. Default: report.md.")
+@option(
+    OUTPUT, "--format", "output_format", type=Choice(list(RENDERERS)), default="markdown", show_default=True,
     help="JSON is printed, unless -o names a file.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
-@click.option("--no-figures", is_flag=True, help="Leave the figures out.")
-@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser; with --format html.")
+@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
+@option(SHOWN, "--no-figures", is_flag=True, help="Leave the figures out.")
+@option(OUTPUT, "--open", "open_page", is_flag=True, help="Open the page in the browser; with --format html.")
 @scheduler_option
 @unprofiled_options
-@names_options("--phase", "--phase-name")
+@names_options
 @configuration_options
 def report(
     traces: tuple[Path, ...],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsys_analyzer.analysis.transformer.models import model_names
+from nsys_analyzer.cli.help import CONFIGURATION, PROGRAM, RECORDING, Choice, command, option
 from nsys_analyzer.cli.options import command_line, running_options, several, target_options
 from nsys_analyzer.configuration import OPTIONS
 from nsys_analyzer.errors import CaptureError, NoSpaceError
@@ -20,27 +21,28 @@ if TYPE_CHECKING:
 _NO_PLACE = "Free some space, or name another --output-dir; finished results stay, and --resume continues"
 
 
-@click.command(
-    epilog="Example: nsys-analyze run --model small,medium --context-length 128,256 --precision bf16 --dry-run"
-)
-@several("--model", click.STRING, "NAME", f"Model: {model_names()}. Default: small.")
+@command(epilog="Example: nsys-analyze run --model small,medium --context-length 128,256 --precision bf16 --dry-run")
+@several(CONFIGURATION, "--model", "model", click.STRING, "NAME", f"Model: {model_names()}. Default: small.")
 @target_options
-@click.option("--target-option", multiple=True, metavar="OPTION", help="Passed on to the target. Repeatable.")
-@click.option("--profiler", type=click.Choice(["nsys", "torch", "none"]),
+@option(CONFIGURATION, "--target-option", multiple=True, metavar="OPTION", help="Passed on to the target. Repeatable.")
+@option(RECORDING, "--profiler", type=Choice(["nsys", "torch", "none"]),
               help="Profiler. Default: nsys where it and a GPU are there, else torch.")  # fmt: skip
-@click.option("--trace", help="APIs that nsys traces; with osrt a run takes ten times as long. Default: cuda,nvtx.")
-@click.option("--memory", is_flag=True, help="Record memory events too.")
-@click.option("--autograd-ranges", is_flag=True, help="An NVTX range around every operator of autograd (nsys).")
-@click.option("--whole-program", is_flag=True, help="Record all, not only from cudaProfilerStart to cudaProfilerStop.")
-@click.option("--annotate/--no-annotate", default=True,
+@option(RECORDING, "--trace", metavar="API[,...]",
+        help="APIs that nsys traces; with osrt a run takes ten times as long. Default: cuda,nvtx.")  # fmt: skip
+@option(RECORDING, "--memory", is_flag=True, help="Record memory events too.")
+@option(RECORDING, "--autograd-ranges", is_flag=True, help="An NVTX range around every operator of autograd (nsys).")
+@option(
+    RECORDING, "--whole-program", is_flag=True, help="Record all, not only from cudaProfilerStart to cudaProfilerStop."
+)
+@option(PROGRAM, "--annotate/--no-annotate", default=True,
               help="Find steps and phases of a program of yours, and time it. Default: --annotate.")  # fmt: skip
-@click.option("--run-to-end", is_flag=True, help="Let a program of yours go on after the recorded steps.")
-@click.option("--modules", is_flag=True, help="A range around each call of a module of a program of yours, and in its "
-              "backward pass: the report says what each module takes.")  # fmt: skip
-@click.option("--nproc", type=click.IntRange(1), metavar="N",
+@option(PROGRAM, "--run-to-end", is_flag=True, help="Let a program of yours go on after the recorded steps.")
+@option(PROGRAM, "--modules", is_flag=True, help="A range around each call of a module of a program of "
+              "yours, and in its backward pass: the report says what each module takes.")  # fmt: skip
+@option(PROGRAM, "--nproc", type=click.IntRange(1), metavar="N",
               help="Start a program of yours as N ranks, as torchrun does, and record each of them.")  # fmt: skip
-@click.option("--one-report", is_flag=True, help="With --nproc: one report of nsys over all ranks.")
-@click.option("--nsys-option", multiple=True, metavar="OPTION", help="Passed on to nsys profile. Repeatable.")
+@option(PROGRAM, "--one-report", is_flag=True, help="With --nproc: one report of nsys over all ranks.")
+@option(RECORDING, "--nsys-option", multiple=True, metavar="OPTION", help="Passed on to nsys profile. Repeatable.")
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")
 def run(**options: Any) -> None:

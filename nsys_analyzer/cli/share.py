@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer.cli.help import OUTPUT, SHOWN, command, option
 from nsys_analyzer.cli.options import trace_argument
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
 _WIDTH = 100
 
 
-@click.command(epilog="Example: nsys-analyze share capture.sqlite -o small.sqlite --keep 'load .*'")
+@command(epilog="Example: nsys-analyze share capture.sqlite -o small.sqlite --keep 'load .*'")
 @trace_argument
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.sqlite", required=True, help="The copy to write."
-)
-@click.option("--keep", multiple=True, metavar="REGEX", help="Keep names that match this as a whole. Repeatable.")
-@click.option("--keep-all-names", is_flag=True, help="Keep all names.")
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@option(
+    OUTPUT, "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", required=True,
+    help="The copy to write, an SQLite file.",
+)  # fmt: skip
+@option(SHOWN, "--keep", multiple=True, metavar="REGEX", help="Keep names that match this as a whole. Repeatable.")
+@option(SHOWN, "--keep-all-names", is_flag=True, help="Keep all names.")
+@option(OUTPUT, "--force", is_flag=True, help="Replace a file that is there already.")
 def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool, force: bool) -> None:
     """Write a copy of TRACE to give to others: small, without private data, with the same figures.
 

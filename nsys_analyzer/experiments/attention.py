@@ -53,7 +53,7 @@ class AttentionCase:
     device: str
     batch_size: int = option(8, "batch size")
     context_length: int = option(1024, "tokens")
-    d: int = option(64, "features of queries, keys and values")
+    d: int = option(64, "features of queries, keys and values", spelling="d-head")
     compile: bool = option(False, "with torch.compile (on), or eager (off)")
     precision: str = option("fp32", "of the matmuls", ("fp32", "tf32"))
     warmup_steps: int = option(5, "steps before the measured ones", cpu=2, least=0)

@@ -56,7 +56,7 @@ class FlashCase(WithHeads):
     d_head: int = option(64, "features of a head: 16, 32, 64 or 128")
     context_length: int = option(1024, "tokens", least=2)
     batch_size: int = option(1, "batch size")
-    heads: int = option(8, "heads", cpu=2)
+    heads: int = option(8, "heads", cpu=2, spelling="num-heads")
     causal: bool = option(True, "with a causal mask")
     fp32_products: str = option(
         "tf32x3", "of our kernels in fp32: three matmuls in TF32, as SDPA's do, or true fp32", ("tf32x3", "ieee")

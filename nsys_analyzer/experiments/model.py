@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from nsys_analyzer.configuration import Option
+from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.report.model import Section
 from nsys_analyzer.runs.rows import CaseTarget, Row, Task, written
 
@@ -42,7 +42,9 @@ def require(figure: T | None) -> T:
     return figure
 
 
-def option(default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: Any = None, least: int = 1) -> Any:
+def option(
+    default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: Any = None, least: int = 1, spelling: str = ""
+) -> Any:  # fmt: skip
     """Makes a field of a case, which is an option of its target, and of the experiments that have it among theirs.
 
     Args:
@@ -51,14 +53,16 @@ def option(default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: 
         choices: the values that a text may have; none for any.
         cpu: an experiment's default on a CPU, where it is another.
         least: the lowest value of a whole number.
+        spelling: its name on command lines, where that is not the field's.
     """
-    return field(default=default, metadata={"option": Option(default, help, choices, cpu, least)})
+    return field(default=default, metadata={"option": Option(default, help, choices, cpu, least, spelling=spelling)})
 
 
 def options_of(case: type) -> dict[str, Option]:
-    """Returns the options of a case by name."""
+    """Returns the options of a case by name; one that ``nsys-analyze run`` has, too, is spelled as there."""
     declared = {field.name: field.metadata.get("option") for field in fields(case)}
-    return {name: replace(option, name=name) for name, option in declared.items() if option}
+    known = {name: {"spelling": one.spelling, "unit": one.unit} for name, one in OPTIONS.items()}
+    return {name: replace(one, name=name, **known.get(name, {})) for name, one in declared.items() if one}
 
 
 def several(

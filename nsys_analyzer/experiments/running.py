@@ -13,7 +13,7 @@ from nsys_analyzer.capture.jobs import already_there, locked, remaining, remaini
 from nsys_analyzer.capture.plan import INSTALL_TORCH, Recording, choose_device, choose_profiler
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench, Profiled, Settings, spelled
+from nsys_analyzer.experiments.model import AnyRow, Bench, Profiled, Settings, options_of, spelled
 from nsys_analyzer.experiments.results import (
     CAPTURES,
     all_cases,
@@ -53,10 +53,11 @@ class BenchPlan:
         for task in self.cases:
             words = [f"{key}={value}" for key, value in task.environment.items()]
             words += ["python", "-m", task.target.module]
+            options = options_of(task.target.case)
             for key, value in written(task.case).items():
-                name = key.replace("_", "-")
-                switch = f"--{name}" if value else f"--no-{name}"
-                words += [switch] if isinstance(value, bool) else [f"--{name}", str(value)]
+                flag = options[key].flag if key in options else f"--{key}"
+                switch = flag if value else flag.replace("--", "--no-", 1)
+                words += [switch] if isinstance(value, bool) else [flag, str(value)]
             yield shlex.join(words)
         for target in self.profiled.targets:
             yield shlex.join(["python", *target.program[1:]])

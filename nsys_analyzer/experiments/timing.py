@@ -279,7 +279,7 @@ BENCH = Bench(
         *SHARED,
         several(
             StepCase, "warmup_steps", (0, 1, 2, 5), (0, 1),
-            name="study_warmup_steps", help="warm-ups of the warm-up study, a process each",
+            name="study_warmup_steps", spelling="study-warmup", help="warm-ups of the warm-up study, a process each",
         ),
         *(replace(options_of(StepCase)[name], name=f"study_{name}", help=help) for name, help in _OF_STUDY.items()),
     ),

@@ -115,7 +115,7 @@ def _command(trace: str, random: Random) -> list[str]:
             ["report", trace, "-o", "report.md", "--no-figures"],
             ["report", trace, "-o", "report.md"],
             ["report", "--no-figures", "-o", "report.md", trace, oracle.SOUND],
-            ["kernels", trace, "--format", random.choice(("table", "csv", "json"))],
+            ["kernels", trace, "--format", random.choice(("text", "csv", "json"))],
             ["info", trace],
             ["compare", trace, trace, "--force", "--format", random.choice(("text", "markdown", "json"))],
             ["share", trace, "-o", "shared.sqlite"],

@@ -18,7 +18,9 @@ from nsys_analyzer.trace.metadata import Diagnostic, first_sentence, meaning, to
 from nsys_analyzer.trace.ranks import INIT_COMMUNICATOR
 from nsys_analyzer.trace.trace import Trace
 
-_HOW_TO = "Wrap the parts of the step, as in `with {}: ...`, or name the ranges there are with `--phase forward=NAME`."
+_HOW_TO = (
+    "Wrap the parts of the step, as in `with {}: ...`, or name the ranges there are with `--phase-name forward=NAME`."
+)
 _HOW_TO_ANNOTATE = phrase(_HOW_TO, 'torch.cuda.nvtx.range("forward")')
 _HOW_TO_RECORD = phrase(_HOW_TO, 'torch.profiler.record_function("forward")')
 _RECORD_BOTH = phrase("record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
@@ -178,7 +180,7 @@ class _Checks:
             yield f"{steps} without a backward pass, as in evaluation, kept apart from the others."
         if step and backward and not step.holds_backward:
             none = phrase("The `{}` ranges hold no backward pass: the step is the sum of its phases.", step.range)
-            yield phrase("{} If they are the optimizer's, say `--phase optimizer={}`.", none, step.range)
+            yield phrase("{} If they are the optimizer's, say `--phase-name optimizer={}`.", none, step.range)
         if self.attributed.open_warmups(self.process):
             yield "A warm-up range has no end: everything after its start counts as warm-up."
 

@@ -81,7 +81,7 @@ def _bytes(attention: AttentionSummary) -> str:
 HOW_TO_ANNOTATE = phrase(
     "To tell attention from the rest, wrap it in an NVTX range `scaled dot product attention`, and its parts in "
     "`computing attention scores`, `computing softmax` and `final matmul`; or name the ranges there are with "
-    "`--phase attention=NAME --phase scores=NAME --phase softmax=NAME --phase values=NAME`."
+    "`--phase-name attention=NAME --phase-name scores=NAME --phase-name softmax=NAME --phase-name values=NAME`."
 )
 
 

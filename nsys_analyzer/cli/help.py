@@ -1,0 +1,90 @@
+"""How commands show themselves: options in groups, and what a mistyped word may have been meant for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: The groups of options, in the order in which every command shows them.
+INPUT = "Input"
+PHASES = "Phases and steps"
+CONFIGURATION = "Configuration"
+MEASURED = "What is measured"
+RECORDING = "Recording"
+PROGRAM = "A program of yours"
+SHOWN = "What to show"
+JUDGED = "How to judge"
+RUNNING = "Running"
+OUTPUT = "Output"
+OTHER = "Other"
+GROUPS = (INPUT, PHASES, CONFIGURATION, MEASURED, RECORDING, PROGRAM, SHOWN, JUDGED, RUNNING, OUTPUT, OTHER)
+
+
+class Option(click.Option):
+    """An option of a group."""
+
+    def __init__(self, *names: Any, group: str, **more: Any) -> None:
+        super().__init__(*names, **more)
+        self.group = group
+
+
+def option(group: str, *names: str, **more: Any) -> Callable[[Function], Function]:
+    """Adds an option to a command, as ``click.option`` does, in one of the ``GROUPS``."""
+    return click.option(*names, cls=Option, group=group, **more)
+
+
+class Command(click.Command):
+    """A command whose help has its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes each group of options below its title."""
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                rows[getattr(param, "group", OTHER)].append(record)  # click adds --help
+        for group, records in rows.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
+
+
+def command(**more: Any) -> Callable[[Callable[..., Any]], Command]:
+    """Makes a command, as ``click.command`` does, with its options in groups."""
+    return click.command(cls=Command, **more)
+
+
+class Group(click.Group):
+    """Commands that are imported when they are asked for; ``list_commands`` knows their names."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command; of a name that no command has, says which one may have been meant."""
+        name, names = args[0], self.list_commands(ctx)
+        if name not in names and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {name!r}.{did_you_mean(name, names)}")
+        return super().resolve_command(ctx, args)
+
+
+class Choice(click.Choice[str]):
+    """One of several words; of another one it says which of them may have been meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the word, or fails."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            raise click.BadParameter(f"{error.message}{did_you_mean(str(value), self.choices)}", ctx, param) from error
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Returns the end of a message: the known word that is most like a mistyped one; empty where none is like it."""
+    from difflib import get_close_matches  # nobody else waits for it
+
+    as_typed = {known.lower(): known for known in words}
+    nearest = get_close_matches(word.lower(), as_typed, 1)
+    return f" Did you mean {as_typed[nearest[0]]!r}?" if nearest else ""
