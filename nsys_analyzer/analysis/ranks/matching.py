@@ -295,8 +295,9 @@ class Clock:
 
     def aligned(self, time: Ints) -> Ints:
         """Returns times of the member on the first one's clock."""
-        shift = self.offset_ns + self.drift * (time - self.middle)
-        aligned: Ints = time - np.floor(shift + 0.5).astype(np.int64)  # halves go one way, whatever the offset
+        whole = int(self.offset_ns // 1)  # a sum with days of offset would round the fractions of the drift
+        shift = self.offset_ns - whole + self.drift * (time - self.middle)
+        aligned: Ints = time - whole - np.floor(shift + 0.5).astype(np.int64)  # halves go one way, whatever the offset
         return aligned
 
 
