@@ -64,6 +64,13 @@ def test_the_readme_is_short_and_names_every_command() -> None:
     assert sorted(re.findall(r"^\| `nsys-analyze (\w+)` \|", text, re.MULTILINE)) == sorted(cli.list_commands(None))
 
 
+def test_every_page_is_linked_and_in_the_menu_of_the_site() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert f"](docs/{page.name})" in README.read_text(encoding="utf-8")
+        assert f": docs/{page.name}\n" in menu
+
+
 def test_the_picture_shows_what_the_readme_says() -> None:
     """It is of the same run, drawn when the first screen said the same."""
     with Image.open(FIRST_SCREEN) as picture:
