@@ -39,7 +39,7 @@ coverage: $(READY)  ## which lines and branches the tests reach, also in the pro
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report term
 
 docs: $(READY)  ## the pages as a site in build/site, which needs no network: mkdocs-material is installed for it
-	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt mkdocs-material
+	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt mkdocs-material 'mkdocs<2'
 	rm -rf build/docs
 	mkdir -p build/docs
 	git ls-files -- '*.md' LICENSE docs examples profiling_targets ':!*.sqlite' ':!*.xz' | tar -cf - -T - | tar -xf - -C build/docs

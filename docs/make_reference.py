@@ -56,8 +56,12 @@ def reference() -> str:
     formats += [("export --format", name, f"the capture's name with `{one.suffix}`") for name, one in FORMATS.items()]
     lines += table(("option", "format", "file"), [(f"`{option}`", f"`{name}`", file) for option, name, file in formats])
     lines += ["## Columns of the table of GPU operations", ""]
-    columns = [(f"`{name}`", one.unit, cell(one.doc)) for name, one in OPERATION_COLUMNS.items()]
-    lines += table(("column", "unit", "meaning"), columns)
+    lines += ["The columns that are in `load(…).kernels`, too, are marked.", ""]
+    columns = [
+        (f"`{name}`", one.unit, "yes" if one.of_kernels else "", cell(one.doc))
+        for name, one in OPERATION_COLUMNS.items()
+    ]
+    lines += table(("column", "unit", "of kernels", "meaning"), columns)
     lines += ["## Kernel classes", ""]
     lines += table(("class", "kernels"), [(name, cell(text)) for name, text in CLASSES.items()])
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import pytest
 from PIL import Image
 
@@ -23,6 +25,8 @@ EXAMPLES = [
     for path in PAGES
     for found in EXAMPLE.finditer(path.read_text(encoding="utf-8"))
 ]
+#: Pages that show no command line of ours.
+WITHOUT_COMMANDS = ("architecture.md", "nsys_stats.md", "python.md")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +64,13 @@ def test_the_readme_is_short_and_names_every_command() -> None:
     assert sorted(re.findall(r"^\| `nsys-analyze (\w+)` \|", text, re.MULTILINE)) == sorted(cli.list_commands(None))
 
 
+def test_every_page_is_linked_and_in_the_menu_of_the_site() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert f"](docs/{page.name})" in README.read_text(encoding="utf-8")
+        assert f": docs/{page.name}\n" in menu
+
+
 def test_the_picture_shows_what_the_readme_says() -> None:
     """It is of the same run, drawn when the first screen said the same."""
     with Image.open(FIRST_SCREEN) as picture:
@@ -80,6 +91,26 @@ def test_a_link_leads_somewhere(page: Path) -> None:
         if heading:
             titles = re.findall(r"^#+ (.+)$", aim.read_text(encoding="utf-8"), re.MULTILINE)
             assert heading in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.name))
+def test_a_command_line_on_a_page_has_options_that_there_are(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    lines = re.findall(r"^(?:\$ )?nsys-analyze ([^\n]+)$|`nsys-analyze ([^`\n]+)`", text, re.MULTILINE)
+    assert lines or page.name in WITHOUT_COMMANDS
+    for line in map("".join, lines):
+        words = list(itertools.takewhile(lambda word: word != "--", line.partition("  #")[0].split()))
+        if words[0] in ("COMMAND", "--help"):
+            continue
+        command: click.Command = cli
+        while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z]+", words[0]):
+            found = command.get_command(click.Context(command), words.pop(0))
+            assert found is not None, line
+            command = found
+        known = {
+            option for one in command.get_params(click.Context(command)) for option in (*one.opts, *one.secondary_opts)
+        }
+        assert {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"} <= known, line
 
 
 def test_what_is_made_from_the_code_is_current(reference: ModuleType) -> None:
