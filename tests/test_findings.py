@@ -407,6 +407,17 @@ def test_what_a_rule_does_not_find(rule: Rule, steps: Steps) -> None:
     assert saved_us(rule, steps) == []
 
 
+@pytest.mark.parametrize(("between", "found"), [(18, True), (19, False)])
+def test_how_far_apart_the_matmuls_of_attention_are(between: int, found: bool) -> None:
+    """From one to the next matmul 20 kernels at most: the softmax, and what is between."""
+    steps = Steps()
+    for _ in range(2):
+        steps.kernel(100, BF16_GEMM).kernel(300, SOFTMAX)
+        kernels(between, 1, ADD, 0, steps).kernel(100, BF16_GEMM)
+        kernels(30, 1, ADD, 0, steps)
+    assert bool(saved_us(find_unfused_attention, steps)) is found
+
+
 def test_not_launch_bound() -> None:
     assert saved_us(find_launch_bound, kernels(10, 3), launch=0.03, sync=0.04) == []  # another cause is larger
     assert saved_us(find_launch_bound, kernels(10, 7.1), launch=0.029) == []  # 71 of 100 µs are work: not 30 % idle

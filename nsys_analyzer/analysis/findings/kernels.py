@@ -60,7 +60,7 @@ _SAVED_IN_TRAINING, _SAVED_IN_INFERENCE = (0.55, 1.0), (0.0, 0.5)
 #: So many copies in a row are a chain; the least and the most of their work that a better layout saves.
 _CHAIN, _SAVED_OF_CHAIN = 3, (0.65, 1.0)
 #: A longer row copies tensors side by side, as an average of weights does.
-_LONGEST_CHAIN = 16
+_LONGEST_ROW = 16
 #: Copies of one tensor differ by this factor in their thread blocks at most, for the sizes of their types.
 _ALIKE_BLOCKS = 4
 #: Kernels that copy one tensor as it is or in another layout or type; others of the class gather or join several.
@@ -310,7 +310,7 @@ def _layout_chains(case: Case) -> Bools:
     size = np.maximum(study.size[index], 1)
     unlike = np.maximum(size[1:], size[:-1]) > _ALIKE_BLOCKS * np.minimum(size[1:], size[:-1])
     length = _row_lengths(np.append(True, (np.diff(index) > 1) | unlike))
-    in_chain[index[(length >= _CHAIN) & (length <= _LONGEST_CHAIN)]] = True
+    in_chain[index[(length >= _CHAIN) & (length <= _LONGEST_ROW)]] = True
     return in_chain
 
 
