@@ -8,6 +8,8 @@ import json
 import re
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.report.figures import svg
 from nsys_analyzer.report.model import (
     Answer,
+    Bar,
     Bars,
+    Choice,
     Column,
     Details,
     Listing,
@@ -29,6 +33,7 @@ from nsys_analyzer.report.model import (
     Section,
     Seen,
     Shift,
+    StepBars,
     Table,
     unfolded,
 )
@@ -92,18 +97,15 @@ def train(real_capture: Callable[[str], Path]) -> Report:
 
 
 def in_markdown(table: Table) -> list[list[str]]:
-    """The rows of a table as a reader of the markdown sees them; the parts of a wide one are put together again."""
-    parts: list[list[list[str]]] = []
-    for token in MarkdownIt("commonmark").enable("table").parse(render_block(table, {})):
-        if token.type == "table_open":
-            parts.append([])
-        elif token.type == "tr_open":
-            parts[-1].append([])
-        elif token.type == "inline" and token.level > 1:
+    """The rows of a table as a reader of the markdown sees them, without the bars that a page draws."""
+    rows: list[list[str]] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(render_block(replace(table, caption=""), {})):
+        if token.type == "tr_open":
+            rows.append([])
+        elif token.type == "inline":
             texts = (one.content for one in token.children or () if one.type in ("text", "code_inline", "text_special"))
-            parts[-1][-1].append("".join(texts))
-    first, *others = parts
-    return [[*row, *(cell for part in others for cell in part[i][table.names :])] for i, row in enumerate(first)]
+            rows[-1].append("".join(texts).strip("\N{DARK SHADE}"))
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,8 @@ def sweep() -> Report:
 def test_every_table_is_that_of_markdown(request: pytest.FixtureRequest, name: str) -> None:
     report: Report = request.getfixturevalue(name)
     blocks = (block for section in report.sections for block in unfolded(section.blocks))
-    expected = [in_markdown(block) for block in blocks if isinstance(block, Table)]
+    tables = (block.tables if isinstance(block, Choice) else (block,) for block in blocks)
+    expected = [in_markdown(one) for some in tables for one in some if isinstance(one, Table)]
     assert len(expected) > 10
     assert Page(html.render(report, {})).tables == expected
 
@@ -225,18 +228,46 @@ def test_cells_are_sorted_by_their_figures() -> None:
     assert re.findall(r'data-value="([^"]*)"', text) == ["-2.5", "1250"]
 
 
+def test_a_share_is_drawn_and_not_read() -> None:
+    text = Blocks({}, {}).render(Table((Column("a"), Column("", "bar")), (("x", 0.25),)))
+    assert '<td><div class="share" style="width:25.0%" aria-hidden="true"></div></td>' in text
+    assert text.count("<th ") == 1  # a heading without words is none
+    assert "\N{DARK SHADE}" not in text
+
+
+@pytest.mark.parametrize(
+    ("title", "meaning"),
+    [("GPU busy ms", "of <it>"), ("saves a step, ms", "less"), ("Step ms", "one"), ("steps", ""), ("busy", "")],
+)
+def test_a_heading_says_what_its_term_means(title: str, meaning: str) -> None:
+    terms = {"GPU busy": "of <it>", "saves": "less", "step": "one"}
+    found = re.findall('<abbr title="(.*?)">', Blocks({}, {}, terms=terms).render(Table((Column(title),), ())))
+    assert [unescape(one) for one in found] == ([meaning] if meaning else [])
+
+
+def test_a_page_has_headings_that_the_glossary_explains(train: Report) -> None:
+    told = {known["title"] for tag, known in Page(html.render(train, {})).tags if tag == "abbr"}
+    assert {train.terms["GPU busy"], train.terms["saves"], train.terms["verdict"]} <= told
+
+
+def test_what_is_folded_and_empty_is_left_out() -> None:
+    assert Blocks({}, {}).render(Details("Figures", (Bars("no drawing", "b", (), (), "ms"),))) == ""
+
+
 @given(TEXTS.map("x{}".format))
 def test_no_text_acts_on_a_page(text: str) -> None:
     blocks = (
         Paragraph(phrase("{} and `{}`", text, text), text),
-        Answer(text, code(text), text),
+        Answer(text + code(text), text),
         Listing((text, text), "commands", text),
         Listing((text,), capture=text),
         Table((Column(text), Column(text, "code")), ((text, text),), text, text),
+        Choice((Table((Column(text),), ((text,),), text),)),
+        StepBars((text, text), (Bar(text, (1.0, 2.0)),), text, text, text),
         Details(text, (Paragraph(text),), text),
         Seen(Place("kernel", text), text),
     )
-    plain_page = Page(html.render(Report("title", (Section("a", "a", tuple(map(_with, blocks, "w" * 7))),)), {}))
+    plain_page = Page(html.render(Report("title", (Section("a", "a", tuple(map(_with, blocks, "w" * 9))),)), {}))
     page = Page(html.render(Report(text, (Section(text, text, blocks),)), {}))
     assert not page.open
     assert [tag for tag, _ in page.tags if tag != "wbr"] == [tag for tag, _ in plain_page.tags if tag != "wbr"]
@@ -248,11 +279,15 @@ def _with(block: Any, word: str) -> Any:
         case Paragraph():
             return Paragraph(phrase("{} and `{}`", word, word), word)
         case Answer():
-            return Answer(word, code(word), word)
+            return Answer(word + code(word), word)
         case Listing(lines, kind):
             return Listing((word,) * len(lines), kind, word)
         case Table():
             return Table((Column(word), Column(word, "code")), ((word, word),), word, word)
+        case Choice():
+            return Choice((Table((Column(word),), ((word,),), word),))
+        case StepBars():
+            return StepBars((word, word), (Bar(word, (1.0, 2.0)),), word, word, word)
         case Details():
             return Details(word, (Paragraph(word),), word)
     return Seen(Place("kernel", word), word)

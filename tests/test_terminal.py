@@ -1,4 +1,4 @@
-"""What a report says on the terminal: a screen of a capture, a run or a few of them, and of many no more than one."""
+"""What a report says first on the terminal: a screen of a capture, of a run, and of many captures."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.renderers.terminal import print_answers
+from nsys_analyzer.report.renderers.terminal import print_first_screen
 from nsys_analyzer.report.screen import Screen
-from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.report.sections import build_report, first_screen
 from tests.conftest import Main
 from tests.support.hostile import TEXTS, WORST, controls
 from tests.support.ranks import one_capture, own_captures, write
@@ -28,8 +28,8 @@ from tests.test_screen import Tty
 from tests.test_steps_section import DIAGNOSIS, STEP
 
 WIDTHS = [80, 100, 160]
-#: Lines of the smallest screen, less those of the command and of the prompt.
-ROOM = 24 - 2
+#: Lines of the smallest screen.
+ROOM = 24
 SHADE = "\N{LIGHT SHADE}"
 
 
@@ -62,7 +62,8 @@ def printed(*captures: CaptureSummary, stream: io.StringIO | None = None) -> str
     before = sys.stdout
     sys.stdout = Screen(file)  # type: ignore[assignment]
     try:
-        print_answers(build_report(Evidence(captures)))
+        report = build_report(Evidence(captures))
+        print_first_screen(report, first_screen(report))
     finally:
         sys.stdout = before
     return file.getvalue()
@@ -97,18 +98,24 @@ def test_one_screen(
 
 def test_the_bar_the_answer_and_three_findings(capture: CaptureSummary) -> None:
     """Of 90 ms 20 are matmuls, 10 elementwise and 60 idle: 17.8, 8.9 and 53.3 of 80 cells."""
-    lines = [line.rstrip() for line in Text.from_ansi(printed(capture)).plain.splitlines()]
-    assert lines[0] == "train"
-    assert lines[1] == f"{' matmul '.center(18)}{'E'.center(9)}{' idle '.center(53, SHADE)}"
-    assert lines[2:4] == [
-        "A step, 90.00 ms, profiled:  M matmul 20.00 ms 22%  E elementwise 10.00 ms 11%",
-        f"{SHADE} idle 60.00 ms 67%",
+    shown = Text.from_ansi(printed(capture)).plain.replace("\N{NO-BREAK SPACE}", " ")
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert lines[:6] == [
+        "train",
+        "NVIDIA H200 · fp32 · 2 training steps · nsys 2025.3",
+        "90 ms a step under the profiler · the GPU works 33% of that",
+        f"{' matmul '.center(18)}{'E'.center(9)}{' idle '.center(53, SHADE)}",
+        "A step, profiled, 90 ms:  M matmul 20 ms 22%  E elementwise 10 ms 11%",
+        f"{SHADE} idle 60 ms 67%",
     ]
-    assert lines[4].split()[0] == "step"
-    said = " ".join(" ".join(lines).split())
-    assert "1. The GPU waits for the input pipeline: saves 41–45 ms" in said
-    assert "3. The optimizer is not fused: saves 3.1–7.2 ms" in said
-    assert "4. Copies" not in said
+    said = [" ".join(line.split()[:-1]) for line in lines[7:10]]
+    assert said == [
+        "1 The GPU waits for the input pipeline 41 – 45",
+        "2 Attention is not fused 6.0 – 9.0",
+        "3 The optimizer is not fused 3.1 – 7.2",
+    ]
+    assert lines[10].split()[0] == "phase"
+    assert len(lines) <= ROOM
 
 
 @pytest.mark.parametrize("setting", [("NO_COLOR", "1"), ("TERM", "dumb")])
@@ -147,39 +154,15 @@ def test_the_worst_name(capture: CaptureSummary, monkeypatch: pytest.MonkeyPatch
     assert max(cell_len(line) for line in shown.splitlines()) == width
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_bar_for_each_of_a_few(capture: CaptureSummary, count: int) -> None:
-    shown = Text.from_ansi(printed(*(replace(capture, name=f"train {i}") for i in range(count)))).plain
-    assert shown.count(" matmul  ") == count
-    assert shown.count("3. The optimizer is not fused") == count
-    assert shown.count("\n\n") == count - 1
-
-
-def test_many_fit_a_screen(capture: CaptureSummary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capture takes 5 lines: 7 of them fit 24 lines less 4 as a line each, and 39 lines less 4 in short."""
-    captures = [replace(capture, name=f"train {i}") for i in range(30)]
-    header, *rows = Text.from_ansi(printed(*captures[:7])).plain.splitlines()
-    assert header.split("  ")[0] == "capture"
-    assert [row.split() for row in rows] == [
-        f"train {i} 88.0 The GPU waits for the input pipeline 41 – 45".split() for i in range(7)
-    ]
-    monkeypatch.setenv("LINES", "39")
-    assert len(printed(*captures[:7]).splitlines()) == 35
-    lines = Text.from_ansi(printed(*captures[:8])).plain.splitlines()
-    assert len(lines) == 9
-
-
-def test_a_line_counts_those_without_room(capture: CaptureSummary) -> None:
-    """Of 20 lines the first is the header, and the last says how many are missing."""
-    captures = [replace(capture, name=f"{WORST} {i}") for i in range(30)]
-    text = Text.from_ansi(printed(*captures)).plain
-    assert not controls(text)
-    lines = text.splitlines()
-    assert len(lines) == 20
-    assert lines[-1] == "12 more captures: see the report."
-    assert max(map(cell_len, lines)) <= 80
-    piped = printed(*captures, stream=io.StringIO())
-    assert piped.count("1. The GPU waits") == 30
+def test_many_captures_are_a_row_each(capture: CaptureSummary) -> None:
+    """A table has 20 rows, and says how many more there are."""
+    for count, left in ((7, 0), (30, 10)):
+        captures = [replace(capture, name=f"{WORST} {i}") for i in range(count)]
+        text = Text.from_ansi(printed(*captures)).plain
+        assert not controls(text)
+        assert max(map(cell_len, text.splitlines())) <= 80
+        assert text.startswith(f"{count} captures\n")
+        assert (f"{left} more: see the report." in text) == (left > 0)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -190,13 +173,13 @@ def test_a_bar_for_each_rank(
     ranks = one_capture(2) if together else own_captures(2)
     paths = write(late(ranks), tmp_path, "both" if together else "rank{}")
     lines = on_terminal(run_main, monkeypatch, "report", *paths, "--no-figures", "-o", tmp_path / "report.md")
-    first, second, legend = lines[1:4]
-    # Of 80 cells 8 are the label and 10 the time: of 62 cells 0.18 are 11.16, 0.28 are 17.36, and 0.1 are 6.2
-    working, waiting, sending = " compute ".center(11), "W".center(6), "T".center(6)
-    assert first == f"rank 0  {working}{waiting}{sending}{' idle '.center(39, SHADE)}  1.000 ms"
-    assert second == f"rank 1  {' compute '.center(17)}{sending}{' idle '.center(39, SHADE)}  1.000 ms"
+    place = next(i for i, line in enumerate(lines) if line.startswith("rank 0"))
+    first, second, legend = lines[place : place + 3]
+    # Of 80 cells 8 are the label and 6 the time: of 66 cells 0.18 are 11.88, 0.28 are 18.48, and 0.1 are 6.6
+    assert first == f"rank 0  {' compute '.center(12)}{'W'.center(7)}{'T'.center(6)}{' idle '.center(41, SHADE)}  1 ms"
+    assert second == f"rank 1  {' compute '.center(18)}{'T'.center(7)}{' idle '.center(41, SHADE)}  1 ms"
     assert legend.startswith("Profiled steps:  # compute 0.18–0.28 ms  W waiting 0.00–0.10 ms")
-    assert "rank 1 late by 0.100 ms" in " ".join(" ".join(lines).split())
+    assert "Rank 1 is late by 0.1 ms" in " ".join(" ".join(lines).split())
     assert len(lines) <= ROOM
 
 
@@ -204,17 +187,15 @@ def test_of_many_ranks_their_run(run_main: Main, monkeypatch: pytest.MonkeyPatch
     paths = write(late(own_captures(8)), tmp_path)
     lines = on_terminal(run_main, monkeypatch, "report", *paths, "--no-figures", "-o", tmp_path / "report.md")
     assert len([line for line in lines if SHADE * 2 in line]) == 8
-    assert any(line.endswith("captures: see the report.") for line in lines)
+    assert "rank2" not in " ".join(lines)  # no capture by itself
     assert len(lines) <= ROOM
 
 
-def test_of_many_runs_a_line_each(run_main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a run says first, then its captures' lines; of 21 there is room for 18."""
+def test_of_many_runs_what_each_says(run_main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for number in range(7):
         (tmp_path / f"{number}").mkdir()
         write(late(own_captures(2), communicator=number + 1), tmp_path / f"{number}", f"run{number}_rank{{}}")
     folders = [tmp_path / f"{number}" for number in range(7)]
     lines = on_terminal(run_main, monkeypatch, "report", *folders, "--no-figures", "-o", tmp_path / "report.md")
-    assert len([line for line in lines if "data parallel (DDP); rank 1 late by" in line]) == 7
-    assert "3 more captures: see the report." in lines
-    assert len(lines) <= ROOM
+    assert len([line for line in lines if line.startswith("2 ranks, data parallel (DDP): 1")]) == 7
+    assert not any(SHADE in line for line in lines)

@@ -85,7 +85,9 @@ class Blocks:
             case StepBars():
                 return _bars(block)
             case Details(title, blocks, capture):
-                inner = "\n".join(map(self.render, blocks))
+                inner = "\n".join(filter(None, map(self.render, blocks)))
+                if not inner:
+                    return ""
                 return f"<details{_of(capture)}><summary>{escape(visible(title))}</summary>\n{inner}\n</details>"
             case Seen(place, capture):
                 return self._seen(place.kind, place.name, capture)
