@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     OUTPUT, "--format", "output_format", type=Choice(list(RENDERERS)), default="markdown", show_default=True,
     help="JSON is printed, unless -o names a file.",
 )  # fmt: skip
-@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
+@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write; make a missing folder.")
 @option(SHOWN, "--no-figures", is_flag=True, help="Leave the figures out.")
 @option(OUTPUT, "--open", "open_page", is_flag=True, help="Open the page in the browser; with --format html.")
 @scheduler_option
