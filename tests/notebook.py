@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "docs/notebook.ipynb"
 #: The captures of the notebook, by the name of each in ``tests/data``.
-CAPTURES = {"train.sqlite": "train_small256", "tf32.sqlite": "accumulate_tf32"}
+CAPTURES = {"train.sqlite": "train_small256", "graph.sqlite": "graphnode_small256"}
 _INTRODUCTION = """# Captures in a notebook
 
 `summarize`, `build_report` and `compare` answer with values that show themselves: as a line of text, and where the
@@ -39,8 +39,8 @@ CELLS = (
         'kernels.groupby("class")["duration_ns"].agg(["count", "sum"]).sort_values("sum", ascending=False).head(3)',
     ),
     (
-        "What changed between two runs; these two differ in more than one thing, which `force` lets pass:",
-        'from nsys_analyzer import compare\n\ncompare("train.sqlite", "tf32.sqlite", force=True).compared[0]',
+        "What changed between two runs; the second replays each phase as a CUDA graph:",
+        'from nsys_analyzer import compare\n\ncompare("train.sqlite", "graph.sqlite").compared[0]',
     ),
 )
 
