@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsys_analyzer.analysis.comparison.comparison import THRESHOLD, Comparison
+from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.analysis.kernels.frame import kernel_frame
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.model import Report
 from nsys_analyzer.trace import trace
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from nsys_analyzer.analysis.comparison.pairs import Comparisons
-    from nsys_analyzer.analysis.summary.summary import CaptureSummary
-    from nsys_analyzer.report.model import Report
 
 _Path = str | Path
 
@@ -115,3 +116,40 @@ def render(report: Report, output_format: str = "markdown") -> str:
     from nsys_analyzer.report.renderers import RENDERERS
 
     return RENDERERS[output_format].render(report, {})
+
+
+# --- in a notebook
+
+
+def _report_as_html(report: Report) -> str:
+    """Returns the report's sections as HTML without scripts."""
+    from nsys_analyzer.report.renderers.html import render_fragment
+
+    return render_fragment(report)
+
+
+def _summary_as_html(summary: CaptureSummary) -> str:
+    """Returns what comes first in the report of one capture, and what would make its step shorter."""
+    from nsys_analyzer.report.sections import EXPLAINING
+
+    report = build_report([summary])
+    return _report_as_html(replace(report, sections=tuple(one for one in report.sections if one.key in EXPLAINING)))
+
+
+def _comparisons_as_html(found: Comparisons) -> str:
+    """Returns what ``nsys-analyze compare`` says."""
+    from nsys_analyzer.report.sections.comparison import answer
+
+    return _report_as_html(Report("", (answer(found, THRESHOLD),)))
+
+
+def _comparison_as_html(comparison: Comparison) -> str:
+    """Returns what ``nsys-analyze compare`` says of one pair."""
+    return _comparisons_as_html(Comparisons((comparison,), (), ()))
+
+
+# Here, for the rooms of these types know nothing of a report; `_repr_html_` is the name that notebooks ask for.
+setattr(Report, "_repr_html_", _report_as_html)  # noqa: B010 - it is no attribute for a type checker
+setattr(CaptureSummary, "_repr_html_", _summary_as_html)  # noqa: B010
+setattr(Comparisons, "_repr_html_", _comparisons_as_html)  # noqa: B010
+setattr(Comparison, "_repr_html_", _comparison_as_html)  # noqa: B010

@@ -196,6 +196,7 @@ class Run(Options[None]):
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
         flops: counted while a program of the user's ran.
         hooks_ms: the time of the CPU that the hooks took in a step of that run.
+        stopped_after: the step of the user's program after which it was ended, for all was recorded that was asked for.
         not_annotated: what of the user's program was not found, and why.
         timed_by: ``hooks`` where the times without a profiler were taken from outside of the program.
     """
@@ -231,6 +232,7 @@ class Run(Options[None]):
     flops: CountedFlops | None = field(default=None, hash=False)
     timed_by: str | None = None
     hooks_ms: Annotated[float, Meta(ge=0)] | None = None
+    stopped_after: CountOrNone | None = None
     not_annotated: str | None = None
 
 

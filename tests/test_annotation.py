@@ -158,7 +158,7 @@ def test_a_program_that_ends_early(tmp_path: Path) -> None:
     """Five of the seven steps: the two after the warm-up are kept; of two steps nothing is, and that is said."""
     assert run(tmp_path, MODEL + "train(5)").instances()["optimizer"] == 2
     few = run(tmp_path, MODEL + "train(2)")
-    said = "the program ended after 2 steps; the first 3 are not recorded"
+    said = "the program ended after 2 steps, and the first 3 are not recorded: give --warmup 1"
     assert few.err == f"nsys-analyze: {said}\n"
     assert few.results == {"timed_by": "hooks", "not_annotated": said}
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import nsys_analyzer
 from nsys_analyzer import build_report, render, summarize
 from nsys_analyzer.api import load
 from nsys_analyzer.cli.main import cli
+from tests.notebook import NOTEBOOK, outputs
 from tests.test_report_command import two_steps
 
 ROOT = Path(__file__).parent.parent
@@ -74,3 +76,29 @@ def test_two_captures_are_compared(real_capture: Callable[[str], Path]) -> None:
     (one,) = nsys_analyzer.compare(path, path).compared
     assert one.same
     assert one.verdict() == "no change"
+
+
+def test_what_a_notebook_shows(real_capture: Callable[[str], Path]) -> None:
+    """One line each, and the report's sections without a script; a name of somebody else's stays text."""
+    path = real_capture("train_small256")
+    (capture,) = summarize(path)
+    report, found = build_report([capture]), nsys_analyzer.compare(path, path)
+    for value, line, section in (
+        (capture, r"<CaptureSummary train_small256: ok, steps 3 × \d+\.\d\d ms profiled, \d+ phases>", "decision"),
+        (report, r"<Report train_small256: decision, findings, .*about>", "about"),
+        (found, r"<Comparisons \[<Comparison .*>\], 0 refused, 0 unmatched>", "comparison"),
+        (found.compared[0], r"<Comparison \S+ → \S+: no change, step (\S+) → \1 ms>", "comparison"),
+    ):
+        assert re.fullmatch(line, repr(value))
+        html = value._repr_html_()
+        assert (f'<section id="{section}"' in html, "<script" in html, ":root" in html) == (True, False, False)
+    hostile = replace(report, title="<script>alert(1)</script>")
+    assert "<script" not in hostile._repr_html_()
+
+
+def test_the_notebook_shows_what_its_cells_answer(tmp_path: Path) -> None:
+    """``python -m tests.notebook`` writes it anew."""
+    cells = [one for one in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if one["cell_type"] == "code"]
+    shown = ["".join(cell["outputs"][0]["data"]["text/plain"]) for cell in cells]
+    assert [one["text/plain"] for one in outputs(["".join(cell["source"]) for cell in cells], tmp_path)] == shown
+    assert sum("text/html" in cell["outputs"][0]["data"] for cell in cells) >= 2

@@ -200,6 +200,28 @@ def test_info_of_what_is_no_trace(tmp_path: Path, fails: Callable[..., str]) -> 
     assert "Is a directory" in fails("info", tmp_path)
 
 
+# --- report and explain ---
+
+
+def test_report_and_explain_count_warnings_alike(
+    real_capture: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the capture, one of its timings, which is no capture's: each once, and two in every place."""
+    monkeypatch.chdir(tmp_path)
+    path = str(real_capture("graph_small256"))
+    rows = "model,phase,mean_ms,note\nsmall,forward,3.5,a\nsmall,nosuch,9,b\n"
+    Path("t.csv").write_text(rows, encoding="utf-8")
+
+    reported = output("report", path, "--csv", "t.csv", "-o", "r.md", "--no-figures")
+    (count,) = re.findall(r"r\.md, with (\d+) warnings?\n", reported)
+    assert re.findall(r"<summary>(\d+) warnings?<", Path("r.md").read_text(encoding="utf-8")) == [count]
+    explained = output("explain", path, "--csv", "t.csv")
+    assert re.findall(r"\n(\d+) warnings?, in full with --all\n", explained) == [count]
+    everything = output("explain", path, "--csv", "t.csv", "--all")
+    assert re.findall(r"\n(\d+) warnings?\n", everything) == [count]
+    assert len(re.findall(r"\n- graph_small256:|\n- t\.csv:", everything)) == int(count)
+
+
 # --- help ---
 
 CONTEXT = click.Context(cli)
@@ -211,7 +233,9 @@ def test_help(command: click.Command) -> None:
     text = output(command.name, "--help")
     assert "Example: nsys-analyze" in text
     groups = [getattr(one, "group", None) for one in command.params if isinstance(one, click.Option)]
+    assert text.count("\n  -h, --help") == 1
     if not isinstance(command, click.Group):
+        assert text.partition("Other:\n")[2].startswith("  -h, --help")
         shown = [line[:-1] for line in text.splitlines() if line[:-1] in GROUPS]
         assert shown == [group for group in GROUPS if group in {*groups, OTHER}]
     assert output(command.name, "-h") == text

@@ -455,15 +455,17 @@ def all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("all_kept")
 def test_the_tables_of_a_large_trace_are_kept_and_read_again(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = gpu_step().write(tmp_path / "t.json")
     trace.chmod(0o600)
     first = Trace.load(trace)
     (kept,) = own_cache.glob("*/*/*_arwdir")
+    assert capsys.readouterr().err.startswith(f"The tables of {trace} are kept in {kept} (0.0 MB), ")
     assert kept.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr("nsys_analyzer.trace.kineto.read_kineto", lambda _path: pytest.fail("it was read again"))
     again = Trace.load(trace)
+    assert capsys.readouterr().err == ""
     assert again.metadata == first.metadata
     for columns, same in ((again.operations, first.operations), (again.operators, first.operators)):
         assert all((column == other).all() for column, other in zip(_columns(columns), _columns(same), strict=True))

@@ -430,6 +430,9 @@ def test_a_program_described_by_options(desk: Desk, run: Run) -> None:
     ended = run(*words, "--precision", "bf16", "--profiler", "nsys", "--", sys.executable, "train.py", "--lr", "0.1")
     assert ended.code == 0, ended.err
     assert (desk.runs / "train/target.log").read_text() == "lr 0.1\n" * 2  # timed, then profiled
+    nothing = "; no call of a PyTorch model was seen, so no step and no phase is known"
+    said = f"The program ran twice, to be timed and then recorded{nothing}. Its output is in runs/train/target.log"
+    assert said in ended.out.splitlines()
     configuration = configuration_of(read_manifest(desk.runs / "train/manifest.json"))
     assert configuration.model
     assert (configuration.model.name, configuration.context_length, configuration.batch_size) == ("medium", 512, 2)
@@ -440,6 +443,7 @@ def test_a_program_described_by_options(desk: Desk, run: Run) -> None:
 def test_a_program_that_is_not_there(desk: Desk, run: Run) -> None:
     ended = run("--profiler", "torch", "--", "./python9", "train.py")
     assert ended.code == 1
+    assert "The program's output is in runs/train/target.log" in ended.out
     assert desk.manifest("train")["message"] == "./python9 cannot be run (No such file or directory)"
     assert "./python9 cannot be run" in (desk.runs / "report.md").read_text()
 

@@ -119,7 +119,7 @@ def test_python_and_the_profiler_see_the_same_steps(on_cpu: Sweep) -> None:
 def test_the_report_is_made_again_from_what_is_there(on_cpu: Sweep) -> None:
     folder = on_cpu[0] / "runs"
     assert read_timings(folder / "timings.csv").notes == ()
-    again = command(folder, "report", "--csv", "timings.csv", "-o", "again/report.md")
+    again = command(folder, "report", "--csv", "timings.csv", "-o", "again/report.md", "--force")
     assert again.returncode == 0, again.stderr
     assert NAME in again.stdout
     assert "unprofiled" in again.stdout

@@ -221,6 +221,24 @@ def test_a_full_disk_while_figures_are_drawn(here: Path, monkeypatch: pytest.Mon
     assert {path: path.read_bytes() for path in (here / "report_figures").iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "small_ctx256.sqlite", "--no-figures", "-o", "new/deep/r.md"),
+        ("compare", "small_ctx256.sqlite", "small_ctx256.sqlite", "-o", "new/deep/c.md"),
+        ("export", "small_ctx256.sqlite", "-o", "new/deep/c.pftrace"),
+        ("share", "small_ctx256.sqlite", "-o", "new/deep/c.sqlite"),
+    ],
+)
+def test_a_missing_folder_is_made_by_force_alone(here: Path, words: tuple[str, ...]) -> None:
+    refused = CliRunner().invoke(cli, words)
+    assert str(refused.exception) == "There is no folder new/deep. Make it, or add --force, which makes it"
+    assert not (here / "new").exists()
+    done = CliRunner().invoke(cli, [*words, "--force"])
+    assert done.exit_code == 0, done.output
+    assert (here / words[-1]).is_file()
+
+
 # --- timings ---
 
 

@@ -48,7 +48,12 @@ def _timings_option(side: str) -> Callable[[Command], Command]:
     help="Exit with 3 where a step is slower by more than this, and by more than chance; with 1 where it could not be "
     "compared.",
 )  # fmt: skip
-@option(OUTPUT, "--force", is_flag=True, help="Compare what cannot be compared; replace a file of somebody else's.")
+@option(
+    OUTPUT,
+    "--force",
+    is_flag=True,
+    help="Compare what cannot be compared; replace a file that nsys-analyze did not write; make a missing folder.",
+)
 @option(INPUT, "--repeats", is_flag=True, help="Take all captures of a folder for runs of one program.")
 @option(
     JUDGED, "--cpu-spread", callback=_fraction, metavar="PERCENT", default="25%", show_default=True,

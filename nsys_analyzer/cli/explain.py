@@ -61,6 +61,7 @@ def explain(
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import EXPLAINING, build_report
+    from nsys_analyzer.report.sections.about import count_of_warnings, warnings_of
     from nsys_analyzer.system.cluster import Workers
 
     workers = Workers(scheduler, reading)
@@ -80,3 +81,5 @@ def explain(
     for place, one in enumerate(kept):
         click.echo(nl=place > 0)
         print_section(one)
+    if not everything and warnings_of(evidence):
+        click.echo(f"\n{count_of_warnings(evidence)}, in full with --all")

@@ -35,7 +35,7 @@ def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
     OUTPUT, "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
     help="The file to write. Default: the first TRACE's name with .pftrace, .parquet, .csv or .db, in this folder.",
 )  # fmt: skip
-@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
+@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write; make a missing folder.")
 @option(
     SHOWN, "--columns", is_flag=True, is_eager=True, expose_value=False, callback=_print_columns,
     help="Print what the columns of the table are, with their units, and exit.",

@@ -44,7 +44,7 @@ class Command(click.Command):
         """Writes each group of options below its title."""
         rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for param in self.get_params(ctx):
-            if record := param.get_help_record(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 rows[getattr(param, "group", OTHER)].append(record)  # click adds --help
         for group, records in rows.items():
             if records:

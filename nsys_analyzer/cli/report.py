@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     OUTPUT, "--format", "output_format", type=Choice(list(RENDERERS)), default="markdown", show_default=True,
     help="JSON is printed, unless -o names a file.",
 )  # fmt: skip
-@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
+@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write; make a missing folder.")
 @option(SHOWN, "--no-figures", is_flag=True, help="Leave the figures out.")
 @option(OUTPUT, "--open", "open_page", is_flag=True, help="Open the page in the browser; with --format html.")
 @scheduler_option
@@ -71,7 +71,6 @@ def report(
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.writing import check_target, write_as
     from nsys_analyzer.system.cluster import Workers
-    from nsys_analyzer.text import plural
 
     # Before the captures are read: a long wait should not end in a typing error.
     to_file = output != "-" and (output or not RENDERERS[output_format].is_data)
@@ -102,11 +101,10 @@ def report(
     if not RENDERERS[output_format].is_data:
         from nsys_analyzer.report.renderers.terminal import print_first_screen
         from nsys_analyzer.report.sections import first_screen
-        from nsys_analyzer.report.sections.about import warnings_of
+        from nsys_analyzer.report.sections.about import count_of_warnings, warnings_of
 
         print_first_screen(built, first_screen(built))
-        warnings = len(warnings_of(evidence))
-        count = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""
+        count = f", with {count_of_warnings(evidence)}" if warnings_of(evidence) else ""
         click.echo(f"\n{target}{count}")
     if open_page:
         _open(target)

@@ -17,6 +17,7 @@ from nsys_analyzer.errors import CaptureError, NoSpaceError
 
 if TYPE_CHECKING:
     from nsys_analyzer.capture.plan import Plan
+    from nsys_analyzer.runs.targets import Target
 
 _NO_PLACE = "Free some space, or name another --output-dir; finished results stay, and --resume continues"
 
@@ -105,6 +106,27 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     except OSError as error:
         raise CaptureError(f"{error.filename or folder} cannot be written ({error.strerror})", _NO_PLACE) from error
     print_first_screen(built, first_screen(built))
+    for target in plan.targets:
+        if not target.timed:
+            click.echo(f"\n{_what_was_run(target, folder / target.name, recorded=plan.profiler is not None)}")
     click.echo(f"\n{folder / 'report.md'}")
     if any(result.status in ("failed", "timeout") for result in results):
         sys.exit(1)
+
+
+def _what_was_run(target: Target, place: Path, *, recorded: bool) -> str:
+    """Says how often a program of the user's ran, where it was stopped, and where its output is."""
+    from nsys_analyzer.capture.jobs import LOG
+    from nsys_analyzer.runs.manifest import manifest_of_stem, read_manifest
+    from nsys_analyzer.runs.targets import capture_stems
+
+    run = read_manifest(place / manifest_of_stem(capture_stems(target.ranks)[0]))
+    if run.status != "ok":
+        return f"The program's output is in {place / LOG}"
+    times = ", to be timed and then recorded" if target.is_timed and recorded else ""
+    said = f"The program ran {'twice' if times else 'once'}{times}"
+    if run.stopped_after:
+        said += f", and was stopped after step {run.stopped_after}: nothing later was executed (--run-to-end goes on)"
+    elif run.not_annotated:
+        said += f"; {run.not_annotated}"
+    return f"{said}. Its output is in {place / LOG}"

@@ -26,7 +26,7 @@ _WIDTH = 100
 )  # fmt: skip
 @option(SHOWN, "--keep", multiple=True, metavar="REGEX", help="Keep names that match this as a whole. Repeatable.")
 @option(SHOWN, "--keep-all-names", is_flag=True, help="Keep all names.")
-@option(OUTPUT, "--force", is_flag=True, help="Replace a file that is there already.")
+@option(OUTPUT, "--force", is_flag=True, help="Replace a file that is there already; make a missing folder.")
 def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool, force: bool) -> None:
     """Write a copy of TRACE to give to others: small, without private data, with the same figures.
 

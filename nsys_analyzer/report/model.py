@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from nsys_analyzer.text import Words
+from nsys_analyzer.text import Words, plain
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.findings.finding import Place
@@ -292,6 +292,10 @@ class Report:
     terms: Mapping[str, str] = field(default_factory=dict)
     benches: tuple[FinishedBench, ...] = ()
     runs: tuple[ParallelRun, ...] = ()
+
+    def __repr__(self) -> str:
+        """Returns one line: a session or a notebook shows it."""
+        return f"<Report {plain(self.title)}: {', '.join(section.key for section in self.sections)}>"
 
     @property
     def figures(self) -> tuple[Figure, ...]:

@@ -14,7 +14,7 @@ from nsys_analyzer.report.figures import SOFTWARE
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.json_report import GENERATOR
-from nsys_analyzer.system.atomic_write import atomic_write, check_regular, link_target, write_text
+from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular, link_target, write_text
 from nsys_analyzer.trace.sources import check_no_input
 
 #: What tells our files from others: the mark of a report, the generator of its data, the software of a figure; within
@@ -63,7 +63,8 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Ou
 
     Raises:
         NsysAnalyzerError: it cannot be written, it is one of the ``sources`` or has the name of one, something else
-            than a file stands there, or a file that was not written here and that ``force`` does not say to replace.
+            than a file stands there, or a file that was not written here and that ``force`` does not say to replace;
+            or its folder is missing, and ``force`` does not say to make it.
     """
     if path.is_dir():
         raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / output.example}")
@@ -76,6 +77,7 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Ou
     check_no_input(path, sources)
     remedy = "Name another file with -o, or replace it with --force"
     check_replaceable(path, remedy, force=force, written_here=output.is_ours)
+    check_folder(place if path.is_symlink() else path, force=force)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place.parent):

@@ -13,7 +13,7 @@ import numpy as np
 
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.share.names import CALL, KERNEL, MARK, OPERATOR, RANGE, THREAD, Renamed, Scrubber, is_public
-from nsys_analyzer.system.atomic_write import atomic_write, check_regular
+from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, rows_of
 from nsys_analyzer.trace.ranks import noted_calls, read_nccl_calls, read_ranks
@@ -132,6 +132,7 @@ def _check_output(trace: Path, output: Path, *, force: bool) -> None:
         raise NsysAnalyzerError(f"{output} is not called like an export", f"Name it {output.stem or 'small'}.sqlite")
     check_regular(output, "Name a file with -o")
     check_no_input(output, [trace])
+    check_folder(output, force=force)
     if output.exists() and not force:
         raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
 

@@ -112,6 +112,16 @@ def check_regular(path: Path, hint: str = "Name a file") -> None:
         raise NsysAnalyzerError(f"{path} is {kind}, not a file", hint)
 
 
+def check_folder(path: Path, *, force: bool) -> None:
+    """Makes sure that the folder of a file is there, or that ``force`` says to make it.
+
+    Raises:
+        NsysAnalyzerError: it is missing.
+    """
+    if not os.path.lexists(path.parent) and not force:
+        raise NsysAnalyzerError(f"There is no folder {path.parent}", "Make it, or add --force, which makes it")
+
+
 def link_target(path: Path, hint: str = "Name a file") -> Path:
     """Returns the path behind symbolic links; there need be no file.
 

@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ from nsys_analyzer.errors import ExportError, NsysAnalyzerError
 from nsys_analyzer.system.atomic_write import atomic_folder, atomic_write
 from nsys_analyzer.system.nsys import find_nsys, nsys_version, numbers_in
 from nsys_analyzer.system.process import run_captured
+from nsys_analyzer.text import visible
 from nsys_analyzer.trace.schema import EXPORT as EXPORT_TABLE
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, TABLE_ENDINGS
 
@@ -144,6 +146,9 @@ def _keep(tables: Mapping[str, pa.Table], path: Path, kept: Path) -> None:
                     stream.write_table(table)
     except (OSError, NsysAnalyzerError):
         return  # without a cache the trace is read again the next time
+    size = sum(file.stat().st_size for file in kept.iterdir())
+    line = f"The tables of {path} are kept in {kept} ({size / 1e6:,.1f} MB), to be read faster the next time."
+    print(visible(line), file=sys.stderr)
 
 
 EXPORT = Source((".sqlite",), _open_sqlite)

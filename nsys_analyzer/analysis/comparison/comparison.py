@@ -174,6 +174,12 @@ class Comparison:
     cautions: tuple[Words, ...] = ()
     same: bool = False
 
+    def __repr__(self) -> str:
+        """Returns one line: a session or a notebook shows it."""
+        change = self.headline
+        step = f", step {change.before_ms:.2f} → {change.after_ms:.2f} ms" if change else ""
+        return f"<Comparison {self.before.title} → {self.after.title}: {self.verdict()}{step}>"
+
     @property
     def headline(self) -> Change | None:
         """Returns the verdict's change: that of the step without the profiler where it was timed, else under it."""

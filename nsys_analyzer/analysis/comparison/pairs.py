@@ -60,6 +60,11 @@ class Comparisons:
     refused: tuple[Comparison, ...]
     unmatched: tuple[UnmatchedRun, ...]
 
+    def __repr__(self) -> str:
+        """Returns one line: a session or a notebook shows it."""
+        refused, unmatched = len(self.refused), len(self.unmatched)
+        return f"<Comparisons {[*self.compared]}, {refused} refused, {unmatched} unmatched>"
+
 
 def compare_runs(
     before: Sequence[Summary],

@@ -409,6 +409,11 @@ class Summary:
         """The name, with the process where there are several."""
         return f"{self.name} {self.process or ''}".strip()
 
+    def __repr__(self) -> str:
+        """Returns one line: a session or a notebook shows it."""
+        steps = f"{self.step.instances} × {self.step.length_ms:.2f} ms profiled" if self.step else "unknown"
+        return f"<{type(self).__name__} {self.title}: {self.status}, steps {steps}, {len(self.phases)} phases>"
+
     @property
     def shares_gpu(self) -> bool:
         """Whether only its ID tells the process from others of its capture, on the same GPU."""
@@ -435,7 +440,7 @@ class Summary:
         return next((p for p in self.phases if p.phase == name and p.instances), None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CaptureSummary(Summary):
     """A process of a capture with what is no part of its report's JSON: what its analysis and a timeline need.
 

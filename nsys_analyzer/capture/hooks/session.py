@@ -275,10 +275,11 @@ class Session:
             self._end_step()
             self._recorded += 1
             if not self._own_window and self._recorded >= self.settings.steps:
-                self._close_window()
-                # As sys.exit(0) would; on a thread that is not the main one, the program goes on.
-                if not self.settings.run_to_end and threading.current_thread() is threading.main_thread():
-                    raise SystemExit(0)
+                # On a thread that is not the main one, the program goes on.
+                stops = not self.settings.run_to_end and threading.current_thread() is threading.main_thread()
+                self._close_window(stops=stops)
+                if stops:
+                    raise SystemExit(0)  # as sys.exit(0) would
         elif self.training:
             self._between_steps()
         if self.training:
@@ -359,11 +360,11 @@ class Session:
             self._clock = Clock(self.torch)
             self.results.is_measured = True
 
-    def _close_window(self) -> None:
+    def _close_window(self, *, stops: bool = False) -> None:
         self._switch_profiler(self.ranges.close_window)
-        self._shut()
+        self._shut(stops=stops)
 
-    def _shut(self) -> None:
+    def _shut(self, *, stops: bool = False) -> None:
         self._open, self._closed = False, True
         self.results.is_measured = False
         self.modules.active = self.modules.written = False
@@ -371,6 +372,8 @@ class Session:
             return
         steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
         values = {**self._clock.machine(), **steps, **self._counted.manifest, "times_ms": self._clock.times_ms()}
+        if stops:
+            values["stopped_after"] = self.steps
         if "flops" in values and has_compiled():
             values["peak_memory_bytes"] = None  # it is that of the step that ran uncompiled
         self.results.write(self._recorded, values)
@@ -396,8 +399,9 @@ class Session:
         if self._open and not self._own_window:
             self._close_window()
         elif self.steps and not (self._closed or self._own_window):
-            few = f"the program ended after {self.steps} steps; the first {self.settings.warmup_steps} are not recorded"
-            self.results.say(few)
+            steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+            few = f"the program ended after {steps}, and the first {self.settings.warmup_steps} are not recorded"
+            self.results.say(f"{few}: give --warmup {min(1, self.steps - 1)}")
         self.results.write_notes()
 
     def _find_own_window(self) -> None:

@@ -25,7 +25,7 @@ def about(evidence: Evidence) -> Section:
     parts: tuple[tuple[str, tuple[Block, ...]], ...] = (
         ("Conditions", tuple(_conditions(evidence))),
         ("Kernel attribution check", tuple(_attribution(evidence))),
-        (_count_of_warnings(evidence), tuple(_warnings(evidence))),
+        (count_of_warnings(evidence), tuple(_warnings(evidence))),
         ("Full kernel names", tuple(_names(evidence))),
         ("How this report was made", how_made(evidence)),
         ("Glossary", (Listing(tuple(_glossary(evidence))),)),
@@ -186,7 +186,8 @@ def warnings_of(evidence: Evidence) -> dict[Words, list[str]]:
     return captures_of
 
 
-def _count_of_warnings(evidence: Evidence) -> str:
+def count_of_warnings(evidence: Evidence) -> str:
+    """The number of warnings, as every command and the report say it."""
     count = len(warnings_of(evidence))
     return f"{count} {plural(count, 'warning')}"
 

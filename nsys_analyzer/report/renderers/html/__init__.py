@@ -45,6 +45,18 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
     )
 
 
+def render_fragment(report: Report) -> str:
+    """The report's sections for a page of somebody else's, such as a notebook: no script, and styles for them alone."""
+    blocks = Blocks({}, {label: name for name, label in report.labels.items()})
+    sections = [
+        _section(one, name, blocks) for one, name in zip(report.sections, anchors(report.sections), strict=True)
+    ]
+    style = _part("page.css").replace(":root", "&")  # nested: it is the element around it that has the colors
+    heading = f"<h2>{inline(report.title)}</h2>" if report.title else ""
+    inner = "\n".join([heading, *sections])
+    return f'<div class="nsys-analyze"><style>.nsys-analyze {{\n{style}}}</style>\n{inner}\n</div>'
+
+
 def _section(section: Section, name: str, blocks: Blocks) -> str:
     inner = "\n".join(blocks.render(block) for block in section.blocks)
     title = f"<h2>{inline(section.title)}</h2>\n" if section.title else ""
