@@ -94,7 +94,7 @@ def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     ]
     sections = [Section(key, title, blocks) for title, (key, _, blocks) in zip(titles, found, strict=True)]
     sections.append(Section("limits", "How far is it from the hardware's limits?", tuple(answer_limits(capture))))
-    sections.append(Section("modules", "Which modules take the time?", tuple(answer_modules(capture))))
+    sections.append(Section("modules", "Which modules take the time?", tuple(answer_modules(capture, short=True))))
     figures = tuple(block for section in sections for block in section.blocks if isinstance(block, Bars | Roofline))
     for section in sections:
         if section.blocks:
