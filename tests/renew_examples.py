@@ -91,13 +91,13 @@ def tree() -> str:
     with tempfile.TemporaryDirectory() as folder:
         _unpack(PROGRAMS, Path(folder))
         said = _nsys_analyze(Path(folder), "modules", f"{PROGRAM}.sqlite").split("\n\n")
-    return "\n".join(line.rstrip() for line in "\n\n".join(said[1:3]).splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in "\n\n".join(said[:4]).splitlines()) + "\n"
 
 
 def compared() -> str:
-    """What ``compare`` says first of the program before and after compiling, and what explains it."""
+    """What ``compare`` says first of the program before and after compiling, its title included."""
     said = _nsys_analyze(BENCHES / "compile" / "captures", "compare", BEFORE, AFTER).split("\n\n")
-    return "\n".join(line.rstrip() for line in "\n\n".join(said[1:3]).splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in "\n\n".join(said[:4]).splitlines()) + "\n"
 
 
 def write_ranks(path: Path) -> str:

@@ -28,6 +28,10 @@ EXAMPLES = [
         "elementwise copy float to bf16",
     ),
     (
+        f"{_VECTORIZED}at::native::CUDAFunctorOnOther_add<long>, std::array<char *, (unsigned long)2>>(int, T2, T3)",
+        "elementwise add long",
+    ),
+    (
         "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_impl_nocast<at::native::"
         "<unnamed>::where_kernel_impl(at::TensorIterator &)::[lambda() (instance 1)]::operator ()() const::[lambda("
         "bool, float, float) (instance 1)]>(at::TensorIteratorBase &, const T1 &)::[lambda(int) (instance 1)]>(int)",

@@ -29,14 +29,16 @@ _NOT_DATA = re.compile(r"\((?:unsigned )?\w+\)\d+|unsigned (?:int|long|short)")
 _STANDARD = {"plus": "add", "minus": "sub", "multiplies": "mul", "divides": "div", "Sqrt": "sqrt"}
 _OPERATORS = (
     re.compile(r"(?!gpu_|TensorI)(\w+?)_kernel(?:_cuda|_impl|_cuda_impl)?"),
-    re.compile(r"CUDAFunctor(?:OnSelf)?_(\w+)"),
+    re.compile(r"CUDAFunctor(?:OnSelf|OnOther)?_(\w+)"),
     re.compile(r"launch_(\w+)"),
     re.compile(r"(\w+)_(?:cuda_out|functor)"),
     re.compile(r"(\w+?)CUDAKernel(?:Impl)?"),
     re.compile(r"(?![AB]?Unary|Binary|Ternary|Pointwise)(\w+?)(?:Math)?(?:Functor\w*|Ops)"),
 )
 _BUILD = re.compile(r"vectorized|unrolled|legacy|Smem|warp|persistent")
-_WRAPPER = re.compile(r"((?<!\w)(?:[AB]?Unary|Binary|Ternary|Pointwise)\w*?(?=Functor)|(?<=CUDAFunctor)OnSelf)")
+_WRAPPER = re.compile(
+    r"((?<!\w)(?:[AB]?Unary|Binary|Ternary|Pointwise)\w*?(?=Functor)|(?<=CUDAFunctor)On(?:Self|Other))"
+)
 _TOO_SHORT = ("kernel", "Kernel", "kernel2", "Kernel2")
 #: Characters that words of several kernels start with, which are left out.
 _LONG = 16
