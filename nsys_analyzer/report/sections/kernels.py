@@ -14,6 +14,8 @@ from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, percent
 from nsys_analyzer.text import joined, phrase, plural
 
+#: From this share of all kernel time on, the kernels of the phases stand for those of all of it.
+_MOST = 0.5
 #: Kernels that stand in full view; "Details" has all of them.
 _SHOWN, _DRAWN = 4, 12
 _MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
@@ -93,7 +95,9 @@ def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> 
         return
     yield Answer(f"Besides matmul: {'; '.join(said)}.", capture.title)
     parts, enclosing = parts_and_enclosing(capture)
-    phases = parts or enclosing
+    whole = max((sum(row.ms_per_instance for row in one.kernels) * one.instances for one in enclosing), default=0.0)
+    inside = sum(row.ms_per_instance * one.instances for one in parts for row in one.kernels)
+    phases = parts if inside >= _MOST * whole else enclosing[-1:]
     yield kernel_table(capture, phases, labels, _SHOWN)
     shown = merge_kernels(*(phase.kernels for phase in phases))[:_DRAWN]
     kernel = kernel_word(capture)
