@@ -110,6 +110,12 @@ NAMES: dict[str, list[str]] = {
         "triton_poi_fused__to_copy_transpose_view_12",
         "at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel(char **, char **)",
         "void permute_pooled_embs_kernel<float>(float const*, long const*)",
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::T"
+            "ensorListMetadata<2>, at::native::(anonymous namespace)::CopyFunctor<int, long, 2, 1, 1>, at::native::"
+            "Copy<int, long> >()"
+        ),
+        "aten::_foreach_copy_",
         "void tensorTransformGeneric<__nv_bfloat16, __nv_bfloat16, float, true, false, false>(int)",
         "void (anonymous namespace)::store_kvcache<2048l, 4, false, long>((anonymous namespace)::StoreKVCacheParams)",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.comparison.compare import Spread, compare, match_kernels
 from nsys_analyzer.analysis.comparison.comparison import Comparison
-from nsys_analyzer.analysis.comparison.pairs import UnmatchedRun, compare_runs, match
+from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun, compare_runs, match
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
 from nsys_analyzer.analysis.summary.statistics import Stats
@@ -22,9 +23,10 @@ from nsys_analyzer.analysis.summary.summary import Summary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.report.model import Shift, Table
-from nsys_analyzer.report.sections.changes import explaining
+from nsys_analyzer.report.model import Answer, Block, Listing, Shift, Table, unfolded
+from nsys_analyzer.report.sections.comparison import answer
 from nsys_analyzer.text import plain
+from tests.examples import comparing
 from tests.support.sides import finding, kernel, run, side
 
 MS = st.floats(0.0, 1e3)
@@ -53,6 +55,19 @@ def compared(before: Summary, after: Summary) -> Comparison:
     return compare(side(before), side(after))
 
 
+def blocks_of(*pairs: Comparison) -> list[Block]:
+    """What is written of comparisons, folded or not."""
+    return [*unfolded(answer(Comparisons(pairs, (), ()), 0.05).blocks)]
+
+
+def remarks_of(before: Summary, after: Summary) -> list[str]:
+    """The verdict, and the lines below it."""
+    verdict, listing, *_ = blocks_of(compared(before, after))
+    assert isinstance(verdict, Answer)
+    assert isinstance(listing, Listing)
+    return [plain(verdict.text), *map(plain, listing.lines)]
+
+
 # --- laws
 
 
@@ -71,7 +86,7 @@ def test_parts_and_kernels_add_up(before: Any, after: Any) -> None:
 @given(SIDES, SIDES)
 def test_the_table_of_parts_adds_up(before: Any, after: Any) -> None:
     """Each column to its last row, the step, but for what four digits of it do not show."""
-    (table,) = (block for block in explaining(compare(before, after), "") if isinstance(block, Table))
+    table = next(block for block in blocks_of(compare(before, after)) if isinstance(block, Table))
     figures = [[cell.value if isinstance(cell, Shift) else cell for cell in row[1:]] for row in table.rows]
     for column in zip(*figures, strict=True):
         longest = max(*figures[-1][:2], 1e-6)
@@ -203,6 +218,53 @@ def test_doubted_times_are_left_out() -> None:
     assert compared(one, other).unprofiled
     doubted = Unprofiled("ok", phases={"step": times}, doubts={"step": ("the GPU is busy for longer",)})
     assert compared(one, replace(other, unprofiled=doubted)).unprofiled is None
+    reason = "The step of train without the profiler is distrusted: the GPU is busy for longer."
+    assert reason in remarks_of(one, replace(other, unprofiled=doubted))
+    assert not any("distrusted" in line for line in remarks_of(one, other))
+
+
+def test_a_wide_interval_is_not_written_out() -> None:
+    """1 ms of the CPU's in two steps of 0 and 2 ms: ±12.7 × √2 ms and more, which is 18 times the step."""
+    before, after = (run([], {"host": ms}, jitter_ms=[0.0, 2.0]) for ms in (0.0, 0.5))
+    verdict, *_ = remarks_of(before, after)
+    assert verdict.startswith("Too uncertain to tell: a step takes 1.000 → 1.500")
+    assert verdict.endswith("+0.500\N{NO-BREAK SPACE}ms (too short to tell).")
+    cells = [cell for block in blocks_of(compared(before, after)) if isinstance(block, Table) for cell in block.rows[0]]
+    assert "too short to tell" in cells
+
+
+#: Milliseconds of matmul, elementwise, softmax and optimizer after, where they were 10, 4, 1 and 5 before.
+OTHER_WORK = [
+    ((5.0, 2.0, 0.9, 5.0), 7.0 / 14.0),  # softmax is no large class (7 %), the optimizer's work is that of any batch
+    ((20.0, 9.0, 2.0, 5.0), 29.0 / 14.0),  # ÷ 14: 2.07; each within 9 % of it
+    ((3.3, 2.0, 0.5, 5.0), None),  # bf16: the matmuls gain more
+    ((9.0, 3.6, 0.9, 5.0), None),  # 0.9 is too near to 1
+    ((5.0, 0.0, 0.5, 5.0), None),  # a class is gone
+]
+
+
+@pytest.mark.parametrize(("after", "factor"), OTHER_WORK)
+def test_all_large_classes_by_one_factor(after: tuple[float, ...], factor: float | None) -> None:
+    classes = ("matmul", "elementwise", "softmax", "optimizer")
+    sides = [
+        run([kernel(name, ms, name) for name, ms in zip(classes, times, strict=True) if ms])
+        for times in ((10.0, 4.0, 1.0, 5.0), after)
+    ]
+    step = compared(*sides).step
+    assert step
+    assert step.common_factor == (None if factor is None else pytest.approx(factor))
+    asked = f"All large classes (the optimizer aside) took {factor or 0:.2f} of their time: another batch size?"
+    assert (asked in remarks_of(*sides)) == (factor is not None)
+    batches = [replace(one, configuration=Configuration(batch_size=4)) for one in sides]
+    assert not any("another batch size" in line for line in remarks_of(*batches)), "it is known"
+
+
+def test_runs_of_one_program_are_no_other_work() -> None:
+    """Of each two of the committed runs of a program, those with planted matmuls, too: 12 and 14 runs."""
+    two = [both for both in combinations(comparing.runs(), 2) if both[0].program == both[1].program]
+    steps = [compared(*(replace(run(), step=one.step) for one in both)).step for both in two]
+    assert len(steps) == 12 * 11 / 2 + 14 * 13 / 2
+    assert not any(step.common_factor for step in steps if step)
 
 
 def said(before: Any, after: Any) -> list[tuple[str, str, float, float]] | None:

@@ -18,7 +18,8 @@ from PIL import Image
 from nsys_analyzer import build_report, render, summarize
 from nsys_analyzer.cli.main import cli
 from tests.conftest import ROOT
-from tests.renew_examples import DIGEST, EXAMPLE, FIRST_SCREEN, PAGES, README, output_of, renewed, said_first
+from tests.renew_examples import DIGEST, FIRST_SCREEN, PAGES, README, output_of, renewed, said_first
+from tests.test_api import EXAMPLE
 
 EXAMPLES = [
     pytest.param(found, id=f"{path.name}: {found['command']}")

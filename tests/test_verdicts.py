@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nsys_analyzer.report.sections.verdicts import how_costs_are_estimated, verdicts
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.complete import busy_share, complete
@@ -17,7 +18,6 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Unprofiled
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.json_report import report_data
-from nsys_analyzer.report.sections.verdicts import how_costs_are_estimated, verdicts
 from nsys_analyzer.share import share
 from tests.support.export import AUTOGRAD, GEMM, MAIN, Export, global_tid
 from tests.support.kineto import Kineto

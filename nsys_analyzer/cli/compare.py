@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -157,7 +158,7 @@ def _write(found: Comparisons, limit: float, output_format: str, target: Path | 
         text = json.dumps(comparison_data(found, limit), indent=1, allow_nan=False) + "\n"
     elif output_format == "markdown" or target:
         section = answer(found, limit)
-        text = markdown.render(Report("Comparison", (section,)), {})
+        text = markdown.render(Report(section.title, (replace(section, title=""),)), {})
     else:
         print_section(answer(found, limit, detailed=False))
         return

@@ -89,6 +89,11 @@ def kernel_word(*captures: CaptureSummary) -> str:
     return "operator" if captures and all(capture.on_cpu for capture in captures) else "kernel"
 
 
+def launch_word(capture: CaptureSummary) -> str:
+    """The word for each time that a kernel runs, or an operator."""
+    return "call" if capture.on_cpu else "launch"
+
+
 def step_noun(step: StepSummary | None) -> str:
     """What a step is called: the whole capture, where nothing tells its steps."""
     return "for the whole capture" if step and step.is_pass else "a step"

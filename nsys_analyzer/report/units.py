@@ -100,7 +100,7 @@ def _binary(value: float) -> str:
 
 def _digits(value: float) -> str:
     """Four digits or more: 5.335, 40.19, 3,100.2."""
-    return f"{value:,.{_decimals(value)}f}"
+    return f"{value:,.{_decimals(value)}f}".replace("-", _MINUS)
 
 
 def _decimals(value: float) -> int:

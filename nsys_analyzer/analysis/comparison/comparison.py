@@ -27,6 +27,11 @@ CONFIGURATION = (*_WORK, *_OPTIONS)
 _VERSIONS = ("torch", "cuda", "driver", "nsys", "host_cpu", "git_commit")
 #: A matmul precision that stands for a run, as a share of the matmul time.
 _MOSTLY = 0.5
+#: A class with this share of the compute is large; so much may its factor differ from that of all large ones, which
+#: says something of the work from so much on.
+_LARGE, _ALIKE, _OTHER_WORK = 0.1, 1.2, 1.3
+#: The class whose work is the same for any batch.
+OPTIMIZER = "optimizer"
 #: Steps that no name tells are the same work where neither has so many times the matmuls of the other.
 _AS_MANY = 1.1
 _STATUS = {
@@ -108,6 +113,22 @@ class StepChange:
     def of_kind(self, kind: PartKind) -> Iterable[PartChange]:
         """Returns the parts of a kind."""
         return (part for part in self.parts if part.kind == kind)
+
+    @property
+    def common_factor(self) -> float | None:
+        """Returns after ÷ before of all large compute classes where it is about one and the same, and not about 1.
+
+        The optimizer's does not count: its work is the same for any batch.
+        """
+        changes = [part.change for part in self.of_kind("compute") if part.name != OPTIMIZER]
+        least = _LARGE * max(sum(one.before_ms for one in changes), sum(one.after_ms for one in changes))
+        large = [one for one in changes if max(one.before_ms, one.after_ms) > least]
+        if len(large) < 2 or not all(one.before_ms and one.after_ms for one in large):
+            return None
+        factor = sum(one.after_ms for one in large) / sum(one.before_ms for one in large)
+        factors = [one.after_ms / one.before_ms / factor for one in large]
+        alike = max(factors) < _ALIKE and min(factors) > 1 / _ALIKE
+        return factor if alike and not 1 / _OTHER_WORK < factor < _OTHER_WORK else None
 
 
 @dataclass(frozen=True)

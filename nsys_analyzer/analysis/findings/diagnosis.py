@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, three
 from nsys_analyzer.analysis.findings.kernels import (
     find_exposed_communication,
     find_fp32_matmul,
@@ -249,7 +249,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
         ms,
         step_ms,
         step_ms,
-        (f"The GPU computes for {step.compute_ms / step_ms:.0%} of {of}; {ms:.3g} ms of the rest are this{place}.",),
+        (f"The GPU computes for {step.compute_ms / step_ms:.0%} of {of}; {three(ms)} ms of the rest are this{place}.",),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",
         _REMEDIES.get(cause, _LOOK),
         step.in_words(_DISPROOF),

@@ -247,15 +247,16 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
     stalls = (pause >= _LONG_PAUSE_NS) & ~study.loading
     if not stalls.any():
         return
-    ms = case.paused_ms(stalls)
+    count, ms = float(stalls.sum()) / study.steps, float(pause[stalls].sum()) / study.steps / 1e6
     where = _longest_ranges(study.pause_range[stalls], pause[stalls], study.ranges)
     yield Candidate(
         "host_stall",
         "The CPU stops launching work",
         tuple(_shorter_pauses(stalls, ns) for ns in _STALL_LEFT_NS),
         (
-            f"Each step holds {times(study.calls(stalls), 'pause')} of {_LONG_PAUSE_NS / 1e6:.0f} ms or more, "
-            f"{three(ms)} ms together, in which the program makes no CUDA call, most of it in {where}.",
+            f"Each step holds {times(count, 'pause')} of {_LONG_PAUSE_NS / 1e6:.0f} ms or more"
+            f"{'' if count == round(count) else ' on average'}, {three(ms)} ms together, "
+            f"in which the program makes no CUDA call, most of it in {where}.",
             f"The longest takes {three(pause[stalls].max() / 1e6)} ms.",
         ),
         "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",
@@ -339,7 +340,7 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
         (
             f"{times(launches, 'operation')} a step take {on_gpu} µs on the GPU each, on average; without the profiler "
             f"the program needs {by_program} µs for one.",
-            f"The GPU idles for {case.step.idle_of('launch'):.3g} ms of a profiled step because the next launch has "
+            f"The GPU idles for {three(case.step.idle_of('launch'))} ms of a profiled step because the next launch has "
             "not come.",
         ),
         "The step is replayed with launches that cost nothing, as in a CUDA graph, and without the program's own "

@@ -163,6 +163,7 @@ _END = r"_?(?![A-Za-z0-9_])"
 _CPP = r"^(?:graph_\d+_)?cpp_fused_"
 
 OPERATOR_RULES: tuple[Rule, ...] = (
+    Rule("copy/layout", r"^aten::_foreach_copy" + _END, "aten::_foreach_copy_"),
     Rule("optimizer", r"^aten::_?(?:foreach_|fused_(?:adam|sgd|adagrad)|amp_)", "aten::_fused_adamw_"),
     Rule(
         "fused attention",
@@ -297,6 +298,13 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "std::array<char *, (unsigned long)1>>(int, T2, T3)",
     ),
     # by a word that says it all
+    Rule(
+        "copy/layout",  # torch._foreach_copy_, as of parameters that are cast.
+        IN + r"multi_tensor_apply_kernel<.*(?:CopyFunctor|native::Copy)<",
+        "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<(int)2>, "
+        "at::native::<unnamed>::UnaryOpFunctor<float, (int)2, (int)1, (int)1>, at::native::Copy<float, float>>("
+        "T1, T2, T3...)",
+    ),
     Rule(
         "optimizer",
         IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_)",

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, takewhile
 
 from nsys_analyzer.analysis.kernels.classes import readable
 
@@ -29,15 +29,19 @@ _NOT_DATA = re.compile(r"\((?:unsigned )?\w+\)\d+|unsigned (?:int|long|short)")
 _STANDARD = {"plus": "add", "minus": "sub", "multiplies": "mul", "divides": "div", "Sqrt": "sqrt"}
 _OPERATORS = (
     re.compile(r"(?!gpu_|TensorI)(\w+?)_kernel(?:_cuda|_impl|_cuda_impl)?"),
-    re.compile(r"CUDAFunctor(?:OnSelf)?_(\w+)"),
+    re.compile(r"CUDAFunctor(?:OnSelf|OnOther)?_(\w+)"),
     re.compile(r"launch_(\w+)"),
     re.compile(r"(\w+)_(?:cuda_out|functor)"),
     re.compile(r"(\w+?)CUDAKernel(?:Impl)?"),
     re.compile(r"(?![AB]?Unary|Binary|Ternary|Pointwise)(\w+?)(?:Math)?(?:Functor\w*|Ops)"),
 )
 _BUILD = re.compile(r"vectorized|unrolled|legacy|Smem|warp|persistent")
-_WRAPPER = re.compile(r"((?<!\w)(?:[AB]?Unary|Binary|Ternary|Pointwise)\w*?(?=Functor)|(?<=CUDAFunctor)OnSelf)")
+_WRAPPER = re.compile(
+    r"((?<!\w)(?:[AB]?Unary|Binary|Ternary|Pointwise)\w*?(?=Functor)|(?<=CUDAFunctor)On(?:Self|Other))"
+)
 _TOO_SHORT = ("kernel", "Kernel", "kernel2", "Kernel2")
+#: Characters that words of several kernels start with, which are left out.
+_LONG = 16
 _FORBIDDEN = str.maketrans({"|": "/", "`": "'"})
 
 
@@ -154,10 +158,13 @@ def _base(kernel: _Kernel) -> str:
 
 
 def _differing(group: Sequence[_Kernel]) -> list[str]:
-    """The first words of each kernel's name that not every kernel of its group has."""
+    """The first words of each kernel's name that not every kernel of its group has, without a long start of all."""
     words = [re.findall(r"\w+", readable(kernel.name)) for kernel in group]
     common = set.intersection(*map(set, words))
-    return [" ".join(dict.fromkeys([word for word in one if word not in common][:3])) for one in words]
+    values = [" ".join(dict.fromkeys([word for word in one if word not in common][:3])) for one in words]
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*values, strict=False))
+    start = "".join(letters[0] for letters in alike).rpartition("_")[0]
+    return [value[len(start) + 1 :] if len(start) > _LONG else value for value in values]
 
 
 def _build(kernel: _Kernel) -> str:
@@ -176,7 +183,7 @@ def _wrapper(kernel: _Kernel) -> str:
 
 
 def _fit(base: str, facets: Sequence[str], limit: int) -> str:
-    """``base (facet, …)`` in at most ``limit`` characters: what is too long loses its middle."""
+    """``base (facet, …)`` in at most ``limit`` characters: what is too long loses its end."""
     extra = _shorten(", ".join(facets), max(limit // 2, limit - len(base) - 3))
     tail = f" ({extra})" if extra else ""
     return _shorten(base, max(limit - len(tail), 4)) + tail
@@ -184,10 +191,7 @@ def _fit(base: str, facets: Sequence[str], limit: int) -> str:
 
 def _shorten(text: str, limit: int) -> str:
     text = " ".join(text.translate(_FORBIDDEN).split())
-    if len(text) <= limit:
-        return text
-    tail = (limit - 1) // 3
-    return text[: limit - 1 - tail] + "…" + text[len(text) - tail :]
+    return text if len(text) <= limit else f"{text[: limit - 1].rstrip()}…"
 
 
 def short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:

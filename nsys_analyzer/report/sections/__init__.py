@@ -95,7 +95,7 @@ def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     ]
     sections = [Section(key, title, blocks) for title, (key, _, blocks) in zip(titles, found, strict=True)]
     sections.append(Section("limits", "How far is it from the hardware's limits?", tuple(answer_limits(capture))))
-    sections.append(Section("modules", "Which modules take the time?", tuple(answer_modules(capture))))
+    sections.append(Section("modules", "Which modules take the time?", tuple(answer_modules(capture, short=True))))
     figures = tuple(block for section in sections for block in section.blocks if isinstance(block, Bars | Roofline))
     for section in sections:
         if section.blocks:
@@ -113,7 +113,7 @@ def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     if compared_phases(capture):
         parts, enclosing = parts_and_enclosing(capture)
         tables = [kernel_table(capture, phases, evidence.labels) for phases in (parts, enclosing) if phases]
-        yield Details(f"All {kernel_word(capture)}s", tuple(tables), title)
+        yield Details(f"All {kernel_word(capture)}s of the phases", tuple(tables), title)
     if capture.attention is None and capture.whole and not capture.on_cpu:
         yield Details("How to compare softmax with the attention matmuls", (why_no_attention(capture),), title)
 

@@ -33,7 +33,9 @@ def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
     if attention is None:
         return
     yield Answer(_sentence(attention), capture.title)
-    yield table(_FIELDS, [attention], capture=capture.title)
+    figures = table(_FIELDS, [attention], capture=capture.title)
+    if len(figures.columns) > 2:  # of fused attention without FLOPs the sentence holds the only figure
+        yield figures
     if attention.flop_ratio is None and attention.runtime_ratio is not None:
         yield Paragraph(phrase("Give `--model` for the FLOPs."), capture.title)
     if left_out := attention.warmup_occurrences:
@@ -50,12 +52,12 @@ def _ranges(attention: AttentionSummary) -> str:
 
 def _sentence(attention: AttentionSummary) -> str:
     softmax, matmul = attention.softmax_ms, attention.matmul_ms
-    of = "" if attention.per == FORWARD else f" ({_ranges(attention) if attention.per == CAPTURE else 'one step'})"
+    of = {FORWARD: "one forward pass", CAPTURE: _ranges(attention)}.get(attention.per, "one step")
     if softmax is None or matmul is None or attention.runtime_ratio is None:
         fused = about_milliseconds(attention.fused_ms or 0.0)
-        return f"Attention is fused: {fused}{of}, with the softmax inside, in registers."
+        return f"Attention is fused: {fused} in {of}, with the softmax inside, in registers."
     ratio = format_number(attention.runtime_ratio, "factor")
-    times = f"{about_milliseconds(matmul)} against {about_milliseconds(softmax)}{of}"
+    times = f"{about_milliseconds(matmul)} against {about_milliseconds(softmax)} in {of}"
     if attention.flop_ratio is None:
         return f"The attention matmuls take {ratio} the time of softmax: {times}.{_bytes(attention)}"
     flops = f"{attention.flop_ratio:.1f}×"

@@ -1,264 +1,307 @@
-"""Two runs side by side in words and tables: whether the step changed, what explains it, and what else did."""
+"""Two runs side by side: whether the step changed, what explains it, and folded all else that did."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal
 
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, Change
 from nsys_analyzer.analysis.comparison.comparison import (
+    OPTIMIZER,
     Comparison,
     Difference,
     FindingChange,
+    KernelChange,
+    PartChange,
     StepChange,
-    Verdict,
 )
 from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
+from nsys_analyzer.analysis.kernels.labels import short_labels
+from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Shift, Table
-from nsys_analyzer.report.sections.changes import explaining, has_renamed, launches_of, name_of, others, relative
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import (
     about_percent,
     counted,
+    format_number,
     milliseconds,
+    milliseconds_between,
     shifted,
 )
 from nsys_analyzer.text import Words, joined, phrase
+from nsys_analyzer.trace.metadata import CPU
 
-TITLE = "What changed, and what explains it?"
-#: What the verdict is called.
-VERDICTS: dict[Verdict, str] = {
-    "faster": "Faster",
-    "slower": "Slower",
-    "no change": "No change",
-    "unclear": "Too uncertain to tell",
-}
-#: Runs that are listed because they were not compared.
-_MOST_NOTES = 20
-#: The most differences of a run of the other side that is worth a word.
-_NEAR = 2
-#: Parts and findings that an answer names, and the least share of the largest that another one has.
-_NAMED, _LARGE = 3, 0.2
-_LEGEND: tuple[Words, ...] = (
+_CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
+#: Runs that are listed because they were not compared, rows of the table of kernels, and the most differences of a run
+#: of the other side that is worth a word.
+_MOST_NOTES, _MOST_KERNELS, _NEAR = 20, 10, 2
+#: What is below this share of the step is not in a table by itself; from this share of an interval's variance on,
+#: instances make it wide.
+_MATTERS, _MOSTLY = 0.005, 0.5
+_GLOSSARY: tuple[Words, ...] = (
     phrase(
         "*95% interval*, in brackets: the change lies in it, and is more than chance where 0 does not. It is Student's "
         "t times the standard error: of a median by the bootstrap over the instances, of a mean by their deviation, "
         "and, where a side is a single run, with what runs of one program differ by. On an H200 that was {:.2%} of the "
         "GPU's work and {:.0%} of the time that the GPU waits for the program (a standard deviation, on a shared "
-        "host); `--cpu-spread` sets the second. Several runs on each side (`--repeats`) tell it by themselves.",
-        GPU_SPREAD,
-        CPU_SPREAD,
+        "host); `--cpu-spread` sets the second. Several runs on each side (`--repeats`) tell it by themselves. Where "
+        "the interval is wider than ±100 % of the time before, and 0 lies in it, the runs are *too short to tell*.",
+        GPU_SPREAD, CPU_SPREAD,
     ),
     phrase(
         "*before*, *after*: medians of steps and phases; of parts and kernels means of a step under the profiler, in "
         "which a moment belongs to one kernel alone, and waiting is scaled to the length of a step. So kernels add up "
         "to their class, and the parts to the step."
     ),
-)
-_PAIRED: Words = phrase(
-    "*A → B*: two kernels of other names that stand for each other: of one class, launched as often in a step; matmuls "
-    "with the same operands transposed, where their names say so."
-)
-_ORDERED = "Processes that share a GPU stand against each other in the order of their IDs."
-
-
-class Pair(NamedTuple):
-    """A comparison, and the limit of its verdict."""
-
-    comparison: Comparison
-    threshold: float
-
-    @property
-    def title(self) -> str:
-        """The names of both sides, once where they are one."""
-        before, after = self.comparison.before.title, self.comparison.after.title
-        return before if before == after else f"{before} → {after}"
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the step changed."""
-        return self.comparison.verdict(self.threshold)
+    phrase(
+        "*A → B*: two kernels of other names that stand for each other: of one class, launched as often in a step; "
+        "matmuls with the same operands transposed, where their names say so. Processes that share a GPU stand against "
+        "each other in the order of their IDs."
+    ),
+)  # fmt: skip
 
 
 def answer(found: Comparisons, limit: float, *, detailed: bool = True) -> Section:
-    """What changed in each pair; of several a table first, and the figures of each folded, or left out.
+    """What changed in each pair; of several a table, and the figures of each folded, or left out.
 
     Args:
         found: the comparisons.
         limit: the change of the step that the verdict looks for, as a share of it.
         detailed: whether the figures of several pairs are shown, too.
     """
-    pairs = [Pair(one, limit) for one in found.compared]
-    alone = len(pairs) == 1
-    blocks: list[Block] = [] if alone else [_overview(pairs)]
-    for pair in pairs:
-        blocks.append(Answer(_text(pair), pair.title))
-        first, more = (tuple(part(pair.comparison, pair.title)) for part in (explaining, others))
-        if alone:
-            blocks += [*first, Details("Times, kernels and findings", more, pair.title)]
-        elif detailed:
-            blocks.append(Details(f"{pair.title}: the figures", (*first, *more), pair.title))
-    if notes := (*map(_refused, found.refused), *map(_unmatched, found.unmatched)):
+    pairs, title = found.compared, f"{len(found.compared)} comparisons"
+    if len(pairs) == 1:
+        title, blocks = _title(pairs[0]), [*_of_pair(pairs[0], limit)]
+    else:
+        blocks = [_overview(pairs, limit)]
+        blocks += [Details(_title(one), (*_of_pair(one, limit),), _title(one)) for one in pairs if detailed]
+    sides = ((pair.before.title, pair.after.title, joined("; ", pair.cautions)) for pair in found.refused)
+    if notes := [*(phrase("`{}` and `{}`: {}.", *one) for one in sides), *map(_unmatched, found.unmatched)]:
         left = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
         blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *left))]
-    if detailed or alone:
-        words = [*_LEGEND]
-        if any(has_renamed(pair.comparison.step) for pair in pairs):
-            words.append(_PAIRED)
-        if any(run.shares_gpu for pair in pairs for run in pair.comparison.before.runs):
-            words.append(_ORDERED)
-        blocks.append(Details("What the words mean", (Listing(tuple(words)),)))
-    return Section("comparison", TITLE, tuple(blocks))
+    return Section("comparison", title, (*blocks, Details("What the words mean", (Listing(_GLOSSARY),))))
 
 
-def _overview(pairs: Sequence[Pair]) -> Table:
-    return table(_OVERVIEW, pairs, "The step of each pair, ms: without the profiler where both were timed so.")
+def _title(pair: Comparison) -> str:
+    before, after = pair.before.title, pair.after.title
+    return before if before == after else f"{before} → {after}"
 
 
-def _headline(pair: Pair) -> Change | None:
-    return pair.comparison.headline
+def _overview(pairs: Sequence[Comparison], limit: float) -> Table:
+    fields: tuple[Field[Comparison], ...] = (
+        Field("pair", "text", _title),
+        Field("before", "ms", lambda pair: pair.headline.before_ms if pair.headline else None),
+        Field("after", "ms", lambda pair: pair.headline.after_ms if pair.headline else None),
+        Field("change", "percent", lambda pair: Shift(pair.headline.share or 0.0) if pair.headline else None),
+        Field("verdict", "text", lambda pair: pair.verdict(limit)),
+        Field("what changed most", "text", _most),
+    )
+    return table(fields, pairs, "The step of each pair, ms: without the profiler where both sides were timed so.")
 
 
-def _alone_share(change: Change | None) -> Shift | None:
-    return Shift(change.share) if change and change.share is not None else None
+def _most(pair: Comparison) -> str | None:
+    """The part of the step that changed most, where it is more than chance."""
+    parts = [part for part in pair.step.parts if part.change.is_change] if pair.step else []
+    return f"{_part(parts[0])}, {shifted(Shift(parts[0].change.ms), 'ms')}\N{NO-BREAK SPACE}ms" if parts else None
 
 
-_OVERVIEW: tuple[Field[Pair], ...] = (
-    Field("pair", "text", lambda pair: pair.title),
-    Field("before", "ms", lambda pair: change.before_ms if (change := _headline(pair)) else None),
-    Field("after", "ms", lambda pair: change.after_ms if (change := _headline(pair)) else None),
-    Field("change", "percent", lambda pair: _alone_share(_headline(pair))),
-    Field("verdict", "text", lambda pair: pair.verdict),
-)
+def _of_pair(pair: Comparison, limit: float) -> Iterator[Block]:
+    """The verdict, what else is to be known, what explains the change, and folded the other figures."""
+    title, verdict, change = _title(pair), pair.verdict(limit), pair.headline
+    word = "Too uncertain to tell" if verdict == "unclear" else verdict.capitalize()
+    clock = "without" if pair.unprofiled else "under"
+    yield Answer(f"{word}: {_changed(change, clock) if change else 'no time of a step is known of both sides.'}", title)
+    if remarks := (*_remarks(pair, limit),):
+        yield Listing(remarks, capture=title)
+    if pair.cautions:
+        yield Paragraph("Compared all the same, as --force says, although:", title)
+        yield Listing(pair.cautions, capture=title)
+    if pair.step:
+        yield _explaining(pair.step, title)
+    if figures := (*_figures(pair, title),):
+        yield Details("Times, kernels and findings", figures, title)
 
 
-# --- the answer in words
+def _changed(change: Change, clock: str) -> str:
+    """The step before and after, and the change as a share of what was before, with its interval."""
+    cell, before = _shift(change), format_number(change.before_ms, "ms")
+    by = f"{shifted(Shift(change.ms), 'ms')}\N{NO-BREAK SPACE}ms{f' ({cell})' if cell else ''}"
+    if isinstance(cell, Shift):
+        by = shifted(cell, "percent").replace("(", "(95% interval ")
+    return f"a step takes {before} → {milliseconds(change.after_ms)} {clock} the profiler, {by}."
 
 
-def _text(pair: Pair) -> Words:
-    comparison = pair.comparison
-    found = comparison.findings or ()
-    said: list[Words] = []
-    if comparison.same:
-        said.append("Both sides are the same capture.")
-    said.append(_changed(pair))
-    if comparison.differences:
-        said.append(f"They differ in {', '.join(map(_difference, comparison.differences))}.")
-    said += _gone_and_new(found)
-    if comparison.step and not comparison.same:
-        said += _explained(comparison.step)
-    if comparison.is_slowed_on_one_side:
-        said.append(
-            "The profiler slows the two sides down differently: record both in one way, or compare times without it."
+def _shift(change: Change, unit: Literal["ms", "percent"] = "percent") -> Shift | str | None:
+    """A change in ms or as a share of what was before, with its interval, where that tells anything."""
+    if unit == "ms":
+        return Shift(change.ms, change.low_ms, change.high_ms)
+    if change.share is None:
+        return None
+    low, high = change.low_share, change.high_share
+    if low is not None and high is not None and high - low > 2 and not change.is_change:
+        return "too short to tell"
+    return Shift(change.share, low, high)
+
+
+def _remarks(pair: Comparison, limit: float) -> Iterator[Words]:
+    """What the verdict rests on, what the sides differ in, and what the reader must know or do."""
+    change, step, runs = pair.headline, pair.step, (*pair.before.runs, *pair.after.runs)
+    if pair.same:
+        yield "Both sides are the same capture."
+    if change:
+        counts = len(pair.before.runs), len(pair.after.runs)
+        numbers = (
+            [(n, "run") for n in counts] if max(counts) > 1 else [(change.before_n, "step"), (change.after_n, "step")]
         )
-    if pair.verdict == "unclear" and comparison.headline:
-        said.append(_how_to_tell(pair, comparison.headline))
-    return joined(" ", said)
+        before, after = (counted(n, noun) if n else "an unknown number of steps" for n, noun in numbers)
+        yield f"Compared: {before} before, {after} after."
+    if pair.unprofiled and step:
+        yield _changed(step.wall, "under").capitalize()
+    if pair.unprofiled is None:
+        for run in runs:
+            if run.unprofiled and (doubts := run.unprofiled.doubts.get(STEP)):
+                yield f"The step of {run.title} without the profiler is distrusted: {'; '.join(doubts)}."
+    if pair.differences:
+        yield f"The sides differ in {', '.join(map(_difference, pair.differences))}."
+    for status in ("gone", "new"):
+        if titles := [f"“{one.finding.title}”" for one in pair.findings or () if one.status == status]:
+            yield f"{status.capitalize()}: {', '.join(titles)}."
+    if step and round(step.before_launches) != round(step.after_launches):
+        yield f"Kernels launched in a step: {_launches(step.before_launches, step.after_launches)}."
+    batches = {run.configuration and run.configuration.batch_size for run in runs}
+    if step and step.common_factor and (None in batches or len(batches) > 1):
+        aside = " (the optimizer aside)" if any(part.name == OPTIMIZER for part in step.parts) else ""
+        yield f"All large classes{aside} took {step.common_factor:.2f} of their time: another batch size?"
+    if pair.is_slowed_on_one_side:
+        yield "The profiler slows the two sides down differently: record both in one way, or compare times without it."
+    if pair.verdict(limit) == "unclear" and change:
+        yield _how_to_tell(change, limit)
 
 
 def _difference(one: Difference) -> str:
     return f"{one.key.replace('_', ' ')} ({one.before} → {one.after})"
 
 
-def _changed(pair: Pair) -> Words:
-    """The verdict, and the step before and after."""
-    comparison = pair.comparison
-    change, step = comparison.headline, comparison.step
-    word = VERDICTS[pair.verdict]
-    if change is None:
-        return f"{word}: a side has no step."
-    where = "without the profiler" if comparison.unprofiled else "under the profiler"
-    times = f"{milliseconds(change.before_ms)} before and {milliseconds(change.after_ms)} after"
-    said = f"{word}: {where} a step takes {times}, {_in_percent(change)} ({_instances(comparison, change)})."
-    if comparison.unprofiled and step:
-        wall = step.wall
-        times = f"{milliseconds(wall.before_ms)} and {milliseconds(wall.after_ms)}"
-        said += f" Under the profiler it takes {times}, {_in_percent(wall)}."
-    return said
-
-
-def _in_percent(change: Change) -> str:
-    """A change and its interval as shares of what was before."""
-    shift = relative(change)
-    if shift is None:
-        return f"{shifted(Shift(change.ms), 'ms')} ms"
-    alone, interval = shifted(Shift(shift.value), "percent"), shifted(shift, "percent").partition(" (")[2][:-1]
-    return f"{alone}, 95% interval {interval}" if interval else alone
-
-
-def _instances(comparison: Comparison, change: Change) -> str:
-    counts = len(comparison.before.runs), len(comparison.after.runs)
-    if max(counts) > 1:
-        return f"{counts[0]} and {counts[1]} runs"
-    before, after = map(_steps, (change.before_n, change.after_n))
-    return f"{before} each" if before == after else f"{before} and {after}"
-
-
-def _steps(n: int | None) -> str:
-    return "an unknown number of steps" if n is None else counted(n, "step")
-
-
-def _how_to_tell(pair: Pair, change: Change) -> str:
+def _how_to_tell(change: Change, limit: float) -> str:
     """What would narrow the interval of a change that is too uncertain."""
-    limit = about_percent(pair.threshold)
     if change.low_share is None or change.high_share is None:
         if 1 in (change.before_n, change.after_n):
             return "A single step on one side does not tell how much steps vary: record more of them."
-        return (
-            "The timings of a side do not tell how much steps vary: give the number of steps (a column steps) and the "
-            "standard deviation (std_ms)."
-        )
-    half = about_percent((change.high_share - change.low_share) / 2)
-    said = f"A change below {half} would not be seen, and {limit} is looked for"
+        return "The timings do not tell how much steps vary: give their number and deviation (steps, std_ms)."
+    half, looked = about_percent((change.high_share - change.low_share) / 2), about_percent(limit)
+    said = f"A change below {half} would not be seen, and {looked} is looked for."
     if change.inside > _MOSTLY:
-        more = "runs" if max(len(pair.comparison.before.runs), len(pair.comparison.after.runs)) > 1 else "steps"
-        return f"{said}: there are too few {more}, so record more of them."
+        return f"{said} Record more steps, or several runs of each side."
     return (
-        f"{said}: by so much does the program's own time differ from run to run. Record each side several times, and "
-        "compare the folders with --repeats; or say with --cpu-spread how much it differs on your machine."
+        f"{said} So much does the program's own time differ from run to run: record each side several times, and "
+        "compare the folders with --repeats, or say with --cpu-spread how much it differs on your machine."
     )
 
 
-#: From this share of an interval's variance on, instances make it wide.
-_MOSTLY = 0.5
+#: A row of a table of changes: what changed, and how.
+_Row = tuple[str, Change]
 
 
-def _explained(step: StepChange) -> Iterator[Words]:
-    """The parts that changed most, whichever way, and the kernels that were launched."""
-    most = max((abs(part.change.ms) for part in step.parts), default=0.0)
-    large = [part for part in step.parts if part.change.is_change and abs(part.change.ms) >= _LARGE * most]
-    if large:
-        listed = ", ".join(f"{name_of(part)} {_ms(part.change)}" for part in large[:_NAMED])
-        yield f"What changed most under the profiler: {listed}."
-    if round(step.before_launches) != round(step.after_launches):
-        yield f"Kernels launched in a step: {launches_of(step.before_launches, step.after_launches)}."
+def _table(what: str, rows: Sequence[_Row], unit: Literal["ms", "percent"], caption: str, title: str) -> Table:
+    """Changes under each other, in ms or as shares of what was before."""
+    fields: tuple[Field[_Row], ...] = (
+        Field(what, "text", lambda row: row[0]),
+        Field("before", "ms", lambda row: row[1].before_ms),
+        Field("after", "ms", lambda row: row[1].after_ms),
+        Field("change (95% interval)", unit, lambda row: _shift(row[1], unit)),
+    )
+    return table(fields, rows, caption, capture=title)
 
 
-def _ms(change: Change) -> str:
-    return f"{shifted(Shift(change.ms), 'ms')}\N{NO-BREAK SPACE}ms"
+def _part(part: PartChange) -> str:
+    """A part in words: compute: matmul; idle: waits for the GPU."""
+    return f"{part.kind}: {_CAUSES.get(part.name, part.name)}".removesuffix(": ")
 
 
-def _gone_and_new(findings: Sequence[FindingChange]) -> Iterator[str]:
-    for status, word in (("gone", "Gone"), ("new", "New")):
-        titles = [f'"{one.finding.title}"' for one in findings if one.status == status]
-        if titles:
-            more = f" and {len(titles) - _NAMED} more" if len(titles) > _NAMED else ""
-            yield f"{word}: {', '.join(titles[:_NAMED])}{more}."
+def _explaining(step: StepChange, title: str) -> Table:
+    """What explains the change of the step: the parts that matter, and the sum of the others; each column adds up."""
+    least = _MATTERS * max(step.wall.before_ms, step.wall.after_ms)
+    small = [part.change for part in step.parts if abs(part.change.ms) < least]
+    rows = [(_part(part), part.change) for part in step.parts if len(small) == 1 or part.change not in small]
+    if len(small) > 1:
+        sums = (sum(one.before_ms for one in small), sum(one.after_ms for one in small))
+        rows.append((f"{len(small)} parts with less change", Change(*sums, None, None, None, None)))
+    caption = "What explains the change: the step under the profiler, ms, the largest change first."
+    return _table("part of the step", [*rows, ("the step", step.wall)], "ms", caption, title)
+
+
+def _figures(pair: Comparison, title: str) -> Iterator[Block]:
+    """The other figures: times, kernels, findings."""
+    if times := [*_times(pair)]:
+        yield _table("time", times, "percent", "Times, ms:", title)
+    if pair.step and (kernels := _kernels(pair.step, title)).rows:
+        yield kernels
+    if pair.findings:
+        yield Paragraph("Findings, and what removing each would save (of several runs, those of most, medians):", title)
+        yield Listing(tuple(map(_finding, pair.findings)), capture=title)
+
+
+def _finding(one: FindingChange) -> Words:
+    savings = (milliseconds_between(each.saves_ms_low, each.saves_ms_high) for each in (one.before, one.after) if each)
+    return phrase("**{}**: {} ({})", one.status, one.finding.title, " → ".join(dict.fromkeys(savings)))
+
+
+def _times(pair: Comparison) -> Iterator[_Row]:
+    """The step and the phases by each clock: without the profiler first. Wall time needs somebody who waits."""
+    busy = "operators busy" if pair.before.runs[0].gpu == CPU else "GPU busy"
+    unprofiled = [("step", pair.unprofiled), *((phase.phase, phase.unprofiled) for phase in pair.phases)]
+    yield from ((f"{name}, without the profiler", change) for name, change in unprofiled if change)
+    if pair.step:
+        yield ("step, under the profiler", pair.step.wall)
+        yield (f"step, {busy}", pair.step.busy)
+    for phase in pair.phases:
+        if phase.synchronized:
+            yield (f"{phase.phase}, under the profiler", phase.wall)
+        yield (f"{phase.phase}, {busy}", phase.busy)
+
+
+def _kernels(step: StepChange, title: str) -> Table:
+    """The kernels whose time changed most, by more than chance."""
+    labels = short_labels([name for part in step.parts for one in part.kernels for name in _names(one)])
+
+    def label(row: tuple[str, KernelChange]) -> str:
+        """A kernel's label, or both where two stand for each other; of fills and opaque graphs their class."""
+        kernel_class, one = row
+        only = " (only before)" if one.after_name is None else " (only after)" if one.before_name is None else ""
+        return (" → ".join(labels[name] for name in _names(one)) or kernel_class) + only
+
+    least = _MATTERS * max(step.wall.before_ms, step.wall.after_ms) / 2
+    every = [(part.name, one) for part in step.parts for one in part.kernels]
+    changed = [row for row in every if row[1].change.is_change and abs(row[1].change.ms) >= least]
+    fields: tuple[Field[tuple[str, KernelChange]], ...] = (
+        Field("kernel", "text", label),
+        Field("class", "text", lambda row: row[0]),
+        Field("launches", "text", lambda row: _launches(row[1].before_launches, row[1].after_launches)),
+        Field("before", "ms", lambda row: row[1].change.before_ms),
+        Field("after", "ms", lambda row: row[1].change.after_ms),
+        Field("change", "ms", lambda row: Shift(row[1].change.ms)),
+    )
+    caption = "Kernels whose time changed most, ms and launches of a step:"
+    shown = sorted(changed, key=lambda row: -abs(row[1].change.ms))[:_MOST_KERNELS]
+    return table(fields, shown, caption, capture=title, names=2)
+
+
+def _names(one: KernelChange) -> tuple[str, ...]:
+    """The kernel's name before and after, once where it is the same."""
+    return tuple(dict.fromkeys(name for name in (one.before_name, one.after_name) if name))
+
+
+def _launches(before: float, after: float) -> str:
+    """Launches of a step before and after, once where they are the same."""
+    return " → ".join(dict.fromkeys(format_number(number, "count") for number in (before, after)))
 
 
 def _unmatched(one: UnmatchedRun) -> Words:
     """Why a run stands against none."""
     if one.reasons:
         return phrase("{}: {}.", one.side.capitalize(), joined("; ", one.reasons))
-    if one.nearest is None or len(one.differences) > _NEAR:
-        return phrase("`{}` is only {}.", one.run.title, one.side)
+    near = one.nearest if len(one.differences) <= _NEAR else None
     listed = ", ".join(map(_difference, one.differences)) or "its name"
-    return phrase(
-        "`{}` is only {}; `{}` is most like it, and differs in {}.", one.run.title, one.side, one.nearest.title, listed
-    )
-
-
-def _refused(comparison: Comparison) -> Words:
-    """Why two sides are not compared."""
-    reasons = joined("; ", comparison.cautions)
-    return phrase("`{}` and `{}`: {}.", comparison.before.title, comparison.after.title, reasons)
+    like = phrase("; `{}` is most like it, and differs in {}", near.title, listed) if near else ""
+    return phrase("`{}` is only {}{}.", one.run.title, one.side, like)

@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.complete import compared_phases
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.report.evidence import Evidence, kernel_word, step_noun
+from nsys_analyzer.report.evidence import Evidence, kernel_word, launch_word, step_noun
 from nsys_analyzer.report.model import Answer, Block, Cell, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, to_fix
@@ -46,7 +46,7 @@ def conditions(capture: CaptureSummary) -> str:
     shapes += [f"context {known.context_length:,}"] if known and known.context_length else []
     shapes += [f"batch {known.batch_size}"] if known and known.batch_size else []
     steps = "" if step is None else "one pass" if step.is_pass else f"{step.instances:,} {_steps(capture)}"
-    version = ".".join((capture.profiler_version or "").split(".")[:2])
+    version = ".".join((capture.profiler_version or "").removeprefix("unknown").split(".")[:2])
     recorded = f"{'PyTorch' if capture.profiler == 'torch' else capture.profiler or ''} {version}".strip()
     ended = "" if capture.status in ("ok", "no_kernels") else capture.status.replace("_", " ")
     device = capture.gpu or (capture.run.gpu if capture.run else "") or ""
@@ -76,7 +76,7 @@ def _of_step(capture: CaptureSummary) -> Iterator[Block]:
     first = to_fix(capture)[:FIRST]
     if first:
         yield _do_first(capture)
-        if step.unprofiled_ms and not step.unprofiled_ms.timed and not capture.on_cpu:
+        if step.unprofiled_ms and not (step.unprofiled_ms.timed or step.is_pass or capture.on_cpu):
             yield Paragraph(phrase("To narrow this: `--step-ms N`, the step's time without the profiler."), title)
     if capture.findings_missing:
         yield Paragraph(capture.findings_missing, title)
@@ -186,7 +186,7 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
             lambda part: part[1].gpu_busy_ms.median if part[1] and part[1].kernels else None,
         ),
         Field("matmul", "percent", lambda part: _matmul(capture, *part)),
-        Field(f"top {kernel} (launches a pass)", "text", lambda part: _top(part[1], labels)),
+        Field(f"top {kernel} ({plural(2, launch_word(capture))} a pass)", "text", lambda part: _top(part[1], labels)),
     )  # fmt: skip
     phases = table(fields, shown.items(), capture=capture.title)
     if phases.rows:

@@ -114,7 +114,7 @@ def _replayed(capture: CaptureSummary, found: bool) -> Iterator[Paragraph]:
             "number of events that it recorded. The savings leave this time out.",
             capture.title,
         )
-    if diagnosis and found and abs(diagnosis.error) > _REPLAYED:
+    if diagnosis and found and abs(diagnosis.error) > _REPLAYED and not capture.findings_missing:
         longer = "longer" if diagnosis.error > 0 else "shorter"
         off = about_percent(abs(diagnosis.error))
         yield Paragraph(

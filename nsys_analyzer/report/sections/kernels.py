@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.complete import BOTH, compared_phases, parts_and_enclosing
 from nsys_analyzer.analysis.summary.statistics import MATMUL, ClassShares, KernelRow, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.report.evidence import kernel_word
+from nsys_analyzer.report.evidence import kernel_word, launch_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, percent
-from nsys_analyzer.text import joined, phrase
+from nsys_analyzer.text import joined, phrase, plural
 
+#: From this share of all kernel time on, the kernels of the phases stand for those of all of it.
+_MOST = 0.5
 #: Kernels that stand in full view; "Details" has all of them.
-_SHOWN, _DRAWN = 6, 12
+_SHOWN, _DRAWN = 4, 12
 _MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
 #: A share worth naming, a change of a share worth a word, and a share too thin to see in a figure, %.
 _MATTERS, _SMALL, _THIN = 0.03, 0.005, 0.5
@@ -26,12 +29,13 @@ _MATTERS, _SMALL, _THIN = 0.03, 0.005, 0.5
 def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
     """The kernel with the most time of forward, backward and both, and whether it is the same one."""
     found, kernel = capture.top_kernels, kernel_word(capture)
+    noun = launch_word(capture)
     if not found:
         return
     said = [
         phrase(
-            "in {} `{}`, {} in {}", one.scope, labels[one.kernel.name], percent(one.kernel.share),
-            counted(one.kernel.launches_per_instance, "launch"),
+            "in {} `{}`, {} in {}", _of(one.scope), labels[one.kernel.name], percent(one.kernel.share),
+            counted(one.kernel.launches_per_instance, noun),
         )
         for one in found
     ]  # fmt: skip
@@ -44,11 +48,16 @@ def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Ite
         Field("part", "text", lambda row: row[0]),
         Field(kernel, "code", lambda row: labels[row[1].name]),
         Field("class", "text", lambda row: row[1].kernel_class),
-        Field("launches", "count", lambda row: row[1].launches_per_instance),
+        Field(plural(2, noun), "count", lambda row: row[1].launches_per_instance),
         Field("ms", "ms", lambda row: row[1].ms_per_instance),
         Field("share", "percent", lambda row: row[1].share),
     )
     yield table(fields, rows, capture=capture.title)
+
+
+def _of(scope: str) -> str:
+    """A phase, or all of a step or capture, as it stands in a sentence."""
+    return f"the {scope}" if " " in scope or scope in (STEP, "optimizer") else scope
 
 
 def _verdict(leaders: dict[str, str], kernel: str) -> str:
@@ -79,13 +88,16 @@ def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> 
     said = []
     for phase in compared_phases(capture):
         others = [row for row in phase.classes if row.kernel_class != MATMUL and row.share >= _MATTERS]
-        named = ", ".join(f"{row.kernel_class} {percent(row.share)}" for row in others)
-        said.append(f"{phase.phase} {named or 'nothing above 3 %'}")
+        names = ("its own kernels" if row.kernel_class == phase.phase else row.kernel_class for row in others)
+        named = ", ".join(f"{name} {percent(row.share)}" for name, row in zip(names, others, strict=True))
+        said.append(f"in {_of(phase.phase)} {named or 'nothing above 3 %'}")
     if not said:
         return
     yield Answer(f"Besides matmul: {'; '.join(said)}.", capture.title)
     parts, enclosing = parts_and_enclosing(capture)
-    phases = parts or enclosing
+    whole = max((sum(row.ms_per_instance for row in one.kernels) * one.instances for one in enclosing), default=0.0)
+    inside = sum(row.ms_per_instance * one.instances for one in parts for row in one.kernels)
+    phases = parts if inside >= _MOST * whole else enclosing[-1:]
     yield kernel_table(capture, phases, labels, _SHOWN)
     shown = merge_kernels(*(phase.kernels for phase in phases))[:_DRAWN]
     kernel = kernel_word(capture)
@@ -162,11 +174,11 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
 def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
     phases, step, inference = share.phases, share.step, share.inference
     if any(one.matmul is None for one in (*phases, *([inference] if inference else []))):
-        said = ", ".join(f"{_bounds(one)} of {one.scope}" for one in phases)
+        said = ", ".join(f"{_bounds(one)} of {_of(one.scope)}" for one in phases)
         return f"Matmul is {said}: the capture lacks names of kernels."
-    said = ", ".join(f"{_matmul(one)} of {'the ' if ' ' in one.scope else ''}{one.scope}" for one in share.scopes)
+    said = ", ".join(f"{_matmul(one)} of {_of(one.scope)}" for one in share.scopes)
     text = f"Matmul is {said}, by total {kernel_word(capture)} time."
-    if fused := [f"{percent(one.fused_attention)} of {one.scope}" for one in phases if one.fused_attention]:
+    if fused := [f"{percent(one.fused_attention)} of {_of(one.scope)}" for one in phases if one.fused_attention]:
         text += f" Fused attention is counted apart: {', '.join(fused)}."
     if inference and step:
         of = f"of {share.inference_of}" if share.inference_of else "the forward pass"

@@ -103,7 +103,7 @@ def _missing(limits: Limits) -> Text:
     said: list[Words] = []
     if parts:
         options = joined(", ", [phrase("`{}`", _OPTIONS[name]) for name in parts])
-        said.append(phrase("The {} of this capture {} not known: give {}.", _listed(parts), _is(parts), options))
+        said.append(phrase("MFU needs the {} ({}).", _listed(parts), options))
     if "peaks" in limits.missing:
         said.append(f"The peaks of this GPU ({limits.gpu}) are not known.")
     elif not parts and limits.phases:
@@ -115,10 +115,6 @@ def _missing(limits: Limits) -> Text:
 
 def _listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
-
-
-def _is(names: list[str]) -> str:
-    return "are" if len(names) > 1 else "is"
 
 
 def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, Table]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.summary.modules import Module, Modules, Outlier, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import Words, joined, phrase
@@ -33,6 +33,8 @@ LEGEND = (
         "the sizes of the operators' inputs where the capture has them."
     ),
 )
+#: Rows of a table that stand in full view.
+_SHORT = 6
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5
 
@@ -48,14 +50,15 @@ def modules_section(captures: Sequence[CaptureSummary], *, every: bool = False) 
     return Section("modules", "Which modules take the time?", (*blocks, Listing(LEGEND)) if blocks else ())
 
 
-def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[Block]:
-    """The modules of one capture, and the layers that differ from the others of their kind."""
+def answer_modules(capture: CaptureSummary, *, every: bool = False, short: bool = False) -> Iterator[Block]:
+    """The modules of one capture, a long table folded in a ``short`` answer, and the layers unlike others."""
     title, modules = capture.title, capture.modules
     if modules is None:
         return
     folded, outliers = fold_modules(modules.modules)
     yield _answer(title, modules, folded)
-    yield _table(title, modules, modules.modules if every else folded, every=every)
+    tree = _table(title, modules, modules.modules if every else folded, every=every)
+    yield Details("Module by module", (tree,), title) if short and len(tree.rows) > _SHORT else tree
     if outliers and not every:
         yield Listing(tuple(_outlier(layer, modules) for layer in outliers[:_MOST_OUTLIERS]), capture=title)
     covered = modules.backward_coverage
@@ -77,9 +80,9 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module]) -> Answer:
         if share is not None
     ]
     text = phrase(
-        "Of the time of forward and backward ({} a {}), these modules have the most own: {}. {} of it belongs to "
-        "a module, by {}.",
-        milliseconds(total), modules.per, named, " and ".join(covered), modules.source,
+        "Of the time of {} ({} a {}), these modules have the most of their own: {}. {} {} to a module, by {}.",
+        "forward and backward" if modules.backward_ms else "forward", milliseconds(total), modules.per, named,
+        " and ".join(covered), "belong" if len(covered) > 1 else "belongs", modules.source,
     )  # fmt: skip
     return Answer(text, title)
 
@@ -116,14 +119,14 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
     least = sorted((one.ms for one in kept), reverse=True)[:most][-1] if kept else 0.0
     kept = [one for one in kept if one.ms >= least]
     left_out = len(shown) - len(kept)
-    rest = f" ({left_out} small ones left out)" if left_out else ""
+    rest = f" ({left_out} small {'one' if left_out == 1 else 'ones'} left out)" if left_out else ""
     others = [
         _row(_COMMUNICATION, modules.communication_forward, modules.communication_backward),
         _row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
     ]
     rows = [*kept, *(one for one in others if one.ms)]
     cells = [(one, total) for one in rows]
-    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms:", capture=title)
+    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms a {modules.per}:", capture=title)
 
 
 def _row(name: str, forward: Work, backward: Work) -> Module:

@@ -32,14 +32,13 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
     told: list[Block] = [Paragraph(what_is_a_step(capture, step), title)]
     if queue := _queue(step):
         told.append(Paragraph(queue, title))
-    yield Details("What counts as a step", tuple(told), title)
     devices = step.devices or (step,)
     parts = [row for device in devices for row in _parts(device, step)]
     phases = [(device, _phase(part)) for device in devices for part in device.phases]
     of = "the capture" if step.is_pass else "a step"
     fills = [_table(_PARTS, parts, step, title)]
     fills += [_table(_PHASES, phases, step, title, "By phase; an idle stretch counts to the phase whose work ends it:")]
-    yield Details(f"What fills {of} under the profiler", tuple(one for one in fills if one.rows), title)
+    yield Details(f"What fills {of} under the profiler", (*told, *(one for one in fills if one.rows)), title)
     idle = [row for device in devices for row in _idle(device)]
     if idle and not capture.on_cpu:
         yield Details(f"Idle time of {of} by cause", (_table(_CAUSES, idle, step, title),), title)
