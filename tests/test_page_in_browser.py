@@ -127,13 +127,13 @@ def test_a_page_opens_whole(view: Callable[..., View], tmp_path: Path, name: str
 def test_accessibility(view: Callable[..., View]) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    for name, scheme in (
-        ("train_small256", "light"),
-        ("train_small256", "dark"),
-        ("ranks", "light"),
-        ("sweep", "dark"),
+    for name, scheme, width in (
+        ("train_small256", "light", 1280),
+        ("train_small256", "dark", 400),
+        ("ranks", "light", 1280),
+        ("sweep", "dark", 1280),
     ):
-        shown = view(name, scheme=scheme)
+        shown = view(name, scheme=scheme, width=width)
         # axe runs in the page, which lets no script in but its own.
         found = Axe().run(shown.page)
         problems = [

@@ -73,7 +73,7 @@ function makeReachable(box) {
   const wide = box.scrollWidth > box.clientWidth;
   if (wide) {
     box.tabIndex = 0;
-    box.setAttribute("role", "region");
+    box.setAttribute("role", "group"); // no landmark, which each would need a name of its own
     box.setAttribute("aria-label", box.querySelector("caption")?.textContent || "Table");
   } else {
     for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
