@@ -146,12 +146,14 @@ def test_steps_and_phases(tmp_path: Path, text: str, instances: dict[str, int]) 
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     assert ran.instances() == instances
     assert ran.results["steps"] == 4
+    assert ran.results["stopped_after"] == ran.results["warmup_steps"] + 4
 
 
 def test_a_program_that_goes_on(tmp_path: Path) -> None:
     ran = run(tmp_path, MODEL + "train(); print('end')", replace(ASKED, run_to_end=True))
     assert (ran.code, ran.out, ran.err) == (0, "end\n", "")
     assert ran.instances() == TRAINING
+    assert "stopped_after" not in ran.results
 
 
 def test_a_program_that_ends_early(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_the_copy_gives_the_same_figures(tmp_path: Path, name: str) -> None:
                     add_row(connection, "NVTX_EVENTS", eventType=59, text=text, textId=None, end=1)
             connection.commit()
     # Of the same name, for it may tell a configuration.
-    shared = share(raw, tmp_path / "copies" / f"{raw.name.partition('.')[0]}.sqlite")
+    shared = share(raw, tmp_path / "copies" / f"{raw.name.partition('.')[0]}.sqlite", force=True)  # makes the folder
     assert list(differences(figures_of(raw), figures_of(shared.path))) == []
     assert found_in(shared.path) == set()
     assert {one.text for one in shared.renamed} <= {*PLANTED, *OWN_NAMES}
