@@ -63,7 +63,7 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
             )
         case Details(title, blocks):
             inner = "\n\n".join(filter(None, (render_block(one, figures, folded=True) for one in blocks)))
-            return f"<details><summary>{summary(title)}</summary>\n\n{inner}\n\n</details>"
+            return f"<details><summary>{summary(title)}</summary>\n\n{inner}\n\n</details>" if inner else ""
         case Seen():
             return ""
         case _:

@@ -20,6 +20,7 @@ from nsys_analyzer.report.model import (
     Section,
     StepBars,
     Table,
+    unfolded,
 )
 from nsys_analyzer.report.renderers.step_bar import draw
 from nsys_analyzer.report.screen import console
@@ -55,9 +56,11 @@ def print_section(section: Section) -> None:
 
 
 def _print_blocks(screen: Console, blocks: Iterable[Block]) -> None:
-    """Prints blocks with an empty line before each."""
+    """Prints blocks with an empty line before each; no figures, nor a fold that holds nothing else."""
     for block in blocks:
-        if not isinstance(block, Paragraph | Answer | Listing | Table | Choice | StepBars | Details):
+        if not any(
+            isinstance(one, Paragraph | Answer | Listing | Table | Choice | StepBars) for one in unfolded((block,))
+        ):
             continue
         screen.print()
         _print_block(screen, block)

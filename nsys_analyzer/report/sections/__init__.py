@@ -19,7 +19,7 @@ from nsys_analyzer.report.sections.limits import answer_limits
 from nsys_analyzer.report.sections.modules import answer_modules
 from nsys_analyzer.report.sections.overview import overview
 from nsys_analyzer.report.sections.steps import step_details
-from nsys_analyzer.report.sections.times import answer_times, question, times_in_full
+from nsys_analyzer.report.sections.times import answer_times, question, times_in_full, unprofiled_times
 from nsys_analyzer.text import strong
 
 #: The sections that explain a step: what comes first, and what would make it shorter.
@@ -108,6 +108,8 @@ def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     title = capture.title
     if (times := times_in_full(capture)).rows:
         yield Details("Times in full: median, minimum and maximum", (times,), title)
+    if timed := tuple(unprofiled_times(capture, by_option=evidence.timings == "--step-ms")):
+        yield Details("Times without the profiler", timed, title)
     yield from step_details(capture)
     if compared_phases(capture):
         parts, enclosing = parts_and_enclosing(capture)

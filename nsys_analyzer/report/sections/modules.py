@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.summary.modules import Module, Modules, Outlier, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import kernel_word
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
-from nsys_analyzer.text import Words, joined, phrase
+from nsys_analyzer.text import Words, joined, phrase, strong
 
 #: Rows of the table in a report, and the share that a row has at least; the command shows all.
 _MOST_ROWS, _LEAST_SHARE = 10, 0.005
@@ -44,7 +45,11 @@ _Row = tuple[Module, float]
 
 def modules_section(captures: Sequence[CaptureSummary], *, every: bool = False) -> Section:
     """The tree of modules of each capture, layers of one kind as one; ``every`` is for each layer by itself."""
-    blocks = [block for capture in captures for block in answer_modules(capture, every=every)]
+    blocks: list[Block] = []
+    for capture in captures:
+        answered = (*answer_modules(capture, every=every),)
+        blocks += [Paragraph(strong(capture.title))] if answered and len(captures) > 1 else []
+        blocks += answered
     return Section("modules", "Which modules take the time?", (*blocks, Listing(LEGEND)) if blocks else ())
 
 
@@ -54,8 +59,9 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[
     if modules is None:
         return
     folded, outliers = fold_modules(modules.modules)
-    yield _answer(title, modules, folded)
-    yield _table(title, modules, modules.modules if every else folded, every=every)
+    time = f"{kernel_word(capture)} time"
+    yield _answer(title, modules, folded, time)
+    yield _table(title, modules, modules.modules if every else folded, time, every=every)
     if outliers and not every:
         yield Listing(tuple(_outlier(layer, modules) for layer in outliers[:_MOST_OUTLIERS]), capture=title)
     covered = modules.backward_coverage
@@ -63,7 +69,7 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[
         yield Paragraph(_how(1 - covered), capture=title)
 
 
-def _answer(title: str, modules: Modules, folded: Sequence[Module]) -> Answer:
+def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -> Answer:
     """The modules with the most time of their own, and how much is known."""
     total = modules.forward_ms + modules.backward_ms
     heaviest = sorted(folded, key=lambda one: -_own_ms(one))[:_NAMED]
@@ -72,14 +78,14 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module]) -> Answer:
         ", ", [phrase("`{}` {}", _called(one.path, modules), percent(_own_ms(one) / total)) for one in first]
     )
     covered = [
-        f"{percent(share)} of {name}"
+        f"{percent(share)} of that of {name}"
         for name, share in (("forward", modules.forward_coverage), ("backward", modules.backward_coverage))
         if share is not None
     ]
     text = phrase(
-        "Of the time of forward and backward ({} a {}), these modules have the most own: {}. {} of it belongs to "
-        "a module, by {}.",
-        milliseconds(total), modules.per, named, " and ".join(covered), modules.source,
+        "Of the {} of forward and backward ({} a {}), these modules have the most own: {}. {} belongs to a "
+        "module, by {}.",
+        time, milliseconds(total), modules.per, named, " and ".join(covered), modules.source,
     )  # fmt: skip
     return Answer(text, title)
 
@@ -109,7 +115,7 @@ def _outlier(layer: Outlier, modules: Modules) -> Words:
     return phrase("`{}` takes {}, the layers of its kind {} (median).", called, ms, median_ms)
 
 
-def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool) -> Table:
+def _table(title: str, modules: Modules, shown: Sequence[Module], time: str, *, every: bool) -> Table:
     total = modules.forward_ms + modules.backward_ms
     kept = [one for one in shown if every or one.ms >= _LEAST_SHARE * total]
     most = len(kept) if every else _MOST_ROWS
@@ -123,7 +129,7 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
     ]
     rows = [*kept, *(one for one in others if one.ms)]
     cells = [(one, total) for one in rows]
-    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms:", capture=title)
+    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms of {time}:", capture=title)
 
 
 def _row(name: str, forward: Work, backward: Work) -> Module:
