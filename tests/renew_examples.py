@@ -35,14 +35,14 @@ README = ROOT / "README.md"
 ANSWERS = re.compile(rf"(?<=```\n){RUN.name}\n.*?(?=```)", re.DOTALL)
 #: The fault whose findings README.md shows, those findings, and the table of all faults in short.
 FAULT = "item"
-FINDINGS = re.compile(rf"(?<=```\n){FAULT}: A step takes.*?(?=```)", re.DOTALL)
+FINDINGS = re.compile(rf"(?<=```\n){FAULT}(?:\n|: A step takes).*?(?=```)", re.DOTALL)
 SHORT_TABLE = re.compile(r"\| planted fault \|(?:[^\n]*\n)+?(?=\n)")
 #: The program whose modules README.md shows, and their tree.
 PROGRAM = "gpt2"
-TREE = re.compile(rf"(?<=```\n){PROGRAM}: Of the kernel time.*?(?=```)", re.DOTALL)
+TREE = re.compile(rf"(?<=```\n)(?:{PROGRAM}: )?Of the kernel time.*?(?=```)", re.DOTALL)
 #: The runs whose comparison README.md shows, of ``bench compile``, and its answer and first table.
 BEFORE, AFTER = "small_ctx256_train_fp32", "small_ctx256_train_fp32_compile"
-COMPARED = re.compile(rf"(?<=```\n){BEFORE} → .*?(?=```)", re.DOTALL)
+COMPARED = re.compile(rf"(?<=```\n)(?:{BEFORE} → [^\n]*: )?Faster: .*?(?=```)", re.DOTALL)
 #: The run of which README.md shows who is late, and that.
 LATE = "late_rank"
 LATENESS = re.compile(rf"(?<=```\n){LATE} \(.*?(?=```)", re.DOTALL)
@@ -65,16 +65,14 @@ def write_report(folder: Path) -> str:
 
 
 def explained(fault: str) -> str:
-    """The beginning of what ``explain`` says of a fault's capture, and its first finding up to the remedy."""
+    """What ``explain`` says first of a fault's capture, down to the bar, and its first finding up to the remedy."""
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder) / f"{fault}.sqlite"
         capture.write_bytes(lzma.decompress((FAULTS / "captures" / f"{capture.name}.xz").read_bytes()))
         said = _nsys_analyze(Path(folder), "explain", capture.name)
     blocks = said.split("\n\n")
-    first, finding = (
-        next(i for i, block in enumerate(blocks) if block.startswith(start)) for start in (f"{fault}: ", "1. ")
-    )
-    chosen = [blocks[first], *blocks[finding : finding + 3]]
+    finding = next(i for i, block in enumerate(blocks) if block.startswith("1. "))
+    chosen = [*blocks[:4], *blocks[finding : finding + 3]]  # title, conditions, length, bar
     return "\n".join(line.rstrip() for line in "\n\n".join(chosen).splitlines()) + "\n"
 
 

@@ -16,9 +16,9 @@ from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, StepSummar
 from nsys_analyzer.analysis.steps.windows import StepGroup
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.report.figures.palette import CLASSES, PARTS
+from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.renderers.step_bar import IDLE, LETTERS, cells, draw
 from nsys_analyzer.report.sections.bars import LEAST_SHARE, MOST_RANKS, bars_of_run, bars_of_step
-from nsys_analyzer.report.model import StepBars
 
 TIMES = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=20)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from nsys_analyzer.report.sections.anatomy import CAUSES
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.diagnosis import why_missing
@@ -30,7 +31,6 @@ from nsys_analyzer.report.model import Answer, Block, Details, Interval, Listing
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.renderers.terminal import print_answers
 from nsys_analyzer.report.sections import build_report, steps
-from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.units import about_milliseconds, format_cell, milliseconds_between
 from nsys_analyzer.text import plain
 from tests.test_report_command import section, two_steps

@@ -92,6 +92,17 @@ def test_the_step_is_drawn_by_model_over_context(sweep: Path) -> None:
     )
 
 
+def test_how_the_lengths_of_steps_are_known(sweep: Path) -> None:
+    """All were timed; without these times they are estimated from the two steps of each."""
+    assert "Steps are" not in text_of(sweep)
+    rows = [row_of("small_ctx128_fp32", "small", 128, "fp32", 10.0)]
+    (sweep / "timings.csv").write_text(HEADER + "".join(rows), encoding="utf-8")
+    said = "Steps are measured without the profiler (1), estimated without the profiler (6); phases are under it"
+    assert said in before_titles(text_of(sweep))
+    (sweep / "timings.csv").unlink()
+    assert "Steps are estimated without the profiler; phases are under it where" in before_titles(text_of(sweep))
+
+
 def test_no_grid_of_captures_in_one_place(tmp_path: Path) -> None:
     for name in ("a", "b"):
         run_of(tmp_path, name, two_steps())

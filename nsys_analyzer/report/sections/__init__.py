@@ -35,7 +35,9 @@ def build_report(evidence: Evidence) -> Report:
         (capture,) = evidence.captures
         title, sections = capture.title, [*_of_one(capture, evidence)]
     else:
-        title = evidence.runs[0].name if len(evidence.runs) == 1 else f"{len(evidence.captures)} captures"
+        members = ranks.are_ranks(evidence.captures, evidence.runs)
+        of_one_run = len(evidence.runs) == 1 and len(members) == len(evidence.captures)
+        title = evidence.runs[0].name if of_one_run else f"{len(evidence.captures)} captures"
         sections = [*_of_several(evidence)]
     shown = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
     return Report(title, shown, evidence.captures, evidence.labels, evidence.benches, evidence.runs)

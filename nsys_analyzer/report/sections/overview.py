@@ -10,7 +10,20 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.evidence import status_of
-from nsys_analyzer.report.model import Bars, Block, Cell, Choice, Curves, Details, Listing, Panels, Section, Table, Unit
+from nsys_analyzer.report.model import (
+    Bars,
+    Block,
+    Cell,
+    Choice,
+    Curves,
+    Details,
+    Listing,
+    Panels,
+    Paragraph,
+    Section,
+    Table,
+    Unit,
+)
 from nsys_analyzer.report.sections.decision import working_share
 from nsys_analyzer.report.sections.findings import saving, to_fix
 from nsys_analyzer.report.sections.kernels import top_kernel
@@ -46,6 +59,8 @@ def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> S
         blocks.append(speed)
     rows = table(_fields(labels), captures)
     blocks.append(Details(f"All {len(captures)} captures", (rows,)) if grid else rows)
+    if known := _how_steps_are_known(captures):
+        blocks.append(Paragraph(known))
     if ended := _how_they_ended(captures):
         blocks.append(ended)
     drawn = [figure for one in measures for figure in _draw(captures, one)]
@@ -111,6 +126,23 @@ def _fields(labels: Mapping[str, str]) -> tuple[Field[CaptureSummary], ...]:
     fields += (Field(one.title, one.unit, one.value) for one in _measures(labels))
     fields.append(Field("saves ms", "ms", lambda c: saving(found[0]) if (found := to_fix(c)) else None))
     return tuple(fields)
+
+
+def _how_steps_are_known(captures: Sequence[CaptureSummary]) -> str:
+    """Which lengths of steps are not measured without the profiler; empty where all are."""
+    count: dict[str, int] = {}
+    for one in captures:
+        timed = one.unprofiled and one.unprofiled.typical_ms(STEP)
+        if isinstance(step_ms(one), float):
+            estimated = one.step is not None and one.step.unprofiled_ms is not None
+            words = "measured without" if timed else "estimated without" if estimated else "under"
+            count[words] = count.get(words, 0) + 1
+    if not count or list(count) == ["measured without"]:
+        return ""
+    said = ", ".join(
+        f"{words} the profiler{f' ({number})' if len(count) > 1 else ''}" for words, number in count.items()
+    )
+    return f"Steps are {said}; phases are under it where they were not timed without it."
 
 
 def _how_they_ended(captures: Sequence[CaptureSummary]) -> Listing | None:
