@@ -4,8 +4,7 @@ A format of a report is in ``test_renderers``, one of input in ``test_sources``,
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,13 @@ from nsys_analyzer.analysis.findings.finding import Candidate, Case, saved_work
 from nsys_analyzer.analysis.kernels import class_rules, classes
 from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.ranges import phases
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer import peaks
 from nsys_analyzer.cli import bench as cli_bench
 from nsys_analyzer.experiments import results
 from nsys_analyzer.report import sections
-from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.model import Paragraph, Section
+from nsys_analyzer.report.model import Block, Paragraph
+from nsys_analyzer.report.sections import Question
 from tests.conftest import Main
 from tests.support import new_experiment
 from tests.support.export import Export
@@ -29,17 +29,15 @@ from tests.support.export import Export
 def test_a_question_is_a_function_and_an_entry(
     step_trace: Path, tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(evidence: Evidence) -> Section:
-        kernels = sum(capture.whole.kernels_per_instance for capture in evidence.captures if capture.whole)
-        return Section("how-many", "(f) How many kernels are there?", (Paragraph(f"There are {kernels:.0f}."),))
+    def answer(capture: CaptureSummary, _: Mapping[str, str]) -> Iterator[Block]:
+        if capture.whole:
+            yield Paragraph(f"There are {capture.whole.kernels_per_instance:.0f}.")
 
-    monkeypatch.setattr(sections, "QUESTIONS", (*sections.QUESTIONS, answer))
+    asked = Question("how-many", lambda _: "How many kernels are there?", answer)
+    monkeypatch.setattr(sections, "QUESTIONS", (*sections.QUESTIONS, asked))
     assert run_main("report", step_trace, "-o", tmp_path / "report.md", "--no-figures").code == 0
     text = (tmp_path / "report.md").read_text()
-    assert "- [(f) How many kernels are there?](#f-how-many-kernels-are-there)" in text
-    heading, said = re.split(r"\n## \(f\) How many kernels are there\?\n+", text)
-    assert re.match(r"There are \d+\.", said)
-    assert heading
+    assert "\n## How many kernels are there?\n\nThere are 5.\n" in text
 
 
 def test_an_experiment_is_a_module_an_entry_and_a_target(

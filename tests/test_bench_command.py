@@ -127,7 +127,7 @@ def test_report_puts_benches_behind_captures(run: Run, tmp_path: Path, real_capt
     done = invoke("report", real_capture("train_small256"), tmp_path / "b", "-o", tmp_path / "r.md")
     assert done.exit_code == 0, done.output
     titles = [line for line in (tmp_path / "r.md").read_text().splitlines() if line.startswith("## ")]
-    assert titles[0] == "## Summary"
+    assert titles[0] == "## Findings"
     assert titles[-1] == "## Bench: test"
 
 

@@ -16,7 +16,7 @@ from nsys_analyzer.trace.metadata import Recording
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.kineto import Kineto
-from tests.test_report_command import section
+from tests.test_bench_command import section
 
 MARKED = "A recipe, not what was run:"
 ENVIRONMENT = ("PROCESS_0:ENVIRONMENT_VARIABLE", 'API_KEY="swordfish9"')

@@ -29,7 +29,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, 
 from nsys_analyzer.configuration import CountedFlops, Run
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.figures import draw
-from nsys_analyzer.report.model import Roofline, Section, Table, WorkPoint
+from nsys_analyzer.report.model import Answer, Block, Roofline, Table, WorkPoint, unfolded
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections import build_report, limits
 from nsys_analyzer.trace.metadata import CPU, Gpu
@@ -276,14 +276,12 @@ def test_tensor_cores_by_name() -> None:
 def test_what_is_missing_and_how_to_give_it() -> None:
     limits = found(training(configuration=Configuration(MODEL), device=replace(H200, name="NVIDIA Unheard Of")))
     assert limits.missing == ("context length", "batch size", "peaks")
-    (said,) = (str(one.text) for one in section(training(configuration=None)).answers)
-    assert said.startswith(
+    assert said_of(training(configuration=None)).startswith(
         "The model, context length and batch size of this capture are not known: give --model, --context-length, "
         "--batch-size."
     )
-    other = section(training(device=replace(H200, name="NVIDIA Unheard Of")))
-    said = str(other.answers[0].text).replace("\N{NO-BREAK SPACE}", " ")
-    assert said.startswith("the step does 32.1 TFLOP/s in 0.000 ms under the profiler. The peaks of this GPU")
+    said = said_of(training(device=replace(H200, name="NVIDIA Unheard Of")))
+    assert said.startswith("The step does 32.1 TFLOP/s in 0.0004 ms under the profiler. The peaks of this GPU")
 
 
 def test_nothing_of_a_cpu_or_of_lost_kernels() -> None:
@@ -309,14 +307,19 @@ def test_a_real_recomputed_forward_is_told(real_capture: Capture) -> None:
     assert any(note.startswith("Backward runs 6 forward kernels again") for note in found(summary).notes)
 
 
-def section(*captures: CaptureSummary) -> Section:
-    return limits.answer(Evidence(complete(captures)))
+def blocks_of(capture: CaptureSummary) -> list[Block]:
+    (whole,) = complete([capture])
+    return list(unfolded(tuple(limits.answer_limits(whole))))
+
+
+def said_of(capture: CaptureSummary) -> str:
+    """The answer to how far the capture is from the limits."""
+    (said,) = (one for one in blocks_of(capture) if isinstance(one, Answer))
+    return str(said.text).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_the_section_says_how_far() -> None:
-    built = section(training(ms=2 * MS))
-    (said,) = built.answers
-    text = str(said.text).replace("\N{NO-BREAK SPACE}", " ")
+    text, blocks = said_of(training(ms=2 * MS)), blocks_of(training(ms=2 * MS))
     # Half of the rates above: the step 16.05 of 67 and of 989.4 TFLOP/s; matmuls 60 % of it, at 26.75 of 67.
     assert text.startswith("MFU of the step is 24.0 % of the GPU's fp32 peak (1.6 % of its best, in bf16): 16 TFLOP/s")
     assert (
@@ -324,10 +327,10 @@ def test_the_section_says_how_far() -> None:
         "than the time without matmuls." in text
     )
     assert text.endswith("0.0 % of the matmul time is on tensor cores.")
-    first, second = (block for block in built.blocks if isinstance(block, Table))
+    first, second = (block for block in blocks if isinstance(block, Table))
     assert [one[0] for one in first.rows] == ["forward", "backward", "step"]
     assert [one[:2] for one in second.rows] == [("matmul", "forward"), ("matmul", "backward")]
-    (figure,) = (block for block in built.blocks if isinstance(block, Roofline))
+    (figure,) = (block for block in blocks if isinstance(block, Roofline))
     assert figure.roofs == (("fp32", FP32),)
     assert [(one.kernel_class, one.phase) for one in figure.points] == [("matmul", "forward"), ("matmul", "backward")]
 

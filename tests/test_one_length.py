@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.api import build_report, render, summarize
-from nsys_analyzer.report.renderers.terminal import print_answers
-from nsys_analyzer.report.units import format_number
+from nsys_analyzer.report.renderers.terminal import print_first_screen
+from nsys_analyzer.report.sections import first_screen
+from nsys_analyzer.report.units import about, format_number
 from tests.conftest import DATA
 
 NAMES = [*sorted(path.name.removesuffix(".sqlite.xz") for path in DATA.glob("*.sqlite.xz")), "cpu_train"]
-#: How a profiled length is said: in sentences, in the bar, in the first table of many captures, and where parts add up.
-SAID = (
-    r"(?:step|capture) takes (?:an estimated )?\S+ [mµ]?s without the profiler, and ([\d.,]+) ms under it",
-    r"(?:step|capture) takes ([\d.,]+) ms under the profiler",
-    r"(?:A step|The whole capture), ([\d.,]+) ms, profiled",
-    r" (?:the step|the capture|a step) ([\d.,]+) (?:ms )?100\.0 ?%",
+#: How a profiled length is said: in the first line, in the bar, and where parts add up.
+BRIEF = (
+    r"profiled ([\d.,]+)\)",
+    r"([\d.,]+) ms (?:a step|for the whole capture) under the profiler",
+    r"(?:A step|The whole capture), profiled, ([\d.,]+) ms",
 )
+IN_FULL = (r"the (?:step|capture) ([\d.,]+) 100\.0 ?%",)
 
 
 @pytest.fixture(params=NAMES)
@@ -36,20 +37,24 @@ def test_every_form_says_the_same_length(capture: Path, capsys: pytest.CaptureFi
     captures = summarize(capture)
     steps = [one.step for one in captures if one.step]
     report = build_report(captures)
-    print_answers(report)
+    print_first_screen(report, first_screen(report))
     page = re.sub(r"<(script|style).*?</\1>", "", render(report, "html"), flags=re.DOTALL)
     forms = {
         "terminal": capsys.readouterr().out,
         "markdown": render(report),
         "page": html.unescape(re.sub(r"<[^>]+>", " ", page)),
     }
-    lengths = {format_number(step.length_ms, "ms") for step in steps}
+    brief, in_full = {about(step.length_ms) for step in steps}, {format_number(step.length_ms, "ms") for step in steps}
     for form, text in forms.items():
-        words = re.sub(r"[\s|]+", " ", text)
-        said = {found for pattern in SAID for found in re.findall(pattern, words)}
-        assert said <= lengths, form
-        if form != "terminal":  # which shows several steps as bars, without their lengths
-            assert said == lengths, form
+        words = re.sub(r"[\s|*]+", " ", text)
+        said = {found for pattern in BRIEF for found in re.findall(pattern, words)}
+        rows = {found for pattern in IN_FULL for found in re.findall(pattern, words)}
+        assert said <= brief, form
+        assert rows <= in_full, form
+        if form != "terminal":  # of several steps it shows a table
+            assert (said, rows) == (brief, in_full), form
+        elif len(steps) == 1:
+            assert said == brief
 
 
 def test_what_json_says_of_a_step_adds_up(capture: Path) -> None:

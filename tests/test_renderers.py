@@ -25,7 +25,7 @@ def as_text(built: Report, figures: Mapping[str, str]) -> str:
     """A plain-text format: every answer on a line."""
     del figures
     answers = (block for section in built.sections for block in section.blocks if isinstance(block, Answer))
-    return "".join(f"{answer.capture}: {plain(answer.short)}\n" for answer in answers)
+    return "".join(f"{answer.capture}: {plain(answer.text)}\n" for answer in answers)
 
 
 def test_a_format_is_a_module_and_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,9 @@ def test_a_format_is_a_module_and_a_row(tmp_path: Path, monkeypatch: pytest.Monk
     built = build_report(Evidence(complete(summarize(trace, "train")), "nsys-analyze report"))
     write_as("text", built, tmp_path / "answers.txt")
     # 1.0 ms of matmul in a forward of 1.5 ms.
-    assert "train: 66.7\N{NO-BREAK SPACE}% of forward, " in (tmp_path / "answers.txt").read_text(encoding="utf-8")
+    assert "train: Matmul is 66.7\N{NO-BREAK SPACE}% of forward, " in (tmp_path / "answers.txt").read_text(
+        encoding="utf-8"
+    )
     assert not list(tmp_path.glob("*_figures"))
 
 

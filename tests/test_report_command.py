@@ -18,7 +18,7 @@ from nsys_analyzer import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.report.renderers import RENDERERS
 from tests.conftest import Main
-from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
+from tests.support.export import ADD, AUTOGRAD, GEMM, Export
 
 RealCapture = Callable[[str], Path]
 MS = 1_000_000
@@ -73,16 +73,26 @@ def two_steps(pid: int = 100, export: Export | None = None) -> Export:
 
 
 def section(markdown: str, title: str) -> str:
-    """The text of one section."""
-    (found,) = (part for part in re.split(r"^## ", markdown, flags=re.M) if part.startswith(title))
-    return found
+    """The text below the first heading, or inside the first fold, whose title holds these words."""
+    start = re.search(rf"^(?:## |<details>)[^\n]*{re.escape(title)}[^\n]*\n", markdown, re.M)
+    assert start, f"{title!r} is no title of: {re.findall('^(?:##|<details>).*', markdown, re.M)}"
+    rest = markdown[start.end() :]
+    if start[0].startswith("## "):
+        return re.split(r"^## ", rest, maxsplit=1, flags=re.M)[0]
+    depth = 1
+    for mark in re.finditer("<(/?)details>", rest):
+        depth += -1 if mark[1] else 1
+        if depth == 0:
+            return rest[: mark.start()]
+    pytest.fail(f"{title} is not closed")
 
 
 def captures_table(markdown: str) -> list[tuple[str, str]]:
-    """Name and status of each row."""
-    lines = (line for line in section(markdown, "Captures").splitlines() if line.startswith("|"))
-    titles, _, *rows = ([cell.strip() for cell in line.split("|")] for line in lines)
-    return [(row[1].replace("<wbr>", ""), row[titles.index("status")]) for row in rows]
+    """Name and status of each row of the conditions' first table."""
+    lines = section(markdown, "Conditions").strip().split("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    titles, _, *rest = rows
+    return [(row[1].replace("<wbr>", ""), row[titles.index("status")]) for row in rest]
 
 
 # --- what it writes ---
@@ -99,26 +109,48 @@ def test_markdown_and_figures(here: Path) -> None:
         assert (here / link).read_bytes().startswith(PNG)
     assert sorted(links) == sorted(f"report_figures/{path.name}" for path in (here / "report_figures").iterdir())
     assert out.endswith("\nreport.md\n")
-    assert "forward 4.000" in out
+    assert "≈ 10.6" in out  # the first block
+    assert "Findings" not in out
 
 
 def test_the_figures_of_the_report_are_right(here: Path) -> None:
     two_steps().write(here / "train.sqlite")
     report("train.sqlite", "--no-figures")
     text = (here / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
-    rows = [re.sub(r" +", " ", line) for line in section(text, "(a)").splitlines() if line.startswith("|")]
-    # span of forward: from 0.1 ms to 2.5001 ms; two equal steps, so no range
-    forward = "| forward | 2 | 4.000 | 2.400 | 1.500 | 1.500 |"
-    backward = "| backward | 2 | 6.000 | 3.000 | 3.000 | 3.000 |"
-    assert [row[: len(forward)] for row in rows if "| forward |" in row] == [forward]
-    assert [row[: len(backward)] for row in rows if "| backward |" in row] == [backward]
+    shown = re.sub(" +", " ", text)
+    # span of forward: from 0.1 ms to 2.5001 ms
     # 101 API calls of 5.2 us are 0.525 ms at most: 1.5 of 4 to 1.5 of 3.475 ms; in backward two of 6 ms
-    waits = (
-        "under the profiler and also without its estimated cost: forward (37.5 % to 43.2 % busy, at most 2.500 ms idle)"
-    )
-    assert f"idle for 30 % or more of the time, {waits}" in text
+    for phase in ("| forward | 2 | 4.000 | 2.400 | 1.500 | 1.500 | GPU waits |",
+                  "| backward | 2 | 6.000 | 3.000 | 3.000 | 3.000 | GPU waits |"):  # fmt: skip
+        assert phase in section(shown, "How long do forward, backward and optimizer take?")
+    assert "| forward | 4.000 | 2.400 | 1.500 | 37.5 % | 43.2 % |" in section(shown, "Times in full")
     # 1.0 of 1.5 ms, 2 of 3 ms, 0 of 1 ms; (1 + 2 + 0) of 5.5 ms
-    assert "matmul: 66.7 % of forward, 66.7 % of backward, 0.0 % of optimizer, 54.5 % of the training step" in text
+    assert "Matmul is 66.7 % of forward, 66.7 % of backward, 0.0 % of optimizer, 54.5 % of the training step" in text
+    # GEMM: 100 × 0.01 + 2 ms; ADD: 0.5 + 1 + 1 ms; without work: 12 − 5.5 ms
+    fills = section(shown, "What fills a step")
+    assert (
+        "| compute: matmul | 3.000 | 25.0 % |\n| compute: elementwise | 2.500 | 20.8 % |\n| idle | 6.500 | 54.2 % |"
+        in fills
+    )
+
+
+def test_what_comes_first(here: Path) -> None:
+    """The decision above every title, then findings, then the answers; all else is folded; nothing is empty."""
+    two_steps().write(here / "train.sqlite")
+    text = report("train.sqlite", "-o", "-", "--no-figures").replace("\N{NO-BREAK SPACE}", " ")
+    first, *parts = re.split(r"^## ", text, flags=re.M)
+    assert first.startswith("# train\n\nNVIDIA H200 · fp32 · 2 training steps · nsys 2025.3\n\n**≈ 10.6 ms a step (")
+    assert "Do first" in first
+    assert "1 thing limits these figures: the model, context length and batch size are unknown" in first
+    assert len(first.splitlines()) <= 35
+    assert [part.partition("\n")[0] for part in parts] == [
+        "Findings", "How long do forward, backward and optimizer take?", "Which kernel takes the most time?",
+        "Which other kernels and classes matter?", "What share is matmul?",
+        "How far is it from the hardware's limits?", "Details", "About",
+    ]  # fmt: skip
+    for part in parts[-2:]:
+        assert not re.sub(r"<details>.*?</details>", "", part.partition("\n")[2], flags=re.S).strip()
+    assert not re.search(r"</summary>\s*</details>", text)
 
 
 def test_output_file_and_its_folder(here: Path) -> None:
@@ -231,7 +263,7 @@ def test_no_two_figures_share_a_file(here: Path) -> None:
     text = (here / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("after/train", "ok"), ("before/train", "ok")]
     links = re.findall(r"\]\((report_figures/[^)]+)\)", text)
-    assert len(links) == len(set(links)) == 6
+    assert len(links) == len(set(links)) == 10  # three of each capture, and four bars beside each other
 
 
 # --- JSON ---
@@ -381,7 +413,7 @@ def test_only_a_run_out_of_memory(here: Path) -> None:
     (here / "large_ctx1024.manifest.json").write_text('{"status": "oom"}', encoding="utf-8")
     text = report(".", "-o", "-")
     assert captures_table(text) == [("large_ctx1024", "oom")]
-    assert "No capture could be measured." in text
+    assert "\noom\n\n**There is no capture of this run.**\n" in text
 
 
 def test_a_damaged_capture_among_good_ones(here: Path, run_main: Main) -> None:
@@ -396,8 +428,8 @@ def test_a_damaged_capture_among_good_ones(here: Path, run_main: Main) -> None:
     assert table["small_ctx128"] == "ok"
     assert table["small_ctx256"] == "failed"
     assert table["notes"] == "failed"
-    assert "notes.sqlite is not a SQLite file" in section(text, "Warnings")
-    assert "small_ctx256.sqlite is damaged" in section(text, "Warnings")
+    assert "notes.sqlite is not a SQLite file" in section(text, " warning")
+    assert "small_ctx256.sqlite is damaged" in section(text, " warning")
 
 
 def test_two_processes_are_two_entries(here: Path) -> None:
@@ -419,9 +451,9 @@ def test_two_processes_are_two_entries(here: Path) -> None:
 def test_a_trace_without_phases_still_reports(here: Path) -> None:
     Export().gpu().range("my work", 0, MS).kernel(GEMM, 10, 20, 20 + MS).write(here / "trace.sqlite")
     text = report("trace.sqlite", "-o", "-").replace("\N{NO-BREAK SPACE}", " ")
-    assert 'torch.cuda.nvtx.range("forward")' in section(text, "Warnings")
-    assert "`my work`" in section(text, "Warnings")
-    assert f"whole capture `{GEMM}`, 1 launch, 100.0 %." in section(text, "(b)")
+    assert 'torch.cuda.nvtx.range("forward")' in section(text, " warning")
+    assert "`my work`" in section(text, " warning")
+    assert f"in whole capture `{GEMM}`, 100.0 % in 1 launch." in section(text, "Which kernel")
 
 
 def test_a_phase_by_name(here: Path) -> None:
@@ -463,9 +495,14 @@ def timed(here: Path) -> Path:
 
 def test_python_clock_and_overhead(timed: Path) -> None:
     text = report("small_ctx256.sqlite", "--csv", timed / "timings.csv", "-o", "-").replace("\N{NO-BREAK SPACE}", " ")
-    # 4 ÷ 3.2 - 1 = 25 %; 6 ÷ 5 - 1 = 20 %
-    assert "against the time without it: forward +25.0 %, backward +20.0 %" in section(text, "(a)")
-    assert "3.200 ± 0.100" in section(text, "(a)")
+    # 4 ÷ 3.2 - 1 = 25 %; 6 ÷ 5 - 1 = 20 %; 1.5 of 3.2 ms, 3 of 5 ms
+    shown = re.sub(" +", " ", section(text, "<summary>small_ctx256"))
+    assert "| forward | 2 | 3.200 | 4.000 | 2.400 | 1.500 | 1.500 | 25.0 % | GPU waits |" in shown
+    assert "| backward | 2 | 5.000 | 6.000 | 3.000 | 3.000 | 3.000 | 20.0 % | GPU waits |" in shown
+    assert (
+        "**Under the profiler forward takes 4 ms (GPU busy 1.5 ms), backward takes 6 ms" in shown
+    )  # optimizer: untimed
+    assert "| forward | 10 | 3.200 ± 0.100 |" in section(text, "Times without the profiler")
     phases = as_json("small_ctx256.sqlite", "--csv", "timings.csv")["captures"][0]["phases"]
     assert phases[0]["python_ms"] == {"n": 10, "mean": 3.2, "std": 0.1, "min": None, "median": None, "max": None}
     assert [phase["python_ms"] is None for phase in phases] == [False, False, True, True]
@@ -504,7 +541,7 @@ def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
 def test_timings_of_another_configuration(timed: Path) -> None:
     (timed / "timings.csv").write_text(HEADER + "xl,1024,4,fp32,train,forward,10,3.2,0.1,ok\n", encoding="utf-8")
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
-    assert "The CSV has no timing" in text
+    assert "timings.csv has no timing, or no single one, for this capture" in text
 
 
 TWO_CONDITIONS = (
@@ -531,7 +568,7 @@ def test_rows_of_two_conditions_are_not_chosen_from(timed: Path) -> None:
     assert "bfloat16 (False, True), compile (False, True)" in warning
     assert "--csv-where bfloat16=False --csv-where compile=False" in warning
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
-    assert "bfloat16 (False, True)" in section(text, "Warnings")
+    assert "bfloat16 (False, True)" in section(text, " warning")
 
 
 def test_rows_that_fit_a_capture_are_no_other_runs(timed: Path) -> None:
@@ -596,7 +633,8 @@ def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
     assert (capture["step"]["unprofiled_ms"]["timed"], capture["step"]["unprofiled_ms"]["low"]) == (True, 10.0)
     assert summarize(timed / "small_ctx256.sqlite", step_ms=10.0)[0].diagnosis.timed  # type: ignore[union-attr]
     text = report("small_ctx256.sqlite", "--step-ms", "10", "-o", "-")
-    assert "The time of a step without the profiler is what the call says (`--step-ms`)." in text
+    assert "**10 ms a step (measured; profiled 12)" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "what the call says (`--step-ms`)" in section(text, "Times without the profiler")
     (doubted,) = as_json("small_ctx256.sqlite", "--step-ms", "5")["captures"]
     assert doubted["warnings"][-1].startswith("--step-ms: step 5.000 ms is not trusted")
     two_steps().write(timed / "other.sqlite")
@@ -629,7 +667,7 @@ def test_times_that_cannot_be_right_are_flagged(timed: Path, mean: str, std: str
     (warning,) = warnings
     assert warning.startswith(f"timings.csv, line 3: forward {float(mean):.3f} ms ")
     assert reason in warning
-    assert reason in section(report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-"), "Warnings")
+    assert reason in section(report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-"), " warning")
 
 
 def test_a_time_of_several_phases_is_compared_with_their_sum(timed: Path) -> None:
@@ -758,13 +796,6 @@ def test_a_terminal_without_utf_8(here: Path) -> None:
     assert "\N{NO-BREAK SPACE}ms" in (here / "report.md").read_text(encoding="utf-8")
 
 
-def test_one_step_only(here: Path) -> None:
-    """One instance has no deviation."""
-    training_step(Export().gpu()).write(here / "once.sqlite")
-    text = report("once.sqlite", "-o", "-")
-    assert "±" not in section(text, "(a)").split("*python*")[0]
-
-
 @pytest.mark.parametrize("name", ["train.sqlite", "timings.csv", "capture.nsys-rep"])
 def test_no_report_is_written_over_an_input(here: Path, run_main: Main, name: str) -> None:
     two_steps().write(here / "train.sqlite")
@@ -789,7 +820,7 @@ def test_an_option_does_not_make_a_file_name_believed(here: Path) -> None:
 def test_a_phase_that_no_range_is_called(here: Path) -> None:
     two_steps().write(here / "train.sqlite")
     text = report("train.sqlite", "--phase-name", "forward=nosuch", "-o", "-")
-    assert "No range is called `nosuch`" in section(text, "Warnings")
+    assert "No range is called `nosuch`" in section(text, " warning")
 
 
 def test_the_precision_of_the_kernels_decides_between_rows_that_fit_alike(tmp_path: Path) -> None:

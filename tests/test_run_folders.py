@@ -19,7 +19,8 @@ from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.sections.how_made import _wrapped
 from nsys_analyzer.report.writing import write_as
 from tests.support.export import Export
-from tests.test_report_command import captures_table, section, two_steps
+from tests.test_bench_command import section
+from tests.test_report_command import captures_table, two_steps
 
 HEADER = (
     "capture,model,context_length,batch_size,precision,mode,phase,warmup_steps,steps,"
@@ -116,17 +117,16 @@ def test_rows_without_a_present_capture_fit_by_configuration(runs: Path) -> None
 
 def test_timings_spread_overhead_and_tokens(runs: Path) -> None:
     run_of(runs, "eager", two_steps())
-    whole = as_text(
-        "--csv", timings(runs, *(timed("eager", *row) for row in (("forward", 3.2), ("backward", 5.0), ("step", 10.0))))
-    )
-    text = section(whole, "Timings of unprofiled runs")
+    rows = (("forward", 3.2), ("backward", 5.0), ("step", 10.0))
+    whole = as_text("--csv", timings(runs, *(timed("eager", *row) for row in rows)))
+    text = section(whole, "Times without the profiler")
     # 4 × 256 tokens in 10 ms: 102,400 a second; a step is 12 ms under the profiler: 12 ÷ 10 − 1 = 20 %
-    assert "backward 5.000 ms, step 10.00 ms, 102,400 tokens/s, peak memory 2.0 GiB." in text
-    assert "peak memory 2.0 GiB; profiler: step +20.0 %" in section(whole, "Summary")
-    assert "10 measured steps after 5 warm-up steps" in text
+    assert "102,400 tokens/s, peak memory 2.0 GiB." in text
     assert ["step", "10", "10.00 ± 0.10", "10.0 (9.0 – 11.0)"] in rows_of(text)
-    # the two steps of two_steps are equal, so that the profiled time has no range
-    assert ["step", "2", "10.0 (9.0 – 11.0)", "12.00", "20.0 %"] in rows_of(section(whole, "(a)"))
+    assert "**10 ms a step (measured; profiled 12)" in whole
+    # span: from 0.1 to 11 ms; busy 1.5 + 3 + 1 ms, 55 % of 10 ms
+    step = ["step", "2", "10.00", "12.00", "10.90", "5.500", "5.500", "20.0 %", "GPU waits"]
+    assert step in rows_of(section(whole, "How long"))
 
 
 def test_no_overhead_where_nothing_synchronises(runs: Path) -> None:
@@ -149,10 +149,10 @@ def test_the_step_by_context_length_is_drawn(runs: Path) -> None:
     run_of(runs, "long", context_length=256, profiler="none")
     csv = timings(runs, timed("short", "step", 10.0), timed("long", "step", 21.0))
     report = write_report([runs], csv, runs / "report.md", "nsys-analyze run --model small")
-    (figure,) = report.figures
+    (figure, *_) = report.figures
     assert isinstance(figure, Panels)
     assert figure.panels == (("small", (("all", ((128, 10.0), (256, 21.0))),)),)
-    assert (runs / "report_figures" / "unprofiled-times.png").is_file()
+    assert (runs / "report_figures" / "step.png").is_file()
 
 
 # --- statuses ---
@@ -187,7 +187,7 @@ def test_a_long_message_is_cut_in_the_table_and_whole_among_the_warnings(runs: P
     ((_, status),) = captures_table(text)
     assert status.startswith("oom: CUDA out of memory. Tried to allocate 2.00 GiB.")
     assert status.endswith("…")
-    assert said in section(text, "Warnings")
+    assert said in section(text, " warning")
 
 
 @pytest.mark.parametrize("what", ["its list", "a file in it"])
@@ -228,8 +228,8 @@ def test_timings_alone(tmp_path: Path) -> None:
     """No trace and no manifest."""
     text = as_text("--csv", timings(tmp_path, timed("", "forward", 3.2), timed("", "backward", 5.0)))
     assert captures_table(text) == [("small_ctx256_b4_fp32_train", "not profiled")]
-    assert ["forward", "10", "3.200 ± 0.100", "3.2 (2.2 – 4.2)"] in rows_of(section(text, "Timings"))
-    assert "unprofiled: forward 3.200 ms, backward 5.000 ms" in section(text, "Summary")
+    assert ["forward", "10", "3.200 ± 0.100", "3.2 (2.2 – 4.2)"] in rows_of(section(text, "Times without the profiler"))
+    assert ["forward", "3.200"] in [row[:2] for row in rows_of(text)]
 
 
 def test_a_missing_trace_is_an_error_with_timings_too(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_timings_without_a_row(runs: Path) -> None:
     write_report([runs], None, runs / "report.md", "nsys-analyze run -- python train.py")
     text = (runs / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("a", "ok")]
-    assert "Timings of unprofiled runs" not in text
+    assert "Times without the profiler" not in text
 
 
 # --- recorders ---
@@ -264,20 +264,20 @@ def cpu_export() -> Export:
 def test_a_capture_of_the_cpu_says_so(runs: Path) -> None:
     run_of(runs, "laptop", cpu_export(), device="cpu", profiler="torch")
     text = as_text(runs)
-    assert "device: the CPU, there is no GPU: its kernels are operators of PyTorch" in section(text, "Summary")
-    assert "**laptop:** ran on the CPU, there is no GPU." in section(text, "Captures")
-    assert "forward takes 4.000 ms of wall time, operators compute for 1.500 ms" in section(text, "(a)")
+    assert "\n\nCPU · fp32 · small, context 256, batch 4 · 2 training steps · PyTorch 2.13\n\n" in text
+    # 1.5 + 3 + 1 of 12 ms
+    assert "**12 ms a step under the profiler · operators run for 46 % of it**" in text
+    assert "forward takes 4 ms (operators 1.5 ms), " in section(text, "How long")
     assert "The GPU waits" not in text
-    assert "estimated cost" not in text
-    assert "## (b) Which operator takes the most time?" in text
-    assert rows_of(section(text, "Captures"))[0][-2:] == ["operators", "forward FLOPs"]
-    assert rows_of(section(text, "(a)"))[0][-3:] == ["operator span ms", "operators busy ms", "total operator time ms"]
-    assert "classes of kernels" not in section(text, "(d)")
-    conditions = rows_of(section(text, "Capture conditions"))
-    assert dict(zip(conditions[0], conditions[1], strict=True)) == {
-        "capture": "laptop", "GPU": "none (CPU)", "driver": "unknown", "CUDA": "unknown",
-    }  # fmt: skip
-    assert conditions[3][:2] == ["laptop", "torch 2.13.0"]
+    assert "Estimated cost" not in text
+    assert section(text, "Which operator takes the most time?")
+    assert rows_of(section(text, "How long"))[0][-3:] == [
+        "operator span ms",
+        "operators busy ms",
+        "total operator time ms",
+    ]
+    conditions = rows_of(section(text, "Conditions"))
+    assert dict(zip(conditions[2], conditions[3], strict=True))["GPU"] == "none (CPU)"
 
 
 def test_profilers_by_name(runs: Path) -> None:
@@ -292,21 +292,21 @@ def test_profilers_by_name(runs: Path) -> None:
 def test_what_a_run_was_asked_for(runs: Path) -> None:
     asked = {"attention": "sdpa", "compile": True, "cuda_graph": False, "optimizer": "adamw", "seed": 0}
     run_of(runs, "a", two_steps(), torch="2.13.0", **asked)
-    rows = rows_of(section(as_text(runs), "Capture conditions"))
-    assert rows[4] == ["capture", "precision", "attention", "compiled", "CUDA graph", "optimizer", "seed"]
-    assert rows[5] == ["a", "fp32", "sdpa", "yes", "no", "adamw", "0"]
-    assert rows[2][3] == "torch"
-    assert rows[3][3] == "2.13.0"
+    rows = rows_of(section(as_text(runs), "Conditions"))
+    (at,) = (i for i, row in enumerate(rows) if "compiled" in row)
+    assert rows[at] == ["capture", "precision", "attention", "compiled", "CUDA graph", "optimizer", "seed"]
+    assert rows[at + 1] == ["a", "fp32", "sdpa", "yes", "no", "adamw", "0"]
+    assert dict(zip(rows[2], rows[3], strict=True))["torch"] == "2.13.0"
 
 
 def test_the_commands_that_made_the_captures(runs: Path) -> None:
     run_of(runs, "a", two_steps(), command="nsys profile -o capture python train.py --model small")
     run_of(runs, "b", two_steps(), command="nsys profile -o capture python train.py --model other")
-    text = section(as_text(runs), "How to generate")
+    text = section(as_text(runs), "How this report was made")
     assert "# the capture a, and 1 more as in their manifest.json\nnsys profile -o capture python train.py" in text
     assert "--sample=none" not in text
     write_report([runs], None, runs / "report.md", "nsys-analyze run --model small,medium")
-    text = section((runs / "report.md").read_text(encoding="utf-8"), "How to generate")
+    text = section((runs / "report.md").read_text(encoding="utf-8"), "How this report was made")
     assert text.index("nsys-analyze run --model small,medium") < text.index("# the capture a")
 
 
@@ -322,21 +322,16 @@ def test_many_captures_are_rows_first_and_answers_folded(runs: Path) -> None:
     text = (runs / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
     open_text = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
     # busy 1.5 + 3 + 1 of the 10 ms of an unprofiled step; matmul 1 + 2 of 5.5 ms; all ended well, so no column says so
-    titles, first, *_ = rows_of(section(open_text, "Summary"))
-    assert titles == ["capture", "step ms, no profiler", "step ms, profiled", "busy", "matmul"]
-    assert first == ["run0", "10.00", "12.00", "55.0 %", "54.5 %"]
-    assert "**run0:**" not in open_text
-    assert text.count("**run0:**") == 8
-    assert "The same in every row: model small, context 256, batch 4, status ok" in section(text, "Captures")
-    assert text.count("<details>") == text.count("</details>")
-
-
-def test_few_captures_stand_open(runs: Path) -> None:
-    run_of(runs, "a", two_steps())
-    run_of(runs, "b", two_steps())
-    text = as_text(runs)
-    assert text.count("<details>") == 1  # the kernels' full names
-    assert "The same in every row" not in text
+    titles, *rows = rows_of(open_text)
+    shown = [dict(zip(titles, row, strict=True)) for row in rows[:8]]
+    assert [row["capture"] for row in shown] == names
+    assert "status" not in titles
+    assert {row["Step ms"] for row in shown} == {"10.00"}
+    assert {row["GPU works"] for row in shown} == {"55.0 %"}
+    assert {row["Matmul's share of the step"] for row in shown} == {"54.5 %"}
+    assert "10 ms a step" not in open_text
+    for name in names:
+        assert "**10 ms a step (measured; profiled 12)" in section(text, f"<summary>{name}<")
 
 
 def test_a_long_command_is_broken_between_words() -> None:

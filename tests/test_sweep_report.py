@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.experiments.loading import load_evidence
-from nsys_analyzer.report.model import Bars, Panels, Report
+from nsys_analyzer.report.model import Panels, Report
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
 from tests.support.export import GEMM, Export
-from tests.test_report_command import section, two_steps
+from tests.test_bench_command import section
+from tests.test_report_command import two_steps
 from tests.test_run_folders import HEADER, rows_of, run_of
 
 MS = 1_000_000
@@ -55,8 +56,15 @@ def report_of(folder: Path, command: str = "nsys-analyze report --csv timings.cs
     return build_report(load_evidence([folder], [csv] if csv.is_file() else [], command))
 
 
-def test_the_step_by_model_and_context(sweep: Path) -> None:
-    rows = rows_of(section(text_of(sweep), "Summary"))
+def before_titles(text: str) -> str:
+    """What stands in full view before the first title."""
+    return re.sub(r"<details>.*?</details>", "", text.partition("\n## ")[0], flags=re.S)
+
+
+def test_the_grid_comes_first(sweep: Path) -> None:
+    """Every question by model and context; the step as it was timed."""
+    text = before_titles(text_of(sweep))
+    rows = rows_of(text)
     assert rows[:4] == [
         ["model", "context 128", "context 256", "context 512"],
         ["small", "10.00", "20.00", "41.00"],
@@ -66,16 +74,17 @@ def test_the_step_by_model_and_context(sweep: Path) -> None:
     # bf16 was run at one context alone: it stands beside fp32 there
     assert rows[4] == ["model", "context", "fp32", "bf16"]
     assert rows[5:7] == [["small", "256", "20.00", "8.000"], ["medium", "256", "61.00", "24.00"]]
+    captions = re.findall(r"^([A-Z].*):$", text, re.M)
+    assert captions[0] == "Step ms, fp32"
+    kinds = {re.sub(", .*", "", one) for one in captions}
+    assert kinds >= {"Forward ms", "Backward ms", "Matmul's share of the step", "Top kernel", "What to do first"}
     # 20 ÷ 8 and 61 ÷ 24
-    assert rows[7:10] == [
-        ["model", "context", "bf16 over fp32"],
-        ["small", "256", "2.500×"],
-        ["medium", "256", "2.542×"],
-    ]
+    at = rows.index(["model", "context", "bf16 over fp32"])
+    assert rows[at + 1 : at + 3] == [["small", "256", "2.500×"], ["medium", "256", "2.542×"]]
 
 
 def test_the_step_is_drawn_by_model_over_context(sweep: Path) -> None:
-    figures = [figure for figure in report_of(sweep).figures if figure.key.startswith("unprofiled")]
+    figures = [figure for figure in report_of(sweep).figures if figure.key == "step"]
     (drawn,) = figures
     assert isinstance(drawn, Panels)
     assert drawn.panels == (  # nothing is known of 2.7B
@@ -84,53 +93,62 @@ def test_the_step_is_drawn_by_model_over_context(sweep: Path) -> None:
     )
 
 
-def test_no_matrix_of_one_model(sweep: Path) -> None:
-    rows = [row_of("a", "small", context, "fp32", 9.0) for context in (128, 256)]
+def test_how_the_lengths_of_steps_are_known(sweep: Path) -> None:
+    """All were timed; without these times they are estimated from the two steps of each."""
+    assert "Steps are" not in text_of(sweep)
+    rows = [row_of("small_ctx128_fp32", "small", 128, "fp32", 10.0)]
     (sweep / "timings.csv").write_text(HEADER + "".join(rows), encoding="utf-8")
-    assert "Unprofiled ms of one step" not in text_of(sweep)
+    said = "Steps are measured without the profiler (1), estimated without the profiler (6); phases are under it"
+    assert said in before_titles(text_of(sweep))
+    (sweep / "timings.csv").unlink()
+    assert "Steps are estimated without the profiler; phases are under it where" in before_titles(text_of(sweep))
+
+
+def test_no_grid_of_captures_in_one_place(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run_of(tmp_path, name, two_steps())
+    text = before_titles(text_of(tmp_path))
+    assert rows_of(text)[0][:2] == ["capture", "Step ms"]
+    assert "context 256" not in text
 
 
 def test_how_a_run_ended_is_a_column_where_one_ended_badly(sweep: Path) -> None:
-    rows = rows_of(section(text_of(sweep), "Summary"))
-    rows = rows[rows.index(next(row for row in rows if row[0] == "capture")) :]
-    assert rows[0][:2] == ["capture", "status"]
-    assert rows[-1][:3] == ["2.7B_ctx256_fp32", "oom", "–"]
+    rows = rows_of(section(text_of(sweep), "All 8 captures"))
+    assert rows[0][:3] == ["capture", "status", "Step ms"]
+    assert rows[1][:3] == ["small_ctx128_fp32", "ok", "10.00"]
+    assert rows[-1][:3] == ["2.7B_ctx256_fp32", "oom", "oom"]
 
 
-def test_conditions_that_all_share_are_said_once(sweep: Path) -> None:
-    conditions = section(text_of(sweep), "Capture conditions")
-    shared = re.search(r"The same in every row: (.*)\.\n", conditions)
-    assert shared is not None
-    assert "GPU NVIDIA H200" in shared.group(1)
-    asked = conditions[conditions.index("What was asked for") :]
-    assert re.search(r"The same in every row: .*seed 0", asked)
-    head, *rows = rows_of(asked)
-    assert head == ["capture", "precision"]
-    assert rows[1] == ["small_ctx256_bf16", "bf16"]
-    assert rows[-1] == ["2.7B_ctx256_fp32", "fp32"]  # it left no trace
+def test_conditions_of_every_run(sweep: Path) -> None:
+    """What was asked for is known of a run that left no trace, too."""
+    conditions = section(text_of(sweep), "Conditions")
+    asked = rows_of(conditions[conditions.index("What was asked for") :])
+    assert asked[0] == ["capture", "precision", "seed"]
+    assert asked[2] == ["small_ctx256_bf16", "bf16", "0"]
+    assert asked[8] == ["2.7B_ctx256_fp32", "fp32", "0"]
 
 
-def test_a_table_that_says_the_same_in_every_row_has_no_rows(tmp_path: Path) -> None:
-    for i in range(7):
-        run_of(tmp_path, f"run{i}", two_steps())
-    conditions = section(text_of(tmp_path), "Capture conditions")
-    assert rows_of(conditions) == []
-    assert "The same in every row: precision fp32" in conditions
+def test_a_shared_finding_stands_once_with_its_captures(sweep: Path) -> None:
+    """Seven captures have a pause of 3 ms a step, in backward."""
+    findings = section(text_of(sweep), "Findings")
+    assert findings.count("**The CPU stops launching work: 7 captures, ") == 1
+    shown = rows_of(section(findings, "The captures"))
+    assert {row[0] for row in shown[1:]} == {f"{model}_ctx{context}_{kind}" for model, context, kind, ms in SWEEP if ms}
 
 
 def test_every_run_is_a_command_once(sweep: Path) -> None:
-    text = section(text_of(sweep), "How to generate")
+    text = section(text_of(sweep), "How this report was made")
     fp32, bf16 = ("nsys-analyze run --precision fp32", "nsys-analyze run --precision bf16")
     assert text.count(fp32) == text.count(bf16) == 1
     assert text.index(fp32) < text.index(bf16) < text.index("# this report\nnsys-analyze report --csv timings.csv")
-    whole = section(text_of(sweep, bf16), "How to generate")
+    whole = section(text_of(sweep, bf16), "How this report was made")
     assert whole.count(bf16) == 1
     assert "# this report" not in whole
 
 
 def test_the_profiler_s_command_is_the_example(tmp_path: Path) -> None:
     run_of(tmp_path, "a", two_steps(), command="python target.py", profile_command="nsys profile python target.py")
-    text = section(text_of(tmp_path, "nsys-analyze run --model small"), "How to generate")
+    text = section(text_of(tmp_path, "nsys-analyze run --model small"), "How this report was made")
     assert "# the capture a\nnsys profile python target.py\n" in text
 
 
@@ -140,8 +158,8 @@ def test_matmul_of_a_capture_of_the_forward_pass_alone(tmp_path: Path) -> None:
         forward = Export().gpu().range("forward", 0, 9 * MS)
         forward.kernel(GEMM, 10, MS, 3 * MS).kernel("softmax_warp_forward", 20, 4 * MS, 5 * MS)
         run_of(tmp_path, f"run{i}", forward, mode="forward")
-    head, first, *_ = rows_of(section(text_of(tmp_path), "Summary"))
-    assert first[head.index("matmul")] == "66.7 %"
+    rows = rows_of(before_titles(text_of(tmp_path)))
+    assert rows[1][rows[0].index("Matmul's share of the step")] == "66.7 %"
 
 
 def test_inference_is_compared_with_a_step_that_was_built_alike(tmp_path: Path) -> None:
@@ -149,10 +167,9 @@ def test_inference_is_compared_with_a_step_that_was_built_alike(tmp_path: Path) 
     run_of(tmp_path, "inference", two_steps(), mode="forward", compile=False)
     run_of(tmp_path, "eager", two_steps(), compile=False)
     run_of(tmp_path, "compiled", two_steps(), compile=True)
-    answers = section(text_of(tmp_path), "(d)").splitlines()
-    eager, compiled = (next(a for a in answers if a.startswith(f"**{name}:**")) for name in ("eager", "compiled"))
-    assert "inference (inference)" in eager
-    assert "inference (inference)" not in compiled
+    text = text_of(tmp_path)
+    assert "Against inference (of inference)" in section(text, "<summary>eager")
+    assert "Against inference (of " not in section(text, "<summary>compiled")
 
 
 def test_the_full_name_of_each_kernel_once_and_not_padded(sweep: Path) -> None:
@@ -161,37 +178,11 @@ def test_the_full_name_of_each_kernel_once_and_not_padded(sweep: Path) -> None:
     assert "  " not in names
 
 
-def test_every_question_is_drawn_over_the_sweep(sweep: Path) -> None:
-    """All captures are alike, and 54.5 % of their step is matmul; 5.5 ms busy of 10 and of 8 ms, others are doubted."""
+def test_every_measure_is_drawn_over_the_sweep(sweep: Path) -> None:
+    """All captures are alike, and 54.5 % of their step is matmul."""
     figures = {figure.key: figure for figure in report_of(sweep).figures}
-    assert set(figures) >= {"unprofiled-times", "gpu-busy", "top-launches", "other-class", "matmul-step"}
-    assert not any("small" in key for key in figures)  # none of a single capture
-    step, busy = figures["matmul-step"], figures["gpu-busy"]
+    assert set(figures) >= {"step", "forward", "matmul", "gpu-busy"}
+    step = figures["matmul"]
     assert isinstance(step, Panels)
-    assert isinstance(busy, Bars)
     drawn = {(x, round(y, 1)) for _, curves in step.panels for _, points in curves for x, y in points if y}
     assert drawn == {(128, 54.5), (256, 54.5), (512, 54.5)}
-    assert busy.groups == ("small_ctx128_fp32", "small_ctx256_bf16")
-    assert busy.series == (("%", (pytest.approx(55.0), pytest.approx(68.75))),)
-
-
-def test_what_tracing_costs_where_the_gpu_waits(tmp_path: Path) -> None:
-    """A forward of 4 ms of wall and 1.5 ms of work, 3.2 ms without the profiler: +25 %, and 1.5 ÷ 3.2 = 46.9 % busy.
-
-    Backward was not timed: 3 of 6 ms under the profiler, which can have added 2 · 5.2 us, so that 50.1 % is the most.
-    """
-    run_of(tmp_path, "a", two_steps())
-    row = "a,small,256,4,fp32,train,forward,5,10,3.2,0.1,3,3.2,4,,ok,\n"
-    (tmp_path / "timings.csv").write_text(HEADER + row, encoding="utf-8")
-    text = section(text_of(tmp_path), "(a)")
-    assert "forward +25.0 %; tracing adds a cost to every API call and range; a GPU with queued work hides it" in text
-    assert "idle for 30 % or more of the unprofiled time: forward (46.9 % busy of 3.200 ms, 1.700 ms idle)." in text
-    said = "idle for 30 % or more of the time, under the profiler and also without its estimated cost: backward "
-    assert f"{said}(50.0 % to 50.1 % busy, at most 3.000 ms idle)" in text
-
-
-def test_times_that_spread_by_more_than_they_differ(tmp_path: Path) -> None:
-    run_of(tmp_path, "a", two_steps())
-    row = "a,small,256,4,fp32,train,forward,5,10,3.2,0.9,3,3.2,4,,ok,\n"  # 4 − 3.2 = 0.8 ms apart
-    (tmp_path / "timings.csv").write_text(HEADER + row, encoding="utf-8")
-    assert "no cost of tracing can be told" in section(text_of(tmp_path), "(a)")

@@ -12,6 +12,7 @@ from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.metadata import touches_no_figure
 from tests.support.export import PID, Export, global_pid, training_step
+from tests.test_bench_command import section
 
 WORKER = PID + 1
 NOT_STARTED = "CUDA profiling might have not been started correctly."
@@ -119,7 +120,8 @@ def test_messages_that_touch_no_figure_are_folded(tmp_path: Path) -> None:
         export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=text, globalPid=global_pid())
     path = export.write(tmp_path / "t.sqlite")
     text = CliRunner().invoke(cli, ["report", str(path), "-o", "-"], catch_exceptions=False).stdout
-    shown, folded = text.split("## Warnings")[1].split("## ")[0].split("<details>")
+    shown, folded, *_ = section(text, "1 warning").split("<details>")
+    assert "1 thing limits these figures" not in text.partition("## ")[0]  # the model, too
     assert [line for line in shown.splitlines() if line] == [f"- **t:** nsys: {KEPT[4]}"]
     assert [line[2:] for line in folded.splitlines() if line.startswith("- ")] == FOLDED[:3]
     printed = CliRunner().invoke(cli, ["info", str(path)], catch_exceptions=False).stdout

@@ -44,10 +44,10 @@ def optimizer_alone(inside: int = 1) -> Export:
 def test_an_optimizer_alone_does_not_hide_the_rest(tmp_path: Path) -> None:
     """1 of 10 ms lies in the optimizer: matmul is 0 % of it, and 90 % of the whole."""
     text = answers(optimizer_alone(), tmp_path)
-    assert "matmul is 0.0 % of optimizer, 90.0 % of the whole capture" in text
+    assert "Matmul is 0.0 % of optimizer, 90.0 % of the whole capture" in text
     assert "hold 10.0 % of the GPU time (kernels, copies and fills), and no forward is among them" in text
-    assert f"whole capture `{GEMM}`, 1 launch, 90.0 %." in text
-    assert "the whole capture: GPU busy 10.00 ms in 11.00 ms" in text
+    assert f"in whole capture `{GEMM}`, 90.0 % in 1 launch." in text
+    assert "| whole capture | 1 | – | 11.00 | 10.00 | 10.00 |" in text  # from 0.00002 to 11.00002 ms
 
 
 def test_json_says_what_the_phases_hold(tmp_path: Path) -> None:
@@ -119,16 +119,17 @@ def test_a_collective_is_no_work(tmp_path: Path) -> None:
     """Of backward's 10 ms 3 are matmul: 30 %, and 3 of 4 ms, 75 %, of what computes."""
     text = answers(with_collective(), tmp_path)
     assert "30.0 % (75.0 % without communication) of backward" in text
-    assert f"backward `{GEMM}` 30.0 %" in text
+    assert f"in backward `{GEMM}`, 30.0 % in 1 launch" in text
     assert "| backward, communication |" in text
-    assert "Shares without communication, whose time is mostly waiting for the slowest rank" in text
+    assert "Without communication, which mostly waits for the slowest rank:" in text
 
 
 def test_a_phase_that_outlasts_its_range_says_so_beside_its_figures(tmp_path: Path) -> None:
     text = answers(with_collective(), tmp_path)
-    busy = "backward takes 6.000 ms of wall time, GPU busy 9.000 ms (its GPU work ends 4.000 ms after the range)"
-    assert busy in text
-    assert "backward 6.000 ms / 9.000 ms, ending 4.000 ms after the range" in text
+    assert "the range of backward lasts 6 ms and launches 9 ms of work" in text
+    first, times = text.partition("## ")[0], text[text.index("Times in full") :]
+    assert "| backward | – | 9.000 | " in first  # the range is no time of the work
+    assert re.search(r"\| backward \| 6\.000 \| 9\.000 \| 9\.000 \| 4\.000 \|", times)
 
 
 def test_copies_and_fills_have_rows(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_copies_and_fills_have_rows(tmp_path: Path) -> None:
 
 def test_a_phase_without_a_gpu_has_no_busy_time(tmp_path: Path) -> None:
     text = answers(Export().range("forward", 0, 2 * MS), tmp_path)
-    assert "forward takes 2.000 ms of wall time and puts no work on a GPU" in text
+    assert "forward takes 2 ms (no work on the GPU)" in text
     assert "0.000" not in text
 
 
@@ -173,7 +174,8 @@ def test_the_span_of_a_capture_with_warm_up_inside_is_not_known(tmp_path: Path) 
     export = Export().gpu().memory("MEMCPY", 0, 10, 10 + MS).range("warmup", 2 * MS, 90 * MS)
     export.kernel(GEMM, 3 * MS, 4 * MS, 80 * MS).kernel(ADD, 95 * MS, 96 * MS, 97 * MS)
     text = answers(export, tmp_path)
-    assert "the whole capture: GPU busy 2.000 ms." in text
+    assert "| whole capture | 2.000 | 0.0 % |" in text
+    assert "GPU span ms" not in text
 
 
 def test_the_figure_of_kernels_counts_none_twice(tmp_path: Path) -> None:
@@ -194,5 +196,6 @@ def test_a_step_that_alone_was_timed_has_a_verdict(tmp_path: Path) -> None:
     text = answers(
         export, tmp_path, "--csv", str(tmp_path / "timings.csv"), "--model", "small", "--context-length", "256"
     )
-    assert "step (25.0 % busy of 8.000 ms, 6.000 ms idle)" in text
+    assert "| step | 1 | 8.000 | 9.000 | 2.000 | 2.000 | 2.000 |" in text
+    assert "12.5 % | GPU waits |" in text  # 9 ÷ 8 − 1; 2 of 8 ms
     assert "no timing" not in text

@@ -55,7 +55,7 @@ def print_section(section: Section) -> None:
 
 
 def _print_blocks(screen: Console, blocks: Iterable[Block]) -> None:
-    """Prints blocks with an empty line before each."""
+    """Prints blocks with an empty line before each; no figures, nor a fold that holds nothing else."""
     for block in blocks:
         if _has_text(block):
             screen.print()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from string import ascii_lowercase
+from typing import NamedTuple
 
 from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, compared_phases, parts_and_enclosing
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -19,11 +21,33 @@ from nsys_analyzer.report.sections.limits import answer_limits
 from nsys_analyzer.report.sections.modules import answer_modules
 from nsys_analyzer.report.sections.overview import overview
 from nsys_analyzer.report.sections.steps import step_details
-from nsys_analyzer.report.sections.times import answer_times, question, times_in_full
+from nsys_analyzer.report.sections.times import answer_times, question, times_in_full, unprofiled_times
 from nsys_analyzer.text import strong
 
 #: The sections that explain a step: what comes first, and what would make it shorter.
 EXPLAINING = ("decision", "overview", "ranks", "findings")
+
+
+class Question(NamedTuple):
+    """A question about a capture: its title, and its answer's blocks, none where it has no object."""
+
+    key: str
+    title: Callable[[CaptureSummary], str]
+    answer: Callable[[CaptureSummary, Mapping[str, str]], Iterable[Block]]
+
+
+#: In the report's order; a new one is a function and an entry.
+QUESTIONS = (
+    Question("times", question, lambda capture, _: answer_times(capture)),
+    Question("top_kernel", lambda capture: f"Which {kernel_word(capture)} takes the most time?", answer_top_kernel),
+    Question("kernels", lambda c: f"Which other {kernel_word(c)}s and classes matter?", answer_other_kernels),
+    Question("matmul", lambda _: "What share is matmul?", lambda capture, _: answer_matmul(capture)),
+    Question(
+        "attention",
+        lambda _: "How does softmax compare with the attention matmuls?",
+        lambda capture, _: answer_attention(capture),
+    ),
+)
 
 
 def build_report(evidence: Evidence) -> Report:
@@ -35,7 +59,9 @@ def build_report(evidence: Evidence) -> Report:
         (capture,) = evidence.captures
         title, sections = capture.title, [*_of_one(capture, evidence)]
     else:
-        title = evidence.runs[0].name if len(evidence.runs) == 1 else f"{len(evidence.captures)} captures"
+        members = ranks.are_ranks(evidence.captures, evidence.runs)
+        of_one_run = len(evidence.runs) == 1 and len(members) == len(evidence.captures)
+        title = evidence.runs[0].name if of_one_run else f"{len(evidence.captures)} captures"
         sections = [*_of_several(evidence)]
     shown = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
     terms = terms_of(evidence)
@@ -79,19 +105,14 @@ def _flat(sections: Iterable[Section]) -> Iterator[Block]:
 
 
 def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
-    """The five questions, those that have an object; with letters where all five do."""
-    labels, kernel = evidence.labels, kernel_word(capture)
-    found = [
-        ("times", question(capture), tuple(answer_times(capture))),
-        ("top_kernel", f"Which {kernel} takes the most time?", tuple(answer_top_kernel(capture, labels))),
-        ("kernels", f"Which other {kernel}s and classes matter?", tuple(answer_other_kernels(capture, labels))),
-        ("matmul", "What share is matmul?", tuple(answer_matmul(capture))),
-        ("attention", "How does softmax compare with the attention matmuls?", tuple(answer_attention(capture))),
-    ]
+    """The questions that have an object, with letters where all do."""
+    labels = evidence.labels
+    found = [(one.key, one.title(capture), tuple(one.answer(capture, labels))) for one in QUESTIONS]
     trains = all(capture.phase(name) for name in TRAINING_PHASES)
     lettered = trains and all(blocks for _, _, blocks in found)
     titles = [
-        f"({letter}) {title}" if lettered else title for letter, (_, title, _) in zip("abcde", found, strict=True)
+        f"({letter}) {title}" if lettered else title
+        for letter, (_, title, _) in zip(ascii_lowercase, found, strict=False)
     ]
     sections = [Section(key, title, blocks) for title, (key, _, blocks) in zip(titles, found, strict=True)]
     sections.append(Section("limits", "How far is it from the hardware's limits?", tuple(answer_limits(capture))))
@@ -109,6 +130,8 @@ def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     title = capture.title
     if (times := times_in_full(capture)).rows:
         yield Details("Times in full: median, minimum and maximum", (times,), title)
+    if timed := tuple(unprofiled_times(capture, by_option=evidence.timings == "--step-ms")):
+        yield Details("Times without the profiler", timed, title)
     yield from step_details(capture)
     if compared_phases(capture):
         parts, enclosing = parts_and_enclosing(capture)

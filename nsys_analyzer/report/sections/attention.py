@@ -72,7 +72,7 @@ def _bytes(attention: AttentionSummary) -> str:
     rate = format_number(traffic.bytes_per_s, "bytes/s")
     text = f" Softmax moves {rate} at least, {percent(traffic.peak_share)} of the memory's peak"
     if traffic.fits_in_l2:
-        return f"{text}: its scores fit into the L2 cache."
+        return f"{text}: its scores fit into the L2 cache, which may serve a part of it."
     if traffic.memory_bound is None:
         return f"{text}."
     return (

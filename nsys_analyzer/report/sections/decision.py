@@ -33,7 +33,7 @@ def decide(capture: CaptureSummary, evidence: Evidence) -> Section:
         Paragraph(conditions(capture), capture.title),
         *_of_step(capture),
         *_phases(capture, evidence.labels),
-        *_limits(capture),
+        *_limits(capture, evidence),
     )
     return Section("decision", "", blocks)
 
@@ -215,7 +215,7 @@ def _top(phase: PhaseSummary | None, labels: dict[str, str]) -> Words | None:
     return phrase("{} ({:,.0f})", code(short), row.launches_per_instance)
 
 
-def _limits(capture: CaptureSummary) -> Iterator[Block]:
+def _limits(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     """What limits the figures: what is not known and how to give it, then the warnings in a sentence each."""
     missing = capture.limits.missing if capture.limits else ()
     names = [name for name in missing if name in _OPTIONS]
@@ -224,6 +224,8 @@ def _limits(capture: CaptureSummary) -> Iterator[Block]:
         listed = " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
         options = " ".join(_OPTIONS[name] for name in names)
         found.append(phrase("the {} {} unknown (`{}`)", listed, "are" if len(names) > 1 else "is", options))
+    if evidence.timings and capture.step and not capture.unprofiled:
+        found.append(f"{evidence.timings} has no timing, or no single one, for this capture")
     found += map(_first_sentence, capture.warnings)
     count = f"{len(found)} {plural(len(found), 'thing')} {'limits' if len(found) == 1 else 'limit'} these figures"
     if len(found) == 1:

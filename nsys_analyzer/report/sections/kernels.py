@@ -182,9 +182,9 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
         text += f" Fused attention is counted apart: {', '.join(fused)}."
     if inference and step:
         of = f"of {share.inference_of}" if share.inference_of else "the forward pass"
-        text += (
-            f" Against inference ({of}) that of the {step.scope} is {_change(inference.computing(), step.computing())}."
-        )
+        alone = ", without communication," if step.communicates or inference.communicates else ""
+        change = _change(inference.computing(), step.computing())
+        text += f" Against inference ({of}) that of the {step.scope}{alone} is {change}."
     return text
 
 

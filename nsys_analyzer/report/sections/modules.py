@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.summary.modules import Module, Modules, Outlier, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import kernel_word
 from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
-from nsys_analyzer.text import Words, joined, phrase
+from nsys_analyzer.text import Words, joined, phrase, strong
 
 #: Rows of the table in a report, and the share that a row has at least; the command shows all.
 _MOST_ROWS, _LEAST_SHARE = 10, 0.005
@@ -46,7 +47,11 @@ _Row = tuple[Module, float]
 
 def modules_section(captures: Sequence[CaptureSummary], *, every: bool = False) -> Section:
     """The tree of modules of each capture, layers of one kind as one; ``every`` is for each layer by itself."""
-    blocks = [block for capture in captures for block in answer_modules(capture, every=every)]
+    blocks: list[Block] = []
+    for capture in captures:
+        answered = (*answer_modules(capture, every=every),)
+        blocks += [Paragraph(strong(capture.title))] if answered and len(captures) > 1 else []
+        blocks += answered
     return Section("modules", "Which modules take the time?", (*blocks, Listing(LEGEND)) if blocks else ())
 
 
@@ -56,8 +61,9 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False, short: bool 
     if modules is None:
         return
     folded, outliers = fold_modules(modules.modules)
-    yield _answer(title, modules, folded)
-    tree = _table(title, modules, modules.modules if every else folded, every=every)
+    time = f"{kernel_word(capture)} time"
+    yield _answer(title, modules, folded, time)
+    tree = _table(title, modules, modules.modules if every else folded, time, every=every)
     yield Details("Module by module", (tree,), title) if short and len(tree.rows) > _SHORT else tree
     if outliers and not every:
         yield Listing(tuple(_outlier(layer, modules) for layer in outliers[:_MOST_OUTLIERS]), capture=title)
@@ -66,7 +72,7 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False, short: bool 
         yield Paragraph(_how(1 - covered), capture=title)
 
 
-def _answer(title: str, modules: Modules, folded: Sequence[Module]) -> Answer:
+def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -> Answer:
     """The modules with the most time of their own, and how much is known."""
     total = modules.forward_ms + modules.backward_ms
     heaviest = sorted(folded, key=lambda one: -_own_ms(one))[:_NAMED]
@@ -75,13 +81,13 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module]) -> Answer:
         ", ", [phrase("`{}` {}", _called(one.path, modules), percent(_own_ms(one) / total)) for one in first]
     )
     covered = [
-        f"{percent(share)} of {name}"
+        f"{percent(share)} of that of {name}"
         for name, share in (("forward", modules.forward_coverage), ("backward", modules.backward_coverage))
         if share is not None
     ]
     text = phrase(
-        "Of the time of {} ({} a {}), these modules have the most of their own: {}. {} {} to a module, by {}.",
-        "forward and backward" if modules.backward_ms else "forward", milliseconds(total), modules.per, named,
+        "Of the {} of {} ({} a {}), these modules have the most of their own: {}. {} {} to a module, by {}.",
+        time, "forward and backward" if modules.backward_ms else "forward", milliseconds(total), modules.per, named,
         " and ".join(covered), "belong" if len(covered) > 1 else "belongs", modules.source,
     )  # fmt: skip
     return Answer(text, title)
@@ -112,7 +118,7 @@ def _outlier(layer: Outlier, modules: Modules) -> Words:
     return phrase("`{}` takes {}, the layers of its kind {} (median).", called, ms, median_ms)
 
 
-def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool) -> Table:
+def _table(title: str, modules: Modules, shown: Sequence[Module], time: str, *, every: bool) -> Table:
     total = modules.forward_ms + modules.backward_ms
     kept = [one for one in shown if every or one.ms >= _LEAST_SHARE * total]
     most = len(kept) if every else _MOST_ROWS
@@ -126,7 +132,7 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
     ]
     rows = [*kept, *(one for one in others if one.ms)]
     cells = [(one, total) for one in rows]
-    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms a {modules.per}:", capture=title)
+    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms of {time} a {modules.per}:", capture=title)
 
 
 def _row(name: str, forward: Work, backward: Work) -> Module:

@@ -10,12 +10,26 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.evidence import status_of
-from nsys_analyzer.report.model import Bars, Block, Cell, Choice, Curves, Details, Panels, Section, Table, Unit
+from nsys_analyzer.report.model import (
+    Bars,
+    Block,
+    Cell,
+    Choice,
+    Curves,
+    Details,
+    Listing,
+    Panels,
+    Paragraph,
+    Section,
+    Table,
+    Unit,
+)
 from nsys_analyzer.report.sections.decision import working_share
 from nsys_analyzer.report.sections.findings import saving, to_fix
 from nsys_analyzer.report.sections.kernels import top_kernel
 from nsys_analyzer.report.sections.limits import mfu_of_step
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.text import phrase
 
 #: Models and contexts that a variant needs for a table of its own.
 _LEAST = 2
@@ -45,6 +59,10 @@ def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> S
         blocks.append(speed)
     rows = table(_fields(labels), captures)
     blocks.append(Details(f"All {len(captures)} captures", (rows,)) if grid else rows)
+    if known := _how_steps_are_known(captures):
+        blocks.append(Paragraph(known))
+    if ended := _how_they_ended(captures):
+        blocks.append(ended)
     drawn = [figure for one in measures for figure in _draw(captures, one)]
     blocks += drawn[:1]
     blocks += [Details("More figures over the sweep", tuple(drawn[1:]))] if drawn[1:] else []
@@ -108,6 +126,36 @@ def _fields(labels: Mapping[str, str]) -> tuple[Field[CaptureSummary], ...]:
     fields += (Field(one.title, one.unit, one.value) for one in _measures(labels))
     fields.append(Field("saves ms", "ms", lambda c: saving(found[0]) if (found := to_fix(c)) else None))
     return tuple(fields)
+
+
+def _how_steps_are_known(captures: Sequence[CaptureSummary]) -> str:
+    """Which lengths of steps are not measured without the profiler; empty where all are."""
+    count: dict[str, int] = {}
+    for one in captures:
+        timed = one.unprofiled and one.unprofiled.typical_ms(STEP)
+        if isinstance(step_ms(one), float):
+            estimated = one.step is not None and one.step.unprofiled_ms is not None
+            words = "measured without" if timed else "estimated without" if estimated else "under"
+            count[words] = count.get(words, 0) + 1
+    if not count or list(count) == ["measured without"]:
+        return ""
+    said = ", ".join(
+        f"{words} the profiler{f' ({number})' if len(count) > 1 else ''}" for words, number in count.items()
+    )
+    return f"Steps are {said}; phases are under it where they were not timed without it."
+
+
+def _how_they_ended(captures: Sequence[CaptureSummary]) -> Listing | None:
+    """What was said of captures that ended otherwise than well, each message once."""
+    names_of: dict[tuple[str, str], list[str]] = {}
+    for one in captures:
+        if one.status not in ("ok", "no_kernels", "not_profiled") and one.message:
+            names_of.setdefault((one.status, " ".join(one.message.split())), []).append(one.title)
+    lines = (
+        phrase("{} ({}): {}", ", ".join(names), status_of(status), message)
+        for (status, message), names in names_of.items()
+    )
+    return Listing(tuple(lines)) if names_of else None
 
 
 # --- places in a sweep

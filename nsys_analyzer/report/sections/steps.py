@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Block, Cell, Details, Paragraph, Table
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about, about_milliseconds, format_number, milliseconds_between
+from nsys_analyzer.report.units import about, about_milliseconds, counted, format_number, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plural
 
 #: Rows of idle time, and the share of a step that a row has at least.
@@ -112,7 +112,7 @@ def _queue(step: StepSummary) -> str:
     )
     return (
         f"An operation starts {_duration(latency.median)} after its launch (median; the slowest tenth "
-        f"{_duration(latency.p90)} or more), with {format_number(round(waiting), 'count')} others still queued "
+        f"{_duration(latency.p90)} or more), with {counted(round(waiting), 'other')} still queued "
         f"(median; {format_number(step.queue.max, 'count')} at most). {means}."
     )
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES
+from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import typical
-from nsys_analyzer.report.model import Answer, Bars, Block, Table
+from nsys_analyzer.report.model import Answer, Bars, Block, Paragraph, Spread, Table
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds
+from nsys_analyzer.report.units import about_milliseconds, format_number, milliseconds
+from nsys_analyzer.text import phrase
 
 #: The clocks of a GPU, and those of a CPU.
 _CLOCKS = (
@@ -19,6 +21,15 @@ _CLOCKS = (
 )
 #: What the column calls a verdict on the share of a phase's time in which the GPU works.
 _VERDICTS = {"GPU-bound": "GPU-bound", "GPU waits": "GPU waits", "neither": "neither", "undecided": "undecided"}
+#: How times without the profiler were taken.
+_BY_OPTION = phrase("The time of a step without the profiler is what the call says (`--step-ms`).")
+_BY_TARGET = (
+    "Timed in a run of its own. The device is synchronised after each phase, so that a phase holds its GPU work."
+)
+_BY_HOOKS = (
+    "Timed in a run of its own from outside, where nothing waits for the GPU inside a step: CUDA events time a phase's "
+    "work, from the end of the work before it to its own end; on a CPU its own clock does."
+)
 #: A phase below this share of the longest one has no bar that can be seen.
 _VISIBLE = 0.01
 
@@ -121,3 +132,31 @@ def _bars(capture: CaptureSummary) -> Bars:
         "nested",
         mark=_CLOCKS[0][0],
     )
+
+
+def unprofiled_times(capture: CaptureSummary, *, by_option: bool) -> Iterator[Block]:
+    """The times without the profiler, the rate and the memory of these runs, and how they were timed.
+
+    ``by_option``: the call says the time of a step.
+    """
+    timed = capture.unprofiled
+    if timed is None or not timed.phases:
+        return
+    fields: tuple[Field[tuple[str, Stats]], ...] = (
+        Field("phase", "text", lambda row: row[0]),
+        Field("n", "count", lambda row: row[1].n),
+        Field("mean ms", "ms", lambda row: None if row[1].mean is None else Spread(row[1].mean, row[1].std)),
+        Field("median ms (min – max)", "ms", lambda row: typical(row[1])),
+    )
+    yield table(fields, timed.phases.items(), capture=capture.title)
+    said = [f"{timed.tokens_per_second:,.0f} tokens/s"] if timed.tokens_per_second else []
+    said += [f"peak memory {format_number(timed.peak_memory_bytes, 'bytes')}"] if timed.peak_memory_bytes else []
+    if said:
+        yield Paragraph(f"{', '.join(said)}.", capture.title)
+    if by_option:
+        yield Paragraph(_BY_OPTION, capture.title)
+        return
+    hooks = capture.run.hooks_ms if capture.run else None
+    took = "" if hooks is None else f" The hooks took {milliseconds(hooks)} of the CPU's time in a step."
+    by_hooks = capture.run is not None and capture.run.timed_by == "hooks"
+    yield Paragraph(f"{_BY_HOOKS}{took}" if by_hooks else _BY_TARGET, capture.title)
