@@ -84,8 +84,8 @@ def test_an_unprofiled_time(trace: Path, tmp_path: Path, run_main: Main, explain
     words = (trace, "--csv", csv, "--model", "small", "--context-length", "256")
     # 5.5 of 10.5 ms
     assert "10.5 ms a step (measured; profiled 12) · the GPU works 52% of it" in explain(*words)
-    assert "To narrow this" not in explain(*words)
-    assert "To narrow this: --step-ms N" in explain(trace)
+    assert "To narrow them" not in explain(*words)
+    assert "To narrow them: --step-ms N" in explain(trace)
     capture = next(
         one for one in json.loads(run_main("explain", *words, "--format", "json").out)["captures"] if one["step"]
     )

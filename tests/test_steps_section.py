@@ -126,7 +126,7 @@ def clear(text: str) -> str:
 def test_the_length_of_a_step(capture: CaptureSummary, known: UnprofiledStep | None, said: str) -> None:
     text = decision_of(replace(capture, step=replace(STEP, unprofiled_ms=known)))
     assert said in text
-    assert ("To narrow this: `--step-ms N`" in text) == (known is not None and not known.timed)
+    assert ("To narrow them: `--step-ms N`" in text) == (known is not None and not known.timed)
 
 
 def test_communication_is_said_beside_the_work(capture: CaptureSummary) -> None:

@@ -158,7 +158,10 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
     own = slowest.own_ms.median or 0.0 if slowest.own_ms else 0.0
     most_saved = own - run.least_cpu_ms
     least, most = (min(late - other, most_saved) for other in (others[-1], others[(len(others) - 1) // 2]))
-    apart = _CPU_RUNS if run.lost and run.lost[0].part == "idle" else _GPUS
+    most_lost = run.lost[0] if run.lost else None
+    apart = _CPU_RUNS if most_lost and most_lost.part == "idle" else _GPUS
+    place = most_lost.range or most_lost.module if most_lost else ""
+    look = (f"# {slowest.label} loses most of that in {place}: look there first",) if place else ()
     yield Finding(
         "late_rank",
         "All ranks wait for one",
@@ -173,6 +176,7 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
         "Its own time less that of the next rank, and less that of the middle one, but no more than the CPU time of "
         f"the other ranks' programs allows; ±{apart:.0%} from run to run.",
         (
+            *look,
             "# what this rank alone does: logging, checkpoints, longer batches; in other steps, or beside them:",
             "if rank == 0 and step % 100 == 0: log(metrics)",
             "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)",

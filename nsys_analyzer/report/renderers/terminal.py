@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -106,10 +106,14 @@ def _print_table(screen: Console, block: Table, most: int | None = None) -> None
 
     if block.caption:
         screen.print(Text(_shown(block.caption)))
-    grid = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in block.columns:
-        is_text = column.unit in TEXT_UNITS
-        grid.add_column(_shown(column.title), justify="left" if is_text else "right", overflow="fold")
+    # On the first screen a name behind figures is cut where the screen ends, so that each row stays a line.
+    cut = [most is not None and place > 1 and one.unit in ("text", "code") for place, one in enumerate(block.columns)]
+    grid = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=any(cut))
+    for column, is_cut in zip(block.columns, cut, strict=True):
+        justify: Literal["left", "right"] = "left" if column.unit in TEXT_UNITS else "right"
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if is_cut else "fold"
+        ratio = 1 if is_cut else None
+        grid.add_column(_shown(column.title), justify=justify, overflow=overflow, no_wrap=is_cut, ratio=ratio)
     for row in block.rows[:most]:
         cells = (format_cell(cell, column.unit) for cell, column in zip(row, block.columns, strict=True))
         grid.add_row(*(Text(_shown(cell)) for cell in cells))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
@@ -48,12 +48,6 @@ _CAPTURES: tuple[Field[CaptureSummary], ...] = (
     Field("model known from", "text", lambda c: c.configuration.source if c.configuration else None),
 )
 _RECORDED: tuple[Field[CaptureSummary], ...] = (
-    _CAPTURE,
-    Field("GPU", "text", lambda c: _device(c)),
-    Field("memory", "bytes", lambda c: c.conditions.gpu_memory_bytes if c.conditions else None),
-    Field("multiprocessors", "count", lambda c: c.conditions.gpu_sm_count if c.conditions else None),
-    Field("driver", "text", lambda c: c.conditions.driver if c.conditions else None),
-    Field("runtime", "text", lambda c: f"{c.conditions.platform} {c.conditions.runtime}" if c.conditions else None),
     Field("profiler", "text", lambda c: f"{c.profiler} {c.profiler_version}" if c.profiler else None),
     Field("schema", "text", lambda c: c.conditions.schema_version if c.conditions else None),
     Field("torch", "text", lambda c: c.run.torch if c.run else None),
@@ -88,12 +82,27 @@ def _conditions(evidence: Evidence) -> Iterator[Block]:
     models = {c.configuration.model for c in captures if c.configuration and c.configuration.model}
     for found in (
         table(_CAPTURES, captures),
-        table(_RECORDED, captures),
+        table((*_device_fields(captures), *_RECORDED), captures),
         table(_ASKED, captures, "What was asked for, as each run's manifest says:"),
         table(_MODEL, sorted(models, key=lambda model: model.parameters), "The models:"),
     ):
         if found.rows:
             yield found
+
+
+def _device_fields(captures: Sequence[CaptureSummary]) -> tuple[Field[CaptureSummary], ...]:
+    """The device in the words of the platforms: "CUDA", "HIP", or "CUDA / HIP" where the captures have both."""
+    traced = [capture.metadata for capture in captures if capture.metadata]
+    units = " / ".join(dict.fromkeys(metadata.units for metadata in traced))
+    platforms = " / ".join(dict.fromkeys(metadata.platform for metadata in traced))
+    return (
+        _CAPTURE,
+        Field("GPU", "text", _device),
+        Field("memory", "bytes", lambda c: c.conditions.gpu_memory_bytes if c.conditions else None),
+        Field(units, "count", lambda c: c.conditions.gpu_sm_count if c.conditions else None),
+        Field("driver", "text", lambda c: c.conditions.driver if c.conditions else None),
+        Field(platforms, "text", lambda c: c.conditions.runtime if c.conditions else None),
+    )
 
 
 def _configuration(capture: CaptureSummary) -> Configuration:

@@ -22,6 +22,7 @@ from nsys_analyzer.text import Text, Words, code, joined, phrase, plural, spans
 _NARROW = 0.03
 #: Letters of a kernel's label in the table of phases.
 _LABEL = 44
+_UNPROFILED = "the step's time without the profiler"
 #: Limits of the figures that are named here; all of them stand under "About".
 _LIMITS = 3
 _OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
@@ -77,7 +78,9 @@ def _of_step(capture: CaptureSummary) -> Iterator[Block]:
     if first:
         yield _do_first(capture)
         if step.unprofiled_ms and not (step.unprofiled_ms.timed or step.is_pass or capture.on_cpu):
-            yield Paragraph(phrase("To narrow this: `--step-ms N`, the step's time without the profiler."), title)
+            yield Paragraph(
+                phrase("These are estimates, and overlap. To narrow them: `--step-ms N`, {}.", _UNPROFILED), title
+            )
     if capture.findings_missing:
         yield Paragraph(capture.findings_missing, title)
     elif not first and not capture.on_cpu:

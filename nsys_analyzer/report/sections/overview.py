@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.evidence import status_of
 from nsys_analyzer.report.model import (
+    Answer,
     Bars,
     Block,
     Cell,
@@ -56,7 +57,7 @@ def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> S
     grid = tuple(found for one in measures for found in _tables(captures, one))
     blocks: list[Block] = [Choice(grid)] if grid else []
     if speed := _speed_ups(captures, measures[0]):
-        blocks.append(speed)
+        blocks = [Answer(_in_short(speed)), *blocks, speed]
     rows = table(_fields(labels), captures)
     blocks.append(Details(f"All {len(captures)} captures", (rows,)) if grid else rows)
     if known := _how_steps_are_known(captures):
@@ -277,6 +278,16 @@ def _speed_ups(captures: Sequence[CaptureSummary], measure: Measure) -> Table | 
             factors[place] = base / own
     title = "Speed-up of the step"
     return _by_variant(factors, factors, "factor", title, lambda one: f"{one} over {one.base}") if factors else None
+
+
+def _in_short(speed: Table) -> str:
+    """The least and the most of each speed-up: "A step: bf16 train over fp32 train 2.1× to 4.0×"."""
+    said = []
+    for place, column in enumerate(speed.columns[speed.names :], speed.names):
+        factors = sorted(cell for row in speed.rows if isinstance(cell := row[place], float))
+        between = " to ".join(dict.fromkeys(f"{factor:.1f}×" for factor in (factors[0], factors[-1])))
+        said.append(f"{column.title} {between}")
+    return f"Speed-up of a step: {', '.join(said)}."
 
 
 def _draw(captures: Sequence[CaptureSummary], measure: Measure) -> tuple[Panels | Bars, ...]:
