@@ -97,10 +97,10 @@ def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool =
 
 def build_report(captures: Iterable[CaptureSummary]) -> Report:
     """Returns the report of these captures: sections for people, and the data they are written from."""
-    from nsys_analyzer.report import sections as questions
+    from nsys_analyzer.report import sections
     from nsys_analyzer.report.evidence import Evidence
 
-    return questions.build_report(Evidence(tuple(captures)))
+    return sections.build_report(Evidence(tuple(captures)))
 
 
 def render(report: Report, output_format: str = "markdown") -> str:

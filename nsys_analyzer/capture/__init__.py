@@ -1,1 +1,1 @@
-"""Finds nsys, calls it, and reads what a run leaves beside its trace."""
+"""Records programs: nsys, the torch recorder, hooks into any program, and the jobs of a sweep."""

@@ -52,12 +52,12 @@ RULES: tuple[Rule, ...] = (
 )
 #: What saves less than this share of a step is not listed.
 LEAST = 0.03
-#: The CPU is faster without a profiler beside it, by more than the recording of events: what takes it 1 under the
-#: profiler takes 0.84 at least.
+#: CPU time without a profiler ÷ CPU time under it, at least, after the recording of events is taken off: a program runs
+#: faster when no profiler runs beside it.
 _CPU = 0.84
-#: Two runs of one program differ, in the GPU's work by some percent; in the CPU's own time so much that two in three of
-#: 26 savings, measured in another run than the captured one on three rented hosts, lay within this; where the step was
-#: timed without the profiler, 12 of 14 within the third.
+#: By how much savings differ between two runs of one program: of the GPU's work; of the CPU's own time; of the latter
+#: where the step was timed without the profiler. Two of three of 26 savings, measured in another run than the captured
+#: one on three rented hosts, lay within the second, and 12 of 14 within the third.
 _RUNS, _CPU_RUNS, _TIMED_CPU_RUNS = 0.03, 0.29, 0.2
 #: A replay that differs from the recorded steps by more tells nothing of others.
 _TRUSTED = 0.1

@@ -152,7 +152,8 @@ class Candidate:
     Attributes:
         changes: the step without it, under the assumptions that save least and most; of one assumption, one change.
         of_cpu: what is saved is the CPU's own time, which differs from run to run by more than the GPU's.
-        explains, explained: a cause of idle time that is specific, and one that is what the specific ones leave.
+        explains, explained: a specific cause of idle time, such as the loading of batches; and the general one that is
+            valued without the specific ones, since it is what they leave: waiting for launches.
         the rest: as of ``Finding``.
     """
 

@@ -128,7 +128,7 @@ class AttributedTrace:
     Attributes:
         as_recorded, trace: the trace as it was, and without the operations that contradict it, with a range for each
             inferred phase.
-        unmeasured: as of :func:`consistent`.
+        unmeasured: the launches whose operation was left out since its times cannot be true.
         start_ups: when the first step of a process begins and ends, by its global ID, where that counts as warm-up.
     """
 

@@ -17,7 +17,7 @@ from nsys_analyzer.trace.arrays import Codes, Integers, Ints
 from nsys_analyzer.trace.columns import Operations
 
 #: What an operation does, in the order in which one hides the other.
-COMPUTE, COPYING, COMMUNICATING = RANKS = range(3)
+COMPUTE, COPYING, COMMUNICATING = ACTIVITIES = range(3)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ def dissect(windows: Windows, operations: Operations, chosen: Integers, rank: Co
     """
     fragments = _fragments(windows, operations, chosen, rank)
     key = fragments.rank.astype(np.int64) * len(windows) + fragments.window
-    works = np.bincount(key, fragments.fresh, len(RANKS) * len(windows)).astype(np.int64).reshape(len(RANKS), -1)
+    works = (
+        np.bincount(key, fragments.fresh, len(ACTIVITIES) * len(windows)).astype(np.int64).reshape(len(ACTIVITIES), -1)
+    )
     idle = windows.end - windows.start - works.sum(axis=0)
     return Anatomy(np.vstack([works, idle]), fragments, _gaps(windows, fragments, operations, chosen))
 
@@ -99,7 +101,7 @@ def _fresh(start: Ints, end: Ints, rank: Codes) -> Ints:
     """Shape (fragments,): the time of each that nothing before it covers, ns; the starts are in order."""
     fresh = np.zeros(len(start), np.int64)
     hiding = np.zeros(len(start), np.bool_)
-    for one in RANKS:
+    for one in ACTIVITIES:
         index = np.flatnonzero(rank == one)
         if len(index):
             begin = np.maximum(start[index], reached_before(end[index]))
@@ -144,7 +146,7 @@ def pieces_of(operations: Operations, chosen: Integers, rank: Codes) -> tuple[In
     start, end, ranks = operations.start[chosen], operations.end[chosen], rank[chosen]
     found: list[tuple[Ints, Ints, Ints]] = []
     hiding = np.zeros(len(chosen), np.bool_)
-    for one in RANKS:
+    for one in ACTIVITIES:
         index = np.flatnonzero(ranks == one)
         begin = np.maximum(start[index], reached_before(end[index])) if len(index) else start[index]
         finish = np.maximum(end[index], begin)

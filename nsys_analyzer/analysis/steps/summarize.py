@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.steps.anatomy import COMPUTE, RANKS
+from nsys_analyzer.analysis.steps.anatomy import COMPUTE, ACTIVITIES
 from nsys_analyzer.analysis.steps.process import AT_ONCE, CAUSES, OUTSIDE, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.step import (
     INPUT,
@@ -84,9 +84,9 @@ def _on_device(work: ProcessWork, windows: Windows, device: int, length_ms: floa
     kernels, starts = work.attributed.kernels, work.attributed.trace.operations.start
     # Behind all kernels stands, without a name, what of each class is none: fills, and opaque graphs.
     names = [*zip(kernels.names, kernels.classes, strict=True), *(("", name) for name in work.classes)]
-    parts, by_cause = Moments(len(RANKS) + 1), Moments(len(CAUSES))
+    parts, by_cause = Moments(len(ACTIVITIES) + 1), Moments(len(CAUSES))
     by_class, by_kernel, launches = Moments(len(work.classes)), Moments(len(names)), np.zeros(len(names), np.int64)
-    by_phase = np.zeros((len(RANKS) + 1, len(work.phases)))
+    by_phase = np.zeros((len(ACTIVITIES) + 1, len(work.phases)))
     busy, idle_ns = [], dict[tuple[int, int, int], tuple[int, int]]()
     own_pauses_ns = 0
     for part, anatomy in work.dissect(windows, device):
@@ -94,7 +94,7 @@ def _on_device(work: ProcessWork, windows: Windows, device: int, length_ms: floa
         place, step = np.indices(anatomy.parts.shape)
         parts.add(step.ravel(), place.ravel(), anatomy.parts.ravel())
         busy.append(part.end - part.start - anatomy.parts[-1])
-        for rank in RANKS:
+        for rank in ACTIVITIES:
             mine = fragments.rank == rank
             phase = work.phase[fragments.operation[mine]]
             by_phase[rank] += np.bincount(phase, fragments.fresh[mine], len(work.phases))

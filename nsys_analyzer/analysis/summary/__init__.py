@@ -1,1 +1,1 @@
-"""The figures of one capture, and their warnings and verdicts."""
+"""The figures of one process of a capture, and the warnings about them."""
