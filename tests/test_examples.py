@@ -10,15 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from examples.comparison import PROGRAMS
 from nsys_analyzer import summarize
 from nsys_analyzer.experiments.model import Bench
 from nsys_analyzer.experiments.results import BENCHES
 from nsys_analyzer.runs.rows import NAME, read_file
 from tests.conftest import ROOT
-from tests.renew_examples import FAULTS, PREDICTIONS, SHORT_TABLE, write_programs, write_ranks, write_table
+from tests.renew_examples import (
+    FAULTS,
+    PREDICTIONS,
+    PROGRAMS,
+    RANKS,
+    SHORT_TABLE,
+    write_programs,
+    write_ranks,
+    write_table,
+)
 from tests.test_bench_command import invoke
-from tests.test_steps_anatomy import RANKS
 
 BENCHES_FOLDER = Path(__file__).parent.parent / "examples" / "benches"
 

@@ -6,8 +6,7 @@ import csv
 import shutil
 from pathlib import Path
 
-from tests.renew_examples import RUN
-from tests.test_run_folders import write_report
+from tests.renew_examples import RUN, write_report
 
 
 def test_the_report_of_the_run(tmp_path: Path) -> None:

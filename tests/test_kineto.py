@@ -524,7 +524,7 @@ def test_commands_open_a_trace(command: str, cpu_train: Path) -> None:
     options = ["-o", "-"] if command == "report" else []
     result = CliRunner().invoke(cli, [command, str(cpu_train), *options], catch_exceptions=False)
     assert result.exit_code == 0
-    assert {"report": "# Where the time", "kernels": "aten::mm", "info": "NVTX_EVENTS: 14"}[command] in result.output
+    assert {"report": "# cpu_train", "kernels": "aten::mm", "info": "NVTX_EVENTS: 14"}[command] in result.output
 
 
 @pytest.mark.parametrize("name", ["t.json.gz", "T.JSON.GZ", "t.pt.trace.json"])

@@ -18,8 +18,7 @@ from PIL import Image
 from nsys_analyzer import build_report, render, summarize
 from nsys_analyzer.cli.main import cli
 from tests.conftest import ROOT
-from tests.renew_examples import DIGEST, FIRST_SCREEN, PAGES, README, output_of, renewed, said_first
-from tests.test_api import EXAMPLE
+from tests.renew_examples import DIGEST, EXAMPLE, FIRST_SCREEN, PAGES, README, output_of, renewed, said_first
 
 EXAMPLES = [
     pytest.param(found, id=f"{path.name}: {found['command']}")

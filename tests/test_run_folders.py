@@ -19,8 +19,7 @@ from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.sections.how_made import _wrapped
 from nsys_analyzer.report.writing import write_as
 from tests.support.export import Export
-from tests.test_bench_command import section
-from tests.test_report_command import captures_table, two_steps
+from tests.test_report_command import captures_table, section, two_steps
 
 HEADER = (
     "capture,model,context_length,batch_size,precision,mode,phase,warmup_steps,steps,"

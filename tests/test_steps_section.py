@@ -249,7 +249,7 @@ def test_why_findings_are_missing(capture: CaptureSummary) -> None:
 
 def test_what_counts_as_a_step(capture: CaptureSummary) -> None:
     def said(step: StepSummary) -> str:
-        return folded(replace(capture, step=step), "What counts as a step")[0]
+        return folded(replace(capture, step=step), "What fills a step")[0]
 
     usual = said(STEP)
     assert "What counts as a step: each NVTX range named `step`. There are 2, of 90.0 ms under the profiler." in usual

@@ -12,7 +12,7 @@ from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.metadata import touches_no_figure
 from tests.support.export import PID, Export, global_pid, training_step
-from tests.test_bench_command import section
+from tests.test_report_command import section
 
 WORKER = PID + 1
 NOT_STARTED = "CUDA profiling might have not been started correctly."

@@ -21,8 +21,7 @@ from tests.support.export import Export, training_step
 from tests.support.kineto import Kineto
 from tests.test_bench_command import Run, case
 from tests.test_bench_command import run as run
-from tests.test_report_command import two_steps
-from tests.test_run_folders import HEADER
+from tests.test_report_command import HEADER, two_steps
 
 MARK = RENDERERS["markdown"].mark
 NOTES = "# What I saw\n\nIn `nsys-analyze` the backward pass takes 60 %.\n"

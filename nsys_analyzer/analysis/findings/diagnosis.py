@@ -262,7 +262,7 @@ def why_missing(capture: CaptureSummary) -> Words | None:
     step, by_torch = capture.step, capture.metadata is not None and capture.metadata.profiler == "torch"
     how = _BY_TORCH if by_torch else _BY_NSYS
     if capture.on_cpu:
-        return "This program ran on the CPU. Findings are looked for where a GPU is used."
+        return "The program ran on the CPU, for which no findings are looked for."
     if capture.metadata is None:
         return capture.message or "There is no capture of this run."
     if capture.has_no_kernel:

@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.steps.anatomy import COMPUTE, ACTIVITIES
+from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE
 from nsys_analyzer.analysis.steps.process import AT_ONCE, CAUSES, OUTSIDE, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.step import (
     INPUT,

@@ -22,7 +22,6 @@ from nsys_analyzer.text import Text, Words, code, joined, phrase, plural, spans
 _NARROW = 0.03
 #: Letters of a kernel's label in the table of phases.
 _LABEL = 44
-_UNPROFILED = "the step's time without the profiler"
 #: Limits of the figures that are named here; all of them stand under "About".
 _LIMITS = 3
 _OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
@@ -79,7 +78,7 @@ def _of_step(capture: CaptureSummary) -> Iterator[Block]:
         yield _do_first(capture)
         if step.unprofiled_ms and not (step.unprofiled_ms.timed or step.is_pass or capture.on_cpu):
             yield Paragraph(
-                phrase("These are estimates, and overlap. To narrow them: `--step-ms N`, {}.", _UNPROFILED), title
+                phrase("Estimates, which overlap. To narrow them: `--step-ms N`, the unprofiled step."), title
             )
     if capture.findings_missing:
         yield Paragraph(capture.findings_missing, title)
