@@ -82,7 +82,7 @@ def test_attention_without_a_forward_is_answered_over_the_capture_without_its_wa
     assert (attention.matmul_launches, attention.softmax_launches) == (6, 3)
     text = section_e(summary)
     assert "The attention matmuls take 6.000× the time of softmax: " in text
-    assert " (3 attention ranges)." in text
+    assert " in 3 attention ranges." in text
     assert "Left out are 2 attention ranges inside warm-up." in text
     data = report_data(Report("", (), complete([summary])))
     assert data["captures"][0]["attention"]["per"] == "capture"
@@ -102,7 +102,7 @@ def test_attention_inside_steps_alone_is_answered_per_step(tmp_path: Path) -> No
     assert attention.matmul_ms == pytest.approx(60 * MS)
     assert attention.softmax_ms == pytest.approx(10 * MS)
     assert "6.000×" in section_e(summary)
-    assert "(one step)" in section_e(summary)
+    assert " in one step." in section_e(summary)
     assert "| one step |" in section_e(summary)
 
 
@@ -122,7 +122,7 @@ def test_a_range_around_attention_alone_answers_too(tmp_path: Path) -> None:
     assert summary.attention is not None
     assert (summary.attention.per, summary.attention.occurrences) == ("capture", 1)
     assert summary.attention.fused_ms == pytest.approx(30 * MS)
-    assert "(1 attention range)" in section_e(summary)
+    assert " in 1 attention range," in section_e(summary)
 
 
 def test_replays_of_a_captured_attention_each_count_once(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.experiments.memory import BENCH, TARGET, MemoryFigures, MemoryRow
 from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.report.model import Lines, Report
-from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.report.renderers.markdown import render
 from tests.support.rows import check, default_settings, figures, page, typed_row
 
@@ -54,12 +53,6 @@ def row(mode: str = "train", context_length: int = 256, model: str = "small", **
         kept = {"layer_saves_bytes": 64 * 2**20, "layer_saves_by_shapes_bytes": 64 * 2**20, "kept_bytes": GIB}
         known |= {**kept, "layer_saves": [{**line, "tensors": 1, "bytes": 64 * 2**20}]}
     return typed_row(TARGET, case, {**known, **figures})
-
-
-@pytest.fixture(autouse=True)
-def _a_wide_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables here are looked at whole."""
-    monkeypatch.setattr(markdown, "PAGE", 10_000)
 
 
 def test_cases_on_a_gpu() -> None:

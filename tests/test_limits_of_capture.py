@@ -277,8 +277,7 @@ def test_what_is_missing_and_how_to_give_it() -> None:
     limits = found(training(configuration=Configuration(MODEL), device=replace(H200, name="NVIDIA Unheard Of")))
     assert limits.missing == ("context length", "batch size", "peaks")
     assert said_of(training(configuration=None)).startswith(
-        "The model, context length and batch size of this capture are not known: give --model, --context-length, "
-        "--batch-size."
+        "MFU needs the model, context length and batch size (--model, --context-length, --batch-size)."
     )
     said = said_of(training(device=replace(H200, name="NVIDIA Unheard Of")))
     assert said.startswith("The step does 32.1 TFLOP/s in 0.0004 ms under the profiler. The peaks of this GPU")

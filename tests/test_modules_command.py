@@ -139,7 +139,7 @@ def test_the_answer_names_what_takes_most_itself(trace: Path) -> None:
     text = plain(answer.text).replace("\N{NO-BREAK SPACE}", " ")
     assert "(44.00 ms a step)" in text
     assert "h.*.attn 86.4 %, ln_f 2.3 %" in text
-    assert "90.9 % of that of forward and 86.4 % of that of backward belongs to a module" in text
+    assert "90.9 % of that of forward and 86.4 % of that of backward belong to a module" in text
 
 
 def test_an_odd_layer_is_named(trace: Path) -> None:
@@ -169,8 +169,8 @@ def test_small_modules_are_left_out_and_counted(tmp_path: Path) -> None:
     few, every = the_table(path), the_table(path, every=True)
     assert [row["module"] for row in rows(few)] == ["Net", "· large"]
     assert [row["module"] for row in rows(every)] == ["Net", "· large", "· small"]
-    assert plain(few.caption) == "Modules (1 small ones left out), ms of kernel time:"
-    assert plain(every.caption) == "Modules, ms of kernel time:"
+    assert plain(few.caption) == "Modules (1 small one left out), ms of kernel time a forward:"
+    assert plain(every.caption) == "Modules, ms of kernel time a forward:"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_a_folder_of_captures_has_a_table_for_each(tmp_path: Path, run_main: Mai
         export.write(tmp_path / f"{name}.sqlite")
     outcome = run_main("modules", tmp_path)
     assert outcome.code == 0
-    shown = [line for line in outcome.out.splitlines() if line in ("a", "b", "c") or "ms of kernel time:" in line]
+    shown = [line for line in outcome.out.splitlines() if line in ("a", "b", "c") or "ms of kernel time a " in line]
     assert [line[:7] for line in shown] == ["a", "Modules", "b", "Modules"]
     captures = json.loads(run_main("modules", tmp_path, "--format", "json").out)["captures"]
     assert [(one["name"], one["modules"] is None) for one in captures] == [("a", False), ("b", False), ("c", True)]

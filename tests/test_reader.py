@@ -324,7 +324,7 @@ def test_without_names_the_share_of_matmul_is_not_known(tmp_path: Path, lost: st
     written = CliRunner().invoke(cli, ["report", str(path), "-o", str(tmp_path / "report.md"), "--no-figures"])
     assert written.exit_code == 0, written.output
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "Matmul is not known of forward, not known of backward, not known of optimizer" in report
+    assert "Matmul is not known of forward, not known of backward, not known of the optimizer" in report
     assert "0.0 %" not in report.partition("(d) What share")[2].partition("##")[0]
 
 

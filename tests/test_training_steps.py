@@ -114,7 +114,7 @@ def test_impossible_steps(wrong: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in TINY.items()]
+    options = [f"--{key.removesuffix('_steps').replace('_', '-')}={value}" for key, value in TINY.items()]
     assert main(TARGET, measure, [*options, "--mode", "forward", "--optimizer", "plain"]) == 0
     assert "tokens_per_s" in capsys.readouterr().out
 
