@@ -16,7 +16,7 @@ from nsys_analyzer.trace.metadata import Recording
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.kineto import Kineto
-from tests.test_bench_command import section
+from tests.test_report_command import section
 
 MARKED = "A recipe, not what was run:"
 ENVIRONMENT = ("PROCESS_0:ENVIRONMENT_VARIABLE", 'API_KEY="swordfish9"')
@@ -46,7 +46,7 @@ PROGRAM = (
 
 def generate(*paths: Path) -> str:
     words = ["report", *map(str, paths), "-o", "-"]
-    return section(CliRunner().invoke(cli, words, catch_exceptions=False).stdout, "How to generate")
+    return section(CliRunner().invoke(cli, words, catch_exceptions=False).stdout, "How this report was made")
 
 
 def test_only_named_properties_are_read(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_only_named_properties_are_read(tmp_path: Path) -> None:
 def test_an_export_that_says_what_was_run(tmp_path: Path) -> None:
     text = generate(recorded(*PROGRAM).write(tmp_path / "mine.sqlite"))
     program = "python3 …/train.py --api-key … --data=…/set.bin --steps 4"
-    assert text.split(MARKED)[0].splitlines()[2] == (
+    assert next(line for line in text.splitlines() if line.startswith("What was run")) == (
         "What was run, as far as the captures say: mine with `--trace=cuda,nvtx`, `--cuda-graph-trace=node`, "
         f"program `{program}`."
     )

@@ -125,7 +125,9 @@ def test_the_figures_of_the_report_are_right(here: Path) -> None:
         assert phase in section(shown, "How long do forward, backward and optimizer take?")
     assert "| forward | 4.000 | 2.400 | 1.500 | 37.5 % | 43.2 % |" in section(shown, "Times in full")
     # 1.0 of 1.5 ms, 2 of 3 ms, 0 of 1 ms; (1 + 2 + 0) of 5.5 ms
-    assert "Matmul is 66.7 % of forward, 66.7 % of backward, 0.0 % of optimizer, 54.5 % of the training step" in text
+    assert (
+        "Matmul is 66.7 % of forward, 66.7 % of backward, 0.0 % of the optimizer, 54.5 % of the training step" in text
+    )
     # GEMM: 100 × 0.01 + 2 ms; ADD: 0.5 + 1 + 1 ms; without work: 12 − 5.5 ms
     fills = section(shown, "What fills a step")
     assert (
@@ -155,7 +157,7 @@ def test_what_comes_first(here: Path) -> None:
 
 def test_output_file_and_its_folder(here: Path) -> None:
     two_steps().write(here / "capture.sqlite")
-    report("capture.sqlite", "-o", "out/deep/answers.md")
+    report("capture.sqlite", "-o", "out/deep/answers.md", "--force")
     assert sorted(path.name for path in (here / "out/deep").iterdir()) == ["answers.md", "answers_figures"]
     text = (here / "out/deep/answers.md").read_text(encoding="utf-8")
     assert "](answers_figures/" in text
@@ -453,7 +455,7 @@ def test_a_trace_without_phases_still_reports(here: Path) -> None:
     text = report("trace.sqlite", "-o", "-").replace("\N{NO-BREAK SPACE}", " ")
     assert 'torch.cuda.nvtx.range("forward")' in section(text, " warning")
     assert "`my work`" in section(text, " warning")
-    assert f"in whole capture `{GEMM}`, 100.0 % in 1 launch." in section(text, "Which kernel")
+    assert f"in the whole capture `{GEMM}`, 100.0 % in 1 launch." in section(text, "Which kernel")
 
 
 def test_a_phase_by_name(here: Path) -> None:
@@ -718,7 +720,7 @@ def bad_files(here: Path) -> None:
         ("good.sqlite --model huge", "Known models: small"),
         ("good.sqlite -o folder", "folder is a folder"),
         ("good.sqlite -o file/report.md", "file/report.md cannot be written"),
-        ("good.sqlite -o file/below/report.md", "file/below/report.md cannot be written"),
+        ("good.sqlite -o file/below/report.md", "There is no folder file/below"),
         ("good.sqlite --format json -o folder", "folder is a folder"),
         ("good.sqlite --format json -o file/report.json", "cannot be written"),
     ],

@@ -101,7 +101,8 @@ def test_timings_alone(desk: Desk, run: Run) -> None:
     assert {path.name for path in (desk.runs / SMALL).iterdir()} == {"manifest.json", "target.log"}
     assert desk.timings() == [(name, phase, "ok") for name in (MEDIUM, SMALL) for phase in ("forward", "step")]
     report = (desk.runs / "report.md").read_text()
-    assert "step 3.00" in report  # the mean step of 2 and 4 ms
+    row = next(line for line in report.splitlines() if line.startswith(f"| {SMALL}"))
+    assert row.split("|")[3].strip() == "3.000"  # the mean step of 2 and 4 ms
     assert ended.out.splitlines()[-1] == "runs/report.md"
 
 
