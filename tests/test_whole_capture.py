@@ -179,7 +179,7 @@ def test_the_span_of_a_capture_with_warm_up_inside_is_not_known(tmp_path: Path) 
 
 
 def test_the_figure_of_kernels_counts_none_twice(tmp_path: Path) -> None:
-    """The phases hold little of the capture: the figure is of all of it, the optimizer's kernel once among 9 ms more."""
+    """The phases hold little of the capture: the figure is of all of it, the optimizer's kernel once beside 9 ms."""
     from nsys_analyzer.report.evidence import Evidence
     from nsys_analyzer.report.sections import build_report
 
