@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import shorten
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.ranges.phases import STEP
@@ -35,6 +36,8 @@ from nsys_analyzer.text import phrase
 #: Models and contexts that a variant needs for a table of its own.
 _LEAST = 2
 _MOST_BARS = 24
+#: Letters of a message.
+_MESSAGE = 200
 #: The unit of a drawn axis, and what a figure is multiplied by.
 _AXES: dict[Unit, tuple[str, float]] = {
     "percent": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "count": ("launches", 1.0), "factor": ("ratio", 1.0),
@@ -147,13 +150,13 @@ def _how_steps_are_known(captures: Sequence[CaptureSummary]) -> str:
 
 
 def _how_they_ended(captures: Sequence[CaptureSummary]) -> Listing | None:
-    """What was said of captures that ended otherwise than well, each message once."""
+    """What was said of captures that ended otherwise than well, each message once; "About" has the long ones whole."""
     names_of: dict[tuple[str, str], list[str]] = {}
     for one in captures:
         if one.status not in ("ok", "no_kernels", "not_profiled") and one.message:
             names_of.setdefault((one.status, " ".join(one.message.split())), []).append(one.title)
     lines = (
-        phrase("{} ({}): {}", ", ".join(names), status_of(status), message)
+        phrase("{} ({}): {}", ", ".join(names), status_of(status), shorten(message, _MESSAGE, placeholder=" …"))
         for (status, message), names in names_of.items()
     )
     return Listing(tuple(lines)) if names_of else None
