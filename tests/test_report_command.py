@@ -720,7 +720,7 @@ def bad_files(here: Path) -> None:
         ("good.sqlite --model huge", "Known models: small"),
         ("good.sqlite -o folder", "folder is a folder"),
         ("good.sqlite -o file/report.md", "file/report.md cannot be written"),
-        ("good.sqlite -o file/below/report.md", "There is no folder file/below"),
+        ("good.sqlite -o file/below/report.md", "file/below/report.md cannot be written"),
         ("good.sqlite --format json -o folder", "folder is a folder"),
         ("good.sqlite --format json -o file/report.json", "cannot be written"),
     ],

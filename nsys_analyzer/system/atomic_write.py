@@ -116,9 +116,10 @@ def check_folder(path: Path, *, force: bool) -> None:
     """Makes sure that the folder of a file is there, or that ``force`` says to make it.
 
     Raises:
-        NsysAnalyzerError: it is missing.
+        NsysAnalyzerError: it is missing. Below a file none can be made: writing there says so.
     """
-    if not os.path.lexists(path.parent) and not force:
+    nearest = next((folder for folder in path.parents if os.path.lexists(folder)), path.parent)
+    if nearest != path.parent and nearest.is_dir() and not force:
         raise NsysAnalyzerError(f"There is no folder {path.parent}", "Make it, or add --force, which makes it")
 
 
