@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
@@ -181,6 +181,11 @@ def visible_lines(text: str) -> str:
     These are C0, DEL and C1 characters, U+202A to U+202E, U+2066 to U+2069, lone surrogates and noncharacters.
     """
     return _UNSEEN.sub(_STANDS_FOR_UNSEEN, _BREAKS.sub(" ", text))
+
+
+def listed(names: Sequence[str]) -> str:
+    """One name or more as a sentence has them: "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def plural(number: float, noun: str) -> str:

@@ -109,8 +109,3 @@ def shortened(message: str) -> str:
     """The start of a message, on one line."""
     line = _EXCEPTION.sub("", " ".join(message.split()))
     return line if len(line) <= _MESSAGE else f"{line[: _MESSAGE - 1].rstrip()}…"
-
-
-def model_of(capture: CaptureSummary) -> str:
-    """The model's name, else the capture's."""
-    return capture.configuration.model.name if capture.configuration and capture.configuration.model else capture.title

@@ -119,8 +119,8 @@ def color_of(part: str) -> str:
 
 def _legend(bars: StepBars, totals: Sequence[float], shade: str) -> Iterator[list[Stroke]]:
     """Each part with its letter, ms and share; of several bars the least and the most of them."""
-    for i, (part, said) in enumerate(zip(bars.parts, legend(bars, totals), strict=True)):
-        yield [Stroke(bars.parts[i], letter_of(part, shade)), Stroke("", f" {_joined(said)}")]
+    for part, said in zip(bars.parts, legend(bars, totals), strict=True):
+        yield [Stroke(part, letter_of(part, shade)), Stroke("", f" {_joined(said)}")]
 
 
 def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[str]:

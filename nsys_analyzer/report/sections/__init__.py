@@ -62,7 +62,7 @@ def build_report(evidence: Evidence) -> Report:
         members = ranks.are_ranks(evidence.captures, evidence.runs)
         of_one_run = len(evidence.runs) == 1 and len(members) == len(evidence.captures)
         title = evidence.runs[0].name if of_one_run else f"{len(evidence.captures)} captures"
-        sections = [*_of_several(evidence)]
+        sections = [*_of_several(evidence, members)]
     shown = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
     terms = terms_of(evidence)
     return Report(title, shown, evidence.captures, evidence.labels, terms, evidence.benches, evidence.runs)
@@ -76,9 +76,8 @@ def _of_one(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     yield from _answers(capture, evidence)
 
 
-def _of_several(evidence: Evidence) -> Iterator[Section]:
+def _of_several(evidence: Evidence, members: frozenset[str]) -> Iterator[Section]:
     """The overview, the runs of several ranks, the findings that captures share, and each capture folded."""
-    members = ranks.are_ranks(evidence.captures, evidence.runs)
     others = [one for one in evidence.captures if one.title not in members]
     of_ranks = ranks.answer(evidence)
     if others:

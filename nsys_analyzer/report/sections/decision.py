@@ -14,9 +14,10 @@ from nsys_analyzer.report.evidence import Evidence, kernel_word, launch_word, st
 from nsys_analyzer.report.model import Answer, Block, Cell, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, to_fix
+from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about, about_milliseconds, about_percent, milliseconds_between
-from nsys_analyzer.text import Text, Words, code, joined, phrase, plural, spans
+from nsys_analyzer.text import Text, Words, code, joined, listed, phrase, plural, spans
 
 #: An interval that is narrower than this share of its middle is not shown.
 _NARROW = 0.03
@@ -24,7 +25,6 @@ _NARROW = 0.03
 _LABEL = 44
 #: Limits of the figures that are named here; all of them stand under "About".
 _LIMITS = 3
-_OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
 
 
 def decide(capture: CaptureSummary, evidence: Evidence) -> Section:
@@ -105,8 +105,8 @@ def _length(capture: CaptureSummary, step: StepSummary) -> str:
         said.append(f"the GPU works {about_percent(share)} of {of}")
         if exposed := step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0:
             said += [f"only communicates {about_percent(exposed)}"] if exposed >= _NARROW else []
-    rate = capture.limits.phase(STEP) if capture.limits else None
-    said += [f"MFU {about_percent(rate.mfu)}"] if rate and rate.mfu is not None else []
+    mfu = mfu_of_step(capture)
+    said += [f"MFU {about_percent(mfu)}"] if mfu is not None else []
     return " · ".join(said)
 
 
@@ -220,12 +220,11 @@ def _top(phase: PhaseSummary | None, labels: dict[str, str]) -> Words | None:
 def _limits(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     """What limits the figures: what is not known and how to give it, then the warnings in a sentence each."""
     missing = capture.limits.missing if capture.limits else ()
-    names = [name for name in missing if name in _OPTIONS]
+    names = [name for name in missing if name in OPTIONS]
     found: list[Words] = []
     if names:
-        listed = " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
-        options = " ".join(_OPTIONS[name] for name in names)
-        found.append(phrase("the {} {} unknown (`{}`)", listed, "are" if len(names) > 1 else "is", options))
+        options = " ".join(OPTIONS[name] for name in names)
+        found.append(phrase("the {} {} unknown (`{}`)", listed(names), "are" if len(names) > 1 else "is", options))
     if evidence.timings and capture.step and not capture.unprofiled:
         found.append(f"{evidence.timings} has no timing, or no single one, for this capture")
     found += map(_first_sentence, capture.warnings)

@@ -146,16 +146,13 @@ def shared_findings(captures: Sequence[CaptureSummary]) -> Section:
         between = " to ".join(dict.fromkeys(about_percent(share) for share in (shares[0], shares[-1])))
         heading = f"{title}: {len(rows)} {plural(len(rows), 'capture')}, {between} of the step"
         first = rows[0][1]
-        reasons = (
-            phrase("How the saving is derived: {}", first.derivation),
-            phrase("How to check: {}", first.disproof),
-        )
+        reasons = Listing(_reasons(first))
         code = Listing(first.remedy, "python")
         shown = table(_IN_CAPTURES, rows)
         if place <= FIRST:
-            blocks += [Paragraph(strong(heading)), code, Details("The captures", (shown, Listing(reasons)))]
+            blocks += [Paragraph(strong(heading)), code, Details("The captures", (shown, reasons))]
         else:
-            blocks.append(Details(heading, (code, shown, Listing(reasons))))
+            blocks.append(Details(heading, (code, shown, reasons)))
     return Section("findings", "Findings", tuple(blocks))
 
 

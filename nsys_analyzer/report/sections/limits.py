@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Li
 from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Roofline, Table, WorkPoint
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, format_number, percent
-from nsys_analyzer.text import Text, Words, joined, phrase
+from nsys_analyzer.text import Text, Words, joined, listed, phrase
 
 #: What a time is.
 _TIMES = {
@@ -19,7 +19,8 @@ _TIMES = {
     "gpu_busy": "of GPU work, idle time left out",
     "wall": "under the profiler",
 }
-_OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
+#: The option that gives what MFU needs.
+OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
 
 
 def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
@@ -99,11 +100,11 @@ def _tensor_cores(limits: Limits) -> str:
 
 def _missing(limits: Limits) -> Text:
     """What is not known, and how to give it."""
-    parts = [name for name in limits.missing if name in _OPTIONS]
+    parts = [name for name in limits.missing if name in OPTIONS]
     said: list[Words] = []
     if parts:
-        options = joined(", ", [phrase("`{}`", _OPTIONS[name]) for name in parts])
-        said.append(phrase("MFU needs the {} ({}).", _listed(parts), options))
+        options = joined(", ", [phrase("`{}`", OPTIONS[name]) for name in parts])
+        said.append(phrase("MFU needs the {} ({}).", listed(parts), options))
     if "peaks" in limits.missing:
         said.append(f"The peaks of this GPU ({limits.gpu}) are not known.")
     elif not parts and limits.phases:
@@ -111,10 +112,6 @@ def _missing(limits: Limits) -> Text:
     elif not parts:
         said.append("No phase is measured whose FLOPs are known.")
     return phrase("{}", joined(" ", said))
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, Table]:

@@ -56,10 +56,10 @@ class Measure(NamedTuple):
 
 def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> Section:
     """The captures by model and context length, else in rows; then what is drawn of them."""
-    measures = _measures(labels)
-    grid = tuple(found for one in measures for found in _tables(captures, one))
+    measures, places = _measures(labels), _places(captures)
+    grid = tuple(found for one in measures for found in _tables(captures, places, one))
     blocks: list[Block] = [Choice(grid)] if grid else []
-    if speed := _speed_ups(captures, measures[0]):
+    if speed := _speed_ups(captures, places, measures[0]):
         blocks = [Answer(_in_short(speed)), *blocks, speed]
     rows = table(_fields(labels), captures)
     blocks.append(Details(f"All {len(captures)} captures", (rows,)) if grid else rows)
@@ -67,7 +67,7 @@ def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> S
         blocks.append(Paragraph(known))
     if ended := _how_they_ended(captures):
         blocks.append(ended)
-    drawn = [figure for one in measures for figure in _draw(captures, one)]
+    drawn = [figure for one in measures for figure in _draw(captures, places, one)]
     blocks += drawn[:1]
     blocks += [Details("More figures over the sweep", tuple(drawn[1:]))] if drawn[1:] else []
     return Section("overview", "", tuple(blocks))
@@ -192,8 +192,12 @@ class Place(NamedTuple):
     variant: Variant
 
 
-def _places(captures: Sequence[CaptureSummary]) -> dict[str, Place]:
-    """Capture title to its place; empty where a context is unknown, or two captures have the same place."""
+#: Capture title to its place.
+_Places = Mapping[str, Place]
+
+
+def _places(captures: Sequence[CaptureSummary]) -> _Places:
+    """The place of each capture; empty where a context is unknown, or two captures have the same place."""
     parts = {capture.title: _parts(capture) for capture in captures}
     shared = [len(set(values)) == 1 for values in zip(*parts.values(), strict=True)]
     places: dict[str, Place] = {}
@@ -219,16 +223,15 @@ def _parts(capture: CaptureSummary) -> tuple[str, ...]:
     )
 
 
-def _cells(captures: Sequence[CaptureSummary], value: _Value) -> dict[Place, Cell]:
+def _cells(captures: Sequence[CaptureSummary], places: _Places, value: _Value) -> dict[Place, Cell]:
     """The figures by place; none where fewer than two captures have one, or their places are not known."""
-    places = _places(captures)
     cells: dict[Place, Cell] = {places[c.title]: cell for c in captures if places and (cell := value(c)) is not None}
     return cells if len(cells) >= _LEAST else {}
 
 
-def _tables(captures: Sequence[CaptureSummary], measure: Measure) -> tuple[Table, ...]:
+def _tables(captures: Sequence[CaptureSummary], places: _Places, measure: Measure) -> tuple[Table, ...]:
     """By model and context of each variant that has several of both, then the variants side by side."""
-    cells = _cells(captures, measure.value)
+    cells = _cells(captures, places, measure.value)
     variants = dict.fromkeys(place.variant for place in cells)
     wide = [variant for variant in variants if _is_wide(cells, variant)]
     narrow = [place for place in cells if place.variant not in wide]
@@ -271,9 +274,9 @@ def _by_variant(
     return table(fields, rows, f"{title}, by variant:", names=2)
 
 
-def _speed_ups(captures: Sequence[CaptureSummary], measure: Measure) -> Table | None:
+def _speed_ups(captures: Sequence[CaptureSummary], places: _Places, measure: Measure) -> Table | None:
     """How many times as fast as in fp32 and not compiled each other variant is, at each model and context."""
-    cells = _cells(captures, measure.value)
+    cells = _cells(captures, places, measure.value)
     factors: dict[Place, Cell] = {}
     for place, own in cells.items():
         base = cells.get(place._replace(variant=place.variant.base))
@@ -284,7 +287,7 @@ def _speed_ups(captures: Sequence[CaptureSummary], measure: Measure) -> Table | 
 
 
 def _in_short(speed: Table) -> str:
-    """The least and the most of each speed-up: "A step: bf16 train over fp32 train 2.1× to 4.0×"."""
+    """The least and the most of each speed-up: "Speed-up of a step: bf16 train over fp32 train 2.1× to 4.0×"."""
     said = []
     for place, column in enumerate(speed.columns[speed.names :], speed.names):
         factors = sorted(cell for row in speed.rows if isinstance(cell := row[place], float))
@@ -293,13 +296,13 @@ def _in_short(speed: Table) -> str:
     return f"Speed-up of a step: {', '.join(said)}."
 
 
-def _draw(captures: Sequence[CaptureSummary], measure: Measure) -> tuple[Panels | Bars, ...]:
+def _draw(captures: Sequence[CaptureSummary], places: _Places, measure: Measure) -> tuple[Panels | Bars, ...]:
     """A panel for each model with a curve over context for each variant; else, of a few captures, a bar for each."""
     if not measure.key:
         return ()
     axis, factor = _AXES.get(measure.unit, (measure.unit, 1.0))
     known = {c.title: found * factor for c in captures if isinstance(found := measure.value(c), (int, float))}
-    points = {place: known[title] for title, place in _places(captures).items() if title in known}
+    points = {place: known[title] for title, place in places.items() if title in known}
     panels = tuple((model, _curves(points, model)) for model in dict.fromkeys(place.model for place in points))
     if any(len(curve) > 1 for _, curves in panels for _, curve in curves):
         title, log_y = f"{measure.title}, by context length", measure.unit in ("ms", "bytes")

@@ -12,15 +12,13 @@ from nsys_analyzer.report.evidence import typical
 from nsys_analyzer.report.model import Answer, Bars, Block, Paragraph, Spread, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, format_number, milliseconds
-from nsys_analyzer.text import phrase
+from nsys_analyzer.text import listed, phrase
 
 #: The clocks of a GPU, and those of a CPU.
 _CLOCKS = (
     ("unprofiled", "profiled", "GPU span", "GPU busy", "total kernel time"),
     ("unprofiled", "profiled", "operator span", "operators busy", "total operator time"),
 )
-#: What the column calls a verdict on the share of a phase's time in which the GPU works.
-_VERDICTS = {"GPU-bound": "GPU-bound", "GPU waits": "GPU waits", "neither": "neither", "undecided": "undecided"}
 #: How times without the profiler were taken.
 _BY_OPTION = phrase("The time of a step without the profiler is what the call says (`--step-ms`).")
 _BY_TARGET = (
@@ -45,8 +43,7 @@ def question(capture: CaptureSummary) -> str:
     named = [phase.phase for phase in measured(capture) if phase.phase in TRAINING_PHASES]
     if not named:
         return "How long do the phases take?"
-    listed = " and ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0]
-    return f"How long {'does' if len(named) == 1 else 'do'} {listed} take?"
+    return f"How long {'does' if len(named) == 1 else 'do'} {listed(named)} take?"
 
 
 def answer_times(capture: CaptureSummary) -> Iterator[Block]:
@@ -95,7 +92,7 @@ def _table(capture: CaptureSummary, phases: list[PhaseSummary]) -> Table:
         Field(f"{names[3]} ms", "ms", lambda phase: phase.gpu_busy_ms.typical if phase.gpu_ms else None),
         Field(f"{names[4]} ms", "ms", lambda phase: phase.kernel_time_ms.typical if phase.gpu_ms else None),
         Field("profiler's overhead", "percent", lambda phase: capture.profiler_overhead(phase.phase)),
-        Field("verdict", "text", lambda phase: _VERDICTS[phase.busy_share.verdict] if phase.busy_share else None),
+        Field("verdict", "text", lambda phase: phase.busy_share.verdict if phase.busy_share else None),
     )
     return table(fields, phases, capture=capture.title, names=2)
 
