@@ -16,21 +16,18 @@ torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
 from profiling_targets import faults, harness  # noqa: E402
-from profiling_targets.faults import (  # noqa: E402
-    CONTROL,
-    FAULTS,
+from profiling_targets.fault_training import (  # noqa: E402
+    NETWORKS,
     Batches,
     Case,
     Switches,
     Training,
-    compare,
     copied_when_needed,
     load,
-    main,
     there_and_back,
-    timed_ms,
     tokenize,
 )  # fmt: skip
+from profiling_targets.faults import CONTROL, FAULTS, compare, main, timed_ms  # noqa: E402
 
 SIZE = ModelSize("tiny", d_model=32, d_ff=64, num_layers=2, num_heads=4, vocab_size=50)
 TINY = [
@@ -49,15 +46,15 @@ def _what_is_global_stays() -> Iterator[None]:
     gc.unfreeze()
 
 
-def case(switches: Switches) -> Case:
+def case(switches: Switches, network: str = "transformer") -> Case:
     """A tiny training that compiles nothing, makes its batches itself and keeps few records."""
     records = min(switches.heap_records, 100)
     quick = replace(switches, compiled=False, workers=0, heap_records=records)
-    return Case(quick, SIZE, batch_size=2, context_length=16, device="cpu")
+    return Case(quick, SIZE, batch_size=2, context_length=16, device="cpu", network=network)
 
 
-def losses(switches: Switches, steps: int = 3) -> list[float]:
-    training = Training(case(switches))
+def losses(switches: Switches, steps: int = 3, network: str = "transformer") -> list[float]:
+    training = Training(case(switches, network))
     found = []
     for _ in range(steps):
         training.step()
@@ -81,6 +78,27 @@ def test_fault_and_remedy_learn_the_same(name: str) -> None:
     assert fault[0] != fault[-1]  # the optimizer changes something
     # Attention in one kernel rounds to bf16 in other places than the naive one.
     assert fault == pytest.approx(remedy, rel=1e-2 if name == "attention" else 1e-6)
+
+
+@pytest.mark.parametrize("network", [name for name in NETWORKS if name != "transformer"])
+@pytest.mark.parametrize("name", ["item", "casts", "checkpoint"])
+def test_every_network_learns_with_and_without_a_fault(name: str, network: str) -> None:
+    fault, remedy = (losses(switches, network=network) for switches in FAULTS[name][1:])
+    assert fault[0] != fault[-1]
+    # A convolution sums bf16 in another order where its input lies otherwise in memory.
+    assert fault == pytest.approx(remedy, rel=1e-2 if network == "convolution" else 1e-6)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_network_gives_logits_for_each_place(network: str) -> None:
+    one = case(replace(CONTROL, precision="fp32"), network)
+    tokens, _, features = Batches(one)[0]
+    assert Training(one).model(tokens, features).shape == (2, 16, 50)  # (B, S, V)
+
+
+def test_attention_of_another_network_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--fault", "attention", "--network", "convolution", *TINY]) == 2
+    assert "no attention of its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [["--remedy"], ["--compare"]])
