@@ -114,7 +114,7 @@ def max_error(model: Decoder, sequence: Tensor, prompt_length: int, cache: Cache
 
 
 @contextmanager
-def _made_in(dtype: torch.dtype, device: str) -> Iterator[None]:
+def made_in(dtype: torch.dtype, device: str) -> Iterator[None]:
     """Lets everything be made on the device and in the dtype: weights made in fp32 first would be the peak."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -136,7 +136,7 @@ class _Decoding:
     def __init__(self, case: DecodeCase) -> None:
         torch.manual_seed(case.seed)
         self.case, config = case, _config(case)
-        with _made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
+        with made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
             self.model = Decoder(config)
             self.cache = Cache(config) if case.cache else None
         shape = (case.batch_size, case.prompt_length + case.tokens)
@@ -184,7 +184,7 @@ def _check(case: DecodeCase, decoding: _Decoding, figures: DecodeFigures) -> Non
     """
     cache = decoding.cache
     if cache is None:
-        with _made_in(decoding.model.head.weight.dtype, case.device):
+        with made_in(decoding.model.head.weight.dtype, case.device):
             cache = Cache(_config(case))
     error, largest, same = max_error(decoding.model, decoding.sequence, case.prompt_length, cache)
     allowed = TOLERANCE[case.precision] * largest

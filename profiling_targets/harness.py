@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -75,18 +75,26 @@ class _Range(AbstractContextManager[None]):
         _range_functions()[1]()
 
 
+def open_range(name: str) -> Callable[[], None]:
+    """Starts a range that need not nest in others, where ranges are wanted; returns what ends it."""
+    if not _ranges_wanted:
+        return lambda: None
+    _, _, start, end = _range_functions()
+    return partial(end, start(name))
+
+
 @cache
-def _range_functions() -> tuple[Callable[[str], Any], Callable[[], Any]]:
-    """Returns push and pop of torch.cuda.nvtx; a CPU build of PyTorch takes those of the ``nvtx`` package, if any."""
+def _range_functions() -> tuple[Callable[..., Any], ...]:
+    """Returns push, pop, start and end of torch.cuda.nvtx; a CPU build of PyTorch takes those of ``nvtx``, if any."""
     try:
         torch.cuda.nvtx.mark("ranges of profiling_targets")  # type: ignore[no-untyped-call]
     except RuntimeError:
         try:
             import nvtx
         except ImportError:
-            return (lambda _: None), (lambda: None)
-        return nvtx.push_range, nvtx.pop_range
-    return torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+            return (lambda _: None), (lambda: None), (lambda _: None), (lambda _: None)
+        return nvtx.push_range, nvtx.pop_range, nvtx.start_range, nvtx.end_range
+    return torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop, torch.cuda.nvtx.range_start, torch.cuda.nvtx.range_end
 
 
 class Workload(Protocol):

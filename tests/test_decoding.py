@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
 from nsys_analyzer.configuration import ATTENTIONS  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
-from profiling_targets import decoding, transformer  # noqa: E402
+from profiling_targets import decoding, serving, transformer  # noqa: E402
 from profiling_targets.decoding import Cache, DecodeCase, Decoder, generate, max_error, measure  # noqa: E402
 from profiling_targets.harness import (  # noqa: E402
     Config,
@@ -144,3 +144,26 @@ def test_a_cache_without_room_for_the_tokens() -> None:
     with pytest.raises(ConfigurationError, match="5 tokens more do not fit a cache of 16"):  # 13 + 5 - 1 = 17
         small_case(prompt_length=13)
     assert small_case(prompt_length=12).cache_length == 12 + 5 - 1  # it may be full
+
+
+def test_a_served_request_gets_the_tokens_that_it_gets_alone() -> None:
+    torch.manual_seed(0)
+    engine = serving.Engine(config("sdpa"))
+    requests = serving.make_requests(5, 9, 6, TINY.vocab_size, seed=3)
+    engine.serve(requests)
+    for request in requests:
+        known = torch.tensor([request.prompt + request.tokens])
+        x, end = engine.model.embedding(known), known.shape[1]  # a pass over the whole, each token behind all before it
+        cos, sin, seen = engine.model.cos[:end], engine.model.sin[:end], engine.model.future[:end, :end].logical_not()
+        for block in engine.model.blocks:
+            block.attention.attend = lambda q, k, v, seen: torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, seen
+            )
+            x = block(x, cos, sin, seen)
+        likeliest = engine.model.head(engine.model.norm(x))[0].argmax(-1).tolist()
+        assert request.tokens == likeliest[len(request.prompt) - 1 : -1]
+        assert len(request.tokens) == request.wanted == len(request.times) - 1
+    kinds = [step["kind"] for step in engine.log]
+    # Each request is prefilled once; its first token comes of that, every other of a decode step.
+    assert kinds.count("prefill") == 5
+    assert sum(step["batch"] for step in engine.log if step["kind"] == "decode") == sum(r.wanted - 1 for r in requests)
