@@ -228,8 +228,17 @@ class FeatureTransformer(Transformer):
         return logits
 
 
+class EncoderLayer(nn.TransformerEncoderLayer):
+    """PyTorch's own layer; its ``forward`` stands here because none of ``torch.nn`` is compiled when called first."""
+
+    def forward(self, x: Tensor, future: Tensor) -> Tensor:  # type: ignore[override]  # (B, S, d), (S, S) -> (B, S, d)
+        """Causal attention and feed-forward, each behind its norm."""
+        x = x + self._sa_block(self.norm1(x), future, None, is_causal=True)
+        return x + self._ff_block(self.norm2(x))
+
+
 class EncoderNetwork(nn.Module):
-    """PyTorch's own encoder layers, stacked as GPT-2 is: LayerNorm, GELU, biases, dropout, learned positions."""
+    """Encoder layers stacked as in GPT-2: LayerNorm, GELU, biases, dropout, learned positions."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -237,9 +246,7 @@ class EncoderNetwork(nn.Module):
         self.embedding = nn.Embedding(size.vocab_size, size.d_model)
         self.positions = nn.Parameter(torch.randn(case.context_length, size.d_model) * 0.02)  # (S, d)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                size.d_model, size.num_heads, size.d_ff, activation="gelu", batch_first=True, norm_first=True
-            )
+            EncoderLayer(size.d_model, size.num_heads, size.d_ff, activation="gelu", batch_first=True, norm_first=True)
             for _ in range(size.num_layers)
         )
         self.norm = nn.LayerNorm(size.d_model)
@@ -251,7 +258,7 @@ class EncoderNetwork(nn.Module):
         """The logits of each token's successor: (B, S) and (F, B, S, d) -> (B, S, V)."""
         x = self.embedding(tokens) + self.positions + features.sum(0)  # (B, S, d)
         for block in self.blocks:
-            x = with_casts(block(x, src_mask=self.future, is_causal=True), self.cast_chains)
+            x = with_casts(block(x, self.future), self.cast_chains)
         logits: Tensor = self.head(self.norm(x))
         return logits
 
