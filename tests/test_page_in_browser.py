@@ -168,19 +168,6 @@ def test_tables_sort(view: Callable[..., View]) -> None:
     assert names == sorted(names, key=str.lower)
 
 
-def test_tables_filter(view: Callable[..., View]) -> None:
-    page = view().page
-    page.locator("details:not(.name)").evaluate_all("(all) => all.forEach((one) => (one.open = true))")
-    field = page.locator("label.filter").last  # of all kernels
-    rows = field.locator("xpath=following-sibling::div[1]").locator("tbody tr")
-    assert rows.count() > 8
-    field.locator("input").fill("gemm")
-    shown = [row.inner_text() for row in rows.all() if row.is_visible()]
-    assert shown
-    assert all("gemm" in text for text in shown)
-    assert field.locator("output").inner_text() == f"{len(shown)} of {rows.count()} rows"
-
-
 def test_a_capture_is_picked_among_those_of_a_sweep(view: Callable[..., View]) -> None:
     page = view("sweep").page
     name = "small_ctx512_train_bf16"
@@ -686,7 +673,7 @@ def test_paper_has_what_was_folded_and_no_controls(view: Callable[..., View]) ->
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     assert page.locator("details:not(.name):not([open])").count() == 0
-    assert not any(one.is_visible() for one in page.locator(".controls, nav, .copy, .filter, .seen").all())
+    assert not any(one.is_visible() for one in page.locator(".controls, nav, .copy, .seen").all())
     assert page.locator("section h2").first.is_visible()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details:not(.name)[open]").count() == 0

@@ -407,15 +407,15 @@ def test_a_run_out_of_memory_keeps_a_row(here: Path) -> None:
     assert (row["phases"], row["attention"], row["coverage"], row["gpu"]) == ([], None, None, None)
     assert captures_table(report(".", "-o", "-")) == [
         ("small_ctx128", "ok"),
-        ("2.7B_ctx512", "oom: CUDA out of memory"),
+        ("2.7B_ctx512", "out of memory"),
     ]
 
 
 def test_only_a_run_out_of_memory(here: Path) -> None:
     (here / "large_ctx1024.manifest.json").write_text('{"status": "oom"}', encoding="utf-8")
     text = report(".", "-o", "-")
-    assert captures_table(text) == [("large_ctx1024", "oom")]
-    assert "\noom\n\n**There is no capture of this run.**\n" in text
+    assert captures_table(text) == [("large_ctx1024", "out of memory")]
+    assert "\nout of memory\n\n**There is no capture of this run.**\n" in text
 
 
 def test_a_damaged_capture_among_good_ones(here: Path, run_main: Main) -> None:
@@ -518,7 +518,7 @@ def test_the_folder_of_the_timings(timed: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_run_out_of_memory_that_only_the_timings_know(timed: Path) -> None:
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
-    assert captures_table(text) == [("small_ctx256", "ok"), ("2.7B_ctx512_b4_fp32", "oom")]
+    assert captures_table(text) == [("small_ctx256", "ok"), ("2.7B_ctx512_b4_fp32", "out of memory")]
     assert timed.exists()
 
 

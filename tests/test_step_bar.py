@@ -107,7 +107,7 @@ def test_a_bar_without_color() -> None:
         )
     )
     assert legend == [
-        "A step, profiled, 100 ms:  M matmul 50 ms 50%  S softmax 18 ms 18%  + 2 smaller parts 1.8 ms 2%",
+        "In these 100 ms:  M matmul 50 ms 50%  S softmax 18 ms 18%  + 2 smaller parts 1.8 ms 2%",
         f"{shade} idle 30.2 ms 30%",
     ]
     assert lines_of(bars, 100, encoding="ascii")[0].endswith("............ idle ............")
@@ -133,7 +133,7 @@ def test_a_bar_of_each_device_on_one_scale() -> None:
     assert len(first) == len(second) == 95
     assert len(second[7:].rstrip("ms .0123456789")) == 40
     assert second.endswith("   50 ms")
-    assert legend == "Profiled steps:  M matmul 40–50 ms  \N{LIGHT SHADE} idle 10–50 ms"
+    assert legend == "In a step:  M matmul 40–50 ms  \N{LIGHT SHADE} idle 10–50 ms"
 
 
 def test_no_bar_where_nothing_runs() -> None:

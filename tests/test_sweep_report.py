@@ -68,7 +68,7 @@ def test_the_grid_comes_first(sweep: Path) -> None:
         ["model", "context 128", "context 256", "context 512"],
         ["small", "10.00", "20.00", "41.00"],
         ["medium", "30.00", "61.00", "–"],
-        ["2.7B", "–", "oom", "–"],
+        ["2.7B", "–", "out of memory", "–"],
     ]
     # bf16 was run at one context alone: it stands beside fp32 there
     assert rows[4] == ["model", "context", "fp32", "bf16"]
@@ -76,7 +76,7 @@ def test_the_grid_comes_first(sweep: Path) -> None:
     captions = re.findall(r"^([A-Z].*):$", text, re.M)
     assert captions[0] == "Step ms, fp32"
     kinds = {re.sub(", .*", "", one) for one in captions}
-    assert kinds >= {"Forward ms", "Backward ms", "Matmul's share of the step", "Top kernel", "What to do first"}
+    assert kinds >= {"Forward ms", "Backward ms", "Matmul's share of kernel time", "Top kernel", "What to do first"}
     # 20 ÷ 8 and 61 ÷ 24
     at = rows.index(["model", "context", "bf16 over fp32"])
     assert rows[at + 1 : at + 3] == [["small", "256", "2.500×"], ["medium", "256", "2.542×"]]
@@ -111,11 +111,12 @@ def test_no_grid_of_captures_in_one_place(tmp_path: Path) -> None:
     assert "context 256" not in text
 
 
-def test_how_a_run_ended_is_a_column_where_one_ended_badly(sweep: Path) -> None:
-    rows = rows_of(section(text_of(sweep), "All 8 captures"))
-    assert rows[0][:3] == ["capture", "status", "Step ms"]
-    assert rows[1][:3] == ["small_ctx128_fp32", "ok", "10.00"]
-    assert rows[-1][:3] == ["2.7B_ctx256_fp32", "oom", "oom"]
+def test_what_did_not_fit_in_memory_is_said_first(sweep: Path) -> None:
+    text = text_of(sweep)
+    assert "**Not finished, 1 of 8: 2.7B_ctx256_fp32 (out of memory).**" in text
+    rows = rows_of(section(text, "All 8 captures"))
+    assert rows[1][:2] == ["small_ctx128_fp32", "10.00"]
+    assert rows[-1][:2] == ["2.7B_ctx256_fp32", "out of memory"]
 
 
 def test_conditions_of_every_run(sweep: Path) -> None:
@@ -158,7 +159,7 @@ def test_matmul_of_a_capture_of_the_forward_pass_alone(tmp_path: Path) -> None:
         forward.kernel(GEMM, 10, MS, 3 * MS).kernel("softmax_warp_forward", 20, 4 * MS, 5 * MS)
         run_of(tmp_path, f"run{i}", forward, mode="forward")
     rows = rows_of(before_titles(text_of(tmp_path)))
-    assert rows[1][rows[0].index("Matmul's share of the step")] == "66.7 %"
+    assert rows[1][rows[0].index("Matmul's share of kernel time")] == "66.7 %"
 
 
 def test_inference_is_compared_with_a_step_that_was_built_alike(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import FinishedBench, Typical
+from nsys_analyzer.report.units import about_milliseconds
 from nsys_analyzer.text import Words
 
 if TYPE_CHECKING:
@@ -99,8 +100,16 @@ def step_noun(step: StepSummary | None) -> str:
     return "for the whole capture" if step and step.is_pass else "a step"
 
 
+def said_length(step: StepSummary) -> str:
+    """The one length of a step, in three digits: ≈ where it is estimated."""
+    estimated = step.unprofiled_ms is not None and not step.unprofiled_ms.timed
+    return f"{'≈ ' if estimated else ''}{about_milliseconds(step.said_ms)}"
+
+
 def status_of(status: str, message: str = "") -> str:
     """A status as a cell, with the start of what was said of it; the whole message stands among the warnings."""
+    if status == "oom":
+        return "out of memory"
     words = status.replace("_", " ")
     return f"{words}: {shortened(message)}" if message else words
 

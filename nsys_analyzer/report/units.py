@@ -148,8 +148,3 @@ def about_percent(value: float) -> str:
 def percent(value: float) -> str:
     """A fraction as a percentage, for sentences."""
     return format_number(value, "percent")
-
-
-def signed_percent(value: float) -> str:
-    """A change as a percentage with its sign; one that rounds to nothing has none."""
-    return f"{'+' if round(value, 3) > 0 else ''}{percent(value)}"

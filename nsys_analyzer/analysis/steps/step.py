@@ -193,6 +193,12 @@ class StepSummary(DissectedSteps):
     profiler_overhead_ms: tuple[float, float] | None = None
 
     @property
+    def said_ms(self) -> float:
+        """The one length that a report says: without the profiler where that is known, the middle of an estimate."""
+        known = self.unprofiled_ms
+        return (known.low + known.high) / 2 if known else self.length_ms
+
+    @property
     def is_pass(self) -> bool:
         """Whether the capture is one pass, since nothing tells its steps."""
         return self.source == "pass"

@@ -29,6 +29,8 @@ from nsys_analyzer.trace.phase_names import MODULE_CALL
 
 #: An unprofiled time that is shorter than GPU busy by more than this was not of the same work.
 _TOLERANCE = 0.02
+#: Steps that hold more of the kernels' time than this stand for the whole capture.
+_NEARLY_ALL = 0.9
 
 
 def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
@@ -117,9 +119,17 @@ def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     if parts and capture.phases_suffice:
         return parts
     steps = tuple(phase for phase in seen if phase.phase == STEP)
-    whole, opaque = capture.whole, any(phase.opaque for phase in capture.phases)
-    shown = whole and whole.kernels and not whole.opaque and not opaque and not capture.phases_suffice
-    return (*parts, *steps, *((whole,) if whole and shown else ()))
+    whole, opaque = whole_beside(capture), any(phase.opaque for phase in capture.phases)
+    return (*parts, *steps, *((whole,) if whole and whole.kernels and not whole.opaque and not opaque else ()))
+
+
+def whole_beside(capture: CaptureSummary) -> PhaseSummary | None:
+    """The whole capture, where neither its phases nor its steps stand for it."""
+    whole, step = capture.whole, capture.phase(STEP)
+    if whole is None or capture.phases_suffice:
+        return None
+    in_steps = (step.kernel_time_ms.mean or 0.0) * step.instances if step else 0.0
+    return whole if in_steps <= _NEARLY_ALL * (whole.kernel_time_ms.mean or 0.0) else None
 
 
 def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:

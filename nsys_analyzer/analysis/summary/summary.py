@@ -186,12 +186,6 @@ class BusyShare:
         low, high = verdict_of(self.low), verdict_of(self.high)
         vars(self)["verdict"] = low if low == high else "undecided"
 
-    @property
-    def profiler_ms(self) -> float | None:
-        """The most that the profiler can have added: its estimated cost, and never more than the GPU was idle."""
-        high = self.profiler_cost.high_ms if self.profiler_cost else None
-        return None if high is None else min(high, self.wall_ms - self.busy_ms)
-
 
 class PhaseSummary(msgspec.Struct, frozen=True):
     """One phase over its measured instances; times, kernels and classes are of one instance, longest first.

@@ -151,7 +151,7 @@ class _Checks:
                 kernels = f"{phase.kernels_least:,} to {phase.kernels_most:,} kernels"
                 yield (
                     f"The inferred {phase.phase} launches {kernels}: some instances may hold other work, such as an "
-                    "evaluation, so every question is answered for the whole capture, too."
+                    "evaluation, so every question is answered for the step or the whole capture, too."
                 )
 
     def shares(self) -> Iterator[Words]:
@@ -166,7 +166,7 @@ class _Checks:
             time = "operators' time" if summary.on_cpu else "GPU time (kernels, copies and fills)"
             none = "" if summary.phase("forward") else ", and no forward is among them"
             share = f"The phases found ({held}) hold {tenths:.1f} % of the {time}{none}"
-            yield f"{share}: every question is answered for the whole capture, too."
+            yield f"{share}: every question is answered for the step or the whole capture, too."
         if coverage.in_warmup:
             kernels = f"{coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}"
             time = f"{coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms"

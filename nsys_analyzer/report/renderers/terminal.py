@@ -23,14 +23,14 @@ from nsys_analyzer.report.model import (
 )
 from nsys_analyzer.report.renderers.step_bar import draw
 from nsys_analyzer.report.screen import console
-from nsys_analyzer.report.units import format_cell
+from nsys_analyzer.report.units import counted, format_cell
 from nsys_analyzer.text import Words, plain, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Rows of a table on the first screen.
-_ROWS = 20
+#: Rows of a table on the first screen, spaces between columns, and the least letters of names and of titles.
+_ROWS, _GAP, _LEAST_NAME, _TITLE = 20, 2, 16, 9
 
 
 def print_first_screen(report: Report, first: Section) -> None:
@@ -106,20 +106,38 @@ def _print_table(screen: Console, block: Table, most: int | None = None) -> None
 
     if block.caption:
         screen.print(Text(_shown(block.caption)))
-    # On the first screen a name behind figures is cut where the screen ends, so that each row stays a line.
+    rows = [
+        [_shown(format_cell(cell, column.unit)) for cell, column in zip(row, block.columns, strict=True)]
+        for row in block.rows[:most]
+    ]
+    grid = table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    left, count = screen.width, 0
     cut = [most is not None and place > 1 and one.unit in ("text", "code") for place, one in enumerate(block.columns)]
-    grid = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=any(cut))
-    for column, is_cut in zip(block.columns, cut, strict=True):
-        justify: Literal["left", "right"] = "left" if column.unit in TEXT_UNITS else "right"
+    wide = (_LEAST_NAME if one else len(_shown(column.title)) for one, column in zip(cut, block.columns, strict=True))
+    is_broken = any(cut) and sum(wide) + _GAP * len(cut) > screen.width
+    for place, column in enumerate(block.columns):
+        title = _shown(column.title)
+        is_text = column.unit in TEXT_UNITS
+        words = (*title.split(), title[:_TITLE]) if is_broken else (title,)
+        width = max(len(text) for text in (*words, *(row[place] for row in rows)))
+        # On the first screen a name behind figures is cut where the screen ends, so that each row stays a line; the
+        # titles of figures are broken, and columns that have no room are left out.
+        is_cut = cut[place]
+        if most is not None and place > 1 and left < (min(width, _LEAST_NAME) if is_cut else width):
+            break
+        left, count = left - (min(width, _LEAST_NAME) if is_cut else width) - _GAP, place + 1
+        justify: Literal["left", "right"] = "left" if is_text else "right"
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if is_cut else "fold"
+        fixed = width if is_broken and not is_text else None
         ratio = 1 if is_cut else None
-        grid.add_column(_shown(column.title), justify=justify, overflow=overflow, no_wrap=is_cut, ratio=ratio)
-    for row in block.rows[:most]:
-        cells = (format_cell(cell, column.unit) for cell, column in zip(row, block.columns, strict=True))
-        grid.add_row(*(Text(_shown(cell)) for cell in cells))
+        grid.expand |= is_cut
+        grid.add_column(title, justify=justify, overflow=overflow, no_wrap=is_cut, ratio=ratio, width=fixed)
+    for row in rows:
+        grid.add_row(*map(Text, row[:count]))
     screen.print(grid)
-    if most is not None and len(block.rows) > most:
-        screen.print(f"{len(block.rows) - most} more: see the report.")
+    more = [(len(block.rows) - len(rows), "row"), (len(block.columns) - count, "column")]
+    if said := " and ".join(counted(number, noun) for number, noun in more if number):
+        screen.print(f"{said} more: see the report.")
 
 
 def print_answer(report: Report) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from string import ascii_lowercase
 from typing import NamedTuple
 
@@ -29,25 +30,36 @@ EXPLAINING = ("decision", "overview", "ranks", "findings")
 
 
 class Question(NamedTuple):
-    """A question about a capture: its title, and its answer's blocks, none where it has no object."""
+    """A question about a capture: its title, its answer's blocks, none where it has no object, and what it folds."""
 
     key: str
     title: Callable[[CaptureSummary], str]
     answer: Callable[[CaptureSummary, Mapping[str, str]], Iterable[Block]]
+    folded: str
 
 
-#: In the report's order; a new one is a function and an entry.
+#: In the report's order, the first five with letters; a new one is a function and an entry.
 QUESTIONS = (
-    Question("times", question, lambda capture, _: answer_times(capture)),
-    Question("top_kernel", lambda capture: f"Which {kernel_word(capture)} takes the most time?", answer_top_kernel),
-    Question("kernels", lambda c: f"Which other {kernel_word(c)}s and classes matter?", answer_other_kernels),
-    Question("matmul", lambda _: "What share is matmul?", lambda capture, _: answer_matmul(capture)),
+    Question("times", question, lambda capture, _: answer_times(capture), "Times by phase and clock"),
+    Question("top_kernel", lambda c: f"Which {kernel_word(c)} takes the most time?", answer_top_kernel, "By phase"),
     Question(
-        "attention",
-        lambda _: "How does softmax compare with the attention matmuls?",
-        lambda capture, _: answer_attention(capture),
+        "kernels", lambda c: f"Which other {kernel_word(c)}s and classes matter?", answer_other_kernels, "The longest"
     ),
-)
+    Question("matmul", lambda _: "What share is matmul?", lambda c, _: answer_matmul(c), "Share of each class"),
+    Question(
+        "attention", lambda _: "How does softmax compare with the attention matmuls?",
+        lambda capture, _: answer_attention(capture), "Times, FLOPs and bytes",
+    ),
+    Question(
+        "limits", lambda _: "How far is it from the hardware's limits?", lambda capture, _: answer_limits(capture),
+        "Rates, and the peaks",
+    ),
+    Question(
+        "modules", lambda _: "Which modules take the time?", lambda capture, _: answer_modules(capture),
+        "Module by module",
+    ),
+)  # fmt: skip
+_LETTERS = ascii_lowercase[:5]
 
 
 def build_report(evidence: Evidence) -> Report:
@@ -104,22 +116,17 @@ def _flat(sections: Iterable[Section]) -> Iterator[Block]:
 
 
 def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
-    """The questions that have an object, with letters where all do."""
-    labels = evidence.labels
-    found = [(one.key, one.title(capture), tuple(one.answer(capture, labels))) for one in QUESTIONS]
+    """The questions that have an object, a sentence in view and the rest folded; with letters where all five do."""
+    answers = {one: tuple(one.answer(capture, evidence.labels)) for one in QUESTIONS}
     trains = all(capture.phase(name) for name in TRAINING_PHASES)
-    lettered = trains and all(blocks for _, _, blocks in found)
-    titles = [
-        f"({letter}) {title}" if lettered else title
-        for letter, (_, title, _) in zip(ascii_lowercase, found, strict=False)
-    ]
-    sections = [Section(key, title, blocks) for title, (key, _, blocks) in zip(titles, found, strict=True)]
-    sections.append(Section("limits", "How far is it from the hardware's limits?", tuple(answer_limits(capture))))
-    sections.append(Section("modules", "Which modules take the time?", tuple(answer_modules(capture, short=True))))
-    figures = tuple(block for section in sections for block in section.blocks if isinstance(block, Bars | Roofline))
-    for section in sections:
-        if section.blocks:
-            yield replace(section, blocks=tuple(block for block in section.blocks if block not in figures))
+    lettered = trains and all(answers[one] for one in QUESTIONS[: len(_LETTERS)])
+    figures = tuple(block for blocks in answers.values() for block in blocks if isinstance(block, Bars | Roofline))
+    for (one, blocks), letter in zip_longest(answers.items(), _LETTERS if lettered else ""):
+        said = tuple(block for block in blocks if isinstance(block, Answer))
+        rest = tuple(block for block in blocks if block not in (*said, *figures))
+        folded = (Details(one.folded, rest, capture.title),) if rest else ()
+        title = one.title(capture)
+        yield Section(one.key, f"({letter}) {title}" if letter else title, (*said, *folded))
     drawn = [Details("Figures", figures, capture.title)] if figures else []
     yield Section("details", "Details", (*drawn, *_details(capture, evidence)))
 

@@ -80,7 +80,7 @@ def _bytes(attention: AttentionSummary) -> str:
     )
 
 
-HOW_TO_ANNOTATE = phrase(
+_HOW_TO_ANNOTATE = phrase(
     "To tell attention from the rest, wrap it in an NVTX range `scaled dot product attention`, and its parts in "
     "`computing attention scores`, `computing softmax` and `final matmul`; or name the ranges there are with "
     "`--phase-name attention=NAME --phase-name scores=NAME --phase-name softmax=NAME --phase-name values=NAME`."
@@ -94,5 +94,5 @@ def why_no_attention(capture: CaptureSummary) -> Paragraph:
     elif capture.run and capture.run.compile:
         text = phrase("A compiled model opens no ranges inside itself: nothing tells attention from the rest.")
     else:
-        text = HOW_TO_ANNOTATE
+        text = _HOW_TO_ANNOTATE
     return Paragraph(text, capture.title)

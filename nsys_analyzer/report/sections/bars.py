@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.report.evidence import said_length
 from nsys_analyzer.report.model import Bar, StepBars
 from nsys_analyzer.report.units import about_milliseconds
 
@@ -19,12 +20,18 @@ MOST_RANKS = 12
 _SEVERAL = "Profiled steps:"
 
 
-def bars_of_step(step: StepSummary, capture: str) -> StepBars | None:
-    """A bar of each device of a step under the profiler; None where nothing runs on the GPU."""
+def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> StepBars | None:
+    """A bar of each device of a step, as long as the step is said to be; None where nothing runs on the GPU.
+
+    The GPU works as long without the profiler as under it, and the rest of the step is idle. On a CPU the profiler
+    makes the operators longer, too: the bar is of the step under it.
+    """
     times: list[dict[str, float]] = []
+    profiled = on_cpu or step.unprofiled_ms is None
     for device in step.devices:
         others = {"exposed copies": device.exposed_copy_ms, "exposed communication": device.exposed_communication_ms}
-        times.append({**{one.kernel_class: one.ms for one in device.classes}, **others, IDLE: device.idle_ms})
+        idle = device.idle_ms if profiled else max(step.said_ms - device.total_ms + device.idle_ms, 0.0)
+        times.append({**{one.kernel_class: one.ms for one in device.classes}, **others, IDLE: idle})
     classes = {one.kernel_class for device in step.devices for one in device.classes}
     longest_first = sorted(classes, key=lambda name: (-sum(row.get(name, 0.0) for row in times), name))
     names = (*longest_first, "exposed copies", "exposed communication", IDLE)
@@ -35,9 +42,8 @@ def bars_of_step(step: StepSummary, capture: str) -> StepBars | None:
     )
     if not any(any(row.ms[:-1]) for row in rows):
         return None
-    of = "The whole capture" if step.is_pass else "A step"
-    title = _SEVERAL if several else f"{of}, profiled, {about_milliseconds(step.length_ms)}:"
-    return _without_small(StepBars(names, rows, title, capture=capture))
+    these = f"the profiled {about_milliseconds(step.length_ms)}" if on_cpu else f"these {said_length(step)}"
+    return _without_small(StepBars(names, rows, f"In {'a step' if several else these}:", capture=capture))
 
 
 def bars_of_run(run: ParallelRun) -> StepBars | None:

@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.complete import compared_phases
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.report.evidence import Evidence, kernel_word, launch_word, step_noun
+from nsys_analyzer.report.evidence import Evidence, kernel_word, launch_word, said_length, status_of, step_noun
 from nsys_analyzer.report.model import Answer, Block, Cell, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, to_fix
@@ -48,7 +48,7 @@ def conditions(capture: CaptureSummary) -> str:
     steps = "" if step is None else "one pass" if step.is_pass else f"{step.instances:,} {_steps(capture)}"
     version = ".".join((capture.profiler_version or "").removeprefix("unknown").split(".")[:2])
     recorded = f"{'PyTorch' if capture.profiler == 'torch' else capture.profiler or ''} {version}".strip()
-    ended = "" if capture.status in ("ok", "no_kernels") else capture.status.replace("_", " ")
+    ended = "" if capture.status in ("ok", "no_kernels") else status_of(capture.status)
     device = capture.gpu or (capture.run.gpu if capture.run else "") or ""
     said = (ended, device, "" if precision == "unknown" else precision, ", ".join(shapes), steps, recorded)
     return " · ".join(part for part in said if part) or capture.source
@@ -71,7 +71,7 @@ def _of_step(capture: CaptureSummary) -> Iterator[Block]:
         yield Answer(_unprofiled_alone(capture) or why, title)
         return
     yield Answer(_length(capture, step), title)
-    if bars := bars_of_step(step, title):
+    if bars := bars_of_step(step, title, on_cpu=capture.on_cpu):
         yield bars
     first = to_fix(capture)[:FIRST]
     if first:
@@ -96,10 +96,11 @@ def _unprofiled_alone(capture: CaptureSummary) -> str:
 def _length(capture: CaptureSummary, step: StepSummary) -> str:
     """How long a step takes, how much of it the GPU works, and the model's FLOPs against the peak."""
     noun = step_noun(step)
-    said = [f"{in_brief(capture)} {noun}{_in_brackets(step)}"]
+    said = [f"{said_length(step)} {noun}{_in_brackets(step)}"]
     share = working_share(capture)
     if capture.on_cpu:
-        said += [] if share is None else [f"operators run for {about_percent(share)} of it"]
+        of = "the profiled one" if step.unprofiled_ms else "it"
+        said += [] if share is None else [f"operators run for {about_percent(share)} of {of}"]
     elif share is not None:
         of = "it" if step.unprofiled_ms else "that"
         said.append(f"the GPU works {about_percent(share)} of {of}")
@@ -108,17 +109,6 @@ def _length(capture: CaptureSummary, step: StepSummary) -> str:
     mfu = mfu_of_step(capture)
     said += [f"MFU {about_percent(mfu)}"] if mfu is not None else []
     return " · ".join(said)
-
-
-def in_brief(capture: CaptureSummary) -> str:
-    """The one length of a step: without the profiler where that is known, ≈ where it is estimated."""
-    step = capture.step
-    if step is None:
-        return ""
-    known = step.unprofiled_ms
-    if known is None:
-        return about_milliseconds(step.length_ms)
-    return f"{'' if known.timed else '≈ '}{about_milliseconds((known.low + known.high) / 2)}"
 
 
 def _in_brackets(step: StepSummary) -> str:
@@ -138,10 +128,10 @@ def working_share(capture: CaptureSummary) -> float | None:
     step = capture.step
     if step is None or not step.total_ms:
         return None
-    works = step.total_ms - step.idle_ms
-    known = step.unprofiled_ms
-    length = (known.low + known.high) / 2 if known and not capture.on_cpu else step.total_ms
-    return min((step.compute_ms if capture.on_cpu else works) / length, 1.0) if length else None
+    if capture.on_cpu:  # the profiler makes operators longer, too
+        return step.compute_ms / step.total_ms
+    length = step.said_ms if step.unprofiled_ms else step.total_ms
+    return min((step.total_ms - step.idle_ms) / length, 1.0) if length else None
 
 
 #: The place of a finding among those of its capture, its title, what it saves, and that as a share of the largest.
@@ -187,7 +177,7 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
             "operators ms" if capture.on_cpu else "GPU busy ms", "ms",
             lambda part: part[1].gpu_busy_ms.median if part[1] and part[1].kernels else None,
         ),
-        Field("matmul", "percent", lambda part: _matmul(capture, *part)),
+        Field(f"matmul, of {kernel} time", "percent", lambda part: _matmul(capture, *part)),
         Field(f"top {kernel} ({plural(2, launch_word(capture))} a pass)", "text", lambda part: _top(part[1], labels)),
     )  # fmt: skip
     phases = table(fields, shown.items(), capture=capture.title)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate
-from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Roofline, Table, WorkPoint
+from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Roofline, Table, WorkPoint
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, format_number, percent
 from nsys_analyzer.text import Text, Words, joined, listed, phrase
@@ -35,8 +35,9 @@ def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
     if limits.notes:
         yield Listing(limits.notes, capture=capture.title)
     if classes.rows:
-        peaks = [Paragraph(_peaks(limits), capture.title)] if limits.source else []
-        yield Details("Rates by class while its kernels run, and the peaks", (classes, *peaks), capture.title)
+        yield classes
+        if limits.source:
+            yield Paragraph(_peaks(limits), capture.title)
     if (figure := _figure(capture, limits)).points:
         yield figure
 
@@ -140,7 +141,7 @@ def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, Table]:
     )
     return (
         table(phases, limits.phases, capture=capture.title),
-        table(classes, limits.classes, capture=capture.title, names=2),
+        table(classes, limits.classes, "While kernels of a class run:", capture=capture.title, names=2),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from nsys_analyzer.analysis.summary.modules import Module, Modules, Outlier, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import kernel_word
-from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import Words, joined, phrase, strong
@@ -34,8 +34,6 @@ LEGEND = (
         "the sizes of the operators' inputs where the capture has them."
     ),
 )
-#: Rows of a table that stand in full view.
-_SHORT = 6
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5
 
@@ -55,16 +53,15 @@ def modules_section(captures: Sequence[CaptureSummary], *, every: bool = False) 
     return Section("modules", "Which modules take the time?", (*blocks, Listing(LEGEND)) if blocks else ())
 
 
-def answer_modules(capture: CaptureSummary, *, every: bool = False, short: bool = False) -> Iterator[Block]:
-    """The modules of one capture, a long table folded in a ``short`` answer, and the layers unlike others."""
+def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[Block]:
+    """The modules of one capture, and the layers unlike others."""
     title, modules = capture.title, capture.modules
     if modules is None:
         return
     folded, outliers = fold_modules(modules.modules)
     time = f"{kernel_word(capture)} time"
     yield _answer(title, modules, folded, time)
-    tree = _table(title, modules, modules.modules if every else folded, time, every=every)
-    yield Details("Module by module", (tree,), title) if short and len(tree.rows) > _SHORT else tree
+    yield _table(title, modules, modules.modules if every else folded, time, every=every)
     if outliers and not every:
         yield Listing(tuple(_outlier(layer, modules) for layer in outliers[:_MOST_OUTLIERS]), capture=title)
     covered = modules.backward_coverage

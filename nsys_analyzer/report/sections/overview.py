@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import shorten
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from nsys_analyzer.report.sections.findings import saving, to_fix
 from nsys_analyzer.report.sections.kernels import top_kernel
 from nsys_analyzer.report.sections.limits import mfu_of_step
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import milliseconds_between
 from nsys_analyzer.text import phrase
 
 #: Models and contexts that a variant needs for a table of its own.
@@ -38,6 +40,8 @@ _LEAST = 2
 _MOST_BARS = 24
 #: Letters of a message.
 _MESSAGE = 200
+#: How captures end well.
+_WELL = ("ok", "no_kernels", "not_profiled")
 #: The unit of a drawn axis, and what a figure is multiplied by.
 _AXES: dict[Unit, tuple[str, float]] = {
     "percent": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "count": ("launches", 1.0), "factor": ("ratio", 1.0),
@@ -58,9 +62,11 @@ def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> S
     """The captures by model and context length, else in rows; then what is drawn of them."""
     measures, places = _measures(labels), _places(captures)
     grid = tuple(found for one in measures for found in _tables(captures, places, one))
-    blocks: list[Block] = [Choice(grid)] if grid else []
-    if speed := _speed_ups(captures, places, measures[0]):
-        blocks = [Answer(_in_short(speed)), *blocks, speed]
+    speed = _speed_ups(captures, places, measures[0])
+    said = (_in_short(speed) if speed else "", _most_often(captures), _how_many_ended(captures))
+    blocks: list[Block] = [Answer(text) for text in said if text]
+    blocks += [Choice(grid)] if grid else []
+    blocks += [speed] if speed else []
     rows = table(_fields(labels), captures)
     blocks.append(Details(f"All {len(captures)} captures", (rows,)) if grid else rows)
     if known := _how_steps_are_known(captures):
@@ -80,15 +86,16 @@ def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
 
     return (
         Measure("Step ms", "ms", step_ms, "step"),
+        Measure("What to do first", "text", lambda c: found[0].title if (found := to_fix(c)) else None),
+        Measure("Saves ms", "ms", lambda c: saving(found[0]) if (found := to_fix(c)) else None),
+        Measure("GPU works", "percent", working_share, "gpu-busy"),
+        Measure("MFU", "percent", mfu_of_step, "mfu"),
         Measure("Forward ms", "ms", lambda c: _phase_ms(c, "forward"), "forward"),
         Measure("Backward ms", "ms", lambda c: _phase_ms(c, "backward")),
-        Measure("Matmul's share of the step", "percent", _matmul, "matmul"),
-        Measure("Attention matmul time ÷ softmax time", "factor", _ratio, "matmul-to-softmax"),
-        Measure("Top kernel", "code", kernel),
-        Measure("What to do first", "text", lambda c: found[0].title if (found := to_fix(c)) else None),
-        Measure("GPU works", "percent", working_share, "gpu-busy"),
-        Measure("MFU of the step", "percent", mfu_of_step, "mfu"),
+        Measure("Matmul's share of kernel time", "percent", _matmul, "matmul"),
+        Measure("Attention: matmul ÷ softmax time", "factor", _ratio, "matmul-to-softmax"),
         Measure("Peak memory", "bytes", lambda c: c.unprofiled.peak_memory_bytes if c.unprofiled else None, "memory"),
+        Measure("Top kernel", "code", kernel),
     )
 
 
@@ -97,12 +104,9 @@ def step_ms(capture: CaptureSummary) -> Cell:
     step, timed = capture.step, capture.unprofiled
     if timed and (ms := timed.typical_ms(STEP)):
         return ms
-    if step and step.unprofiled_ms:
-        return (step.unprofiled_ms.low + step.unprofiled_ms.high) / 2
-    if step and not step.is_pass:
-        return step.length_ms
-    failed = capture.status not in ("ok", "no_kernels", "not_profiled")
-    return status_of(capture.status) if failed else None
+    if step and (step.unprofiled_ms or not step.is_pass):
+        return step.said_ms
+    return None if capture.status in _WELL else status_of(capture.status)
 
 
 def _phase_ms(capture: CaptureSummary, name: str) -> float | None:
@@ -122,14 +126,8 @@ def _ratio(capture: CaptureSummary) -> float | None:
 
 
 def _fields(labels: Mapping[str, str]) -> tuple[Field[CaptureSummary], ...]:
-    fields: list[Field[CaptureSummary]] = [
-        Field("capture", "text", lambda c: c.title),
-        # How a capture ended is said where one of them ended otherwise than well.
-        Field("status", "text", lambda c: status_of(c.status), lambda cell: cell not in (None, "ok")),
-    ]
-    fields += (Field(one.title, one.unit, one.value) for one in _measures(labels))
-    fields.append(Field("saves ms", "ms", lambda c: saving(found[0]) if (found := to_fix(c)) else None))
-    return tuple(fields)
+    capture: Field[CaptureSummary] = Field("capture", "text", lambda c: c.title)
+    return (capture, *(Field(one.title, one.unit, one.value) for one in _measures(labels)))
 
 
 def _how_steps_are_known(captures: Sequence[CaptureSummary]) -> str:
@@ -149,11 +147,34 @@ def _how_steps_are_known(captures: Sequence[CaptureSummary]) -> str:
     return f"Steps are {said}; phases are under it where they were not timed without it."
 
 
+def _most_often(captures: Sequence[CaptureSummary]) -> str:
+    """The finding that is first in most captures, and what it saves there; empty without one."""
+    first = [found[0] for one in captures if (found := to_fix(one))]
+    if not first:
+        return ""
+    (title, count), *_ = Counter(finding.title for finding in first).most_common(1)
+    those = [finding for finding in first if finding.title == title]
+    saves = milliseconds_between(min(one.saves_ms_low for one in those), max(one.saves_ms_high for one in those))
+    analyzed = sum(one.diagnosis is not None for one in captures)
+    return f"Do first in {count} of {analyzed} profiled captures: {title} (saves {saves} a step)."
+
+
+def _how_many_ended(captures: Sequence[CaptureSummary]) -> str:
+    """How many captures ended otherwise than well, and which; empty where all ended well."""
+    titles: dict[str, list[str]] = {}
+    for one in captures:
+        if one.status not in _WELL:
+            titles.setdefault(status_of(one.status), []).append(one.title)
+    said = (f"{shorten(', '.join(names), _MESSAGE)} ({words})" for words, names in titles.items())
+    count = sum(map(len, titles.values()))
+    return f"Not finished, {count} of {len(captures)}: {'; '.join(said)}." if titles else ""
+
+
 def _how_they_ended(captures: Sequence[CaptureSummary]) -> Listing | None:
     """What was said of captures that ended otherwise than well, each message once; "About" has the long ones whole."""
     names_of: dict[tuple[str, str], list[str]] = {}
     for one in captures:
-        if one.status not in ("ok", "no_kernels", "not_profiled") and one.message:
+        if one.status not in (*_WELL, "oom") and one.message:  # that memory ran out says all
             names_of.setdefault((one.status, " ".join(one.message.split())), []).append(one.title)
     lines = (
         phrase("{} ({}): {}", ", ".join(names), status_of(status), shorten(message, _MESSAGE, placeholder=" …"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES
+from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, whole_beside
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import typical
@@ -34,8 +34,8 @@ _VISIBLE = 0.01
 
 def measured(capture: CaptureSummary) -> list[PhaseSummary]:
     """The measured phases, and the whole capture where they do not answer for it."""
-    whole = [capture.whole] if capture.whole and not capture.phases_suffice else []
-    return [*(phase for phase in capture.phases if phase.instances), *whole]
+    whole = whole_beside(capture)
+    return [*(phase for phase in capture.phases if phase.instances), *([whole] if whole else [])]
 
 
 def question(capture: CaptureSummary) -> str:

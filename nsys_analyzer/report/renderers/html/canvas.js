@@ -195,8 +195,7 @@ class Painter {
     context.font = this.font;
     const ticks = this.ticks(view);
     context.textBaseline = "middle";
-    context.fillStyle = theme.page;
-    context.fillRect(0, 0, this.width, this.height);
+    this.fill(theme.page, 0, 0, this.width, this.height);
     context.save();
     context.translate(0, -view.scrolled);
     context.save();
@@ -214,6 +213,11 @@ class Painter {
     this.drawTitles(view);
     this.drawAxis(view, ticks);
     context.restore();
+  }
+
+  fill(color, x, y, wide, high) {
+    this.context.fillStyle = color;
+    this.context.fillRect(x, y, wide, high);
   }
 
   x(time) {
@@ -240,9 +244,8 @@ class Painter {
 
   /** A line down from each tick of the axis, so that what stands far below it can be read on it. */
   drawGrid(view, { at }) {
-    const { context, theme } = this;
-    context.fillStyle = theme.line;
-    for (const tick of at) context.fillRect(this.x(tick), view.scrolled, 1, this.height);
+    const { theme } = this;
+    for (const tick of at) this.fill(theme.line, this.x(tick), view.scrolled, 1, this.height);
   }
 
   drawLane(lane, view) {
@@ -263,8 +266,7 @@ class Painter {
       const wide = Math.min(this.x(end[i]), this.width + 2) - x;
       if (wide >= 1) {
         context.globalAlpha = view.found && !lane.fits(index[i]) ? 0.35 : 1;
-        context.fillStyle = theme.box;
-        context.fillRect(x, lane.top, wide, height);
+        this.fill(theme.box, x, lane.top, wide, height);
         context.fillStyle = theme["box-edge"];
         if (wide > 3) {
           context.fillRect(x, lane.top, 1, height);
@@ -275,8 +277,7 @@ class Painter {
         i++;
       } else {
         if (x >= drawn + 1) {
-          context.fillStyle = theme["box-edge"];
-          context.fillRect(x, lane.top, 1, height);
+          this.fill(theme["box-edge"], x, lane.top, 1, height);
           drawn = Math.floor(x);
         }
         // The last box that begins in this pixel, which alone may reach beyond it.
@@ -288,8 +289,7 @@ class Painter {
   /** Work and idle time: boxes while there is room for them, else in each pixel the share of each color. */
   drawWork(lane, view) {
     const { context, theme } = this;
-    context.fillStyle = theme.track;
-    context.fillRect(this.left, lane.top, this.width - this.left, lane.height - 2);
+    this.fill(theme.track, this.left, lane.top, this.width - this.left, lane.height - 2);
     const first = lane.first(this.low), last = countUntil(lane.row.start, this.high);
     if (last - first > (this.width - this.left) / 2) return this.drawShares(lane, view);
     const { start, end, index } = lane.row;
@@ -297,8 +297,7 @@ class Painter {
     for (let i = first; i < last; i++) {
       const one = index[i], [x, shown] = this.across(start[i], end[i]), wide = Math.max(shown, 0.7);
       context.globalAlpha = view.isFaint(lane, one) ? 0.25 : 1;
-      context.fillStyle = view.colorOf(lane, one);
-      context.fillRect(x, lane.top, wide, height);
+      this.fill(view.colorOf(lane, one), x, lane.top, wide, height);
       if (wide > 34) {
         const from = Math.max(x, this.left);
         this.write(view.textOf(lane, one), from + 4, lane.top + height / 2, Math.min(x + wide, this.width) - from - 8, inkOn(context.fillStyle));
@@ -407,15 +406,13 @@ class Painter {
   }
 
   drawTitles(view) {
-    const { context, theme } = this;
-    context.fillStyle = theme.page;
-    context.fillRect(0, view.scrolled, view.left, this.height);
+    const { theme } = this;
+    this.fill(theme.page, 0, view.scrolled, view.left, this.height);
     for (const lane of view.lanes) {
       if (lane.title) this.write(lane.title, 8, lane.top + Math.min(lane.height, 34) / 2 - 1, view.left - 16, theme.ink);
     }
     for (const part of view.parts) if (part.label) this.write(part.label, 8, part.top + PART / 2, view.left - 16, theme.ink, "600 ");
-    context.fillStyle = theme.line;
-    context.fillRect(view.left - 1, view.scrolled, 1, this.height);
+    this.fill(theme.line, view.left - 1, view.scrolled, 1, this.height);
   }
 
   /** Round times, at least 110 pixels apart and as far as their labels need, however many digits tell one from the next. */
@@ -433,24 +430,20 @@ class Painter {
   /** Below the axis, as wide as the whole: which part of it is shown, where that is not all. */
   drawPlace(view) {
     if (view.low <= view.first && view.high >= view.last) return;
-    const { context, theme } = this;
+    const { theme } = this;
     const wide = this.width - view.left, share = wide / (view.last - view.first);
     const start = Math.max((view.low - view.first) * share, 0), end = Math.min((view.high - view.first) * share, wide);
-    context.fillStyle = theme.accent;
-    context.fillRect(view.left + Math.min(start, wide - 3), view.scrolled + HEAD - 3, Math.max(end - start, 3), 3);
+    this.fill(theme.accent, view.left + Math.min(start, wide - 3), view.scrolled + HEAD - 3, Math.max(end - start, 3), 3);
   }
 
   drawAxis(view, { step, at }) {
     const { context, theme } = this;
-    context.fillStyle = theme.page;
-    context.fillRect(0, view.scrolled, this.width, HEAD);
-    context.fillStyle = theme.line;
-    context.fillRect(0, view.scrolled + HEAD - 1, this.width, 1);
+    this.fill(theme.page, 0, view.scrolled, this.width, HEAD);
+    this.fill(theme.line, 0, view.scrolled + HEAD - 1, this.width, 1);
     this.drawPlace(view);
     for (const tick of at) {
       const x = this.x(tick);
-      context.fillStyle = theme.line;
-      context.fillRect(x, view.scrolled + HEAD - 6, 1, 6);
+      this.fill(theme.line, x, view.scrolled + HEAD - 6, 1, 6);
       const digits = Math.max(0, -Math.floor(Math.log10(step / 1e6)));
       const label = inMs(tick, digits), room = context.measureText(label).width + 12;
       if (x + room < this.width) this.write(label, x + 3, view.scrolled + 9, room, theme.faint);

@@ -56,10 +56,9 @@ function drawFlame(place, timeline) {
   place.replaceChildren();
   if (!root.ns) return;
   const { label, capture } = timeline.parts[0];
-  const work = capture.on_cpu ? "CPU work" : "GPU work", those = capture.on_cpu ? "operators" : "kernels";
-  const within = capture.modules.length > 1 ? "module" : "range", when = capture.steps.length ? "all steps that are shown" : "all that is shown";
-  place.append(element("h3", `${work} by ${within}${label ? `, ${label}` : ""}`));
-  place.append(element("p", `Each bar is as wide as the time of its ${those} in ${when}: phases, in them ${within}s, then classes, then ${those}. Press one to look into it, and the topmost to go back; the arrow keys move between bars.`, { class: "hint" }));
+  const work = capture.on_cpu ? "CPU work" : "GPU work", those = capture.on_cpu ? "operator" : "kernel";
+  const within = capture.modules.length > 1 ? "module" : "range", when = capture.steps.length ? "all steps" : "all";
+  place.append(element("h3", `${work} of ${when} by phase, ${within}, class and ${those}${label ? `, ${label}` : ""}`));
   const said = element("p", "", { class: "hint", "aria-live": "polite" });
   const bars = element("div", "", { class: "flame", role: "group", "aria-label": `${work} by phase, ${within}, class and name` });
   place.append(said, bars);

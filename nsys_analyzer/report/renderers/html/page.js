@@ -1,4 +1,4 @@
-// What paper cannot: tables that sort and filter, commands to copy, one capture of many to pick.
+// What paper cannot: tables that sort, commands to copy, one capture of many to pick.
 
 /** A new element with text and attributes; text is never read as HTML. */
 function element(tag, text = "", attributes = {}) {
@@ -41,31 +41,6 @@ function compareCells(one, other, sign) {
   if (a !== undefined && b !== undefined) return sign * (Number(a) - Number(b));
   if (a !== undefined || b !== undefined) return a !== undefined ? -1 : 1;
   return sign * one.textContent.localeCompare(other.textContent, "en", { numeric: true });
-}
-
-function makeFilterable(table) {
-  const rows = [...table.tBodies[0].rows];
-  if (rows.length <= FEW_ROWS) return;
-  const input = element("input", "", { type: "search", placeholder: "text in a row", autocomplete: "off" });
-  const label = element("label", "Filter ", { class: "filter" });
-  const caption = table.caption?.textContent;
-  if (caption) input.setAttribute("aria-label", `Filter: ${caption}`);
-  const count = element("output", "");
-  label.append(input, " ", count);
-  table.parentElement.before(label);
-  input.addEventListener("input", () => {
-    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    for (const row of rows) {
-      const text = row.textContent.toLowerCase();
-      const fits = words.every((word) => text.includes(word));
-      row.classList.toggle("out", !fits);
-      row.hidden = !fits;
-      shown += fits;
-    }
-    count.textContent = words.length ? `${shown} of ${rows.length} rows` : "";
-  });
-  if (table.parentElement.dataset.capture) label.dataset.capture = table.parentElement.dataset.capture;
 }
 
 /** What is wider than the page can be scrolled by keyboard, too. */
@@ -147,10 +122,7 @@ function addPicker(onPick) {
 }
 
 function setUpPage() {
-  for (const table of document.querySelectorAll(".table > table")) {
-    makeSortable(table);
-    makeFilterable(table);
-  }
+  document.querySelectorAll(".table > table").forEach(makeSortable);
   document.querySelectorAll(".choice").forEach(makeChoice);
   document.querySelectorAll(".listing").forEach(addCopyButton);
   const boxes = [...document.querySelectorAll(".table")];
