@@ -40,7 +40,7 @@ def test_the_decision_and_the_findings(trace: Path, explain: Callable[..., str])
     )
     # a step: 100 × 0.01 + 2 ms of GEMM, 0.5 + 1 + 1 ms of ADD, 10.6 − 5.5 ms without work
     assert "In these ≈ 10.6 ms: M matmul 3 ms 28% E elementwise 2.5 ms 24% ░ idle 5.09 ms 48%" in text
-    assert "optimizer 2.000 1.000 0.0% elementwise add float (1)" in text
+    assert "optimizer 2.000 1.000 0.0% elementwise add" in text
     assert " Findings 1. The CPU stops launching work: saves " in text
     assert "What share is matmul?" not in text
 
@@ -166,7 +166,7 @@ def test_a_folder(tmp_path: Path, explain: Callable[..., str]) -> None:
     for name in ("train", "again"):
         two_steps().write(tmp_path / f"{name}.sqlite")
     text = explain(tmp_path)
-    assert re.search(r"again 10.59 The CPU stops laun.* 1.9 – 3.4 .*train 10.59 The CPU stops laun.* 1.9 – 3.4 ", text)
+    assert re.search(r"again 10.59 The CPU stops lau… 1.9 – 3.4 51.9% 4.000 .*train 10.59 ", text)
     assert "Findings The CPU stops launching work: 2 captures, 25% of the step" in text
     assert "failed" not in text
     (tmp_path / "bad.sqlite").write_bytes(b"no database")

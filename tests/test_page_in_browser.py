@@ -235,6 +235,7 @@ def test_a_name_that_a_bar_has_no_room_for_is_not_seen(view: Callable[..., View]
 
 def test_full_names_unfold(view: Callable[..., View]) -> None:
     page = view().page
+    page.locator("details:not(.name)").evaluate_all("(all) => all.forEach((one) => (one.open = true))")
     name = page.locator("details.name").first
     full = name.locator("xpath=./code")
     assert not full.is_visible()

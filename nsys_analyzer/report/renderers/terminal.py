@@ -51,15 +51,15 @@ def print_section(section: Section) -> None:
     screen = console()
     if section.title:
         screen.print(Text(_shown(section.title), "bold"))
-    _print_blocks(screen, section.blocks)
+    _print_blocks(screen, section.blocks, None if section.title else _ROWS)  # the first one has no title
 
 
-def _print_blocks(screen: Console, blocks: Iterable[Block]) -> None:
+def _print_blocks(screen: Console, blocks: Iterable[Block], most: int | None = None) -> None:
     """Prints blocks with an empty line before each; no figures, nor a fold that holds nothing else."""
     for block in blocks:
         if _has_text(block):
             screen.print()
-            _print_block(screen, block)
+            _print_block(screen, block, most)
 
 
 def _has_text(block: Block) -> bool:

@@ -1,4 +1,4 @@
-"""How a report and its captures were made: the commands that were run, where they are known, else a recipe."""
+"""How a report and its captures were made: the commands that were run, where they are known."""
 
 from __future__ import annotations
 
@@ -12,22 +12,6 @@ from nsys_analyzer.share.names import shown_command
 from nsys_analyzer.text import Words, code, joined, phrase
 from nsys_analyzer.trace.metadata import Recording
 
-_NSYS = (
-    "# capture the steps between cudaProfilerStart and cudaProfilerStop",
-    "nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none \\",
-    "  --capture-range=cudaProfilerApi --capture-range-end=stop --cuda-graph-trace=node \\",
-    "  {annotated}-o capture {program}",
-    "nsys export --type sqlite capture.nsys-rep",
-)
-_TORCH = (
-    "from torch.profiler import ProfilerActivity, profile, record_function",
-    "",
-    "with profile(activities=[{activities}]) as profiler:  # after the warm-up steps",
-    "    for batch in batches:",
-    '        with record_function("forward"):',
-    "            ...  # and the same for backward and optimizer",
-    'profiler.export_chrome_trace("trace.json.gz")',
-)
 #: Kinds of events that nsys writes into its export, as its option calls them.
 _TRACE_OPTION = {"Cuda": "cuda", "NvtxEvents": "nvtx"}
 _ANNOTATED = "--pytorch=functions-trace"
@@ -36,13 +20,13 @@ _RUN = "nsys-analyze run"
 _WIDTH = 96
 _SAID = "What was run, as far as the captures say: {}{}."
 _OPAQUE = (
-    "To change: {} traced each CUDA graph as a whole, so that its kernels are unknown. `--cuda-graph-trace=node`, as "
-    "below, traces them one by one."
+    "To change: {} traced each CUDA graph as a whole, so that its kernels are unknown. `--cuda-graph-trace=node` "
+    "traces them one by one."
 )
 
 
 def how_made(evidence: Evidence) -> tuple[Block, ...]:
-    """The commands that were run, where known, else a recipe marked as such; and the command of this report."""
+    """The commands that were run, where known, else what the captures say; and the command of this report."""
     whole = evidence.command.startswith(_RUN)
     ran = dict.fromkeys(c.run.run for c in evidence.captures if c.run and c.run.run)
     runs = tuple(dict.fromkeys((*ran, evidence.command)) if whole else ran)
@@ -51,9 +35,9 @@ def how_made(evidence: Evidence) -> tuple[Block, ...]:
     parts = [*([(title, *runs)] if runs else []), *([captured] if captured else [])]
     parts += [] if whole or not evidence.command else [("# this report", evidence.command)]
     lines = tuple(line for part in parts for line in ("", *(row for one in part for row in _wrapped(one))))[1:]
-    recipe = () if runs or captured else (*_recorded(evidence), *_recipe(evidence))
+    recorded = () if runs or captured else _recorded(evidence)
     commands = [Listing(lines, "commands")] if lines else []
-    return (*recipe, *commands)
+    return (*recorded, *commands)
 
 
 def _recorded(evidence: Evidence) -> list[Block]:
@@ -90,24 +74,6 @@ def _is_annotated(capture: CaptureSummary) -> bool:
     """Whether nsys itself wrote the ranges that the phases are inferred from."""
     by_nsys = capture.metadata is not None and capture.metadata.profiler == "nsys"
     return by_nsys and any(FUNCTION_RANGES in phase.range for phase in capture.phases)
-
-
-def _recipe(evidence: Evidence) -> list[Block]:
-    """How such captures are made, with the profiler that made these."""
-    traced = [capture.metadata for capture in evidence.captures if capture.metadata]
-    profilers = {metadata.profiler for metadata in traced} or {"nsys"}
-    programs = [metadata.recording.program for metadata in traced if metadata.recording.program]
-    program = shown_command(programs[0]) if programs else "python train.py"
-    annotated = f"{_ANNOTATED} " if any(map(_is_annotated, evidence.captures)) else ""
-    on_gpu = any(not capture.on_cpu for capture in evidence.captures if capture.whole)
-    activities = ", ".join(f"ProfilerActivity.{one}" for one in (("CPU", "CUDA") if on_gpu else ("CPU",)))
-    blocks: list[Block] = [Paragraph("A recipe, not what was run:")]
-    if "nsys" in profilers:
-        lines = (line.format(program=program, annotated=annotated) for line in _NSYS)
-        blocks.append(Listing(tuple(lines), "commands"))
-    if "torch" in profilers:
-        blocks.append(Listing(tuple(line.format(activities=activities) for line in _TORCH), "python"))
-    return blocks
 
 
 def _wrapped(command: str) -> list[str]:

@@ -17,7 +17,7 @@ from nsys_analyzer.report.sections.bars import bars_of_run
 from nsys_analyzer.report.sections.findings import findings_of_run
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds, milliseconds_between
-from nsys_analyzer.text import Words, joined, phrase, plural, strong
+from nsys_analyzer.text import Words, joined, phrase, plain, plural, strong
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
@@ -162,19 +162,11 @@ def _who_is_late(run: ParallelRun) -> Words:
 
 def _loss(row: LostTime) -> Words:
     """A loss in words: "13.5 ms of idle (launching) in forward"."""
-    what = joined("", (f"{about_milliseconds(row.ms)} of {row.part}", *_because(row)))
+    why, lost = _why(row), f"{about_milliseconds(row.ms)} of {row.part}"
+    what = phrase("{} ({})", lost, why) if plain(why) else lost
     if row.part == "transferring":
         return what
     return joined(" ", (what, row.phase if row.phase == OUTSIDE else f"in {row.phase}"))
-
-
-def _because(row: LostTime) -> Iterator[Words]:
-    said = (CAUSE_WORDS[row.cause] if row.cause else "", row.kernel_class)
-    yield from (f" ({word})" for word in said if word)
-    if row.range:
-        yield phrase(" in the range `{}`", row.range)
-    if row.module:
-        yield phrase(" in the module `{}`", row.module)
 
 
 def _communication(run: ParallelRun) -> str:

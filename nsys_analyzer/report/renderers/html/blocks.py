@@ -161,7 +161,7 @@ def _bars(bars: StepBars) -> str:
         drawn.append(f'<div class="row">{label}{bar}{time}</div>')
     said = escape(visible(f"{bars.title} {', '.join(keys)}"))
     named = "".join(
-        f'<li><i style="{_paint(part)}"></i>{escape(text)}</li>' for part, text in zip(bars.parts, keys, strict=True)
+        f'<li><i style="{_paint(part)}"></i> {escape(text)}</li>' for part, text in zip(bars.parts, keys, strict=True)
     )
     note = f"<p>{escape(bars.note)}</p>" if bars.note else ""
     picture = f'<div role="img" aria-label="{said}">{"".join(drawn)}</div>'

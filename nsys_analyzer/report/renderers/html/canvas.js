@@ -231,13 +231,12 @@ class Painter {
   }
 
   drawSteps(view) {
-    const { context, theme } = this;
+    const { theme } = this;
     for (const part of view.parts) {
-      context.fillStyle = theme.panel;
       for (const [start, end] of part.steps.filter((_, number) => number % 2 === 0)) {
         if (end <= this.low || start >= this.high) continue;
         const [x, wide] = this.across(start, end);
-        context.fillRect(x, part.top, wide, part.bottom - part.top);
+        this.fill(theme.panel, x, part.top, wide, part.bottom - part.top);
       }
     }
   }
@@ -267,10 +266,9 @@ class Painter {
       if (wide >= 1) {
         context.globalAlpha = view.found && !lane.fits(index[i]) ? 0.35 : 1;
         this.fill(theme.box, x, lane.top, wide, height);
-        context.fillStyle = theme["box-edge"];
         if (wide > 3) {
-          context.fillRect(x, lane.top, 1, height);
-          context.fillRect(x, lane.top, wide, 1);
+          this.fill(theme["box-edge"], x, lane.top, 1, height);
+          this.fill(theme["box-edge"], x, lane.top, wide, 1);
         }
         if (wide > 24) this.write(view.textOf(lane, index[i]), x + 4, lane.top + height / 2 + 0.5, wide - 8, theme["box-ink"]);
         context.globalAlpha = 1;
@@ -297,7 +295,7 @@ class Painter {
     for (let i = first; i < last; i++) {
       const one = index[i], [x, shown] = this.across(start[i], end[i]), wide = Math.max(shown, 0.7);
       context.globalAlpha = view.isFaint(lane, one) ? 0.25 : 1;
-      this.fill(view.colorOf(lane, one), x, lane.top, wide, height);
+      this.fill(view.colorOfGroup(lane, lane.track.group[one]), x, lane.top, wide, height);
       if (wide > 34) {
         const from = Math.max(x, this.left);
         this.write(view.textOf(lane, one), from + 4, lane.top + height / 2, Math.min(x + wide, this.width) - from - 8, inkOn(context.fillStyle));

@@ -56,9 +56,8 @@ function drawFlame(place, timeline) {
   place.replaceChildren();
   if (!root.ns) return;
   const { label, capture } = timeline.parts[0];
-  const work = capture.on_cpu ? "CPU work" : "GPU work", those = capture.on_cpu ? "operator" : "kernel";
-  const within = capture.modules.length > 1 ? "module" : "range", when = capture.steps.length ? "all steps" : "all";
-  place.append(element("h3", `${work} of ${when} by phase, ${within}, class and ${those}${label ? `, ${label}` : ""}`));
+  const work = capture.on_cpu ? "CPU work" : "GPU work", those = capture.on_cpu ? "operator" : "kernel", within = capture.modules.length > 1 ? "module" : "range";
+  place.append(element("h3", `${work}${capture.steps.length ? " of all steps" : ""} by phase, ${within}, class and ${those}${label ? `, ${label}` : ""}`));
   const said = element("p", "", { class: "hint", "aria-live": "polite" });
   const bars = element("div", "", { class: "flame", role: "group", "aria-label": `${work} by phase, ${within}, class and name` });
   place.append(said, bars);

@@ -72,10 +72,7 @@ async function copied(code) {
     await navigator.clipboard.writeText(code.textContent);
     return true;
   } catch {
-    const range = document.createRange();
-    range.selectNodeContents(code);
-    getSelection().removeAllRanges();
-    getSelection().addRange(range);
+    getSelection().selectAllChildren(code);
     return document.execCommand("copy");
   }
 }

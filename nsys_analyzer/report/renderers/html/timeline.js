@@ -115,10 +115,6 @@ class Timeline {
     return lane.capture.labels[name] || lane.capture.names[name];
   }
 
-  colorOf(lane, one) {
-    return this.colorOfGroup(lane, lane.track.group[one]);
-  }
-
   colorOfGroup(lane, group) {
     const name = lane.capture.groups[group];
     const classes = this.shared.classes;
@@ -478,7 +474,6 @@ class Timeline {
     if (held.marks) {
       this.mark(this.timeAt(held.x), this.timeAt(event.offsetX));
     } else {
-      this.canvas.classList.add("moving");
       const ns = (by * (held.high - held.low)) / (this.painter.width - this.left);
       this.look(held.low - ns, held.high - ns);
       this.scroll.scrollTop = held.scrolled + held.y - event.offsetY;
@@ -488,7 +483,6 @@ class Timeline {
   release(event) {
     const { held } = this;
     this.held = null;
-    this.canvas.classList.remove("moving");
     if (!held || held.moved || !this.lanes) return;
     const box = this.boxAt(event);
     if (box) this.choose(box.lane, box.position);
