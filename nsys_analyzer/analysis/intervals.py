@@ -113,11 +113,16 @@ def merged(group: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
 
 def holds_any(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Bools:
     """True for the intervals in which any of their group's moments lies: ``start <= time < end``."""
+    holds: Bools = held(group, time, at_group, start, end) > 0
+    return holds
+
+
+def held(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Ints:
+    """The number of their group's moments in each interval."""
     axis = Axis(group, time)
     moments = np.sort(axis.place(group, time))
     first, behind = (np.searchsorted(moments, axis.place(at_group, bound)) for bound in (start, end))
-    holds: Bools = behind > first
-    return holds
+    return behind - first
 
 
 def last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:

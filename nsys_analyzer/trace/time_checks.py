@@ -11,7 +11,7 @@ import numpy as np
 from nsys_analyzer.text import Words, phrase
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import Launches, MemoryUses, Operations, Ranges, named, process_of
-from nsys_analyzer.trace.schema import KERNEL, MEMORY, NO_TIME, OPERATIONS_BY_KIND, RUNTIME, Table
+from nsys_analyzer.trace.schema import MEMORY, NO_TIME, OPERATIONS_BY_KIND, RUNTIME, Table
 
 #: Nothing that one trace holds lies a year from the start of its session, where times count from.
 FAR = 365 * 24 * 3600 * 10**9
@@ -27,13 +27,17 @@ _ROWS_PER_BROKEN = 1_000
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How many rows of one table and one process were left out of every figure and why, with the first of them."""
+    """How many rows of one table and one process were left out of every figure and why, with the first of them.
+
+    ``starts_count`` says that only their ends were: API calls whose duration is not known.
+    """
 
     process: int
     table: str
     rows: int
     why: str
     example: Words
+    starts_count: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,29 +80,38 @@ class TimeCheck:
         return kept
 
     def not_repeated(self, operations: Operations) -> Bools:
-        """Returns which operations are no second row of the same kernel, with all its values."""
-        kernels = operations.select(operations.kernels)
-        start, order = kernels.start, None
-        if (start[1:] < start[:-1]).any():  # nsys writes them in order
-            order = np.argsort(start, kind="stable")
-            start = start[order]
-        same = np.flatnonzero(start[1:] == start[:-1])
-        alike = np.union1d(same, same + 1)  # a pair on two GPUs, as a rule
-        alike = alike if order is None else np.sort(order[alike])
-        values = np.stack([np.asarray(column, np.int64)[alike] for column in kernels.columns().values()])
-        sorted_ = np.lexsort(values)  # stable: of equal rows the first is kept
-        repeated = np.zeros(len(kernels), np.bool_)
-        repeated[alike[sorted_[1:]]] = (values[:, sorted_[1:]] == values[:, sorted_[:-1]]).all(axis=0)
-        self.left_out += left_out_rows(_rows_of(KERNEL, kernels), "all values of another row", repeated)
+        """Returns which operations are no second row of the same one, with all its values."""
         once = np.ones(len(operations), np.bool_)
-        once[operations.kernels] = ~repeated
+        for kind, table in enumerate(OPERATIONS_BY_KIND):
+            of_kind = operations.of_kind(kind)
+            some = operations.select(of_kind)
+            start, order = some.start, None
+            if (start[1:] < start[:-1]).any():  # nsys writes them in order
+                order = np.argsort(start, kind="stable")
+                start = start[order]
+            same = np.flatnonzero(start[1:] == start[:-1])
+            alike = np.union1d(same, same + 1)  # a pair on two GPUs, as a rule
+            alike = alike if order is None else np.sort(order[alike])
+            values = np.stack([np.asarray(column, np.int64)[alike] for column in some.columns().values()])
+            sorted_ = np.lexsort(values)  # stable: of equal rows the first is kept
+            repeated = np.zeros(len(some), np.bool_)
+            repeated[alike[sorted_[1:]]] = (values[:, sorted_[1:]] == values[:, sorted_[:-1]]).all(axis=0)
+            self.left_out += left_out_rows(_rows_of(table, some), "all values of another row", repeated)
+            once[of_kind] = ~repeated
         return once
 
     def calls(self, launches: Launches) -> Bools:
-        """Returns which API calls have starts that can be true; their ends may be none."""
-        start, process = launches.start, process_of(launches.thread)
-        rows = TimedRows(RUNTIME, start, start, process, lambda i: f"correlation ID {launches.correlation[i]}")
-        return self._valid(rows, of_cuda=True)
+        """Returns which API calls have starts that can be true; an end that cannot be becomes the start, in place."""
+        start, end = launches.start, launches.end
+        kept = self._valid(rows_of_calls(launches, start), of_cuda=True)
+        for why, wrong in (
+            ("no end", end == NO_TIME),
+            ("an end before the start", (end < start) & (end != NO_TIME)),
+            ("an end outside the capture", end > self._last),
+        ):
+            self.left_out += left_out_rows(rows_of_calls(launches, end), why, kept & wrong, starts_count=True)
+        end[:] = np.where((end >= start) & (end <= self._last), end, start)
+        return kept
 
     def ranges(self, table: Table, ranges: Ranges) -> Bools:
         """Returns which ranges have times that can be true; one without an end has none that is wrong."""
@@ -171,14 +184,20 @@ def _bounds(duration: int | None, moments: Sequence[Ints], start: int) -> tuple[
     return middle - FAR, first - reach, last + reach
 
 
-def left_out_rows(rows: TimedRows, why: str, wrong: Bools) -> Iterator[LeftOut]:
+def rows_of_calls(launches: Launches, end: Ints) -> TimedRows:
+    """Returns API calls with these ends."""
+    process = process_of(launches.thread)
+    return TimedRows(RUNTIME, launches.start, end, process, lambda i: f"correlation ID {launches.correlation[i]}")
+
+
+def left_out_rows(rows: TimedRows, why: str, wrong: Bools, *, starts_count: bool = False) -> Iterator[LeftOut]:
     """Returns the rows with one fault (``wrong``, shape (rows,)), for each process."""
     index = np.flatnonzero(wrong)
     for process in distinct(rows.process[index]).tolist():
         indices = index[rows.process[index] == process]
         first = int(indices[0])
         example = phrase("{}, {} to {} ns", rows.describe(first), _time(rows.start[first]), _time(rows.end[first]))
-        yield LeftOut(process, rows.table.aliases[0], len(indices), why, example)
+        yield LeftOut(process, rows.table.aliases[0], len(indices), why, example, starts_count)
 
 
 def _time(time: Any) -> str:

@@ -21,7 +21,6 @@ from nsys_analyzer.trace.arrays import (
     appended,
     arrow_integers,
     arrow_texts,
-    blocks,
     compact,
     dense_codes,
     distinct,
@@ -56,7 +55,7 @@ from nsys_analyzer.trace.metadata import Metadata, explained, read_diagnostics, 
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, noted_calls, read_nccl_calls, read_ranks
 from nsys_analyzer.trace.reader import Reader, column_in
 from nsys_analyzer.trace.sources import open_capture
-from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck
+from nsys_analyzer.trace.time_checks import LeftOut, TimeCheck
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,7 +149,7 @@ class Trace:
             start, process, size, operation, alive = frames["memory"].values()
             memory = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
             memory = memory.select(check.memory(memory))
-        first = launches.select(slice(_FIRST_CALLS))
+        first = launches.select(np.argsort(launches.start, kind="stable")[:_FIRST_CALLS])
         lasted = (first.end - first.start)[first.call == LAUNCH]
         lasted = lasted[lasted > 0]
         nodes = frames["graph_nodes"]
@@ -267,13 +266,7 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
     call = np.array([*kinds, OTHER_CALL], np.int8)[codes]
     result = frame.pop("result")
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
-    start, end = frame["start"], frame["end"]
-    for block in blocks(len(start)):
-        first, last = start[block], end[block]
-        possible = (last >= first) & (last // 2 - first // 2 < FAR)  # halves: no difference overflows
-        if not possible.all():
-            end[block] = np.where(possible, last, first)
-    launches = Launches(start, end, frame["thread"], frame["correlation"], call, codes, names)
+    launches = Launches(frame["start"], frame["end"], frame["thread"], frame["correlation"], call, codes, names)
     return launches, (call == ALLOCATE) & (result == _OUT_OF_MEMORY)
 
 

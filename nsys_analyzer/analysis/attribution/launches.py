@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, OFF_AXIS, Axis, any_open, holds_any
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, OFF_AXIS, Axis, any_open, held
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, distinct_rows
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
 from nsys_analyzer.trace.metadata import CUDA, HIP
-from nsys_analyzer.trace.time_checks import LeftOut, TimedRows, left_out_rows
+from nsys_analyzer.trace.time_checks import LeftOut, TimedRows, left_out_rows, rows_of_calls
 from nsys_analyzer.trace.trace import Trace
 
 _SPARSE = 4  # a table by key may be this many times longer than the calls
@@ -160,12 +160,13 @@ _IN_STEP = (CUDA, HIP)
 #: the share that starts before its launch where its clock is behind.
 _BROKEN, _NEARLY_ALL = 0.1, 0.75
 #: How long two operations of one stream may overlap: they run one after the other but for what graphs, contexts and
-#: programmatic launches let overlap.
-_OVERLAP_NS = 10_000_000
+#: programmatic launches let overlap. So many others begin beside none, nor do so many API calls inside one of their
+#: thread.
+_OVERLAP_NS, _MOST_BESIDE = 10_000_000, 100
 
 
 def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
-    """Leaves out what starts before its launch, and what still runs when its stream has long gone on.
+    """Leaves out what starts before its launch, what still runs when its stream has long gone on, and ends of calls.
 
     Returns:
         The trace; of each operation left its launch, -1 for none, and by how much the clock of its device is behind the
@@ -180,13 +181,16 @@ def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
     before = wait < -_FEW_ERROR_NS
     few = np.count_nonzero(before) <= max(1, _FEW * np.count_nonzero(launch != NONE))
     early = before if few and trace.metadata.platform in _IN_STEP else wait < -CLOCK_ERROR_NS
-    endless = ~early & _endless(trace) if trace.metadata.profiler == "nsys" else np.zeros(len(operations), np.bool_)
+    endless = np.zeros(len(operations), np.bool_)
+    if trace.metadata.profiler == "nsys":
+        endless = ~early & _endless(trace)
+        trace = _with_ends_of_calls(trace)
     wrong = early | endless
     if wrong.any():
         left_out = [
             *trace.left_out,
             *_left_out(operations, "a start before the launch", early),
-            *_left_out(operations, "an end long after all others and the next start of their stream", endless),
+            *_left_out(operations, "an end long after the next starts of their stream", endless),
         ]
         unmeasured = np.concatenate([unmeasured, launch[wrong]])
         trace = replace(trace, operations=operations.select(~wrong), left_out=tuple(left_out))
@@ -219,7 +223,7 @@ def _behind(operations: Operations, launch: SmallInts, wait: Ints) -> Ints:
 
 
 def _endless(trace: Trace) -> Bools:
-    """The operations that still run when all else has ended, though their stream went on long before.
+    """The operations that still run when their stream has long gone on: with very many others, or to the very end.
 
     Stream numbers are unique within a context only, so that the next operation alone may be another stream's.
     """
@@ -236,9 +240,23 @@ def _endless(trace: Trace) -> Bools:
         last = max(int(some.max(initial=LONG_AGO)) for some in others)
         stream = distinct_rows(operations.process, operations.device, operations.stream)[1].astype(np.int64)
         start, end = operations.start[long], operations.end[long]
-        goes_on = holds_any(stream, operations.start, stream[long], start + 1, end)
-        endless[long] = goes_on & (end > last + _OVERLAP_NS)
+        beside = held(stream, operations.start, stream[long], start + 1, end)
+        endless[long] = (beside >= _MOST_BESIDE) | (beside > 0) & (end > last + _OVERLAP_NS)
     return endless
+
+
+def _with_ends_of_calls(trace: Trace) -> Trace:
+    """Takes the end from each API call that lasts while its own thread makes very many others."""
+    calls = trace.launches
+    wrong = np.flatnonzero(calls.end - calls.start > _OVERLAP_NS)
+    thread, start, end = calls.thread[wrong], calls.start[wrong], calls.end[wrong]
+    wrong = wrong[held(calls.thread, calls.start, thread, start + 1, end) >= _MOST_BESIDE] if len(wrong) else wrong
+    if not len(wrong):
+        return trace
+    ends, why = calls.end.copy(), np.zeros(len(calls), np.bool_)
+    ends[wrong], why[wrong] = calls.start[wrong], True
+    said = left_out_rows(rows_of_calls(calls, calls.end), "an end after many later calls", why, starts_count=True)
+    return replace(trace, launches=replace(calls, end=ends), left_out=(*trace.left_out, *said))
 
 
 def _left_out(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:

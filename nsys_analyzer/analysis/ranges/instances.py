@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,7 @@ from nsys_analyzer.analysis.kernels.classes import classify, open_classes
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, MODULE, OTHER_STEP, STEP, WARMUP, PhaseNames
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct_rows, distinct_texts
 from nsys_analyzer.trace.columns import LAUNCH, Operations, Ranges, process_of
 from nsys_analyzer.trace.phase_names import normalized_name
 from nsys_analyzer.trace.trace import Trace
@@ -122,6 +122,28 @@ class Instances:
         return measured
 
 
+def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
+    """Takes the end from each step that lasts into the next one of its name and thread, where few do.
+
+    Where most do, one step is in another.
+    """
+    ranges = trace.ranges
+    _, name = distinct_texts([normalized_name(text) if names.key_of(text) == STEP else "" for text in ranges.names])
+    index = np.flatnonzero(name[ranges.name] > 0)  # the first text is the empty one
+    index = index[np.lexsort((ranges.start[index], name[ranges.name[index]], ranges.thread[index]))]
+    start, end = ranges.start[index], ranges.end[index]
+    _, loop = distinct_rows(ranges.thread[index], name[ranges.name[index]])
+    lasts = np.append((loop[1:] == loop[:-1]) & (end[:-1] > start[1:] + (end - start)[1:] // 10), False)[: len(index)]
+    few = 2 * np.bincount(loop[lasts], minlength=loop.max(initial=0) + 1) < np.bincount(loop, minlength=1)
+    wrong = np.zeros(len(ranges), np.bool_)
+    wrong[index] = lasts & few[loop]
+    if not wrong.any():
+        return trace
+    both = zip(trace.open_ranges.columns().values(), ranges.select(wrong).columns().values(), strict=True)
+    start, end, thread, name = (np.concatenate(columns) for columns in both)
+    return replace(trace, ranges=ranges.select(~wrong), open_ranges=Ranges(start, end, thread, name, ranges.names))
+
+
 class AttributedTrace:
     """A trace with each operation's ranges, phase and instance.
 
@@ -137,7 +159,7 @@ class AttributedTrace:
         self.as_recorded = trace
         self.start_ups: Mapping[int, tuple[int, int]] = {}
         sound, launch, self._behind, self.unmeasured = consistent(trace)
-        self.trace, inferred = with_inferred_phases(sound, names, launch)
+        self.trace, inferred = with_inferred_phases(_without_overlong_steps(sound, names), names, launch)
         self.roles = RangeRoles(self.trace.ranges, names, inferred)
         self.attribution: Attribution = attribute(self.trace, self.roles, launch)
 
@@ -181,7 +203,7 @@ class AttributedTrace:
         """The ranges with launches whose kernel is missing or impossible, or with operations whose API call is."""
         lacking = self.trace.launches.select(np.concatenate([self.lost, self.unmeasured]))
         lacks = holds_any(process_of(lacking.thread), lacking.start, process, picked.start, picked.end)
-        if any(one.table in schema.RUNTIME.aliases for one in self.trace.left_out):
+        if any(one.table in schema.RUNTIME.aliases and not one.starts_count for one in self.trace.left_out):
             unlaunched = self.trace.operations.select(self.attribution.launch == NONE)
             lacks |= holds_any(unlaunched.process, unlaunched.start, process, picked.start, picked.end)
         return lacks

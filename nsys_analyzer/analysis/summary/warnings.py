@@ -86,13 +86,16 @@ class _Checks:
     def left_out(self) -> Iterator[Words]:
         """Ranges and rows that count in no figure; the first process reports the rows of those without an entry."""
         for name in self.attributed.open_phases(self.process):
-            yield phrase("A range `{}` has no end: that occurrence is partial and left out.", name)
+            yield phrase(
+                "A range `{}` has no end, or one behind the next start: that occurrence is partial and left out.", name
+            )
         entries = [one.global_pid for one in processes_of(self.trace)]
         for one in self.trace.left_out:
             if self.process == (one.process if one.process in entries else entries[0]):
                 of = "" if one.process == self.process else f" of process {pid_of(one.process)}"
                 rows = f"{one.rows:,} {plural(one.rows, 'row')} of {one.table}{of}"
-                yield phrase("Left out of every figure: {} with {}, such as {}.", rows, one.why, one.example)
+                how = "Counted without a duration" if one.starts_count else "Left out of every figure"
+                yield phrase("{}: {} with {}, such as {}.", how, rows, one.why, one.example)
         partial = sum(phase.incomplete_instances for phase in self.summary.phases)
         if partial:
             instances = f"{partial} {plural(partial, 'instance')} of phases"
