@@ -441,6 +441,17 @@ def test_a_program_described_by_options(desk: Desk, run: Run) -> None:
     assert desk.timings() == []
 
 
+def test_what_is_left_of_a_program_has_none_of_its_secrets(desk: Desk, run: Run) -> None:
+    (desk.folder / "train.py").write_text("import sys; print(len(sys.argv[2]))")
+    words = ("--profiler", "none", "--", sys.executable, "train.py", "--api-key", "hunter2")
+    ended = run(*words)
+    assert ended.code == 0, ended.err
+    assert (desk.runs / "train/target.log").read_text() == "7\n"  # the program got it
+    assert desk.manifest("train")["command"].endswith("train.py --api-key '…'")
+    assert [path for path in desk.runs.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()] == []
+    assert run(*words[:2], "--resume", *words[2:]).code == 0  # the same program
+
+
 def test_a_program_that_is_not_there(desk: Desk, run: Run) -> None:
     ended = run("--profiler", "torch", "--", "./python9", "train.py")
     assert ended.code == 1

@@ -6,6 +6,7 @@ import csv
 import lzma
 import random
 import re
+import shlex
 import string
 from collections.abc import Callable
 
@@ -30,6 +31,7 @@ from nsys_analyzer.share.names import (
     Scrubber,
     is_public,
     shown_command,
+    without_secrets,
 )
 from nsys_analyzer.trace.metadata import _NO_CUDA, touches_no_figure
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
@@ -356,3 +358,21 @@ def test_every_gpu_whose_peaks_are_known_stays() -> None:
 )
 def test_a_command_is_shown_without_its_user_and_machine(words: list[str], text: str) -> None:
     assert shown_command(words) == text
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("python src/train.py --data data/a --lr 0.1 lr=0.1 --n 1,2", None),
+        ("--max-tokens 512 --tokenizer gpt2 --num-key-value-heads 8 --passes 3 --author ann", None),
+        ("--api-key SECRET --password=a,SECRET --hf_token SECRET", "--api-key … --password=… --hf_token …"),
+        ("HF_TOKEN=SECRET wandb.api_key=SECRET --api-key --verbose", "HF_TOKEN=… wandb.api_key=… --api-key --verbose"),
+        ("s3://ann:SECRET@host/b ann:SECRET@host hf_0SECRET0", "s3://…@host/b …@host …"),
+        ("'https://host/x?token=SECRET&a=1' user@host:/path", "'https://host/x?token=…&a=1' user@host:/path"),
+        ("bash -c 'train --api-key SECRET --lr 3'", "bash -c 'train --api-key … --lr 3'"),
+        ("--nsys-option=--env-var=A=1,HF_TOKEN=SECRET", "--nsys-option=--env-var=A=1,HF_TOKEN=…"),
+        ("-H 'Authorization: Bearer SECRET'", "-H 'Authorization: … …'"),
+    ],
+)
+def test_a_command_of_ones_own_is_kept_without_its_secrets(typed: str, shown: str | None) -> None:
+    assert without_secrets(shlex.split(typed)) == shlex.split(shown or typed)

@@ -34,6 +34,7 @@ from nsys_analyzer.runs.rows import Row, Task, add_row, written
 from nsys_analyzer.runs.targets import OF_RANK, Ranks, Target, capture_stems
 from nsys_analyzer.runs.timings import NAME as TIMINGS
 from nsys_analyzer.runs.timings import is_from_a_sweep, write_timings
+from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
 from nsys_analyzer.system.process import Job, Progress, Result, last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
@@ -300,7 +301,7 @@ def _commands(target: Target, profiler: Profiler | None) -> dict[str, Any]:
 
 
 def _typed(command: Sequence[str]) -> str:
-    return shlex.join("python" if word == sys.executable else word for word in command)
+    return shlex.join(without_secrets(["python" if word == sys.executable else word for word in command]))
 
 
 def _restore(place: Path) -> None:

@@ -33,16 +33,18 @@ _PHASE_HELP = (
 def command_line() -> str:
     """Returns the command line of this process as a reader of the report would type it, beside the captures.
 
-    Where the captures were read is left out: it changes nothing.
+    Where the captures were read is left out, for it changes nothing, and so are keys and passwords.
     """
+    from nsys_analyzer.share.names import without_secrets  # the rules of kernels come with it
+
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     apart = {place for place, word in enumerate(words) if word == _SCHEDULER}
-    kept = (
+    kept = [
         word
         for place, word in enumerate(words)
         if not apart & {place, place - 1} and not word.startswith(f"{_SCHEDULER}=")
-    )
-    return shlex.join(["nsys-analyze", *kept])
+    ]
+    return shlex.join(["nsys-analyze", *without_secrets(kept)])
 
 
 def tell(line: str) -> None:

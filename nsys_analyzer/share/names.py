@@ -350,16 +350,40 @@ _PRODUCT = re.compile(
 
 # --- command lines
 
+#: What an option or a variable is called that gives a secret, in its name and at its end.
+_SECRET = r"key|token(?!s|iz)|secret|pass|cred|auth|cookie|sign|pwd"
 #: Options that give a person, a machine or a secret, variables of the environment, and short options that may.
 _TELLING = re.compile(
-    r"(?i:--.*(?:key|token(?!s|iz)|secret|pass|cred|auth|cookie|sign|pwd|user|login|host|addr|server|mail|owner|account))"
-    r"|-[puUP]|[A-Z_][A-Z0-9_]*="
+    rf"(?i:--.*(?:{_SECRET}|user|login|host|addr|server|mail|owner|account))|-[puUP]|[A-Z_][A-Z0-9_]*="
+)
+_OF_A_SECRET = re.compile(rf"(?i)[\w.+-]*(?:{_SECRET}|sig|bearer)(?:word|wd|phrase|s|entials?|orization|nature)?:?")
+#: Who logs in at an address, and keys that are known by how they begin.
+_LOGIN = re.compile(
+    r"(?<=://)[^\s/@]+@|[^\s/@:]+:[^\s/@]+@|\b(?:sk|hf|gh[a-z]|github_pat|glpat|nvapi|xox[a-z])[-_](?=\S*\d)[\w-]{8,}"
 )
 _OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]{0,40}")
 _GIVEN = re.compile(r"(--?[A-Za-z][\w-]{0,40}=|[A-Z_][A-Z0-9_]*=|-[puUP](?=.)|)(.*)", re.DOTALL)
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?(?:e[+-]?\d{1,3})?")
 #: A word of letters with a short number, a file, a module: ``gpt2``, ``train.py``, ``profiling_targets.transformer``.
 _PLAIN = re.compile(r"[A-Za-z]{1,16}(?:[-_.]?(?:[A-Za-z]{1,16}|\d{1,4}[a-z]?(?![A-Za-z]))){0,6}")
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command line of one's own: its paths stay, keys and passwords do not."""
+    shown = []
+    for option, word in pairwise(("", *words)):
+        name, given, value = word.partition("=")
+        parts = re.split(r"([\s,;?&'\"]+)", word)
+        if given and re.fullmatch(r"[\w.+-]+", name):
+            shown.append(f"{name}={MARK if _OF_A_SECRET.fullmatch(name) else ''.join(without_secrets([value]))}")
+        elif _OF_A_SECRET.fullmatch(option) and not _OPTION.fullmatch(word):
+            shown.append(MARK)
+        elif len(parts) > 1:
+            parts[::2] = without_secrets(parts[::2])
+            shown.append("".join(parts))
+        else:
+            shown.append(_LOGIN.sub(lambda found: f"{MARK}@" if found[0].endswith("@") else MARK, word))
+    return shown
 
 
 def shown_command(words: Sequence[str]) -> str:
