@@ -227,6 +227,14 @@ def test_the_programs_own_sitecustomize_runs(tmp_path: Path) -> None:
     assert ran.out == "own\nprogram\n"
 
 
+def test_a_child_leaves_no_results_of_its_parents_steps(tmp_path: Path) -> None:
+    """Steps 4 to 7 are timed; the child is forked behind the fifth and ends after its parent."""
+    forked = "import os\ntrain(5)\nread, write = os.pipe()\nif os.fork():\n    os.close(read); train()\n"
+    ran = run(tmp_path, MODEL + f"{forked}else:\n    os.close(write); os.read(read, 1)\nprint('end')", afresh=True)
+    assert (ran.code, ran.out, ran.err) == (0, "end\n", "")  # of the child: the parent stops behind step 7
+    assert ran.instances() == TRAINING
+
+
 def test_an_unknown_pytorch_is_said(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("")
     ran = run(tmp_path, "import torch; print('end')", afresh=True)

@@ -187,6 +187,82 @@ def test_every_thread_is_recorded(record: Record) -> None:
     assert kernels(trace).count("aten::mm") == 2
 
 
+FORKING = """
+import atexit, os, sys, torch
+CODES = [0, 3, 1]
+
+def bye():
+    import __main__
+    print("bye", __main__.CODES[child])
+
+atexit.register(bye)
+x = torch.ones(8, 8)
+torch.cuda.profiler.start()
+for child in (1, 2):
+    if pid := os.fork():
+        print("ended", os.waitpid(pid, 0)[1] >> 8, flush=True)
+    elif child == 1:
+        torch.cuda.profiler.stop()
+        sys.exit(CODES[child])
+    else:
+        raise ValueError
+child = 0
+x @ x
+"""
+
+
+def test_children_end_as_they_do_without_the_recorder_and_the_parent_is_recorded(record: Record) -> None:
+    outcome = record(FORKING)
+    assert (outcome.code, outcome.out) == (0, "bye 3\nended 3\nbye 1\nended 1\nbye 0\n")
+    assert outcome.err.splitlines()[-1] == "ValueError"
+    assert kernels(Trace.load(outcome.trace)).count("aten::mm") == 1
+
+
+def test_a_thread_that_outlives_the_main_one_is_recorded_to_its_end(record: Record) -> None:
+    program = """
+import threading, time, torch
+from concurrent.futures import ThreadPoolExecutor
+
+def train():
+    threading.main_thread().join()
+    torch.cuda.profiler.start()
+    torch.ones(8, 8) @ torch.ones(8, 8)
+    torch.cuda.profiler.stop()
+
+pool = ThreadPoolExecutor(1)  # its thread waits until the program ends
+pool.submit(print, "pool")
+threading.Thread(target=train).start()
+"""
+    outcome = record(program)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "pool\n", "")
+    assert kernels(Trace.load(outcome.trace)).count("aten::mm") == 1
+
+
+def test_a_program_that_runs_pytorchs_profiler_itself(record: Record) -> None:
+    """A process has one such profiler: the program's own finds nothing."""
+    program = """
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+x = torch.ones(8, 8)
+with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=1)) as own:
+    for step in range(9):
+        if step == 5:
+            torch.cuda.profiler.start()
+        x @ x
+        own.step()
+        if step == 7:
+            torch.cuda.profiler.stop()
+own.export_chrome_trace("own.json")
+print(len(own.events()), len(own.key_averages()))
+"""
+    outcome = record(program)
+    assert (outcome.code, outcome.out) == (0, "0 0\n")
+    said = "recorder: the program's own torch.profiler stays off while this one records: it finds nothing"
+    assert outcome.err.splitlines().count(said) == 1
+    assert kernels(Trace.load(outcome.trace)).count("aten::mm") == 3  # steps 5, 6 and 7
+
+
 def test_a_trace_that_cannot_be_written(record: Record) -> None:
     program = "import shutil, torch\ntorch.cuda.profiler.start()\nshutil.rmtree('{}')\ntorch.cuda.profiler.stop()\n"
     outcome = record(program + "print('on')")

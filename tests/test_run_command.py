@@ -180,6 +180,7 @@ def test_timings_of_the_users_own_are_not_replaced(desk: Desk, run: Run) -> None
             "Error: --profiler none leaves nothing to do",
         ),
         (("--steps", "3", "--no-annotate", "--", "python", "a.py"), "Error: --steps is for annotated programs"),
+        (("--", "python", "-BI", "a.py"), "Error: python -BI ignores PYTHONPATH or sitecustomize, through which steps"),
         (("--no-annotate",), "Error: --no-annotate is for a program of yours"),
         (("--run-to-end",), "Error: --run-to-end is for a program of yours"),
         (("--compile", "--", "python", "a.py"), "Error: --compile is for our transformer"),
@@ -439,6 +440,13 @@ def test_a_program_described_by_options(desk: Desk, run: Run) -> None:
     assert (configuration.model.name, configuration.context_length, configuration.batch_size) == ("medium", 512, 2)
     assert (configuration.mode, configuration.precision) == ("forward+backward", "bf16")
     assert desk.timings() == []
+
+
+def test_a_program_has_no_variable_of_arrows(desk: Desk, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+    (desk.folder / "train.py").write_text("import os; print(os.environ.get('ARROW_DEFAULT_MEMORY_POOL'))")
+    run("--profiler", "none", "--", sys.executable, "train.py")
+    assert (desk.runs / "train/target.log").read_text() == "None\n"
 
 
 def test_what_is_left_of_a_program_has_none_of_its_secrets(desk: Desk, run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -30,6 +31,8 @@ _OF_RANKS = ("nproc", "one_report")
 _RANKS_OF_OURS = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.distributed --strategy ddp"
 #: Programs that start the ranks themselves.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
+#: A flag of Python with which it loads no hooks.
+_SHUTS_OUT = re.compile(r"(?:\S*/)?python\S*(?: -[WX] \S+| -(?![cm] )\S+)*? (-[^-WXcm ]*[IES]\S*)")
 DEFAULT_TRACE = "cuda,nvtx"
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 
@@ -156,6 +159,9 @@ def _program(
         profiler.command(program, Path(), recording.ranks)  # it raises where this program cannot be recorded
     elif not recording.annotate:
         raise ConfigurationError("--profiler none leaves nothing to do: --no-annotate takes no times")
+    if recording.annotate and (found := _SHUTS_OUT.match(" ".join(program))):
+        problem = f"python {found[1]} ignores PYTHONPATH or sitecustomize, through which steps and phases are found"
+        raise ConfigurationError(problem, "Leave it out, or give --no-annotate")
     if not recording.annotate:
         of_steps = [OPTIONS[name].flag for name in ("steps", "warmup_steps") if name in options]
         flags = [*of_steps, *_given(recording, _OF_ANNOTATION)]

@@ -10,6 +10,7 @@ is imported before the program starts, and reads its environment variables then.
 from __future__ import annotations
 
 import argparse
+import atexit
 import functools
 import gzip
 import itertools
@@ -22,13 +23,14 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ContextDecorator, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, TypeVar
+from zipfile import is_zipfile
 
 from nsys_analyzer.errors import ExportError, NoSpaceError, NsysAnalyzerError
 from nsys_analyzer.runs.machine import cpu_model, driver_module
@@ -53,11 +55,15 @@ class Recorder:
     def __init__(self, output: Path, *, memory: bool = False) -> None:
         import torch
         from torch._C._profiler import _ExperimentalConfig
+        from torch.autograd import profiler
         from torch.profiler import ProfilerActivity, profile
 
         self.output = output
         self.is_recording = False
         self.has_recorded = False
+        self.is_forked = False
+        self._functions = {name: getattr(profiler, name) for name in _PROFILER_FUNCTIONS}
+        os.register_at_fork(after_in_child=self._fork)
         self.failure: NsysAnalyzerError | None = None
         self.ranges = Ranges(self)
         threads = None
@@ -66,7 +72,7 @@ class Recorder:
                 threads = _ExperimentalConfig(profile_all_threads=True)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._profile = profile(activities=activities, profile_memory=memory, experimental_config=threads)
-        with warnings.catch_warnings():  # of several recordings, of which there is one; the program's log is its own
+        with warnings.catch_warnings(), self._own_profiler():  # of several recordings; the program's log is its own
             warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
             self._profile.prepare_trace()  # CUPTI's own start takes a second, which is not the program's
 
@@ -75,7 +81,8 @@ class Recorder:
         if self.has_recorded:
             _say("only the first range between cudaProfilerStart and cudaProfilerStop is recorded")
         elif not self.is_recording:
-            self._profile.start_trace()
+            with self._own_profiler():
+                self._profile.start_trace()
             self.is_recording = True
 
     def stop(self) -> None:
@@ -105,7 +112,25 @@ class Recorder:
     def _end(self) -> None:
         self.ranges.close_all()
         self.is_recording = False
-        self._profile.stop_trace()
+        with self._own_profiler():
+            self._profile.stop_trace()
+
+    def _fork(self) -> None:
+        """This is a child of ``os.fork()`` now: what is recorded is its parent's."""
+        self.has_recorded |= self.is_recording
+        self.is_recording, self.is_forked = False, True
+
+    @contextmanager
+    def _own_profiler(self) -> Iterator[None]:
+        """For the block, PyTorch's profiler is as it was before its functions were taken from the program."""
+        from torch.autograd import profiler
+
+        replaced = {name: getattr(profiler, name) for name in self._functions}
+        _replace(profiler, **self._functions)
+        try:
+            yield
+        finally:
+            _replace(profiler, **replaced)
 
     def _write(self) -> None:
         with atomic_write(self.output) as unfinished:
@@ -139,6 +164,38 @@ def _conditions() -> dict[str, str]:
         "os": os_name,
     }
     return {key: str(value) for key, value in conditions.items() if value}
+
+
+# --- the program's own profiler ---
+
+
+class _NoResult:
+    """What a program's own ``torch.profiler`` finds: nothing."""
+
+    def events(self) -> list[Any]:
+        """No events."""
+        return []
+
+    experimental_event_tree = events
+
+    def trace_start_ns(self) -> int:
+        """No moment."""
+        return 0
+
+    def save(self, path: str) -> None:
+        """Writes a trace without events."""
+        Path(path).write_text('{"traceEvents": []}')
+
+
+#: What PyTorch's profiler calls.
+_PROFILER_FUNCTIONS = (
+    "_prepare_profiler", "_enable_profiler", "_disable_profiler", "_run_on_profiler_start", "_run_on_profiler_stop",
+)  # fmt: skip
+
+
+@functools.cache
+def _say_that_it_is_off() -> None:
+    _say("the program's own torch.profiler stays off while this one records: it finds nothing")
 
 
 # --- ranges ---
@@ -221,9 +278,15 @@ def _close(opened: AbstractContextManager[Any] | None) -> None:
 
 
 def install(ranges: Ranges, start: Callable[[], None], stop: Callable[[], None]) -> None:
-    """Puts these in the place of the CUDA profiler's start and stop, and ranges in that of NVTX."""
-    import torch
+    """Puts these in the place of the CUDA profiler's start and stop, and ranges in that of NVTX.
 
+    A process has one profiler of PyTorch, and that is the recorder's: the program's own is off.
+    """
+    import torch
+    from torch.autograd import profiler
+
+    _replace(profiler, **dict.fromkeys(_PROFILER_FUNCTIONS, lambda *_, **__: None))
+    _replace(profiler, _enable_profiler=lambda *_, **__: _say_that_it_is_off(), _disable_profiler=_NoResult)
     _replace(torch.cuda.profiler, start=start, stop=stop)
     _replace(torch.cuda, cudart=functools.partial(_Cudart, start, stop, torch.cuda.cudart))
     _replace(torch.cuda.nvtx, range_push=ranges.push, range_pop=ranges.pop, mark=ranges.mark)
@@ -314,6 +377,13 @@ def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> in
     except BaseException:  # Ctrl-C
         recorder.discard()
         raise
+    threading._shutdown()  # type: ignore[attr-defined]  # as Python does at a program's end: it waits for threads
+    if recorder.is_forked:
+        # PyTorch's profiler waits at the process's end for threads that a child does not have.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     if code == 0 or whole_program:
         recorder.stop()
     recorder.discard()
@@ -325,15 +395,21 @@ def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> in
 
 
 def _run(program: list[str]) -> None:
-    """Runs it as ``__main__``, with the arguments and the first import path that python gives it."""
+    """Runs it as ``__main__``, to the end of the process, with the arguments and the first import path of python."""
+    path = Path(program[0])
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = program
     if program[0] == "-m":
         sys.argv = program[1:]
         sys.path[0] = str(Path.cwd())
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        runpy._run_module_as_main(program[1])  # type: ignore[attr-defined]  # what python -m does
+    elif path.is_dir() or is_zipfile(path):
+        sys.path[0] = program[0]
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
     else:
-        sys.argv = program
-        sys.path[0] = str(Path(program[0]).resolve().parent)
-        runpy.run_path(program[0], run_name="__main__")
+        sys.path[0] = str(path.resolve().parent)
+        main.__file__ = program[0]
+        exec(compile(path.read_bytes(), program[0], "exec", dont_inherit=True), vars(main))
 
 
 def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:

@@ -91,7 +91,8 @@ def cli() -> None:
 def main() -> None:
     """Runs the command line; an error of the package or the system is one line and exit code 1."""
     # Arrow's own allocator returns memory in a way that costs a tenth of a long report in page faults.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # Arrow sees it, and no program that is run
     if _COMPLETING not in os.environ:  # click writes the shell's own words, as bytes
         use_screens()
     if sys.stdout is None:  # closed by whoever started this: what a command prints has nowhere to go

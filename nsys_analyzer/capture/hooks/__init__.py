@@ -55,6 +55,7 @@ def watch() -> None:
 def _session() -> Session:
     session = Session(SimpleNamespace(**json.loads(os.environ[VARIABLE])), sys.modules["torch"])
     atexit.register(session.at_exit)
+    os.register_at_fork(after_in_child=session.forked)
     return session
 
 

@@ -119,6 +119,14 @@ class Session:
         self._counted.close(well=False)
         self.modules.active = False
 
+    @harmless
+    def forked(self) -> None:
+        """This is a child of ``os.fork()`` now: the steps are its parent's, if there were any."""
+        if self.thread is not None:
+            self.give_up()
+            self._open, self._closed = False, True
+            self.results = Results(None)
+
     # --- phases
 
     @harmless
