@@ -41,8 +41,30 @@ NAMES: dict[str, list[str]] = {
         "void deep_ep::internode_ll::combine<3, 10, 7168, 9>(void*)",
         "userbuffers_allgather",
         "mscclKernel_Sum_float_LL_false(ncclDevComm*, mscclAlgo*, mscclWork*)",
+        "void dpsk::ep::internode::cached_notify<false>(int, int, int, int, int*, int)",
+        "void dpsk::ep::internode::notify_dispatch<false, 8>(int const*, long*, int, int const*)",
+        "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)",
+        "void hybrid_ep::combine_kernel<hybrid_ep::warp_group<1, 0>>()",
+        "void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel<8>(int const*)",
+        "mori::moe::EpCombineInterNodeV1Kernel",
+        "a2a_combine_recv_kernel",
+        "void quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<__half, CodecQ4<__half, 4>, true>, __half>()",
+        (
+            "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<(flashinfer::"
+            "trtllm_allreduce_fusion::AllReduceFusionPattern)1, __nv_bfloat16, 2, true, true>()"
+        ),
+        "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)",
+        "(anonymous namespace)::barrier_kernel(unsigned int**, unsigned long)",
+        "rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
+    ],
+    "compiled": [
+        "triton__0d1d2d3d4d5d6d7d8d9d10d",
+        "triton__0d1d2",
+        "CudaCodeGen::kernel1(CudaCodeGen::Tensor<float>)",
     ],
     "matmul": [
+        "aiter_fused_moe_kernel_bf16",
         "void gemmSN_NN_kernel<float, 256, 4, 2, 8, 4, 4, false>(int)",
         "std::enable_if<true, void>::type internal::gemvx::kernel<int>(int)",
         "cutlass3x_sm100_simt_sgemm_f32_f32_f32_f32_f32_64x64x16_1x1x1_3_tnn_align1_bias_f32_relu",
@@ -237,6 +259,24 @@ TRAPS = [
     # A reduction in the name of a collective or of a split-K product is neither.
     ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
     ("void splitKreduce_kernel<float, float, float, float>(cublasSplitKParams<float>)", "matmul"),
+    # A shape's tokens are counted on one rank alone.
+    ("void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(long const*, int*)", "sort/scan"),
+    # torch._foreach_copy_ of integers, too, as either profiler writes it, is no optimizer.
+    (
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
+        "TensorListMetadata<2>, at::native::(anonymous namespace)::UnaryOpFunctor<long, 2, 1, 1>, "
+        "at::native::(anonymous namespace)::Copy<long, long> >()",
+        "copy/layout",
+    ),
+    (
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
+        "TensorListMetadata<2>, at::native::(anonymous namespace)::CopyFunctor<float, c10::BFloat16, 2, 1, 1> >()",
+        "copy/layout",
+    ),
+    ("foldedNhwcToNhwcKernel", "convolution"),
+    ("void compute_cuda_kernel<long>(long*, long*, long*, long, long)", "copy/layout"),
+    ("nvfuser_inner_outer_persistent_f0_c1_r0_g0", "normalization"),
+    ("void cudnn::ops::setTensor5d_kernel<float, float, (int)8>(cudnnTensorStruct, T1 *, T2)", "memset/memcpy"),
     # A rotary embedding looks nothing up.
     ("_rope_embedding", "elementwise"),
     # cuBLASLt's SGEMM of a convolution, and a GEMM.

@@ -47,6 +47,7 @@ CLASSES: dict[str, str] = {
     COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
     "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
     UNKNOWN: "Kernels whose name the capture does not hold.",
+    "compiled": "Kernels of a compiler that names them by number or arguments alone: torch.compile of 2.0, nvFuser.",
     OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
 }
 
@@ -145,6 +146,14 @@ _COMPILED_RULES: tuple[Rule, ...] = (
         "triton_spl_fused_cumsum_0",
     ),
     Rule("reduction", r"^triton_(?:red|per|mix)_fused", "triton_red_fused__to_copy_clone_mul_sum_7"),
+    # Inductor of PyTorch 2.0 and early nvFuser do not say what a kernel does; later nvFuser says how it is scheduled.
+    Rule("compiled", r"^triton__(?=\d)[\dcde]+$|^CudaCodeGen::kernel\d", "triton__0d1d2d3de4de"),
+    Rule("matmul", r"^nvfuser_matmul", "nvfuser_matmul_f0_c1_r0_g0"),
+    Rule("copy/layout", r"^nvfuser_(?:transpose|resize)", "nvfuser_transpose_f0_c1_r0_g0"),
+    Rule("normalization", r"^nvfuser_\w*persistent", "nvfuser_inner_persistent_f0_c1_r0_g0"),
+    Rule("reduction", r"^nvfuser_reduction", "nvfuser_reduction_f0_c1_r0_g0"),
+    Rule("elementwise", r"^nvfuser_pointwise", "nvfuser_pointwise_f0_c1_r0_g0"),
+    Rule("compiled", r"^nvfuser_", "nvfuser_none_f0_c0_r0_g0"),
     # XLA
     Rule("matmul", r"^gemm_fusion|^(?:cublas|cutlass)_\w*fusion", "gemm_fusion_dot_general_744"),
     Rule(
@@ -255,10 +264,29 @@ _OF_CONVOLUTION = ("convolution",)
 _LIBRARY_RULES: tuple[Rule, ...] = (
     # communication
     Rule("communication", FN + r"(?:nccl(?:Dev)?Kernel|mscclKernel)", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"),
-    Rule("communication", FN + r"(?:deep_ep|nvshmem\w*|nccl\w*|userbuffers\w*)", "nvshmemi_init_array_kernel"),
+    # Which expert takes which token, which no other rank has a part in.
+    Rule(
+        "sort/scan",
+        IN + r"(?:get_dispatch_layout|get_fused_mapping|count_expert|A2APrepareDispatch)",
+        "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*, int*, int*, bool*, int)",
+    ),
     Rule(
         "communication",
-        IN + r"(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem_)",
+        FN + r"(?:deep_ep|hybrid_ep|mori|quickreduce|mscclpp|symmetric_memory|nvshmem\w*|[nr]?ccl\w*|userbuffers\w*)",
+        "nvshmemi_init_array_kernel",
+    ),
+    Rule(
+        "communication",  # A mixture's experts: DeepEP by any owner, TensorRT-LLM and FlashInfer, MoRI, pplx.
+        FN
+        + r"(?:inter|intra)node(?:_ll)?::|"
+        + IN
+        + r"(?:A2A(?:Dispatch|Combine)|Ep(?:Dispatch|Combine)|a2a_(?:dispatch|combine)_(?:send|recv)|notify_dispatch)",
+        "void dpsk::ep::internode::combine<false, 8, __nv_bfloat16, 8, 2, 16, 24>(int4*, float*, bool const*)",
+    ),
+    Rule(
+        "communication",
+        IN + r"(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem_"
+        r"|exchangeSplitAndOffset|(?:put|wait)_signal)|" + FN + r"barrier_kernel",
         "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>",
     ),
     # ATen, by the shape of a loop
@@ -300,14 +328,14 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     # by a word that says it all
     Rule(
         "copy/layout",  # torch._foreach_copy_, as of parameters that are cast.
-        IN + r"multi_tensor_apply_kernel<.*(?:CopyFunctor|native::Copy)<",
+        IN + r"multi_tensor_apply_kernel<.*\bCopy(?:Functor)?\b",
         "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<(int)2>, "
         "at::native::<unnamed>::UnaryOpFunctor<float, (int)2, (int)1, (int)1>, at::native::Copy<float, float>>("
         "T1, T2, T3...)",
     ),
     Rule(
         "optimizer",
-        IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_)",
+        IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_|amp_update_scale)",
         "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
     ),
     # A rotary position embedding multiplies by sines and cosines: it looks nothing up.
@@ -401,7 +429,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "convolution",  # cuDNN's tables of offsets, scaled outputs and layouts.
-        IN + r"(?:compute\w*OffsetsKernel|scalePackedTensor|nchwToNhwc|nhwcToNchw|nchwAddPadding|nhwcAddPadding)",
+        IN + r"(?:compute\w*OffsetsKernel|scalePackedTensor|[nN](?:chw|hwc)To[nN]|ToFoldedN|n(?:chw|hwc)AddPadding)",
         "cask_cudnn::computeOffsetsKernel",
     ),
     Rule(
@@ -445,7 +473,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         FN + r"(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas|" + FN + r"cublas",
         "void reduce_1Block_kernel<float, 128, 7, cublasGemvTensorStridedBatched<float> >",
     ),
-    Rule("matmul", FN + r"(?:fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "fused_moe_kernel"),
+    Rule("matmul", FN + r"(?:\w*?fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "fused_moe_kernel"),
     Rule(
         "matmul",  # TensorRT-LLM's, by the types of output and inputs.
         r"^bmm_(?:Mx)?(?:E\dm\d|Bfloat16|Fp16|Fp32)_",
@@ -495,7 +523,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "memset/memcpy",
-        IN + r"(?:RepeatBuffer|[Mm]emset|[Rr]edzone|__amd_rocclr_(?:fill|copy)Buffer)",
+        IN + r"(?:RepeatBuffer|[Mm]emset|setTensor|[Rr]edzone|__amd_rocclr_(?:fill|copy)Buffer)",
         "stream_executor::gpu::RepeatBufferKernelImpl",
     ),
     Rule(
@@ -511,8 +539,10 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "copy/layout",
-        IN + r"(?i:permut|reshape_and_cache|store_kv_?cache|kv_indices|to_dense|_pad\d?d?|roll_|flip_|unpool"
-        r"|convert_indices|CooToCsr|lacpy|compressSparse|MetaDataReorder|matrix_to_|cupy_(?:take|getitem))",
+        IN + r"(?i:permut|reshape_and_cache|store_kv_?cache|kv_indices|to_dense|_pad\d?d?|roll_|flip(?:_|Kernel)|unpool"
+        r"|convert_indices|CooToCsr|lacpy|compressSparse|MetaDataReorder|matrix_to_|expand_to_fused|cupy_(?:take|getitem))|"
+        # torch.repeat_interleave
+         + FN + r"compute_cuda_kernel",
         "void fbgemm_gpu::permute_2D_lengths_kernel<int>",
     ),
     Rule(
@@ -524,7 +554,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "elementwise",
         IN + r"(?i:_(?:add|mul|sub|div|bias|residual)_|axpy|scal_kernel|clamp|unary_kernel|bounds_check|offsets_range"
         r"|rowwise_to_float|token_ids|position_kernel|detail::(?:transform::)?transform_kernel|for_each::static_kernel"
-        r"|scalar_multiply|^cupy_)",
+        r"|scalar_multiply|BatchWarp|normalize_impl|^cupy_)",
         "transformer_engine::unary_kernel<identity bf16>",
     ),
 )
