@@ -136,6 +136,37 @@ def test_the_engine_is_backward_and_what_the_step_launches_before_it_forward(tmp
     assert forward.wall_ms.mean == pytest.approx(0.138)  # from the copy at 50 to 188
 
 
+def test_a_schedule_that_runs_the_engine_on_two_threads(tmp_path: Path) -> None:
+    # A pipeline's step calls autograd for the weights' gradients itself: both threads run the engine, and no optimizer
+    # is there. What the helper launches at 210 and 260 is of the profiler's step nevertheless, as is 310 of the main
+    # thread.
+    trace = Kineto().range("ProfilerStep#1", 0, 1000).operator("aten::linear", 105, 40)
+    trace.operator(ENGINE, 200, 40, tid=TORCH_AUTOGRAD).operator(ENGINE, 250, 30, tid=TORCH_AUTOGRAD)
+    trace.operator(ENGINE, 300, 30)
+    launches = [(110, MAIN_OF_TORCH), (210, TORCH_AUTOGRAD), (260, TORCH_AUTOGRAD), (310, MAIN_OF_TORCH)]
+    for i, (time, thread) in enumerate(launches, 1):
+        trace.launch(i, time, tid=thread).kernel(GEMM, i, time + 5, 4)
+    summary = summary_of(trace.write(tmp_path / "t.json"))
+    assert kernels(summary) == {"step": (1, 4), "forward": (1, 1), "backward": (1, 3)}
+
+
+def test_the_parts_of_a_schedule_are_no_steps(tmp_path: Path) -> None:
+    # Two layers, each with four parts in turns, in one step of the profiler. The engine's thread has no ranges and no
+    # name of its own: what it launches at 260 and 660 is of attn(B) and of the step.
+    trace = Kineto().range("ProfilerStep#1", 0, 1000)
+    for i, at in enumerate((0, 400)):
+        for part, name in enumerate(("attn(F)", "mlp(B)", "attn(B)", "mlp(W)")):
+            trace.range(name, at + 100 * part, 90)
+            thread = TORCH_AUTOGRAD if name == "attn(B)" else MAIN_OF_TORCH
+            number = 4 * i + part + 1
+            trace.launch(number, at + 100 * part + 60, tid=thread)
+            trace.kernel(GEMM, number, at + 100 * part + 70, 10)
+    summary = summary_of(trace.write(tmp_path / "t.json"))
+    assert kernels(summary) == {"forward": (2, 1), "backward": (6, 1), "step": (1, 8)}
+    assert summary.step is not None
+    assert (summary.step.source, summary.step.instances) == ("profiler_step", 1)
+
+
 def test_forwards_that_differ_much_do_not_suffice(tmp_path: Path) -> None:
     """An evaluation of 10 kernels between two steps of 3: forwards of 3 and 13."""
     export = functions(functions(Export().thread(AUTOGRAD, "pt_autograd_0").gpu(), 0), 5000)

@@ -41,6 +41,9 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+#: How the parts of a pipeline's schedule end, as in ``attn(F)``: B is the gradient of the input, W that of the weights.
+PASSES = {"(F)": "forward", "(B)": "backward", "(W)": "backward"}
+
 #: The steps of engines that serve models, with what is in each: vLLM's ``execute_context_1(80)_generation_31(31)``,
 #: SGLang's ``step[DECODE bs=32]``.
 STEP_OF_ENGINE = re.compile(r"execute_(?:\d+_)?context_\d+\(.*\)_generation_\d+\(|step\[")

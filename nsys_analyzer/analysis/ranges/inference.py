@@ -37,7 +37,7 @@ _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 _EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateGrad|CopySlices)")
 #: ``backward()`` computes the first gradient with it before it starts the engine.
 _FIRST_GRADIENT = "aten::ones_like"
-_OPTIMIZER, _ZERO_GRAD = "Optimizer.step#", "Optimizer.zero_grad#"
+_OPTIMIZER, _ZERO_GRAD, _PROFILER_STEP = "Optimizer.step#", "Optimizer.zero_grad#", "ProfilerStep#"
 #: The sources of inferred phases, as the names of their ranges say.
 FUNCTION_RANGES, _OPERATORS, _MODULES = "nsys's function ranges", "autograd's operators", "PyTorch's module calls"
 
@@ -200,10 +200,11 @@ class _Inference:
         return _Found(thread, _OPERATORS, spans, replaced)
 
     def _step_thread(self, engine: Ranges) -> int:
-        """The thread that runs the steps: that of the optimizer, else the one that launches most outside the engine."""
+        """The thread of the optimizer or the profiler's steps, else that which launches most outside the engine."""
         helpers = [*autograd_threads(self.trace), *engine.thread]
         others = self.launches.thread[~np.isin(self.launches.thread, helpers)]
-        choices = (_by_frequency(threads) for threads in (self._called(_OPTIMIZER).thread, others, engine.thread))
+        steps = (self._called(name).thread for name in (_OPTIMIZER, _PROFILER_STEP))
+        choices = (_by_frequency(threads) for threads in (*steps, others, engine.thread))
         return next(threads[0] for threads in choices if threads)
 
     def _backward(self, engine: Ranges, thread: int, outside: Ints) -> _Spans:

@@ -23,9 +23,9 @@ from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
-from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL, STEP_OF_ENGINE
+from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, STEP_OF_ENGINE
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
 GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
@@ -276,8 +276,11 @@ def _of_phases(work: _Work) -> Windows | None:
     instances = work.attributed.instances
     letter = np.array([_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase]
     # What autograd's thread runs again of a forward pass is part of a backward pass.
-    again = np.isin(work.attributed.trace.ranges.thread[instances.range], autograd_threads(work.attributed.trace))
-    index = np.flatnonzero((instances.process == work.process) & (letter != "") & ~again)
+    ranges = work.attributed.trace.ranges
+    again = np.isin(ranges.thread[instances.range], autograd_threads(work.attributed.trace))
+    # A pipeline's schedule runs the parts of several passes in turns.
+    in_turns = named(ranges, lambda name: name.endswith(tuple(PASSES)))[instances.range]
+    index = np.flatnonzero((instances.process == work.process) & (letter != "") & ~again & ~in_turns)
     text = "".join(letter[index].tolist())
     if "F" not in text:
         return _between_optimizers(work, index[letter[index] == "O"])
