@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,17 +104,28 @@ def test_each_part_is_the_count_of_its_nanoseconds(case: Case) -> None:
 
 
 @given(cases)
-def test_a_moment_belongs_to_one_operation(case: Case) -> None:
+def test_a_moment_is_shared_by_the_operations_of_its_rank(case: Case) -> None:
     bounds, rows = case
     anatomy, chosen = dissected(case)
-    fragments = anatomy.fragments
-    found: dict[tuple[int, int], int] = {}
-    for one, window, fresh in rows_of(fragments, "operation", "window", "fresh"):
-        found[window, one] = found.get((window, one), 0) + fresh
+    found: dict[tuple[int, int], float] = {}
+    for one, window, share in rows_of(anatomy.fragments, "operation", "window", "share"):
+        found[window, one] = found.get((window, one), 0) + share
     for window, (start, end) in enumerate(bounds):
-        owners = [owner(rows, chosen.tolist(), time) for time in range(start, end)]
-        for i in chosen.tolist():
-            assert found.get((window, i), 0) == owners.count(i)
+        expected = dict.fromkeys(chosen.tolist(), 0.0)
+        for time in range(start, end):
+            working = [i for i in chosen.tolist() if rows[i].start <= time < rows[i].end]
+            first = [i for i in working if rows[i].rank == min(rows[j].rank for j in working)]
+            for i in first:
+                expected[i] += 1 / len(first)
+        assert {i: found.get((window, i), 0) for i in expected} == pytest.approx(expected)
+
+
+def test_what_begins_first_hides_no_matmul_behind_it() -> None:
+    """[0, 100) and [20, 60): from 20 to 60 each has half of every moment, 20 of 40, so that they add up to 100."""
+    rows = [Operation(0, 100, COMPUTE, 0, True), Operation(20, 60, COMPUTE, 1, True)]
+    anatomy, _ = dissected(([(0, 100)], rows))
+    assert anatomy.fragments.share.tolist() == [80, 20]
+    assert anatomy.parts[:, 0].tolist() == [100, 0, 0, 0]
 
 
 @given(cases)

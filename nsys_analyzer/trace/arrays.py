@@ -18,6 +18,7 @@ SmallInts: TypeAlias = npt.NDArray[np.int32]
 Integers: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # of any width
 Codes: TypeAlias = npt.NDArray[np.int8]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float64]
 #: One table as it was read: column name to a numpy array (integers) or an Arrow string array (texts).
 Frame: TypeAlias = dict[str, Any]
 

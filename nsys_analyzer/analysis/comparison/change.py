@@ -15,9 +15,8 @@ from functools import cache
 
 import numpy as np
 
-from nsys_analyzer.analysis.steps.replay import Floats
 from nsys_analyzer.analysis.summary.statistics import Stats
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Floats, Ints
 
 #: By how much the GPU's work differs between runs of one program, a standard deviation as a share of it; its pauses
 #: between two operations that are both queued; and the rest of its idle time, in which it waits for the program.

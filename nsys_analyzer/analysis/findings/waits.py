@@ -9,8 +9,8 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, listed, three, times
 from nsys_analyzer.analysis.steps.process import CAUSES
-from nsys_analyzer.analysis.steps.replay import Floats, Replay
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     COPY,

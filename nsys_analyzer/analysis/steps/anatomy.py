@@ -2,7 +2,7 @@
 
 The four parts of a step add up to it exactly, in nanoseconds. Work is clipped to the step on the GPU's timeline. Where
 several streams work at once, compute comes before copies, and these before communication; of compute that overlaps,
-a moment belongs to what began first.
+each operation has an equal share of a moment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import Cover
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.arrays import Codes, Integers, Ints
+from nsys_analyzer.trace.arrays import Codes, Floats, Integers, Ints
 from nsys_analyzer.trace.columns import Operations
 
 #: What an operation does, in the order in which one hides the other.
@@ -27,7 +27,7 @@ class Fragments:
     Attributes:
         operation: index into the operations.
         window: the step that each lies in.
-        fresh: ns in which it works and nothing that comes before it does: in its rank, or in one that hides it.
+        share: ns in which it works and nothing that hides it does, shared with others of its rank.
     """
 
     operation: Ints
@@ -35,7 +35,7 @@ class Fragments:
     start: Ints
     end: Ints
     rank: Codes
-    fresh: Ints
+    share: Floats
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,8 @@ def dissect(windows: Windows, operations: Operations, chosen: Integers, rank: Co
     """
     fragments = _fragments(windows, operations, chosen, rank)
     key = fragments.rank.astype(np.int64) * len(windows) + fragments.window
-    works = (
-        np.bincount(key, fragments.fresh, len(ACTIVITIES) * len(windows)).astype(np.int64).reshape(len(ACTIVITIES), -1)
-    )
+    shares = np.bincount(key, fragments.share, len(ACTIVITIES) * len(windows))
+    works = np.rint(shares).astype(np.int64).reshape(len(ACTIVITIES), -1)
     idle = windows.end - windows.start - works.sum(axis=0)
     return Anatomy(np.vstack([works, idle]), fragments, _gaps(windows, fragments, operations, chosen))
 
@@ -94,22 +93,24 @@ def _fragments(windows: Windows, operations: Operations, chosen: Integers, rank:
     kept = np.flatnonzero(finish > begin)
     kept = kept[np.argsort(begin[kept], kind="stable")]  # the later parts of what spans several steps
     operation, begin, finish = chosen[index[kept]].astype(np.int64), begin[kept], finish[kept]
-    return Fragments(operation, window[kept], begin, finish, rank[operation], _fresh(begin, finish, rank[operation]))
+    return Fragments(operation, window[kept], begin, finish, rank[operation], _shares(begin, finish, rank[operation]))
 
 
-def _fresh(start: Ints, end: Ints, rank: Codes) -> Ints:
-    """Shape (fragments,): the time of each that nothing before it covers, ns; the starts are in order."""
-    fresh = np.zeros(len(start), np.int64)
-    hiding = np.zeros(len(start), np.bool_)
+def _shares(start: Ints, end: Ints, rank: Codes) -> Floats:
+    """Shape (fragments,): the share of each in the moments in which nothing hides it, ns; the starts are in order."""
+    if (start[1:] >= end[:-1]).all():
+        return (end - start).astype(np.float64)
+    shares = np.zeros(len(start))
+    time, place = np.unique(np.concatenate([start, end]), return_inverse=True)
+    first, last = place[: len(start)], place[len(start) :]
+    left = np.diff(time, append=time[-1:])  # of the moments from each time on, those that nothing hides
     for one in ACTIVITIES:
-        index = np.flatnonzero(rank == one)
-        if len(index):
-            begin = np.maximum(start[index], reached_before(end[index]))
-            finish = np.maximum(end[index], begin)
-            hidden = Cover.of(start[hiding], end[hiding]).within(begin, finish) if hiding.any() else 0
-            fresh[index] = finish - begin - hidden
-            hiding[index] = True
-    return fresh
+        mine = rank == one
+        count = np.cumsum(np.bincount(first[mine], minlength=len(time)) - np.bincount(last[mine], minlength=len(time)))
+        until = np.append(0, np.cumsum(left / np.maximum(count, 1)))
+        shares[mine] = until[last[mine]] - until[first[mine]]
+        left[count > 0] = 0
+    return shares
 
 
 def reached_before(end: Ints) -> Ints:

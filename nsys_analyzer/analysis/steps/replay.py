@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 
-Floats: TypeAlias = npt.NDArray[np.float64]
 _LONG_AGO = -(2.0**62)
 #: A step of numpy's over all between two waits takes as long as so many calls and pieces one by one.
 _AS_LONG = 100

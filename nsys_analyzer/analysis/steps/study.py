@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import pieces_of
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
-from nsys_analyzer.analysis.steps.replay import Floats, Replay
+from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.analysis.summary.profiler_cost import (
     API_CALL,
@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.summary.profiler_cost import (
     slowness,
 )
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Codes, Integers, Ints, SmallInts
+from nsys_analyzer.trace.arrays import Bools, Codes, Floats, Integers, Ints, SmallInts
 from nsys_analyzer.trace.columns import (
     COPY,
     DEVICE_TO_PAGEABLE,

@@ -97,14 +97,14 @@ def _on_device(work: ProcessWork, windows: Windows, device: int, length_ms: floa
         for rank in ACTIVITIES:
             mine = fragments.rank == rank
             phase = work.phase[fragments.operation[mine]]
-            by_phase[rank] += np.bincount(phase, fragments.fresh[mine], len(work.phases))
+            by_phase[rank] += np.bincount(phase, fragments.share[mine], len(work.phases))
         by_phase[-1] += np.bincount(work.phase[gaps.next], gaps.end - gaps.start, len(work.phases))
         computes = fragments.rank == COMPUTE
-        operation, fresh, window = (one[computes] for one in (fragments.operation, fragments.fresh, fragments.window))
+        operation, share, window = (one[computes] for one in (fragments.operation, fragments.share, fragments.window))
         label, code = work.label[operation], kernels.code[operation]
         kernel = np.where(code == NONE, len(kernels.names) + label, code)
-        by_class.add(window, label, fresh)
-        by_kernel.add(window, kernel, fresh)
+        by_class.add(window, label, share)
+        by_kernel.add(window, kernel, share)
         launches += np.bincount(kernel[fragments.start[computes] == starts[operation]], minlength=len(names))
         length = idle.end - idle.start
         by_cause.add(idle.window, idle.cause, length)

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.intervals import unions
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
+from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, blocks
 from nsys_analyzer.trace.columns import GRAPH, KINDS, MemoryUses, Operations
 
 _NS_PER_MS = 1e6
@@ -76,9 +76,9 @@ class Moments:
     """Sums and sums of squares over steps of what each step holds of so many kinds, ns."""
 
     def __init__(self, kinds: int) -> None:
-        self.total, self.squares = np.zeros(kinds, np.int64), np.zeros(kinds)
+        self.total, self.squares = np.zeros(kinds), np.zeros(kinds)
 
-    def add(self, step: Ints, kind: Ints, ns: Ints) -> None:
+    def add(self, step: Ints, kind: Ints, ns: Ints | Floats) -> None:
         """Adds pieces of whole steps, whose numbers begin at 0: shape (pieces,)."""
         kinds = len(self.total)
         key = step * kinds + kind
@@ -86,11 +86,11 @@ class Moments:
         if cells > _SPARSE:  # few pieces of each of very many steps: most cells would be empty
             keys, key = np.unique(key, return_inverse=True)
             sums = np.bincount(key, ns, len(keys))
-            self.total += np.bincount(keys % kinds, sums, kinds).astype(np.int64)
+            self.total += np.bincount(keys % kinds, sums, kinds)
             self.squares += np.bincount(keys % kinds, sums * sums, kinds)
         else:
             table = np.bincount(key, ns, cells).reshape(-1, kinds)
-            self.total += table.sum(axis=0).astype(np.int64)
+            self.total += table.sum(axis=0)
             self.squares += (table * table).sum(axis=0)
 
     def of(self, steps: int, scale: float) -> list[tuple[float, float | None]]:

@@ -51,7 +51,7 @@ _GLOSSARY: tuple[Words, ...] = (
     ),
     phrase(
         "*before*, *after*: medians of steps and phases; of parts and kernels means of a step under the profiler, in "
-        "which a moment belongs to one kernel alone, and waiting is scaled to the length of a step. So kernels add up "
+        "which kernels at once share a moment, and waiting is scaled to the length of a step. So kernels add up "
         "to their class, and the parts to the step."
     ),
     phrase(
