@@ -27,22 +27,28 @@ the rows are those that ``nsys-analyze share`` keeps.
 
 import json
 import lzma
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.launches import find_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.trace import trace as trace_module
 from tests.conftest import DATA
 from tests.support.export import AUTOGRAD, Export, global_pid, training_step
 
@@ -184,8 +190,12 @@ def output(*arguments: object) -> str:
     return result.stdout
 
 
+def figures(path: Path) -> Any:
+    return json.loads(output("report", path, "--format", "json"))["captures"]
+
+
 def phases(path: Path) -> list[dict[str, Any]]:
-    (capture,) = json.loads(output("report", path, "--format", "json"))["captures"]
+    (capture,) = figures(path)
     return list(capture["phases"])
 
 
@@ -253,6 +263,50 @@ def test_tables_without_rows_change_nothing(tmp_path: Path, name: str) -> None:
     assert warnings(every) == warnings(some)
     assert output("info", every) == output("info", some)
     assert Trace.load(every).costly_tables == ()
+
+
+# --- rows in any order, as of 2025.6 on ---
+
+
+def in_another_order(source: Path, path: Path, random: Random) -> Path:
+    """A copy of an export with the rows of every table in another order."""
+    shutil.copy(source, path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA synchronous = OFF")  # it is a copy
+        for table in tables_of(connection):
+            rows = connection.execute(f'SELECT * FROM "{table}"').fetchall()
+            random.shuffle(rows)
+            connection.execute(f'DELETE FROM "{table}"')
+            if rows:
+                connection.executemany(f'INSERT INTO "{table}" VALUES ({",".join("?" * len(rows[0]))})', rows)
+    return path
+
+
+@pytest.mark.parametrize("name", ["checkpoint_fp16", "graphnode_small256", "ddp2_small256"])
+def test_rows_in_another_order_change_no_figure_of_a_real_capture(
+    real_capture: RealCapture, tmp_path: Path, name: str
+) -> None:
+    path = real_capture(name)
+    (tmp_path / "other").mkdir()
+    assert figures(in_another_order(path, tmp_path / "other" / path.name, Random(1))) == figures(path)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_rows_in_another_order_change_no_figure(random: Random) -> None:
+    # Of the five launches of each step only the first four of the capture tell how long a launch takes: those of one
+    # step last 2 ns, and those of the two behind it 7 and 12.
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_module, "_FIRST_CALLS", 4)
+        export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
+        for step in range(3):
+            training_step(export, 1000 * step)
+        for row in export._rows["CUPTI_ACTIVITY_KIND_RUNTIME"]:
+            row["end"] = row["start"] + 2 + 5 * (row["start"] // 1000)
+        path = export.write(Path(folder) / "t.sqlite")
+        (Path(folder) / "other").mkdir()
+        other = in_another_order(path, Path(folder) / "other" / "t.sqlite", random)
+        assert (Trace.load(other).launch_ns, figures(other)) == (2, figures(path))
 
 
 # --- GPU captures in the tables of older versions ---
