@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
@@ -700,6 +701,9 @@ def bad_files(here: Path) -> None:
     (here / "file").write_text("a file", encoding="utf-8")
     (here / "bad.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     Export().write(here / "nothing.sqlite")
+    for ending in ("tar", "tar.gz"):
+        with tarfile.open(here / f"traces.{ending}", f"w:{ending[4:]}") as archive:
+            archive.add(here / "text.sqlite")
     (here / "report.md").write_text(OLD, encoding="utf-8")
 
 
@@ -709,6 +713,8 @@ def bad_files(here: Path) -> None:
         ("absent.sqlite", "absent.sqlite: No such file"),
         ("empty.sqlite", "empty.sqlite is empty"),
         ("text.sqlite", "text.sqlite is not a SQLite file"),
+        ("traces.tar.gz", "traces.tar.gz is an archive or packed (gzip). Unpack it"),
+        ("traces.tar", "traces.tar is an archive or packed (tar). Unpack it"),
         ("cut.sqlite", "cut.sqlite is damaged or truncated"),
         ("nothing.sqlite", "--trace=cuda,nvtx"),
         ("folder", "folder holds no trace"),

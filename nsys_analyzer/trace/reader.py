@@ -117,6 +117,16 @@ def column_in(column: Column, columns: Sequence[str]) -> str | None:
 
 _BATCH_ROWS = 16_384  # the driver's 1,024 costs three times as long on a million rows
 _HOT_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+#: How packed files and archives begin: bytes by their place.
+_PACKED = {
+    (0, b"\x1f\x8b"): "gzip",
+    (0, b"PK\x03\x04"): "zip",
+    (0, b"\xfd7zXZ"): "xz",
+    (0, b"BZh"): "bzip2",
+    (0, b"\x28\xb5\x2f\xfd"): "zstd",
+    (257, b"ustar"): "tar",
+}
+_HEADER = 262
 _NOT_SQLITE = "export it with: nsys export --type sqlite FILE.nsys-rep"
 
 
@@ -198,12 +208,14 @@ def _check_header(path: Path) -> None:
         raise TraceError(f"{path} is no regular file", "Give the path of a .sqlite or .nsys-rep file")
     try:
         with path.open("rb") as file:
-            header = file.read(100)
+            header = file.read(_HEADER)
             size = file.seek(0, 2)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .sqlite or .nsys-rep file") from error
     if not header:
         raise TraceError(f"{path} is empty", "Export the report again")
+    if packed := next((name for (at, magic), name in _PACKED.items() if header.startswith(magic, at)), None):
+        raise TraceError(f"{path} is an archive or packed ({packed})", "Unpack it and give what is in it")
     if header[:16] != b"SQLite format 3\x00":
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
     page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
