@@ -104,7 +104,10 @@ def test_fp32_that_ran_as_tf32_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("gpu", "name"),
     [("NVIDIA H200", "H200"), ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"), ("NVIDIA H100 80GB HBM3", "H100 80GB HBM3"),
-     ("NVIDIA L40S", "L40S"), ("NVIDIA L4", "L4"), ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090")],
+     ("NVIDIA L40S", "L40S"), ("NVIDIA L4", "L4"), ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"),
+     ("NVIDIA GeForce RTX 5090", "GeForce RTX 5090"), ("NVIDIA B200", "B200"), ("NVIDIA GB200", "GB200"),
+     ("NVIDIA B300 SXM6 AC", "B300 SXM6 AC"), ("NVIDIA H20", "H20"), ("NVIDIA A10", "A10"),
+     ("AMD Instinct MI300X", "AMD Instinct MI300X"), ("AMD Instinct MI355X", "AMD Instinct MI355X")],
 )  # fmt: skip
 def test_peaks_by_the_name_of_the_gpu(gpu: str, name: str) -> None:
     found = find_peaks(gpu)
@@ -127,7 +130,11 @@ def test_an_unknown_gpu_has_no_peak() -> None:
 def test_peaks_are_in_an_order_that_silicon_knows() -> None:
     for peaks in PEAKS:
         rates = peaks.flops_per_s
-        assert rates["fp32"] <= rates["tf32"] < rates["bf16"] == rates["fp16"]
+        known = [rates[one] for one in ("fp32", "tf32", "bf16", "fp8", "fp4") if one in rates]
+        assert known == sorted(known)
+        assert rates["bf16"] == rates["fp16"]
+        # Half the bits, twice the rate, to the digits of a datasheet; Blackwell Ultra has three times that of fp8.
+        assert rates.get("fp8", 2 * rates["bf16"]) == pytest.approx(2 * rates["bf16"], rel=0.02)
         assert peaks.source
 
 

@@ -25,7 +25,9 @@ NAMES = [
     ("nvjet_sm90_hss_64x8_64x16_1x1_h_bz_splitK_NNT", "fp16"),
     ("nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_v_bz_bias_TNT", "fp8"),
     ("nvjet_qqtst_128x256_128x6_2x2_2cta_h_bz_Avec32UE8M0_Bvec32UE8M0_TNT", "fp8"),
-    ("nvjet_ootst_128x256_Avec16UE4M3_Bvec16UE4M3_TNT", None),
+    ("nvjet_ootst_128x256_Avec16UE4M3_Bvec16UE4M3_TNT", "fp4"),
+    ("bmm_Bfloat16_E2m1E2m1_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN", "fp4"),
+    ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16", "fp8"),
     ("nvjet_sss_128x256_TNT", None),
     ("sm80_xmma_gemm_tf32tf32_tf32f32_f32_nt_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8", "tf32"),
     ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1", "bf16"),
@@ -95,5 +97,5 @@ def test_example_is_decided_by_its_own_rule(rule: PrecisionRule) -> None:
 
 
 def test_precisions_are_the_documented_ones() -> None:
-    known = {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"}
+    known = {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8"}
     assert {rule.precision for rule in PRECISION_RULES} - {None} == known

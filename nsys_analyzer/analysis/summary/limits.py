@@ -43,6 +43,8 @@ _WHOLE_MODEL = (
 )
 #: A rate above a peak by more than this is no measurement.
 TOLERANCE = 0.02
+#: Precisions of less than 16 bits.
+_NARROW = ("fp8", "fp4")
 #: A precision with less of the matmul time has no roof of its own.
 _LEAST_SHARE = 0.05
 #: The matmuls of unfused attention, which are among those of the class matmul.
@@ -88,7 +90,9 @@ class _View:
             self.precision = None
         rates = dict(self.peaks.flops_per_s) if self.peaks else {}
         self.rates = rates
-        self.best = max(rates, key=lambda one: (rates[one], one == "bf16")) if rates else None
+        # Who trains in 16 bits has not chosen among those with fewer.
+        wide = [one for one in rates if self.precision in _NARROW or one not in _NARROW]
+        self.best = max(wide, key=lambda one: (rates[one], one == "bf16"), default=None)
         self.notes: list[str] = []
 
     def limits(self) -> Limits:

@@ -16,7 +16,7 @@ class Peaks:
 
     Attributes:
         name: as ``torch.cuda.get_device_name`` and ``nvidia-smi`` call it, without NVIDIA before it.
-        flops_per_s: dense FLOP/s by precision of the operands: fp32 (CUDA cores), tf32, bf16, fp16 (tensor cores).
+        flops_per_s: dense FLOP/s by precision of the operands: fp32 (CUDA cores), and what tensor cores multiply.
     """
 
     name: str
@@ -26,30 +26,55 @@ class Peaks:
     l2_bytes: int | None = None
 
 
+#: The order of the rates in ``PEAKS``; bf16 and fp16 have one rate on all of these.
+_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
+
+
 def _peaks(
-    name: str, fp32: float, tf32: float, half: float, bandwidth: float, source: str, l2_mib: int | None = None
-) -> Peaks:
-    """Makes a row from TFLOP/s, TB/s and MiB; bf16 and fp16 have one rate on all of these."""
-    rates = {"fp32": fp32 * 1e12, "tf32": tf32 * 1e12, "bf16": half * 1e12, "fp16": half * 1e12}
-    return Peaks(name, rates, bandwidth * 1e12, source, l2_mib and l2_mib << 20)
+    name: str, fp32: float, tf32: float | None, half: float, fp8: float | None, fp4: float | None, bandwidth: float,
+    source: str, l2_mib: int | None = None,
+) -> Peaks:  # fmt: skip
+    """Makes a row from TFLOP/s, TB/s and MiB."""
+    rates = zip(_PRECISIONS, (fp32, tf32, half, half, fp8, fp4), strict=True)
+    flops = {precision: rate * 1e12 for precision, rate in rates if rate}
+    return Peaks(name, flops, bandwidth * 1e12, source, l2_mib and l2_mib << 20)
 
 
-# Datasheets give tensor rates "with sparsity": twice the dense ones, which stand here. L2: NVIDIA's architecture
-# whitepapers of A100, H100 and Ada; of the H200 what the driver says (62,914,560 bytes).
+_HGX, _NVL72 = "NVIDIA HGX platform datasheet, an eighth of HGX", "NVIDIA {0} NVL72 datasheet, a 72nd"
+
+# Datasheets give tensor rates "with sparsity": twice the dense ones, which stand here. Of GeForce those that add up in
+# fp32, as libraries do. fp4 is NVFP4 or MXFP4, where the GPU has it. L2: NVIDIA's architecture whitepapers of A100,
+# H100, Ada and RTX Blackwell; of the H200 what the driver says (62,914,560 bytes).
 PEAKS: tuple[Peaks, ...] = (
-    _peaks("H200", 67, 494.7, 989.4, 4.8, "NVIDIA H200 Tensor Core GPU datasheet, SXM", 60),
-    _peaks("H100 PCIe", 51, 378, 756, 2.0, "NVIDIA H100 Tensor Core GPU datasheet, PCIe", 50),
-    _peaks("H100 NVL", 60, 417.5, 835.5, 3.9, "NVIDIA H100 Tensor Core GPU datasheet, NVL"),
-    _peaks("H100 80GB HBM3", 67, 494.7, 989.4, 3.35, "NVIDIA H100 Tensor Core GPU datasheet, SXM", 50),
-    _peaks("A100-SXM4-80GB", 19.5, 156, 312, 2.039, "NVIDIA A100 Tensor Core GPU datasheet, SXM 80 GB", 40),
-    _peaks("A100-SXM4-40GB", 19.5, 156, 312, 1.555, "NVIDIA A100 Tensor Core GPU datasheet, SXM 40 GB", 40),
-    _peaks("A100 80GB PCIe", 19.5, 156, 312, 1.935, "NVIDIA A100 Tensor Core GPU datasheet, PCIe 80 GB", 40),
-    _peaks("L40S", 91.6, 183, 362, 0.864, "NVIDIA L40S datasheet"),
-    _peaks("L4", 30.3, 60, 121, 0.300, "NVIDIA L4 datasheet"),
+    # name, TFLOP/s in fp32 (CUDA cores), tf32, bf16 and fp16, fp8, fp4; TB/s; datasheet; MiB of L2
+    _peaks("GB300", 80, 1250, 2500, 5000, 15000, 8.0, _NVL72.format("GB300")),
+    _peaks("B300 SXM6 AC", 75, 1125, 2250, 4500, 13500, 8.0, f"{_HGX} B300"),
+    _peaks("GB200", 80, 1250, 2500, 5000, 10000, 8.0, _NVL72.format("GB200")),
+    _peaks("B200", 75, 1125, 2250, 4500, 9000, 8.0, f"{_HGX} B200"),
+    _peaks("H200", 67, 494.7, 989.4, 1978.9, None, 4.8, "NVIDIA H200 Tensor Core GPU datasheet, SXM", 60),
+    _peaks("H100 PCIe", 51, 378, 756, 1513, None, 2.0, "NVIDIA H100 Tensor Core GPU datasheet, PCIe", 50),
+    _peaks("H100 NVL", 60, 417.5, 835.5, 1670.5, None, 3.9, "NVIDIA H100 Tensor Core GPU datasheet, NVL"),
+    _peaks("H100 80GB HBM3", 67, 494.7, 989.4, 1978.9, None, 3.35, "NVIDIA H100 Tensor Core GPU datasheet, SXM", 50),
+    _peaks("H800", 67, 494.7, 989.4, 1978.9, None, 3.35, "NVIDIA H800 Tensor Core GPU datasheet, SXM", 50),
+    _peaks("H20", 44, 74, 148, 296, None, 4.0, "NVIDIA H20 Tensor Core GPU datasheet"),
+    _peaks("A100-SXM4-80GB", 19.5, 156, 312, None, None, 2.039, "NVIDIA A100 Tensor Core GPU datasheet, SXM 80 GB", 40),
+    _peaks("A100-SXM4-40GB", 19.5, 156, 312, None, None, 1.555, "NVIDIA A100 Tensor Core GPU datasheet, SXM 40 GB", 40),
+    _peaks("A100 80GB PCIe", 19.5, 156, 312, None, None, 1.935, "NVIDIA A100 Tensor Core GPU datasheet, PCIe", 40),
+    _peaks("A10", 31.2, 62.5, 125, None, None, 0.600, "NVIDIA A10 Tensor Core GPU datasheet"),
+    _peaks("L40S", 91.6, 183, 362, 733, None, 0.864, "NVIDIA L40S datasheet"),
+    _peaks("L4", 30.3, 60, 121, 242.5, None, 0.300, "NVIDIA L4 datasheet"),
     _peaks(
-        "GeForce RTX 4090", 82.6, 82.6, 165.2, 1.008, "NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090", 72
+        "GeForce RTX 5090", 104.8, 104.8, 209.5, 419, 1676, 1.792,
+        "NVIDIA RTX Blackwell GPU architecture whitepaper, GeForce RTX 5090", 96,
     ),
-)
+    _peaks(
+        "GeForce RTX 4090", 82.6, 82.6, 165.2, 330.3, None, 1.008,
+        "NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090", 72,
+    ),
+    _peaks("AMD Instinct MI355X", 157.3, None, 2516.6, 5033.2, 10066.3, 8.0, "AMD Instinct MI355X GPU datasheet"),
+    _peaks("AMD Instinct MI325X", 163.4, 653.7, 1307.4, 2614.9, None, 6.0, "AMD Instinct MI325X accelerator datasheet"),
+    _peaks("AMD Instinct MI300X", 163.4, 653.7, 1307.4, 2614.9, None, 5.3, "AMD Instinct MI300X accelerator datasheet"),
+)  # fmt: skip
 
 
 def find_peaks(gpu: str | None) -> Peaks | None:
