@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import TimingsError
 from nsys_analyzer.runs.timed import with_timings
 from nsys_analyzer.runs.timings import Selection, Timings, read_timings, timings_of_sweep, write_timings
+from tests.support.export import GEMM, Export
 
 SIZES = "768,3072,12,12"
 
@@ -308,7 +311,6 @@ FLAGS = "model,compile,attention,gpu,forward_ms\nsmall,False,naive,A100 80GB,9\n
         (SWEEP, capture(**AT_256, precision="fp32"), {"forward": 30}),
         (SWEEP, capture(**AT_256, precision="bf16"), "they differ in mode (train, forward)"),
         (SWEEP, capture(**AT_256, precision="bf16", mode="train"), {"forward": 40}),
-        (SWEEP, capture(**AT_256, mode="train", precisions={"bf16": 0.6, "fp32": 0.4}), {"forward": 40}),
         (SWEEP, capture(**AT_256, mode="train", precisions={"unknown": 1}), "precision (fp32, bf16)"),
         (SWEEP, capture(model=find_model("xl-2026")), {"forward": 50}),  # the 2.7B's dimensions
         (SWEEP, capture(model=SMALL, context_length=512), {}),
@@ -336,6 +338,34 @@ def test_the_rows_of_a_capture(
     found = timed(tmp_path, text, one)[0]
     assert means(found) == ({} if isinstance(expected, str) else expected)
     assert [expected in str(line) for line in found.warnings] == ([True] if isinstance(expected, str) else [])
+
+
+SWITCHES = (
+    "model,bfloat16,compile,forward_ms\n"
+    "small,False,False,30\nsmall,False,True,20\nsmall,True,False,15\nsmall,True,True,10\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "kernel", "expected", "said"),
+    [
+        (SWITCHES, "fp32", GEMM, 30, "fp32, eager"),
+        (SWITCHES, "tf32", GEMM, 30, "fp32, eager"),  # of a program that lets fp32 run as TF32
+        (SWITCHES, "fp32", "triton_poi_fused_mul_silu_8", 20, "fp32, compiled"),
+        (SWITCHES, "bf16", GEMM, 15, "bf16, eager"),
+        (SWITCHES, "bf16", "triton_poi_fused_mul_silu_8", 10, "bf16, compiled"),
+        (SWEEP.replace(",forward,forward,45", ",train,step,45"), "bf16", GEMM, 40, "bf16"),
+    ],
+)
+def test_kernels_tell_which_row_is_the_captures(
+    tmp_path: Path, text: str, precision: str, kernel: str, expected: float, said: str
+) -> None:
+    one = capture(**AT_256, mode="train", precisions={precision: 0.6, "unknown": 0.4})
+    whole = Export().kernel(kernel, 1, 2, 3).write(tmp_path / "kernels.sqlite")
+    (summary,) = summarize(Trace.load(whole), "t")
+    found = timed(tmp_path, text, replace(one, whole=summary.whole))[0]
+    assert means(found)["forward"] == expected
+    assert found.warnings[-1].endswith(f"taken, of the rows that fit, since the capture's kernels are {said}")
 
 
 @pytest.mark.parametrize(("columns", "row"), [("phase,mean_ms", "step,10"), ("step_ms", "10")])

@@ -49,10 +49,15 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_ru
     used: list[Timing] = []
     for capture in captures:
         own = [row for row in timings.rows if row.run.capture == capture.name]
-        fitting = own if len({row.cells for row in own}) == 1 else _fitting(own or rest, capture, one_run=one_run)
+        fitting, by_kernels = own, ""
+        if len({row.cells for row in own}) != 1:
+            fitting, by_kernels = _fitting(own or rest, capture, one_run=one_run)
         if len({row.cells for row in fitting}) == 1:
             used += fitting
             capture = _with_times(capture, fitting)
+            if by_kernels:
+                said = f"{fitting[0].place}: taken, of the rows that fit, since the capture's kernels are {by_kernels}"
+                capture = replace(capture, warnings=(*capture.warnings, said))
         elif warning := _why_none(timings, fitting, one_run=one_run):
             capture = replace(capture, warnings=(*capture.warnings, warning))
         timed.append(capture)
@@ -61,10 +66,11 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_ru
     return [*timed, *_only_timed([row for row in alone if row.run.capture or _is_other(row, captures)], timings.source)]
 
 
-def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) -> list[Timing]:
+def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) -> tuple[list[Timing], str]:
     """Returns the rows that contradict nothing that is known of a capture, and agree in most of it.
 
-    Where several fit alike, those of the precision that more than half of the matmul time has by the kernels' names.
+    Where several fit alike, the kernels' names decide, and the second text says by what: the precision that more than
+    half of the matmul time has, then whether torch.compile made any.
     """
     run, known = capture.run or Run(), capture.configuration or Configuration()
     modes = {"optimizer": "train", "backward": "forward+backward", "forward": "forward"}
@@ -73,16 +79,25 @@ def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) 
     known, run = structs.replace(known, mode=mode), replace(run, gpu=gpu, rank=capture.rank)
     shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
     told = next((name for name, share in shares.items() if share > sum(shares.values()) / 2), None)
+    if told == "tf32" and all(row.configuration.precision != told for row in rows):
+        told = "fp32"  # as a program calls it that lets fp32 run as TF32
+    kernels = capture.whole.kernels if capture.whole and not capture.on_cpu else ()
+    is_compiled = any(row.name.startswith("triton_") for row in kernels) if kernels else None
     words = {text.lower() for row in rows for _, text in row.cells}
-    best: list[Timing] = []
-    for precision in dict.fromkeys((known.precision, known.precision or told)):
-        scores = [_agreement(row, structs.replace(known, precision=precision), run, words) for row in rows]
+    precision, compiled = known.precision or told, is_compiled if run.compile is None else run.compile
+    best, how = list[Timing](), ""
+    tried = ((known.precision, run.compile), (precision, run.compile), (precision, compiled))
+    for tell in dict.fromkeys(tried):
+        case, ran = structs.replace(known, precision=tell[0]), replace(run, compile=tell[1])
+        scores = [_agreement(row, case, ran, words) for row in rows]
         most = max((score for score in scores if score is not None), default=0)
         fitting = [row for row, score in zip(rows, scores, strict=True) if score == most]
         best = [row for row in fitting if most >= 1 or (one_run and not row.run.capture)]
+        said = "" if tell[0] == known.precision else tell[0]
+        how = ", ".join(filter(None, (said, "" if tell[1] == run.compile else "compiled" if tell[1] else "eager")))
         if len({row.cells for row in best}) == 1:
             break
-    return best
+    return best, how
 
 
 def _agreement(row: Timing, known: Configuration, run: Run, words: set[str]) -> float | None:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import structs
 
 from nsys_analyzer.analysis.summary.statistics import Stats
-from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_text
+from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_text, precision_from_text
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Run
 from nsys_analyzer.errors import ConfigurationError, TimingsError
 from nsys_analyzer.runs.manifest import MANIFEST, configuration_of, name_by_manifest, run_from
@@ -217,6 +217,12 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
 def _described(cells: tuple[tuple[str, str], ...]) -> tuple[Run, Configuration]:
     """Returns what the cells of a row say of its run; a model of no known name is one without dimensions."""
     known: dict[str, Any] = {name: text for name, text in cells if name in COLUMNS}
+    # A column such as bfloat16 is a switch: what is in none of these types is in fp32.
+    switches = {precision_from_text(name): text.lower() for name, text in cells if text.lower() in (*_TRUE, *_FALSE)}
+    switches = {name: word for name, word in switches.items() if name in ("tf32", "bf16", "fp16")}
+    if switches:
+        on = (name for name, word in switches.items() if word in _TRUE)
+        known.setdefault("precision", next(on, "fp32"))
     for name in ("compile", "cuda_graph"):
         word = known.pop(name, "").lower()
         known |= {name: word in _TRUE} if word in (*_TRUE, *_FALSE) else {}
