@@ -91,7 +91,7 @@ def test_a_trace_without_operators_has_one_kernel_for_each_name(tmp_path: Path) 
     kernels = AttributedTrace(trace).kernels
     assert kernels.names == trace.operations.names
     np.testing.assert_array_equal(kernels.code, trace.operations.name)
-    assert dict(zip(kernels.names, kernels.classes, strict=True)) == {GEMM: "matmul", NAMELESS: "other"}
+    assert dict(zip(kernels.names, kernels.classes, strict=True)) == {GEMM: "matmul", NAMELESS: "compiled"}
     assert kernel_frame(trace)["operator"].isna().all()
 
 
@@ -116,7 +116,7 @@ def test_operators_of_pytorchs_profiler_decide_too(tmp_path: Path) -> None:
     kineto.operator("aten::addmm", 110, 50).launch(2, 120).kernel(SGEMM, 2, 220, 10)
     kineto.operator("CompiledFunction", 170, 50).launch(3, 180).kernel(NAMELESS, 3, 240, 10)
     frame = kernel_frame(Trace.load(kineto.write(tmp_path / "t.pt.trace.json")))
-    assert frame["class"].tolist() == ["convolution", "matmul", "other"]
+    assert frame["class"].tolist() == ["convolution", "matmul", "compiled"]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_operators_of_pytorchs_profiler_decide_too(tmp_path: Path) -> None:
         # No rule knows the name.
         ("void globalKernel<float>()", "aten::addmm", "matmul"),
         ("compute_cuda_kernel", "aten::repeat_interleave", "copy/layout"),
-        ("compute_cuda_kernel", "", "other"),
-        (NAMELESS, "CompiledFunctionBackward", "other"),
+        ("compute_cuda_kernel", "", "copy/layout"),
+        (NAMELESS, "CompiledFunctionBackward", "compiled"),
         # A telling name stays what it is: a bias's gradient, a workspace's fill, a product inside something else.
         ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>()", "aten::convolution_backward", "reduction"),
         ("void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>()", "aten::mm", "elementwise"),
