@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test nightly mutants nsys browser lint coverage docs examples benchmark fuzz clean
+.PHONY: demo test nightly mutants nsys browser lint coverage docs accuracy examples benchmark fuzz clean
 
 $(READY): pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,9 @@ docs: $(READY)  ## the pages as a site in build/site, which needs no network: mk
 	mkdir -p build/docs
 	git ls-files -- '*.md' LICENSE docs examples profiling_targets ':!*.sqlite' ':!*.xz' | tar -cf - -T - | tar -xf - -C build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+accuracy: $(READY)  ## docs/accuracy.md from the committed captures and timings of planted faults
+	$(BIN)/python examples/accuracy.py
 
 examples: $(READY)  ## committed reports, figures, outputs on the pages and pictures anew, from the committed captures
 	$(BIN)/python docs/make_reference.py

@@ -2,7 +2,7 @@
 
 From committed captures, timings and rows, without a GPU: the report of one run with its figures, the picture of its
 page's first screen, the reports of the sweep, of the experiments and of the programs, what explains the runs on several
-GPUs, the table of planted faults and that of comparisons, and the output of every command that README.md and the pages
+GPUs, the page on planted faults and that of comparisons, and the output of every command that README.md and the pages
 of ``docs/`` show.
 
 A page shows a command as a block of the language ``console``: a line behind ``$``, and what it prints on a terminal of
@@ -41,9 +41,9 @@ PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 #: A command of a page, and what it prints.
 EXAMPLE = re.compile(r"```console\n\$ (?P<command>[^\n]+)\n(?P<output>.*?)```", re.DOTALL)
 LEFT_OUT = "…"
-#: The table of all faults in short, and the page that shows it.
-PREDICTIONS = ROOT / "docs" / "predictions.md"
-SHORT_TABLE = re.compile(r"\| planted fault \|(?:[^\n]*\n)+?(?=\n)")
+#: How well savings are predicted, its table in short, and the page that shows it, too.
+ACCURACY, PREDICTIONS = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "predictions.md"
+SHORT_TABLE = re.compile(r"\| \| transformer \|(?:[^\n]*\n)+?(?=\n)")
 #: The page's first screen, which README.md shows, and the key in its metadata that holds the digest of what it says.
 FIRST_SCREEN = ROOT / "examples" / "pages" / "first_screen.png"
 DIGEST = "says-sha256"
@@ -130,9 +130,9 @@ def _unpack(example: Path, folder: Path) -> None:
             shutil.copy(packed, folder)
 
 
-def write_table(path: Path) -> str:
-    """Writes the table of planted faults, and returns it in short."""
-    return _python(ROOT, str(ROOT / "examples" / "faults.py"), str(path))
+def write_accuracy(path: Path) -> str:
+    """Writes the page on planted faults, and returns its summary."""
+    return _python(ROOT, str(ROOT / "examples" / "accuracy.py"), str(path))
 
 
 def said_first() -> str:
@@ -169,7 +169,7 @@ def _python(folder: Path, *arguments: str, errors: int | None = None) -> str:
 def main() -> None:
     """Renews the reports, the tables, the outputs on the pages, and the picture of the first screen."""
     write_report(RUN)
-    page, count = SHORT_TABLE.subn(write_table(FAULTS / "table.md"), PREDICTIONS.read_text(encoding="utf-8"))
+    page, count = SHORT_TABLE.subn(write_accuracy(ACCURACY), PREDICTIONS.read_text(encoding="utf-8"))
     if count != 1:
         sys.exit(f"{PREDICTIONS} has {count} tables of planted faults, not one")
     PREDICTIONS.write_text(page, encoding="utf-8")

@@ -17,7 +17,7 @@ from tests.conftest import ROOT, Main
 from tests.support.export import ADD, GEMM, Export
 
 MS = 1_000_000
-FAULTS = ROOT / "examples" / "faults" / "captures"
+FAULTS = ROOT / "examples" / "faults" / "captures" / "transformer"
 COMPILED = ROOT / "examples" / "benches" / "compile" / "captures"
 
 

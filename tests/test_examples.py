@@ -1,6 +1,6 @@
 """The committed report of the experiments is what the committed rows make, and its rows break no limit.
 
-The table of planted faults is what the code says of the committed captures today; ``make examples`` renews it.
+The page on planted faults is what the code says of the committed captures today; ``make examples`` renews it.
 """
 
 import json
@@ -17,14 +17,15 @@ from nsys_analyzer.experiments.results import BENCHES
 from nsys_analyzer.runs.rows import NAME, read_file
 from tests.conftest import ROOT
 from tests.renew_examples import (
+    ACCURACY,
     FAULTS,
     PREDICTIONS,
     PROGRAMS,
     RANKS,
     SHORT_TABLE,
+    write_accuracy,
     write_programs,
     write_ranks,
-    write_table,
 )
 from tests.test_bench_command import invoke
 
@@ -59,14 +60,15 @@ def test_no_figure_lies_beyond_its_limit() -> None:
 
 def test_the_faults_were_timed_with_what_the_page_says() -> None:
     measured = json.loads((FAULTS / "measured.json").read_text(encoding="utf-8"))
-    assert {(one["gpu"], one["torch"].rpartition(".")[0]) for one in measured.values()} == {("NVIDIA H200", "2.11")}
-    assert all(len(one[times]) == one["rounds"] for one in measured.values() for times in ("fault_ms", "remedy_ms"))
+    for faults in measured.values():
+        assert len({(one["gpu"], one["torch"], one["model"]) for one in faults.values()}) == 1
+        assert all(len(one[times]) == one["rounds"] for one in faults.values() for times in ("fault_ms", "remedy_ms"))
 
 
-def test_the_table_of_planted_faults(tmp_path: Path) -> None:
+def test_the_page_on_planted_faults(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the faults are described beside their target")
-    short = write_table(tmp_path / "table.md")
-    assert (tmp_path / "table.md").read_text(encoding="utf-8") == (FAULTS / "table.md").read_text(encoding="utf-8")
+    short = write_accuracy(tmp_path / "accuracy.md")
+    assert (tmp_path / "accuracy.md").read_text(encoding="utf-8") == ACCURACY.read_text(encoding="utf-8")
     assert SHORT_TABLE.findall(PREDICTIONS.read_text(encoding="utf-8")) == [short]
 
 

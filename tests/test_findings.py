@@ -55,7 +55,8 @@ from tests.support.program import NCCL
 from tests.support.steps import H200, US, Steps
 
 FAULTS = ROOT / "examples" / "faults"
-MEASURED: dict[str, dict[str, Any]] = json.loads((FAULTS / "measured.json").read_text(encoding="utf-8"))
+CAPTURES = FAULTS / "captures" / "transformer"
+MEASURED: dict[str, dict[str, Any]] = json.loads((FAULTS / "measured.json").read_text(encoding="utf-8"))["transformer"]
 #: The finding that each planted fault is.
 PLANTED = {
     "loader": "data_loading", "item": "host_sync", "tiny_batch": "launch_bound", "pageable": "pageable_copy",
@@ -88,7 +89,7 @@ EVENT = "cudaEventRecord_v3020"
 def diagnosis_of(name: str) -> Diagnosis:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.sqlite"
-        path.write_bytes(lzma.decompress((FAULTS / "captures" / f"{path.name}.xz").read_bytes()))
+        path.write_bytes(lzma.decompress((CAPTURES / f"{path.name}.xz").read_bytes()))
         (capture,) = summarize(path)
     assert capture.diagnosis is not None
     return capture.diagnosis
@@ -101,7 +102,7 @@ def saved_ms(name: str) -> float:
 
 
 def test_every_fault_was_captured_and_timed() -> None:
-    assert {path.name.partition(".")[0] for path in (FAULTS / "captures").iterdir()} == {*PLANTED, "none"}
+    assert {path.name.partition(".")[0] for path in CAPTURES.iterdir()} == {*PLANTED, "none"}
     assert MEASURED.keys() == {*PLANTED, "none"}
 
 

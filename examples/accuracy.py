@@ -1,0 +1,232 @@
+"""Writes ``docs/accuracy.md``: what removing a planted fault saves, predicted by ``nsys-analyze explain`` and measured.
+
+``python examples/accuracy.py`` reads the captures and the timings (``measured.json``) of ``faults``, which
+``profiling_targets.faults`` made, and writes the page there, or to the file that is given; it prints the summary.
+"""
+
+from __future__ import annotations
+
+import lzma
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from nsys_analyzer import summarize
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from profiling_targets.faults import FAULTS
+
+FOLDER = Path(__file__).parent / "faults"
+PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
+#: The finding that each planted fault is; the control is none.
+CAUSES = {
+    "loader": "data_loading", "item": "host_sync", "tiny_batch": "launch_bound", "pageable": "pageable_copy",
+    "fp32": "fp32_matmul", "foreach": "unfused_optimizer", "empty_cache": "allocator",
+    "attention": "unfused_attention", "collector": "host_stall", "checkpoint": "device_to_host_copy",
+    "casts": "layout_copies", "eager": "unfused_elementwise",
+}  # fmt: skip
+#: The network with which the rules' constants and the widths of the intervals were chosen.
+CALIBRATED = "transformer"
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Unprofiled times of a fault and its remedy, ms of a step, one for each round, which took turns."""
+
+    model: str
+    batch_size: int
+    context_length: int
+    gpu: str
+    torch: str
+    steps: int
+    rounds: int
+    fault_ms: list[float]
+    remedy_ms: list[float]
+
+    @property
+    def saved_ms(self) -> list[float]:
+        """What the remedy saved in each round."""
+        return [fault - remedy for fault, remedy in zip(self.fault_ms, self.remedy_ms, strict=True)]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A fault of a network, as it was measured, and as its capture was diagnosed: with its step unknown, and timed."""
+
+    network: str
+    fault: str
+    measured: Measured
+    untimed: Diagnosis
+    timed: Diagnosis
+
+    @property
+    def saved_ms(self) -> float:
+        """What the remedy saved, the median of the rounds."""
+        return statistics.median(self.measured.saved_ms)
+
+    def rank(self, diagnosis: Diagnosis) -> int | None:
+        """The place of the true cause among the findings, from 1 on; None where it is not found."""
+        ids = [finding.id for finding in diagnosis.findings]
+        return ids.index(CAUSES[self.fault]) + 1 if CAUSES[self.fault] in ids else None
+
+    def finding(self, diagnosis: Diagnosis) -> Finding | None:
+        """The finding of the true cause."""
+        rank = self.rank(diagnosis)
+        return diagnosis.findings[rank - 1] if rank else None
+
+    def error_of_step(self, diagnosis: Diagnosis) -> float | None:
+        """The predicted step after the change ÷ the measured one − 1."""
+        finding = self.finding(diagnosis)
+        after = statistics.median(self.measured.remedy_ms)
+        return (diagnosis.step_ms - finding.saves_ms) / after - 1 if finding else None
+
+    def is_inside(self, diagnosis: Diagnosis) -> bool:
+        """Tells whether the measured saving lies inside the predicted interval."""
+        finding = self.finding(diagnosis)
+        return bool(finding and finding.saves_ms_low <= self.saved_ms <= finding.saves_ms_high)
+
+
+def main() -> None:
+    """Writes the page, and prints its summary."""
+    if len(sys.argv) > 2:
+        sys.exit("Give one file to write, or none: python examples/accuracy.py accuracy.md")
+    path = Path(sys.argv[1]) if len(sys.argv) == 2 else PAGE
+    measured = msgspec.json.decode((FOLDER / "measured.json").read_bytes(), type=dict[str, dict[str, Measured]])
+    pairs = [pair_of(network, fault, one) for network, faults in measured.items() for fault, one in faults.items()]
+    path.write_text("\n".join(page(pairs)) + "\n", encoding="utf-8")
+    print("\n".join(summary(pairs)))
+
+
+def pair_of(network: str, fault: str, measured: Measured) -> Pair:
+    """Returns a fault with the findings of its capture."""
+    packed = FOLDER / "captures" / network / f"{fault}.sqlite.xz"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / packed.stem
+        path.write_bytes(lzma.decompress(packed.read_bytes()))
+        found = []
+        for step_ms in (None, statistics.median(measured.fault_ms)):
+            (capture,) = summarize(path, step_ms=step_ms)
+            if capture.diagnosis is None:
+                sys.exit(f"{packed} holds no steps to explain")
+            found.append(capture.diagnosis)
+    return Pair(network, fault, measured, *found)
+
+
+def page(pairs: Sequence[Pair]) -> Iterator[str]:
+    """Yields the lines of the page: how it was measured, the summary, and a table for each network."""
+    yield "# How well savings are predicted"
+    yield ""
+    yield (
+        "`profiling_targets.faults` trains a network with one usual fault planted. From a capture of it under nsys, "
+        "`nsys-analyze explain` predicts what the fix saves. Then the loop with the fault and the loop without it were "
+        "timed without a profiler, in turns. The measured saving is the median of the rounds' differences. Captures "
+        "and timings are in `examples/faults`; `make accuracy` makes this page from them."
+    )
+    yield ""
+    yield from summary(pairs)
+    yield ""
+    yield (
+        f"The constants of the rules and the widths of the intervals were chosen with the {CALIBRATED} at hand. The "
+        "other networks were measured afterwards, and nothing was changed for them."
+    )
+    for network in dict.fromkeys(pair.network for pair in pairs):
+        yield ""
+        yield from table(network, [pair for pair in pairs if pair.network == network])
+
+
+def summary(pairs: Sequence[Pair]) -> Iterator[str]:
+    """Yields a table with a column for each network, where the step is not known and where it was timed."""
+    networks = dict.fromkeys(pair.network for pair in pairs)
+    columns: list[tuple[str, list[Pair], Callable[[Pair], Diagnosis]]] = []
+    for network in networks:
+        planted = [pair for pair in pairs if pair.network == network and pair.fault in CAUSES]
+        columns += [(network, planted, lambda pair: pair.untimed), ("step timed", planted, lambda pair: pair.timed)]
+    yield "| | " + " | ".join(name for name, _, _ in columns) + " |"
+    yield "|---" * (len(columns) + 1) + "|"
+    rows: list[tuple[str, Callable[[list[Pair], list[Diagnosis]], str]]] = [
+        ("planted faults", lambda planted, _: str(len(planted))),
+        (
+            "the true cause is found; is the first finding",
+            lambda planted, found: "; ".join(
+                str(sum(map(told, map(Pair.rank, planted, found)))) for told in (bool, lambda rank: rank == 1)
+            ),
+        ),
+        ("error of the step after the fix: median; nine of ten within", _errors),
+        (
+            "measured savings inside the interval",
+            lambda planted, found: f"{sum(map(Pair.is_inside, planted, found)) / len(planted):.0%}",
+        ),
+        ("half the interval ÷ its middle, median", _widths),
+    ]
+    for title, value in rows:
+        cells = (value(planted, [of(pair) for pair in planted]) for _, planted, of in columns)
+        yield f"| {title} | {' | '.join(cells)} |"
+
+
+def _errors(planted: list[Pair], found: list[Diagnosis]) -> str:
+    errors = sorted(abs(error) for error in map(Pair.error_of_step, planted, found) if error is not None)
+    return f"{statistics.median(errors):.0%}; {errors[-(-9 * len(errors) // 10) - 1]:.0%}"
+
+
+def _widths(planted: list[Pair], found: list[Diagnosis]) -> str:
+    return f"±{statistics.median(half_width(one) for one in map(Pair.finding, planted, found) if one):.0%}"
+
+
+def table(network: str, pairs: list[Pair]) -> Iterator[str]:
+    """Yields the table of a network."""
+    first = pairs[0].measured
+    rounds = sorted({pair.measured.rounds for pair in pairs})
+    yield f"## {network.capitalize()}"
+    yield ""
+    yield (
+        f"{first.model}, on an {first.gpu}, PyTorch {first.torch}; {rounds[-1]} rounds. Times are ms of a step; the "
+        "least and the most of the rounds are in parentheses. *Timed*: the step with the fault was given (`--step-ms`)."
+    )
+    yield ""
+    yield (
+        "| fault; its remedy | batch × context | measured with, without | predicted without; timed | measured saving | "
+        "predicted saving; timed | inside | place of the true cause; first finding |"
+    )
+    yield "|---|---:|---:|---:|---:|---:|---|---|"
+    for pair in pairs:
+        yield f"| {' | '.join(cells_of(pair))} |"
+
+
+def cells_of(pair: Pair) -> Iterator[str]:
+    """Yields the cells of a fault's row."""
+    measured = pair.measured
+    yield f"`{pair.fault}`: {FAULTS[pair.fault].description}"
+    yield f"{measured.batch_size} × {measured.context_length}"
+    yield f"{spread(measured.fault_ms)}, {spread(measured.remedy_ms)}"
+    if pair.fault not in CAUSES:
+        found = [finding.id for finding in pair.untimed.findings]
+        yield from ("", spread(measured.saved_ms), "", "", ", ".join(f"`{one}`" for one in found) or "no finding")
+        return
+    diagnoses = (pair.untimed, pair.timed)
+    found = [pair.finding(diagnosis) for diagnosis in diagnoses]
+    yield "; ".join(
+        f"{diagnosis.step_ms - one.saves_ms:.1f}" if one else "–"
+        for diagnosis, one in zip(diagnoses, found, strict=True)
+    )
+    yield spread(measured.saved_ms)
+    yield "; ".join(f"{one.saves_ms_low:.1f} to {one.saves_ms_high:.1f}" if one else "–" for one in found)
+    yield "; ".join("yes" if pair.is_inside(diagnosis) else "no" for diagnosis in diagnoses)
+    first = next((finding.id for finding in pair.untimed.findings), "none")
+    yield f"{pair.rank(pair.untimed) or '–'}; `{first}`"
+
+
+def spread(ms: Sequence[float]) -> str:
+    """Returns the median, with the least and the most."""
+    return f"{statistics.median(ms):.1f} ({min(ms):.1f} to {max(ms):.1f})".replace("-", "−")
+
+
+def half_width(finding: Finding) -> float:
+    """Returns half the interval ÷ its middle."""
+    return (finding.saves_ms_high - finding.saves_ms) / finding.saves_ms
+
+
+if __name__ == "__main__":
+    main()
