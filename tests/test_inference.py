@@ -32,6 +32,53 @@ def kernels(summary: CaptureSummary) -> dict[str, tuple[int, float]]:
     return {phase.phase: (phase.instances, phase.kernels_per_instance) for phase in summary.phases}
 
 
+# --- threads and kernels alone -----------------------------------------------------------------------------------
+
+ADAM = "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor>(int)"
+
+
+def unmarked(export: Export, at: int, *, updates: bool = True) -> Export:
+    """A step of 1,000 ns without a range: forward launches at 10 and 20, autograd's thread at 110, 120 and 130, the
+    optimizer at 210 and 230, with the step counter's addition at 220 in between; gradients are set to zero at 30, by a
+    kernel like the optimizer's, behind the first matmul.
+    """
+    export.kernel(GEMM, at + 10, at + 11, at + 15).kernel(ADAM if updates else ADD, at + 30, at + 31, at + 35)
+    export.kernel(ADD, at + 20, at + 21, at + 25)
+    for time in (110, 120, 130):
+        export.kernel(GEMM, at + time, at + time + 1, at + time + 5, tid=AUTOGRAD)
+    for time, name in ((210, ADAM), (220, ADD), (230, ADAM)):
+        export.kernel(name if updates else ADD, at + time, at + time + 1, at + time + 5)
+    return export
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        (True, {"forward": (3, 3), "backward": (3, 3), "optimizer": (3, 3)}),
+        (False, {"backward": (3, 3)}),  # which of the additions updates weights is not known
+    ],
+)
+def test_a_capture_without_a_range(tmp_path: Path, updates: bool, expected: dict[str, tuple[int, float]]) -> None:
+    export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
+    for step in range(3):
+        unmarked(export, 1000 * step, updates=updates)
+    summary = summary_of(export.write(tmp_path / "t.sqlite"))
+    assert kernels(summary) == expected
+    assert all(phase.inferred and "autograd's threads" in phase.range for phase in summary.phases)
+
+
+def test_steps_that_differ_are_told_by_threads(tmp_path: Path) -> None:
+    # From the first launch of a step at 10 to that of the next one, 1,000 ns on; each has more additions than the last.
+    export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
+    for step, additions in enumerate((0, 5, 1, 7, 3)):
+        unmarked(export, 1000 * step)
+        for time in range(40, 40 + 8 * additions, 8):
+            export.kernel(ADD, 1000 * step + time, 1000 * step + time + 1, 1000 * step + time + 5)
+    step = summary_of(export.write(tmp_path / "t.sqlite")).step
+    assert step is not None
+    assert (step.source, step.length_ms) == ("phases", pytest.approx(1e-3))
+
+
 # --- nsys's function ranges --------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ nsys's ``--pytorch=functions-trace`` writes a range for each call of a module, o
 PyTorch's profiler and ``--pytorch=autograd-nvtx`` write the operators: backward is what autograd's engine and its
 threads run, forward is what is launched before it since the optimizer, the step's start or the last backward. Each
 inferred phase becomes a range of the thread that runs the step. A process with a phase range of its own keeps these.
+Where nothing is annotated, autograd's threads and the optimizer's kernels tell the phases.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import numpy.typing as npt
 
 from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
+from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
-from nsys_analyzer.trace.arrays import Ints, SmallInts, distinct, named
+from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, distinct, named
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_CALL
 from nsys_analyzer.trace.trace import Trace
@@ -40,6 +42,9 @@ _FIRST_GRADIENT = "aten::ones_like"
 _OPTIMIZER, _ZERO_GRAD, _PROFILER_STEP = "Optimizer.step#", "Optimizer.zero_grad#", "ProfilerStep#"
 #: The sources of inferred phases, as the names of their ranges say.
 FUNCTION_RANGES, _OPERATORS, _MODULES = "nsys's function ranges", "autograd's operators", "PyTorch's module calls"
+BY_THREADS = "autograd's threads and the optimizer's kernels"
+#: Kernels that no step of an optimizer has as a rule.
+_OF_A_MODEL = ("matmul", "fused attention", "convolution", "normalization", "embedding", "softmax")
 
 _Spans = list[tuple[int, int]]
 
@@ -63,7 +68,8 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
     """
     written = (*_FUNCTIONS.values(), _MODULE)
     has_functions = any(pattern.fullmatch(name) for name in trace.ranges.names for pattern in written)
-    if any(phase in names.leaf_phases for phase in names.extra) or not (has_functions or len(trace.operators)):
+    has_marks = has_functions or len(trace.operators) or len(autograd_threads(trace))
+    if any(phase in names.leaf_phases for phase in names.extra) or not has_marks:
         return trace, {}
     roles = RangeRoles(trace.ranges, names)
     own = roles.leaf & ~named(trace.ranges, is_framework_name)
@@ -75,7 +81,14 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
     duration = (trace.operations.end - trace.operations.start)[known].astype(np.float64)
     work = np.bincount(place, duration, len(launched)).astype(np.float64)
     launches = trace.launches.select(launched)
-    found = [one for process in processes for one in _Inference(trace, roles, launches, work, int(process)).found()]
+    classes = np.array([*map(classify, trace.operations.names), ""], np.object_)
+    of_launch = np.full(len(launched), "", np.object_)
+    of_launch[place] = classes[trace.operations.name[known]]
+    found = [
+        one
+        for process in processes
+        for one in _Inference(trace, roles, launches, work, of_launch, int(process)).found()
+    ]
     return _added(trace, found) if found else (trace, {})
 
 
@@ -87,17 +100,18 @@ def _spans(ranges: Ranges) -> _Spans:
 class _Inference:
     """The phases of one process, by the ranges and operators that its framework wrote.
 
-    ``work``: shape (launches,), how long what each launch has launched runs, ns.
+    ``work``, ``classes``: shape (launches,), how long what each launch has launched runs, ns, and its class.
     """
 
     def __init__(
-        self, trace: Trace, roles: RangeRoles, launches: Launches, work: npt.NDArray[np.float64], process: int
-    ) -> None:
+        self, trace: Trace, roles: RangeRoles, launches: Launches, work: Floats, classes: npt.NDArray[np.object_],
+        process: int,
+    ) -> None:  # fmt: skip
         self.trace, self.ranges = trace, trace.ranges
         self.mine = process_of(trace.ranges.thread) == process
         self.operators = trace.operators.select(process_of(trace.operators.thread) == process)
         own = process_of(launches.thread) == process
-        self.launches, self.work = launches.select(own), work[own]
+        self.launches, self.work, self.classes = launches.select(own), work[own], classes[own]
         bounding = self.ranges.select(roles.mask(STEP, WARMUP) & self.mine)
         open_ranges = trace.open_ranges
         endless = roles.mask(WARMUP, of=open_ranges) & (process_of(open_ranges.thread) == process)
@@ -110,7 +124,7 @@ class _Inference:
         if threads:
             for thread in threads:
                 yield _Found(thread, FUNCTION_RANGES, self._of_functions(thread))
-        elif one := (self._of_operators() if len(self.operators) else None) or self._of_modules():
+        elif one := (self._of_operators() if len(self.operators) else self._of_threads()) or self._of_modules():
             yield one
 
     def _called(self, prefix: str) -> Ranges:
@@ -198,6 +212,34 @@ class _Inference:
         forward = list(self._forward(thread, outside, backward, optimizer))
         spans = {"forward": forward, "backward": backward, **({"optimizer": optimizer} if replaced else {})}
         return _Found(thread, _OPERATORS, spans, replaced)
+
+    # --- threads and kernels alone
+
+    def _of_threads(self) -> _Found | None:
+        """Backward by what autograd's threads launch, the optimizer by its kernels, forward where both are known.
+
+        Without kernels of an optimizer, what lies between two backward passes may hold one nevertheless.
+        """
+        helpers = autograd_threads(self.trace)
+        threads = _by_frequency(self.launches.thread[~np.isin(self.launches.thread, helpers)])
+        if not threads or not np.isin(self.launches.thread, helpers).any():
+            return None
+        here = self.launches.thread == threads[0]
+        order = np.argsort(self.launches.start[here], kind="stable")
+        outside, classes = self.launches.start[here][order], self.classes[here][order]
+        backward = self._backward(self.operators, threads[0], outside)
+        optimizer = []
+        for (_, ended), (following, _) in zip(backward, [*backward[1:], (np.iinfo(np.int64).max, 0)], strict=True):
+            between = slice(*np.searchsorted(outside, (ended, following)))
+            updates = np.flatnonzero(classes[between] == "optimizer")
+            if len(updates):
+                model = np.flatnonzero(np.isin(classes[between], _OF_A_MODEL))
+                until = np.append(model, len(classes))[np.searchsorted(model, updates[0])]
+                times = outside[between][updates[updates < until]]
+                optimizer.append((int(times[0]), int(times[-1]) + 1))
+        forward = list(self._forward(threads[0], outside, backward, optimizer)) if optimizer else []
+        spans = {"forward": forward, "backward": backward, "optimizer": optimizer}
+        return _Found(threads[0], BY_THREADS, {phase: spans[phase] for phase in spans if spans[phase]})
 
     def _step_thread(self, engine: Ranges) -> int:
         """The thread of the optimizer or the profiler's steps, else that which launches most outside the engine."""

@@ -20,6 +20,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads
 from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
+from nsys_analyzer.analysis.ranges.inference import BY_THREADS
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
@@ -186,7 +187,7 @@ def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
         # The profiler may have been told of one step around several passes.
         phases = _of_phases(work)
         windows = phases if phases and (windows is None or len(phases) > 1) else windows
-    windows = windows or _of_repetition(work) or _as_said(work)
+    windows = windows or _of_repetition(work) or _of_phases(work, by_threads=True) or _as_said(work)
     return _on_gpu_timeline(windows, work) if windows else work.whole
 
 
@@ -268,10 +269,10 @@ def _hold_passes(work: _Work, chosen: Bools) -> bool:
 _LETTERS = {"forward": "F", "backward": "B", "optimizer": "O"}
 
 
-def _of_phases(work: _Work) -> Windows | None:
+def _of_phases(work: _Work, *, by_threads: bool = False) -> Windows | None:
     """Returns the steps from one forward pass to the next, or from one optimizer's end to the next.
 
-    Of one of each they are the step that they span.
+    Of one of each they are the step that they span. Phases that threads and kernels alone tell count by themselves.
     """
     instances = work.attributed.instances
     letter = np.array([_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase]
@@ -280,7 +281,8 @@ def _of_phases(work: _Work) -> Windows | None:
     again = np.isin(ranges.thread[instances.range], autograd_threads(work.attributed.trace))
     # A pipeline's schedule runs the parts of several passes in turns.
     in_turns = named(ranges, lambda name: name.endswith(tuple(PASSES)))[instances.range]
-    index = np.flatnonzero((instances.process == work.process) & (letter != "") & ~again & ~in_turns)
+    told = named(ranges, lambda name: BY_THREADS in name)[instances.range] == by_threads
+    index = np.flatnonzero((instances.process == work.process) & (letter != "") & ~again & ~in_turns & told)
     text = "".join(letter[index].tolist())
     if "F" not in text:
         return _between_optimizers(work, index[letter[index] == "O"])
