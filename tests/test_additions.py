@@ -100,11 +100,12 @@ def test_a_kernel_class_is_an_entry_and_a_rule(tmp_path: Path, run_main: Main, m
 
 
 def test_the_peaks_of_a_gpu_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = peaks._peaks("X1", 10, 20, 40, 1.5, "a datasheet", 30)
+    row = peaks._peaks("X1", 10, 20, 40, 80, None, 1.5, "a datasheet", 30)
     assert peaks.find_peaks("NVIDIA X1") is None
     monkeypatch.setattr(peaks, "PEAKS", (*peaks.PEAKS, row))
     found = peaks.find_peaks("NVIDIA X1")
     assert found is not None
+    assert (found.flops_per_s["fp8"], "fp4" in found.flops_per_s) == (80e12, False)
     assert (found.flops_per_s["bf16"], found.bytes_per_s, found.l2_bytes) == (40e12, 1.5e12, 30 * 2**20)
 
 

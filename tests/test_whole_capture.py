@@ -76,6 +76,13 @@ def test_phases_with_nine_tenths_of_the_gpu_time_suffice(held: int, rest: int, s
     assert summary.phases_suffice is suffice
 
 
+@pytest.mark.parametrize(("kernel", "is_model"), [("advec_cell_kernel(int, int, double *)", False), (GEMM, True)])
+def test_a_program_without_a_model_is_asked_for_none(tmp_path: Path, kernel: str, is_model: bool) -> None:
+    said = answers(Export().gpu().kernel(kernel, 1, 2, MS).kernel(ADD, 3, MS, 2 * MS), tmp_path)
+    for words in ("--model", "What share is matmul", "Besides matmul", "computing softmax"):
+        assert (words in said) is is_model, words
+
+
 def test_warm_up_is_left_out_of_the_whole_and_counted(tmp_path: Path) -> None:
     """3 ms launched in warm-up, by a thread with no range, too; 2 ms of the whole are left."""
     export = Export().gpu().range("warmup", 0, 5 * MS)

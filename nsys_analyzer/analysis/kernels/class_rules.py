@@ -57,6 +57,9 @@ MOVING = (
     "memset/memcpy",
 )  # fmt: skip
 
+#: Classes that a program has which runs a model, and no step of an optimizer as a rule.
+OF_A_MODEL = ("matmul", "fused attention", "convolution", "normalization", "embedding", "softmax")
+
 
 @dataclass(frozen=True)
 class Rule:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
+from nsys_analyzer.analysis.kernels.class_rules import OF_A_MODEL
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
 from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, distinct, named
@@ -43,8 +44,6 @@ _OPTIMIZER, _ZERO_GRAD, _PROFILER_STEP = "Optimizer.step#", "Optimizer.zero_grad
 #: The sources of inferred phases, as the names of their ranges say.
 FUNCTION_RANGES, _OPERATORS, _MODULES = "nsys's function ranges", "autograd's operators", "PyTorch's module calls"
 BY_THREADS = "autograd's threads and the optimizer's kernels"
-#: Kernels that no step of an optimizer has as a rule.
-_OF_A_MODEL = ("matmul", "fused attention", "convolution", "normalization", "embedding", "softmax")
 
 _Spans = list[tuple[int, int]]
 
@@ -233,7 +232,7 @@ class _Inference:
             between = slice(*np.searchsorted(outside, (ended, following)))
             updates = np.flatnonzero(classes[between] == "optimizer")
             if len(updates):
-                model = np.flatnonzero(np.isin(classes[between], _OF_A_MODEL))
+                model = np.flatnonzero(np.isin(classes[between], OF_A_MODEL))
                 until = np.append(model, len(classes))[np.searchsorted(model, updates[0])]
                 times = outside[between][updates[updates < until]]
                 optimizer.append((int(times[0]), int(times[-1]) + 1))

@@ -84,7 +84,8 @@ class _View:
         whole = known.model and known.batch_size and known.context_length
         self.shapes = _Shapes(known.model, known.batch_size, known.context_length) if whole else None  # type: ignore[arg-type]
         self.counted = capture.run.flops if capture.run and not whole else None
-        self.missing = [] if self.counted else [name for name, value in parts.items() if not value]
+        is_told = self.counted or not capture.holds_model
+        self.missing = [] if is_told else [name for name, value in parts.items() if not value]
         self.precision = next((one for one in capture.precisions if one != "unknown"), None)
         if self.precision and capture.precisions[self.precision] < capture.precisions.get("unknown", 0.0):
             self.precision = None

@@ -9,6 +9,7 @@ import msgspec
 
 from nsys_analyzer.analysis.attribution.processes import label_of_pid
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.kernels.class_rules import OF_A_MODEL
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.steps.step import Ms, StepSummary
@@ -418,6 +419,12 @@ class Summary:
         """True where it was read and holds no kernel, and no graph that may hide some."""
         hidden = self.whole is not None and self.whole.opaque
         return self.coverage is not None and not self.coverage.kernels and not hidden
+
+    @property
+    def holds_model(self) -> bool:
+        """False where every kernel is known, and none is of a class that models are made of."""
+        whole = self.whole
+        return whole is None or whole.opaque or any(row.kernel_class in OF_A_MODEL for row in whole.classes)
 
     @property
     def on_cpu(self) -> bool:

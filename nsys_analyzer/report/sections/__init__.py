@@ -143,7 +143,7 @@ def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
         parts, enclosing = parts_and_enclosing(capture)
         tables = [kernel_table(capture, phases, evidence.labels) for phases in (parts, enclosing) if phases]
         yield Details(f"All {kernel_word(capture)}s of the phases", tuple(tables), title)
-    if capture.attention is None and capture.whole and not capture.on_cpu:
+    if capture.attention is None and capture.whole and capture.holds_model and not capture.on_cpu:
         yield Details("How to compare softmax with the attention matmuls", (why_no_attention(capture),), title)
 
 

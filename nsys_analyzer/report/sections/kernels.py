@@ -93,7 +93,8 @@ def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> 
         said.append(f"in {_of(phase.phase)} {named or 'nothing above 3 %'}")
     if not said:
         return
-    yield Answer(f"Besides matmul: {'; '.join(said)}.", capture.title)
+    besides = "Besides matmul" if capture.holds_model else "Classes"
+    yield Answer(f"{besides}: {'; '.join(said)}.", capture.title)
     parts, enclosing = parts_and_enclosing(capture)
     whole = max((sum(row.ms_per_instance for row in one.kernels) * one.instances for one in enclosing), default=0.0)
     inside = sum(row.ms_per_instance * one.instances for one in parts for row in one.kernels)
@@ -149,7 +150,7 @@ def _in_phase(phase: PhaseSummary) -> tuple[Field[_Key], ...]:
 def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
     """Matmul's share in each phase, of the training step against inference, and the shares of all classes."""
     share = capture.matmul
-    if share is None or not share.phases:
+    if share is None or not share.phases or not capture.holds_model:
         return
     yield Answer(_matmul_sentence(capture, share), capture.title)
     scopes = share.scopes
