@@ -213,6 +213,16 @@ def test_no_rate_above_a_peak(changed: dict[str, Any], said: str) -> None:
     assert limits.tensor_core_share == 0.0
 
 
+def test_the_peak_of_several_precisions_is_by_the_time_of_each() -> None:
+    # 3/4 of the matmul time in bf16 and 1/4 in fp32; what is below 5 % has no roof: 0.75 · 989.4 + 0.25 · 67 = 758.8
+    # TFLOP/s. The step does 32.1 of them.
+    known = found(training(precisions={"bf16": 0.72, "fp32": 0.24, "tf32": 0.04}))
+    assert known.peak_flops == pytest.approx(0.75 * BF16_PEAK + 0.25 * FP32)
+    assert mfu(known)["step"] == pytest.approx(32.1 / 758.8, rel=1e-4)
+    capture = replace(training(), limits=known)
+    assert "of the GPU's bf16 and fp32 peak" in str(next(iter(limits.answer_limits(capture))))
+
+
 def test_a_precision_that_is_not_detected() -> None:
     # bf16 matmuls at ten times the fp32 peak, with names that say fp32.
     limits = found(training(ms=MS / 10))

@@ -91,6 +91,11 @@ class _View:
             self.precision = None
         rates = dict(self.peaks.flops_per_s) if self.peaks else {}
         self.rates = rates
+        shares = {one: share for one, share in capture.precisions.items() if one in rates and share >= _LEAST_SHARE}
+        self.roofs = tuple((one, rates[one]) for one in shares)
+        # As if the matmuls of each precision reached the same share of its peak.
+        peaks = sum(share * rates[one] for one, share in shares.items())
+        self.peak = peaks / sum(shares.values()) if self.precision in shares else None
         # Who trains in 16 bits has not chosen among those with fewer.
         wide = [one for one in rates if self.precision in _NARROW or one not in _NARROW]
         self.best = max(wide, key=lambda one: (rates[one], one == "bf16"), default=None)
@@ -103,16 +108,15 @@ class _View:
         if doubt:
             phases = classes = ()
         tensor, unknown = tensor_core_share(capture.whole.kernels if capture.whole else ())
-        shares = capture.precisions.items()
         return Limits(
             gpu=capture.gpu or "GPU",
             precision=self.precision,
-            peak_flops=rates.get(self.precision or ""),
+            peak_flops=self.peak,
             best_precision=best,
             best_peak_flops=rates[best] if best else None,
             peak_bytes_per_s=self.memory,
             source=self.peaks.source if self.peaks else None,
-            roofs=tuple((one, rates[one]) for one, share in shares if one in rates and share >= _LEAST_SHARE),
+            roofs=self.roofs,
             tensor_core_share=tensor,
             tensor_core_unknown=unknown,
             mfu={one.phase: one.mfu for one in phases if one.mfu is not None},
@@ -143,8 +147,8 @@ class _View:
                 self.notes.append("Which part of the capture is a step is not known, so neither is its rate.")
             elif found and model_flops:
                 rate = model_flops / (found[0] / 1e3)
-                peak, best = self.rates.get(self.precision or ""), self.rates.get(self.best or "")
-                yield PhaseRate(name, model_flops, *found, rate / peak if peak else None, rate / best if best else None)
+                mfu, best = rate / self.peak if self.peak else None, self.rates.get(self.best or "")
+                yield PhaseRate(name, model_flops, *found, mfu, rate / best if best else None)
 
     def counted_flops(self, counted: CountedFlops) -> dict[str, int | None]:
         """FLOPs by phase, as they were counted in one step of the program."""

@@ -101,6 +101,7 @@ class Limits:
     Attributes:
         gpu: its name.
         precision: the one that most of the matmul time ran in.
+        peak_flops: the mean of the roofs, by the matmul time of each.
         roofs: precision to peak FLOP/s, of those that ran.
         tensor_core_share: of the matmul time, by the names of kernels; of ``tensor_core_unknown`` these say nothing.
         missing: what would have to be known: "model", "context length", "batch size", "peaks".

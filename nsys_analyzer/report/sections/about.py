@@ -294,7 +294,7 @@ _CPU_TERMS = {
     "operator span": "from the start of the phase's first operator to the end of its last one.",
 }
 _LIMIT_TERMS = {
-    "MFU": "the model's FLOPs ÷ time ÷ peak of the precision that most of the matmul time ran in. One forward pass is "
+    "MFU": "the model's FLOPs ÷ time ÷ peak of the precisions of its matmuls, each by its time. One forward pass is "
     "8·B·S·d²·L of projections, 4·B·S²·d·L of attention, 6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head; "
     "backward is twice that. Where a run counted FLOPs, they are PyTorch's: a matmul of (m, k) and (k, n) is 2·m·k·n. "
     "Work beyond the model's (a recomputed forward) makes rates too low; a causal kernel that does half of S × S, too "

@@ -62,8 +62,12 @@ def _sentence(limits: Limits) -> Words:
         return joined("", [f"{name.capitalize()} does {rate}{best}. ", _missing(limits), after])
     best = "" if limits.best_precision == limits.precision else _of_best(limits, chief)
     meaning = _meaning(limits, chief)
-    said = f"MFU of {name} is {percent(chief.mfu)} of the GPU's {limits.precision} peak{best}: {rate}."
+    said = f"MFU of {name} is {percent(chief.mfu)} of the GPU's {_precisions(limits)} peak{best}: {rate}."
     return f"{said}{f' {meaning}' if meaning else ''}{after}"
+
+
+def _precisions(limits: Limits) -> str:
+    return listed([name for name, _ in limits.roofs]) if limits.roofs else str(limits.precision)
 
 
 def _of_best(limits: Limits, phase: PhaseRate) -> str:
@@ -85,7 +89,7 @@ def _meaning(limits: Limits, chief: PhaseRate) -> str:
     most = f"{rest} costs more than {slow}" if covered < inside else f"{slow} cost more than {rest}"
     who = "Matmuls and fused attention" if any(one.kernel_class == FUSED for one in own) else "Matmuls"
     return (
-        f"{who} take {percent(covered)} of this time and reach {percent(inside)} of the {limits.precision} "
+        f"{who} take {percent(covered)} of this time and reach {percent(inside)} of the {_precisions(limits)} "
         f"peak while they run: {most}."
     )
 
@@ -117,7 +121,7 @@ def _missing(limits: Limits) -> Text:
 
 def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, Table]:
     """The phases, then the classes with whatever is known of each."""
-    of_peak = f"MFU, of {limits.precision}" if limits.precision else "MFU"
+    of_peak = f"MFU, of {_precisions(limits)}" if limits.precision else "MFU"
     of_best = f"of best peak, {limits.best_precision}"
     is_pass = capture.step is not None and capture.step.is_pass
     phases: tuple[Field[PhaseRate], ...] = (
