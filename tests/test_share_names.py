@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
 from nsys_analyzer.analysis.kernels.classes import classify, first_rule, gemm_precision, open_classes
 from nsys_analyzer.analysis.ranges.calls import _BLOCK
+from nsys_analyzer.analysis.ranges.inference import _FUNCTIONS
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name, module_key
 from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import PEAKS
@@ -151,6 +152,8 @@ FAMILIES: dict[str, Draw] = {
     "phone": joined("555-", drawn("123456789", 3), "-", drawn("123456789", 4)),
     "home": joined("/home/", drawn(string.ascii_lowercase, 6), "/run.py"),
     "mail": joined(drawn(string.ascii_lowercase, 6), "@hyrule.org"),
+    "address": joined("10.1", drawn("123456789", 2), ".1", drawn("123456789", 2), ".", drawn("123456789", 2)),
+    "card": drawn("123456789", 16),
     "class": joined(drawn(string.ascii_uppercase, 1), drawn(string.ascii_lowercase, 8), "Net"),
 }
 #: Where one may stand in a name.
@@ -171,7 +174,7 @@ def test_nothing_of_the_owner_is_left_in_a_name(family: str) -> None:
     left = []
     for _ in range(20):
         secret = FAMILIES[family](numbers)
-        parts = [part for part in re.split(r"[^A-Za-z0-9]+", secret) if len(part) > 3 and part != "home"]
+        parts = [part for part in re.split(r"[^A-Za-z0-9]+", secret) if len(part) > 3 and part != "home"] or [secret]
         for place in PLACES:
             for role in ROLES:
                 name = shown(place.format(secret), role)
@@ -213,6 +216,12 @@ def test_nothing_of_the_owner_is_left_in_a_message(family: str) -> None:
         ("nn.Module: AnnAttention_12", "nn.Module: alias_bAttention_12"),
         ("nn.Module: Ann/h.11.ann_1: Conv1D", "nn.Module: alias_b/alias_c.11.alias_d_1: alias_f"),
         ("nn.Module: Ann/0.layers.3.self_attn: Identity", "nn.Module: alias_b/0.layers.3.self_attn: Identity"),
+        ("nn.Module: /ann/10.21.33.44/Conv: Conv2d", "nn.Module: /alias_b/alias_c/alias_d: Conv2d"),
+        ("nn.Module: 0.4111.1111.1111.1111: Linear", "nn.Module: alias_b: Linear"),
+        ("nn.Module: layers.3.1.0.5550.9360: Linear", "nn.Module: layers.alias_b: Linear"),
+        ("nn.Module: experts.3.w_123456: Linear_12345", "nn.Module: alias_b.3.alias_c: Linear_12345"),
+        ("torch.optim.lr_scheduler.AnnsLR.step", "torch.optim.lr_scheduler.alias_b.step"),  # it is no optimizer
+        ("torch.optim.ann.AnnsAdam.step", "torch.optim.alias_b.step"),
         ("Optimizer.step#AnnsAdam.step", "Optimizer.step#alias_b.step"),
         ("torch.nn.modules.AnnNet.forward", "torch.nn.modules.alias_b.forward"),
         ("autograd::engine::evaluate_function: AnnFnBackward", "autograd::engine::evaluate_function: alias_bBackward"),
@@ -223,9 +232,14 @@ def test_an_alias_has_the_role_of_its_name(name: str, alias: str) -> None:
     text = shown(name)
     assert text == alias
     assert PhaseNames().key_of(text) == PhaseNames().key_of(name)
-    for role in (is_framework_name, is_loading, module_key, _BLOCK.fullmatch):
+    for role in (is_framework_name, is_loading, module_key, _BLOCK.fullmatch, _FUNCTIONS["optimizer"].fullmatch):
         assert bool(role(text)) == bool(role(name)), role
     assert shown(text) == text  # a copy of the copy is the same
+
+
+@pytest.mark.parametrize("number", ["10.21.33.44", "4111-1111-1111-1111", "4111111111111111", "5550.9360.8700"])
+def test_a_kernel_that_holds_an_address_or_a_card_is_renamed(number: str) -> None:
+    assert shown(f"my_softmax_{number}_kernel", KERNEL) == "alias b (softmax)"
 
 
 def test_names_of_one_loop_stay_names_of_one_loop() -> None:

@@ -121,6 +121,7 @@ _NUMBERS = re.compile(rf"(?:{_ANNOTATION}[\d\[\](), -]*)+")
 _SIZES = re.compile(r"\[(?:\[[\d\[\], ]*\])?\]")
 #: No counter and no size has more digits in a row; keys and cards have.
 _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
+_ADDRESS_OR_CARD = re.compile(r"(?<!\d)(?:\d{1,3}(?:\.\d{1,3}){3}|\d(?:[ .-]?\d){11,18})(?!\d)")
 #: The number at the end that tells the names of one loop or of one row of layers apart, and what stands before it. A
 #: name with a longer number is no such one: it may be an address, a telephone, a card.
 _COUNTED = re.compile(r"(?P<stem>.*?[\s_\-\[a-z])(?P<number>#?\d{1,5}(?:(?:/| of )\d{1,5})?)", re.DOTALL)
@@ -128,15 +129,17 @@ _OTHER_NUMBER = re.compile(r"\d{6}|\d{3}\D+\d")
 _LONGEST_PHASE = 100
 #: Names that begin so have a role by that beginning, and by what follows the rest.
 _BEGINS = re.compile(
-    rf"{re.escape(MODULE_CALL)}|Optimizer\.(?:step|zero_grad)#|ProfilerStep#|torch\.(?:nn\.modules|nn|optim|autograd|Tensor)\."
+    rf"{re.escape(MODULE_CALL)}|Optimizer\.(?:step|zero_grad)#|ProfilerStep#"
+    r"|torch\.(?:nn\.modules|nn|optim\.(?:lr_scheduler|swa_utils)|optim|autograd|Tensor)\."
     r"|autograd::engine::evaluate_function: |torch::autograd::"
 )
 _WORD = re.compile(
-    r"(?P<stem>.*?)(?P<behind>(?:Attention|Backward)?(?:(?:[_#]|(?<=[a-z]))\d{1,6})?"
+    r"(?P<stem>.*?)(?P<behind>(?:Attention|Backward)?(?:(?:[_#]|(?<=[a-z]))\d{1,5})?"
     r"(?:\.(?:step|zero_grad|forward|__call__))?)",
     re.DOTALL,
 )
-_WORD_OF_PATH = re.compile(r"[^/.]+")
+#: Numbers behind each other that are no places of layers but an address or an account, and any other word.
+_WORD_OF_PATH = re.compile(r"\d+(?:[/.]\d+){3,}|\d{3,}(?:[/.]\d{3,})+|[^/.]+")
 _OPERATORS = "aten::"
 #: The length of a number that is the place of no layer, and of one that counts no steps.
 _LEAST_NO_PLACE, _LEAST_NO_COUNTER = 5, 7
@@ -150,7 +153,7 @@ def is_public(text: str, role: str) -> bool:
     if not text or _is_alias(text) or _TORCH.fullmatch(text) or _is_phase(text):
         return True
     if role == KERNEL:
-        return _is_of_a_library(text)
+        return not _ADDRESS_OR_CARD.search(text) and _is_of_a_library(text)
     if role == CALL:
         return bool(_API.fullmatch(text))
     if role == THREAD:
