@@ -111,24 +111,25 @@ def _print_table(screen: Console, block: Table, most: int | None = None) -> None
         for row in block.rows[:most]
     ]
     grid = table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
-    left, count = screen.width, 0
+    titles = [_shown(column.title) for column in block.columns]
+    cells = [max((len(row[place]) for row in rows), default=0) for place in range(len(titles))]
+    # On the first screen a name behind figures is cut where the screen ends, so that each row stays a line; where that
+    # is not enough, the titles of figures are broken, and columns that have no room are left out.
     cut = [most is not None and place > 1 and one.unit in ("text", "code") for place, one in enumerate(block.columns)]
-    wide = (_LEAST_NAME if one else len(_shown(column.title)) for one, column in zip(cut, block.columns, strict=True))
-    is_broken = any(cut) and sum(wide) + _GAP * len(cut) > screen.width
-    for place, column in enumerate(block.columns):
-        title = _shown(column.title)
+    widths = [_LEAST_NAME if one else max(pair) for one, *pair in zip(cut, cells, map(len, titles), strict=True)]
+    is_broken = most is not None and sum(widths) + _GAP * len(widths) > screen.width + _GAP
+    left, count = screen.width, 0
+    for column, title, width, is_cut in zip(block.columns, titles, cells, cut, strict=True):
         is_text = column.unit in TEXT_UNITS
         words = (*title.split(), title[:_TITLE]) if is_broken else (title,)
-        width = max(len(text) for text in (*words, *(row[place] for row in rows)))
-        # On the first screen a name behind figures is cut where the screen ends, so that each row stays a line; the
-        # titles of figures are broken, and columns that have no room are left out.
-        is_cut = cut[place]
-        if most is not None and place > 1 and left < (min(width, _LEAST_NAME) if is_cut else width):
+        most_of_text = _LEAST_NAME if is_cut else 2 * _LEAST_NAME  # a longer one goes over several lines
+        least = min(width, most_of_text) if is_text else max(width, *map(len, words), 0)
+        if most is not None and count > 1 and left < least:
             break
-        left, count = left - (min(width, _LEAST_NAME) if is_cut else width) - _GAP, place + 1
+        left, count = left - least - _GAP, count + 1
         justify: Literal["left", "right"] = "left" if is_text else "right"
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if is_cut else "fold"
-        fixed = width if is_broken and not is_text else None
+        fixed = least if is_broken and not is_text else None
         ratio = 1 if is_cut else None
         grid.expand |= is_cut
         grid.add_column(title, justify=justify, overflow=overflow, no_wrap=is_cut, ratio=ratio, width=fixed)
