@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import TypeAlias
 
-from nsys_analyzer.analysis.transformer.costs import feed_forward_flops, head_flops, projection_flops
+from nsys_analyzer.analysis.transformer.costs import (
+    ELEMENT_BYTES,
+    cached_bytes,
+    feed_forward_flops,
+    head_flops,
+    projection_flops,
+)
 from nsys_analyzer.configuration import ATTENTIONS, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
@@ -213,14 +219,14 @@ def token_bytes(row: DecodeRow) -> float | None:
     2·L·B·d for each position.
     """
     case, size = row.case, row.case.size
-    element = 2 if case.precision == "bf16" else 4
+    element = ELEMENT_BYTES[case.precision]
     if row.figures.weights_bytes is None:
         return None
     weights = row.figures.weights_bytes - size.vocab_size * size.d_model * element
     if not case.cache:
         return weights
     positions = case.prompt_length + case.tokens / 2  # the mean of prompt + 1 to prompt + tokens - 1
-    return weights + 2 * size.num_layers * case.batch_size * size.d_model * element * positions
+    return weights + cached_bytes(size, case.batch_size * positions, element)
 
 
 def rates(rows: Sequence[DecodeRow]) -> Iterator[Rate]:

@@ -30,7 +30,7 @@ from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.metadata import touches_no_figure
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL, MODULE_WITH_PATH, normalized_name
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL, MODULE_WITH_PATH, normalized_name, served_step
 
 #: Stands where something was taken out.
 MARK = "…"
@@ -82,11 +82,12 @@ _TORCH = re.compile(
     r"|\[CUDA mem(?:set|cpy [A-Z][a-z]{3,5}-to-[A-Z][a-z]{3,5})\]"
     r"|Mem(?:cpy \w{1,6} \((?:Pinned|Pageable|Device|Array|Unknown|Managed) -> \w{1,10}\)|set \(\w{1,10}\))"
 )
-#: The steps of engines that serve models, whole.
-_ENGINE = re.compile(
-    r"execute_(?:\d{1,5}_)?context_\d{1,5}\([\dsqk_]*\)_generation_\d{1,5}\([\dsqk_]*\)"
-    r"|step\[[A-Z]{1,12}(?: (?:bs|toks)=\d{1,7})*\]"
+#: The words of the steps of engines that serve models, and of requests by their numbers.
+_OF_ENGINE = re.compile(
+    r"(?:[\W\d_]|execute|executeStep|model|context|generation|step|sq|sk|sqsq|sqsk|EXTEND|DECODE|MIXED|TARGET|VERIFY|DRAFT"
+    r"|SPLIT|PREFILL|bs|toks?|c|g|p|d|spec|tbo|ctx|tokens|reqs|gen|eager|prefill|decode|Executor|forward|inferred)+"
 )
+_REQUEST = re.compile(r"(?:first token of )?request \d{1,6}")
 
 # --- other names
 
@@ -174,7 +175,8 @@ def _is_phase(text: str) -> bool:
     is_cut = "," in text or text.startswith("Optimizer.")  # what stands behind is not looked at
     is_counted = all(len(number) < _LEAST_NO_COUNTER for number in re.findall(r"\d+", text))
     is_spelled = not is_cut and is_counted and normalized_name(text) in _spellings()
-    return is_spelled or bool(_ENGINE.fullmatch(text))
+    by_engine = served_step(text) is not None and _OF_ENGINE.fullmatch(text) and not _LONG_NUMBER.search(text)
+    return is_spelled or bool(by_engine or _REQUEST.fullmatch(text))
 
 
 @cache

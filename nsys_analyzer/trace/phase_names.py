@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, TypeAlias
+
+#: New tokens of prompts, one token or few for each sequence, or both in one pass.
+StepOfServing: TypeAlias = Literal["prefill", "decode", "mixed"]
 
 #: The spellings found without options, as ``normalized_name`` writes them.
 DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -44,11 +50,79 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
 #: How the parts of a pipeline's schedule end, as in ``attn(F)``: B is the gradient of the input, W that of the weights.
 PASSES = {"(F)": "forward", "(B)": "backward", "(W)": "backward"}
 
-#: The steps of engines that serve models, with what is in each: vLLM's ``execute_context_1(80)_generation_31(31)``,
-#: SGLang's ``step[DECODE bs=32]``.
-STEP_OF_ENGINE = re.compile(r"execute_(?:\d+_)?context_\d+\(.*\)_generation_\d+\(|step\[")
-#: How both begin: SGLang's lies in a range of the other kind, which waits for more than the step.
+#: How engines that serve models call their steps, a row for each spelling. ``c`` and ``g`` are sequences in prefill
+#: (context) and in decode (generation), ``sq`` new tokens, ``sk`` all that these attend to.
+ENGINE_STEPS: tuple[re.Pattern[str], ...] = (
+    # vLLM: execute_context_1(80)_generation_31(31), execute_32_context_0(sq0sk0..)_generation_32(sq32sk55086..)
+    re.compile(
+        r"execute_(?:model )?(?:\d+_)?context_(?P<c>\d+)\((?:sq)?(?P<c_sq>\d+)(?:sk(?P<c_sk>\d+)[sqk\d]*)?(?:_\d+)?\)"
+        r"[_ ]generation_(?P<g>\d+)\((?:sq)?(?P<g_sq>\d+)(?:sk(?P<g_sk>\d+)[sqk\d]*)?(?:_\d+)?\)"
+    ),
+    # SGLang: step[DECODE bs=32], step[EXTEND bs=15 toks=15360], step[MIXED bs=2 c=1 g=1 c_sq=5 c_sk=8 ..]
+    re.compile(r"step\[(?P<mode>(?!IDLE)[A-Z_]{2,20})\b[^\]]*\]"),
+    # ATOM: prefill[bs=2 tok=14721 ctx=[7803, 6918]], decode[bs=117/128 tok=117 d=117]
+    re.compile(r"(?:eager_)?(?P<mode>prefill|decode)\[bs=\d.*\]"),
+    # TensorRT-LLM: [Executor] _forward_step 7: 1 ctx reqs, 512 ctx tokens, 63 gen reqs; executeStep: 0 ctx reqs, ..
+    re.compile(
+        r"(?:(?:\[Executor\] )?_forward_step(?: \d+)?|executeStep): (?P<c>\d+) ctx reqs, "
+        r"(?:(?P<c_sq>\d+) ctx tokens, )?(?P<g>\d+) gen reqs"
+    ),
+    # a program's own, and our hooks': prefill bs=1 toks=512, decode step 3
+    re.compile(
+        r"(?P<mode>(?i:prefill|decode))(?:[ _](?i:step|phase|batch|pass))?(?:[ _#:]{1,2}\d{1,6})?"
+        r"(?P<inferred> \(inferred\))?(?: (?:bs|toks|sk)=\d{1,9})*"
+    ),
+)
+#: An executor's step lies around one of the engine, and waits for more than that.
 EXECUTOR, STEP_IN_ENGINE = "execute_", "step["
+#: A request from its arrival to its last token, and from its arrival to its first token.
+REQUEST = re.compile(r"(?P<first>first token of )?(?P<request>(?i:request)[ _#:]{0,2}[\w.-]{1,40})")
+
+
+@dataclass(frozen=True)
+class ServedStep:
+    """What a mark says of the step of an engine; None is not said.
+
+    Attributes:
+        batch: sequences.
+        tokens: new tokens of all of them.
+        positions: what these attend to in the cache, summed over the sequences.
+        certain: whether the mark alone shows that it is a step: "decode" without a batch may be that of an image.
+    """
+
+    kind: StepOfServing
+    batch: int | None
+    tokens: int | None
+    positions: int | None
+    inferred: bool
+    certain: bool
+
+
+@cache
+def served_step(name: str) -> ServedStep | None:
+    """Reads the mark of a step that serves requests; None of another name."""
+    found = next((match for one in ENGINE_STEPS if (match := one.fullmatch(name))), None)
+    if found is None:
+        return None
+    groups = found.groupdict()
+    said = {key: int(value) for key, value in _PAIR.findall(name)}
+    said |= {key: int(value) for key, value in groups.items() if value and value.isdecimal()}
+    mode = (groups.get("mode") or "").lower()
+    if "c" in said and "g" in said:
+        kind: StepOfServing = "mixed" if said["c"] and said["g"] else "prefill" if said["c"] else "decode"
+    else:
+        kind = "mixed" if mode == "mixed" else "prefill" if "extend" in mode or "prefill" in mode else "decode"
+    batch = said.get("bs", said["c"] + said["g"] if "c" in said else None)
+    # A sequence in decode has one new token where nothing else is said.
+    new = None if said.get("c") and "c_sq" not in said else said.get("c_sq", 0) + said.get("g_sq", said.get("g", 0))
+    tokens = said.get("toks", said.get("tok", new or (batch if kind == "decode" else None)))
+    positions = [said[key] for key in ("sk", "c_sk", "g_sk") if key in said]
+    is_step = batch != 0
+    inferred, certain = bool(groups.get("inferred")), batch is not None
+    return (
+        ServedStep(kind, batch, tokens, sum(positions) if positions else None, inferred, certain) if is_step else None
+    )
+
 
 #: How the range of a module's call begins: ``nn.Module: Linear_3`` of PyTorch's profiler, ``nn.Module: GPT/h.0: Block``
 #: of our hooks.
@@ -57,6 +131,7 @@ MODULE_CALL = "nn.Module: "
 MODULE_WITH_PATH = re.compile(rf"{re.escape(MODULE_CALL)}(?P<path>[^:]+): (?P<kind>[^:]+)")
 
 _LONGEST_NAME = 500
+_PAIR = re.compile(r"(\w+)=(\d+)")
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 
 

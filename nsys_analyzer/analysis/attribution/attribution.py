@@ -7,7 +7,7 @@ stream when it starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -29,7 +29,7 @@ from nsys_analyzer.trace.arrays import (
     taken,
 )
 from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of, stream_thread
-from nsys_analyzer.trace.phase_names import EXECUTOR, STEP_IN_ENGINE
+from nsys_analyzer.trace.phase_names import EXECUTOR, STEP_IN_ENGINE, served_step
 from nsys_analyzer.trace.trace import Trace
 
 #: How an operation was attributed, in the order of ``Attribution.how``'s codes.
@@ -49,9 +49,8 @@ class RangeRoles:
         self.names = names
         self.inferred = inferred or {}
         self._key_of_name = [self.inferred.get(name, names.key_of(name)) for name in ranges.names]
-        if any(name.startswith(STEP_IN_ENGINE) for name in ranges.names):  # around each is one of the engine's executor
-            pairs = zip(self._key_of_name, ranges.names, strict=True)
-            self._key_of_name = [None if name.startswith(EXECUTOR) else key for key, name in pairs]
+        if STEP not in names.extra:
+            self._key_of_name = list(map(_without_doubt(ranges.names), self._key_of_name, ranges.names))
         if not set(ATTENTION_PARTS) & set(self._key_of_name):  # the program's own ranges say more
             pairs = zip(self._key_of_name, ranges.names, strict=True)
             self._key_of_name = [key or module_key(name) for key, name in pairs]
@@ -79,6 +78,22 @@ class RangeRoles:
     def any_phase(self) -> Bools:
         """True for the ranges of a phase, the step included."""
         return self.leaf | self.mask(STEP)
+
+
+def _without_doubt(names: tuple[str, ...]) -> Callable[[str | None, str], str | None]:
+    """Returns what tells the role of a range from that by its name, where other ranges have marks of an engine, too.
+
+    Around each of SGLang's steps is one of an executor; "decode" without a batch is a step beside "prefill" alone.
+    """
+    marks = {name: mark for name in names if (mark := served_step(name))}
+    is_inside = any(name.startswith(STEP_IN_ENGINE) for name in marks)
+    doubtful = len({mark.kind for mark in marks.values()}) < 2 or any(mark.certain for mark in marks.values())
+    no_steps = {
+        name
+        for name, mark in marks.items()
+        if (is_inside and name.startswith(EXECUTOR)) or (doubtful and not mark.certain)
+    }
+    return lambda key, name: None if name in no_steps else key
 
 
 def timeline(ranges: Ranges, chosen: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:

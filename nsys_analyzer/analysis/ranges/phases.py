@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import chain
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_WITH_PATH, PASSES, STEP_OF_ENGINE, normalized_name
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_WITH_PATH, PASSES, normalized_name, served_step
 
 #: Phases in the order of a training step. ``step`` encloses the others.
 LEAF_PHASES = ("forward", "loss", "backward", "optimizer")
@@ -87,6 +87,6 @@ class PhaseNames:
         normal = normalized_name(name)
         named = (key for key, names in self.extra.items() if name in names)
         default = (key for key, spellings in DEFAULT_NAMES.items() if key not in self.extra and normal in spellings)
-        by_engine = (STEP for _ in range(STEP not in self.extra and bool(STEP_OF_ENGINE.match(name))))
+        by_engine = (STEP for _ in range(STEP not in self.extra and served_step(name) is not None))
         scheduled = (key for ending, key in PASSES.items() if key not in self.extra and name.endswith(ending))
         return next(chain(named, default, by_engine, scheduled), None)

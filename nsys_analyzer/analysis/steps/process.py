@@ -40,7 +40,7 @@ from nsys_analyzer.trace.columns import (
     Launches,
     process_of,
 )
-from nsys_analyzer.trace.phase_names import normalized_name
+from nsys_analyzer.trace.phase_names import REQUEST, normalized_name
 
 Cause = Literal["sync", "allocator", "copy", "launch", "host", "data", "communication", "unknown"]
 CAUSES: tuple[Cause, ...] = ("sync", "allocator", "copy", "launch", "host", "data", "communication", "unknown")
@@ -139,8 +139,10 @@ class ProcessWork:
         self._mine = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
         of_mine = process_of(ranges.thread[self._mine]), ranges.start[self._mine], ranges.end[self._mine]
         self._open = Timeline(*of_mine, latest=True)
-        is_step = attributed.roles.mask(STEP, OTHER_STEP)[self._mine]
-        self._names = np.append(np.where(is_step, NONE, ranges.name[self._mine]), NONE)
+        # A step's range says nothing of what is done inside, and a request's nothing of what is done meanwhile.
+        of_request = np.array([*(bool(REQUEST.fullmatch(name)) for name in ranges.names), False])[ranges.name]
+        around = (attributed.roles.mask(STEP, OTHER_STEP) | of_request)[self._mine]
+        self._names = np.append(np.where(around, NONE, ranges.name[self._mine]), NONE)
         self.busy = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
 
     def _classify(self) -> None:

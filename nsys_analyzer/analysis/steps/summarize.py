@@ -50,7 +50,7 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
     fewer, block = -(-operations // _MOST_OPERATIONS), max(1, AT_ONCE * len(measured) // max(operations, 1))
     if fewer > 1 and len(measured) >= 2 * fewer * block:
         windows = measured.select(np.flatnonzero(np.arange(len(measured)) // block % fewer == 0))
-    dissected = [_on_device(work, windows, device, steps.length_ms) for device in work.devices]
+    dissected = [dissect_device(work, windows, device, steps.length_ms) for device in work.devices]
     main = max(dissected, key=lambda device: device.compute_ms)
     on_cpu = is_on_cpu(attributed.trace, process)
     if on_cpu:
@@ -64,6 +64,7 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
         instances=len(measured),
         source=windows.source,
         unit=f"{windows.unit}{looked_at}",
+        kind=next((steps.marks[place].kind for place in steps.number[:1].tolist() if steps.marks), ""),
         on_gpu_timeline=windows.on_gpu,
         length_ms=steps.length_ms,
         wall_ms=Stats.of_ns(measured.end - measured.start),
@@ -79,7 +80,7 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
     return summary, study_steps(work, steps, chosen)
 
 
-def _on_device(work: ProcessWork, windows: Windows, device: int, length_ms: float) -> DissectedSteps:
+def dissect_device(work: ProcessWork, windows: Windows, device: int, length_ms: float) -> DissectedSteps:
     """Dissects the steps on one device; the parts add up to the length of a step."""
     kernels, starts = work.attributed.kernels, work.attributed.trace.operations.start
     # Behind all kernels stands, without a name, what of each class is none: fills, and opaque graphs.

@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, STEP_OF_ENGINE
+from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, ServedStep, served_step
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
 GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
@@ -50,6 +50,8 @@ _BETWEEN = 0.1
 _MANY = 0.25
 #: Between steps of different work there is a gap of this factor; of more where there are few operations or little time.
 _GAP, _FEW, _SHORT_NS = 1.5, 20, 50_000
+#: A server without a request does nothing for so many steps.
+_SERVER_PAUSES = 10
 #: Steps that train in turns, as those of a GAN, are alike if so much of their kernels is the same.
 _SAME_WORK = 0.9
 
@@ -133,12 +135,14 @@ class Steps:
         number: shape (measured steps,), the place of each among ``every``, from 0.
         every: all that were recorded.
         groups: the usual ones first.
+        marks: what an engine that serves requests says of each of ``every``; none where it marks no steps.
     """
 
     windows: Windows
     number: Ints
     every: Windows
     groups: tuple[StepGroup, ...]
+    marks: tuple[ServedStep, ...] = ()
 
     @property
     def length_ms(self) -> float:
@@ -158,11 +162,18 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
     every = find_windows(attributed, process)
     if every is None:
         return None
-    kinds = np.array(_kinds(attributed, process, every), np.object_)
+    marks = _marks(attributed, process, every)
+    of_engine = Counter(mark.kind for mark in marks).most_common(1)
+    kinds = np.array(
+        [("usual" if mark.kind == of_engine[0][0] else "other work") for mark in marks]
+        or _kinds(attributed, process, every),
+        np.object_,
+    )
     length = every.length
     usual = np.sort(length[kinds == "usual"])[((kinds == "usual").sum() - 1) // 2]
     is_longer, is_shorter = length > _UNUSUAL * usual + _SHORT_NS, length < usual / _UNUSUAL - _SHORT_NS
-    kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
+    if not marks:  # a step that serves is as long as its batch is large
+        kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
     if kinds[-1] == "shorter" and every.source in ("phases", "repetition"):
         kinds[-1] = "last"
     groups, measured = [], np.zeros(len(every), np.bool_)
@@ -174,7 +185,19 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
         groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, counts))
     order: tuple[GroupKind, ...] = ("usual", "longer", "shorter", "other work", "first", "last")
     groups.sort(key=lambda group: order.index(group.kind))
-    return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups))
+    return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups), marks)
+
+
+def _marks(attributed: AttributedTrace, process: int, every: Windows) -> tuple[ServedStep, ...]:
+    """Returns what an engine says of each step; nothing where it does not mark all of them."""
+    instances, ranges = attributed.instances, attributed.trace.ranges
+    steps = [instances.phases.index(name) for name in (STEP, OTHER_STEP)]
+    mine = np.flatnonzero((instances.process == process) & np.isin(instances.phase, steps))
+    if every.source != "range":
+        return ()
+    chosen = mine[np.searchsorted(instances.start[mine], every.called)]
+    marks = [served_step(ranges.names[code]) for code in ranges.name[instances.range[chosen]].tolist()]
+    return tuple(mark for mark in marks if mark) if all(marks) else ()
 
 
 def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
@@ -241,7 +264,7 @@ def _of_ranges(work: _Work) -> Windows | None:
         if not chosen.any():
             continue
         names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[chosen]].tolist())]
-        is_certain = STEP in attributed.roles.names.extra or bool(STEP_OF_ENGINE.match(names[0]))
+        is_certain = STEP in attributed.roles.names.extra or bool(served_step(names[0]))
         if not is_certain and not _hold_passes(work, chosen):
             continue
         by_profiler = names[0].startswith(_PROFILER_STEP)
@@ -252,8 +275,18 @@ def _of_ranges(work: _Work) -> Windows | None:
         until = np.where(following == never, own, following)
         source: Source = "profiler_step" if by_profiler else "range"
         unit = "a step of PyTorch's profiler" if by_profiler else unit
-        return Windows.of(source, unit, start, until, np.minimum(own, until))
+        windows = Windows.of(source, unit, start, until, np.minimum(own, until))
+        return _without_pauses(windows, work) if served_step(names[0]) else windows
     return None
+
+
+def _without_pauses(windows: Windows, work: _Work) -> Windows:
+    """Returns the steps of a server, each but for the time behind it in which no request was there."""
+    ended = work.ended_with_its_work(windows).ended
+    behind = windows.end - ended
+    pauses = behind > _SERVER_PAUSES * (np.median(behind) + np.median(ended - windows.start))
+    end = np.where(pauses, ended, windows.end)
+    return replace(windows, end=end, left=end)
 
 
 def _hold_passes(work: _Work, chosen: Bools) -> bool:

@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.findings.diagnosis import diagnose, why_missing
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP, module_key
+from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
 from nsys_analyzer.analysis.summary.limits import limits_of
 from nsys_analyzer.analysis.summary.modules import with_flops
@@ -24,6 +25,8 @@ from nsys_analyzer.analysis.summary.statistics import (
 )
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
+from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES
+from nsys_analyzer.analysis.transformer.peaks import memory_bytes_per_s
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import MODULE_CALL
 
@@ -44,6 +47,7 @@ def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
             matmul=matmul_share(one, labelled),
             limits=limits_of(one),
             step=_step(one, one.step) if one.step else None,
+            serving=_serving(one, one.serving) if one.serving else None,
             findings=one.diagnosis.findings if one.diagnosis and not one.diagnosis.doubt else None,
             findings_missing=why_missing(one),
             unprofiled=_unprofiled(one, one.unprofiled) if one.unprofiled else None,
@@ -71,6 +75,13 @@ def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
     known = found.timed or not found.doubt
     times = UnprofiledStep(found.step_ms_low, found.step_ms_high, found.timed) if known else None
     return replace(step, unprofiled_ms=times, profiler_overhead_ms=found.overhead_ms)
+
+
+def _serving(capture: CaptureSummary, serving: Serving) -> Serving:
+    """The serving with what decoding reads at the least: weights in the precision of most of the matmul time."""
+    precision = max(capture.precisions, key=lambda name: capture.precisions[name], default="unknown")
+    model = capture.configuration.model if capture.configuration else None
+    return serving.with_least(model, ELEMENT_BYTES.get(precision), memory_bytes_per_s(capture.device))
 
 
 def _unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:

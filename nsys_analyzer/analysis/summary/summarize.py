@@ -18,6 +18,7 @@ from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.ranks.member import record_members
+from nsys_analyzer.analysis.steps.serving import summarize_serving
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
@@ -140,7 +141,8 @@ class _ProcessView:
             step, study = summarize_steps(self.attributed, self.process.global_pid, self.steps)
             members = () if summary.on_cpu else record_members(self.attributed, self.process, self.steps, name)
             phases = tuple(_with_length(phase, step) for phase in phases)
-            summary = replace(summary, step=step, study=study, members=members, phases=phases)
+            serving = summarize_serving(self.attributed, self.process.global_pid, self.steps)
+            summary = replace(summary, step=step, serving=serving, study=study, members=members, phases=phases)
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         warnings = (*warnings, contradiction) if contradiction else warnings

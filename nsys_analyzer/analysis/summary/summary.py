@@ -12,6 +12,7 @@ from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.class_rules import OF_A_MODEL
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import Member
+from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import Ms, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.tracks import Tracks
@@ -364,6 +365,7 @@ class Summary:
             uneven.
         modules: the time of each module of its model; None where no range names one.
         step: what fills its steps; None where it has none.
+        serving: the steps of an engine that serves requests by their kinds; None where no mark tells them.
         findings: what slows them down, the largest saving first, None where none can be derived;
             ``findings_missing`` says why some or all are missing.
     """
@@ -392,6 +394,7 @@ class Summary:
     limits: Limits | None = None
     modules: Modules | None = None
     step: StepSummary | None = None
+    serving: Serving | None = None
     findings: tuple[Finding, ...] | None = None
     findings_missing: Words | None = None
     device_memory: DeviceMemory | None = None

@@ -83,6 +83,16 @@ def fused_attention_elements(model: ModelSize, batch_size: int, context_length: 
     return 4 * batch_size * context_length * model.d_model * model.num_layers
 
 
+def read_weights_bytes(model: ModelSize, element: int) -> int:
+    """Counts the bytes of the weights that every pass reads: all but the embedding, of which a token reads a row."""
+    return (model.parameters - model.vocab_size * model.d_model) * element
+
+
+def cached_bytes(model: ModelSize, positions: float, element: int) -> float:
+    """Counts the bytes of keys and values of positions in the cache: 2·L·d elements each, as many heads as queries."""
+    return 2 * model.num_layers * model.d_model * element * positions
+
+
 def linear_elements(model: ModelSize, batch_size: int, context_length: int) -> int:
     """Counts the elements of every matmul with a weight.
 
