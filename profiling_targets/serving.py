@@ -1,8 +1,9 @@
 """A small server of the transformer: requests come, wait, are prefilled one by one, and are decoded in one batch.
 
 ``python -m profiling_targets.serving --requests 24 --batch-size 8 --log steps.csv`` prints TTFT, inter-token latency
-and tokens a second, and logs each step of the engine. Each step is a range such as ``prefill bs=1 toks=512`` or
-``decode bs=8 toks=8``; a request is a range from its arrival to its last token, and another to its first.
+and tokens a second, and logs each step of the engine. Each step is a range that says its sequences, their new tokens
+and all that these attend to, ``prefill bs=1 toks=512 sk=512`` or ``decode bs=8 toks=8 sk=4096``; a request is a range
+from its arrival to its last token, and another to its first.
 
 Shapes: B sequences, S new tokens of each, T positions in the cache, d = d_model, H heads of d_head = d ÷ H, L layers.
 """
@@ -14,7 +15,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -116,7 +117,7 @@ class Engine:
     """Serves requests: a waiting one is prefilled as soon as a row of the batch is free, else all are decoded.
 
     Attributes:
-        log: the engine's own record of each step: its kind, sequences, new tokens, begin and length in ms.
+        log: the engine's own record of each step: what its range says, begin and length in ms.
     """
 
     def __init__(self, config: Config) -> None:
@@ -143,27 +144,26 @@ class Engine:
         while waiting or running:
             free = [row for row in range(self.config.batch_size) if row not in running]
             if waiting and free:
-                request = waiting.pop(0)
-                made = {
-                    free[0]: self._step("prefill", 1, len(request.prompt), partial(self._prefill, request, free[0]))[0]
-                }
-                running[free[0]] = request
+                request, row = waiting.pop(0), free[0]
+                running[row] = request
+                made = {row: self._step("prefill", [request], partial(self._prefill, request, row))[0]}
             else:
-                tokens = self._step("decode", len(running), len(running), partial(self._decode, running))
+                tokens = self._step("decode", list(running.values()), partial(self._decode, running))
                 made = {row: tokens[row] for row in running}
             for row, token in made.items():
                 if running[row].take(token):
                     del running[row]
 
-    def _step(self, kind: str, batch: int, tokens: int, work: Callable[[], Tensor]) -> list[int]:
+    def _step(self, kind: str, requests: Sequence[Request], work: Callable[[], Tensor]) -> list[int]:
         """Runs a step inside its range, and logs it; returns its tokens, for which the GPU is waited."""
+        seen = sum(len(request.prompt) + len(request.tokens) for request in requests)
+        new = seen if kind == "prefill" else len(requests)
         begin = time.perf_counter()
-        with annotate(f"{kind} bs={batch} toks={tokens}"):
+        with annotate(f"{kind} bs={len(requests)} toks={new} sk={seen}"):
             made: list[int] = work().tolist()
-        end = time.perf_counter()
-        self.log.append(
-            {"kind": kind, "batch": batch, "tokens": tokens, "start_ms": begin * 1e3, "ms": (end - begin) * 1e3}
-        )
+        ms = (time.perf_counter() - begin) * 1e3
+        step = {"kind": kind, "batch": len(requests), "tokens": new, "positions": seen}
+        self.log.append({**step, "start_ms": begin * 1e3, "ms": ms})
         return made
 
     def _prefill(self, request: Request, row: int) -> Tensor:

@@ -39,6 +39,7 @@ from nsys_analyzer.experiments.section import (
 )
 from nsys_analyzer.experiments.steps import OfModel, models
 from nsys_analyzer.report.model import Details, Figure, Lines, Section
+from nsys_analyzer.report.sections.serving import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds
 from nsys_analyzer.runs.rows import CaseTarget, Row, Task, Times
@@ -51,7 +52,8 @@ _DEFINITIONS = phrase(
     "*inter-token* is the time from one token to the next, by Python's clock. *tokens/s* counts the tokens after the "
     "first, of all sequences. With the cache a token is a pass over that token alone, which reads the keys and values "
     "of those before it; without, over the whole sequence. *bf16* is that of weights, activations and cache, not "
-    "autocast. The least memory traffic of a token is every weight but the embedding, and what the cache holds."
+    "autocast. "
+    f"The least memory traffic of a token is {LEAST_READ}."
 )
 
 
@@ -295,14 +297,14 @@ def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str
             f"token with it, {milliseconds(next_ms(without))} without."
         )
     parts = []
-    for words, ms in (("prefill", first_ms), ("inter-token latency", next_ms)):
+    for words, ms in (("prefill", first_ms), (INTER_TOKEN, next_ms)):
         if known := [gain for group in groups if (gain := group.sdpa_speed_up(ms, True))]:
             parts.append(f"{words} {span(known, 'factor')}")
     if parts:
         yield f"With the cache, unfused attention ÷ PyTorch's SDPA, in time: {', '.join(parts)}."
     if made := [(tokens, name_of(row)) for row in rows if row.ok and (tokens := tokens_per_s(row))]:
         tokens, name = max(made)
-        yield f"The highest throughput is {tokens:,.0f} tokens/s ({name})."
+        yield f"The highest throughput is {tokens:,.0f} {TOKENS_PER_S} ({name})."
 
 
 def _warnings(rows: Sequence[DecodeRow]) -> Iterator[Words]:
@@ -326,10 +328,10 @@ _NAMES: tuple[Field[DecodeRow], ...] = (
 )
 _TIMES: tuple[Field[DecodeRow], ...] = (
     *_NAMES,
-    Field("TTFT ms", "ms", lambda row: spread(row.figures.first_token)),
+    Field(f"{TTFT} ms", "ms", lambda row: spread(row.figures.first_token)),
     Field("inter-token ms", "ms", next_ms),
     Field("p95", "ms", lambda row: None if cold_lengths(row) else row.figures.between_tokens_p95_ms),
-    Field("tokens/s", "count", tokens_per_s),
+    Field(TOKENS_PER_S, "count", tokens_per_s),
     Field("status", "text", lambda row: row.status),
 )
 _TIMES_CAPTION = "Time to first token (mean ± standard deviation), and inter-token latency (median, 95th percentile):"

@@ -97,7 +97,9 @@ def launch_word(capture: CaptureSummary) -> str:
 
 def step_noun(step: StepSummary | None) -> str:
     """What a step is called: the whole capture, where nothing tells its steps."""
-    return "for the whole capture" if step and step.is_pass else "a step"
+    if step and step.is_pass:
+        return "for the whole capture"
+    return f"a {step.kind} step" if step and step.kind else "a step"
 
 
 def said_length(step: StepSummary) -> str:

@@ -117,11 +117,8 @@ def served_step(name: str) -> ServedStep | None:
     new = None if said.get("c") and "c_sq" not in said else said.get("c_sq", 0) + said.get("g_sq", said.get("g", 0))
     tokens = said.get("toks", said.get("tok", new or (batch if kind == "decode" else None)))
     positions = [said[key] for key in ("sk", "c_sk", "g_sk") if key in said]
-    is_step = batch != 0
     inferred, certain = bool(groups.get("inferred")), batch is not None
-    return (
-        ServedStep(kind, batch, tokens, sum(positions) if positions else None, inferred, certain) if is_step else None
-    )
+    return ServedStep(kind, batch, tokens, sum(positions) if positions else None, inferred, certain)
 
 
 #: How the range of a module's call begins: ``nn.Module: Linear_3`` of PyTorch's profiler, ``nn.Module: GPT/h.0: Block``

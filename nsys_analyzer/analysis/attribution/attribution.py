@@ -7,7 +7,7 @@ stream when it starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -50,7 +50,9 @@ class RangeRoles:
         self.inferred = inferred or {}
         self._key_of_name = [self.inferred.get(name, names.key_of(name)) for name in ranges.names]
         if STEP not in names.extra:
-            self._key_of_name = list(map(_without_doubt(ranges.names), self._key_of_name, ranges.names))
+            no_steps = _no_steps(dict(zip(ranges.names, self._key_of_name, strict=True)))
+            pairs = zip(self._key_of_name, ranges.names, strict=True)
+            self._key_of_name = [None if name in no_steps else key for key, name in pairs]
         if not set(ATTENTION_PARTS) & set(self._key_of_name):  # the program's own ranges say more
             pairs = zip(self._key_of_name, ranges.names, strict=True)
             self._key_of_name = [key or module_key(name) for key, name in pairs]
@@ -80,20 +82,24 @@ class RangeRoles:
         return self.leaf | self.mask(STEP)
 
 
-def _without_doubt(names: tuple[str, ...]) -> Callable[[str | None, str], str | None]:
-    """Returns what tells the role of a range from that by its name, where other ranges have marks of an engine, too.
+def _no_steps(keys: Mapping[str, str | None]) -> set[str]:
+    """Returns the names that are no steps beside an engine's marks: those of what lies around its steps.
 
-    Around each of SGLang's steps is one of an executor; "decode" without a batch is a step beside "prefill" alone.
+    That is a step of PyTorch's profiler, a whole generation, and around SGLang's a step of an executor. "decode"
+    without a batch is a step beside "prefill" alone.
     """
-    marks = {name: mark for name in names if (mark := served_step(name))}
+    marks = {name: mark for name in keys if (mark := served_step(name))}
     is_inside = any(name.startswith(STEP_IN_ENGINE) for name in marks)
-    doubtful = len({mark.kind for mark in marks.values()}) < 2 or any(mark.certain for mark in marks.values())
-    no_steps = {
+    is_certain = any(mark.certain for mark in marks.values())
+    doubtful = is_certain or len({mark.kind for mark in marks.values()}) < 2
+    found = {
         name
         for name, mark in marks.items()
         if (is_inside and name.startswith(EXECUTOR)) or (doubtful and not mark.certain)
     }
-    return lambda key, name: None if name in no_steps else key
+    trains = not {"backward", "optimizer"}.isdisjoint(keys.values())
+    serves = bool(marks.keys() - found) and not trains
+    return found | {name for name, key in keys.items() if serves and key == STEP and name not in marks}
 
 
 def timeline(ranges: Ranges, chosen: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:

@@ -64,7 +64,11 @@ def _patch_generation(session: Session, mixin: Any) -> None:
     generate = mixin.generate
 
     def generating(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        return _as_step(session, generate, (self, *arguments), keywords)
+        before, session.passes = session.passes, 0
+        try:
+            return _as_step(session, generate, (self, *arguments), keywords)
+        finally:
+            session.passes = before
 
     _replace(mixin, "generate", generating)
 
@@ -139,7 +143,12 @@ def _call(session: Session, original: Function) -> Function:
 
     def root(self: Any, *arguments: Any, **keywords: Any) -> Any:
         session.root_called(self, arguments, keywords)
-        return call(self, *arguments, **keywords)
+        is_marked = session.passes is not None and session.pass_begins(arguments, keywords)
+        try:
+            return call(self, *arguments, **keywords)
+        finally:
+            if is_marked:
+                session.ranges.pop()
 
     forward, evaluation = (_phase(session, name, root) for name in ("forward", "evaluation"))
     in_loss = _phase(session, "loss", call)

@@ -87,6 +87,7 @@ class Session:
         training: whether there is an optimizer.
         holds_calls: whether a call of a module is part of a phase already.
         modules: where the program is among its modules.
+        passes: how many passes the generation has made that goes on, None where none does.
         root_classes: the classes of the modules that the program calls itself.
         on_settled: is called once, where these are known before the capture range opens.
     """
@@ -101,6 +102,7 @@ class Session:
         self.ranges = Ranges(torch, settings.spellings, self.own_window_opens, self.own_window_closes)
         self.modules = Modules(torch, self.ranges)
         self.root_classes: set[type] = set()
+        self.passes: int | None = None
         self.on_settled: Callable[[], None] | None = None
         self._root_classes_before = 0
         self._counted = CountedStep(torch, self.modules, self.is_active)
@@ -224,6 +226,18 @@ class Session:
         """The program calls a module itself."""
         self.root_classes.add(type(module))
         self._counted.call_model(module, arguments, keywords)
+
+    @harmless
+    def pass_begins(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """A pass of a generation begins, the first over the prompts; True where its range has to be closed."""
+        named = (keywords.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
+        shapes: list[Any] = [shape for one in (*named, *arguments[:1]) if len(shape := getattr(one, "shape", ())) > 1]
+        if not shapes or self.passes is None:
+            return False
+        batch, new = shapes[0][:2]
+        kind = "decode" if self.passes and new == 1 else "prefill"
+        self.passes += 1
+        return self.ranges.push(f"{kind} (inferred) bs={batch} toks={batch * new}")
 
     @harmless
     def module_called(self, module: Any) -> bool:

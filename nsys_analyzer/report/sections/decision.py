@@ -57,6 +57,8 @@ def conditions(capture: CaptureSummary) -> str:
 def _steps(capture: CaptureSummary) -> str:
     """Training steps, forward passes, or steps."""
     count = capture.step.instances if capture.step else 0
+    if capture.step and capture.step.kind:
+        return f"{capture.step.kind} {plural(count, 'step')}"
     if any(capture.phase(name) for name in ("backward", "optimizer")):
         return f"training {plural(count, 'step')}"
     alone = capture.phase("forward") is not None and capture.step is not None and capture.step.source != "range"

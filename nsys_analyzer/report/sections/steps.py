@@ -150,7 +150,8 @@ def _groups(step: StepSummary) -> Iterator[str]:
             yield "The last step is left out, since the time from it to a next one is not known."
         elif not group.measured:
             many = f"{group.steps:,} {plural(group.steps, 'step')} of {median} (median)"
-            yield f"{many} {'is' if group.steps == 1 else 'are'} left out as {group.kind}."
+            of = "of another kind" if step.kind else f"left out as {group.kind}"
+            yield f"{many} {'is' if group.steps == 1 else 'are'} {of}."
 
 
 def _unit(capture: CaptureSummary, step: StepSummary) -> Words:

@@ -1,0 +1,158 @@
+"""How requests are served: the steps by kind, what fills each, what lies between them, and what a request sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from nsys_analyzer.analysis.steps.serving import Quantiles, Requests, Serving, StepKind
+from nsys_analyzer.analysis.steps.step import IdleTime, KernelTime
+from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import CAUSE_WORDS
+from nsys_analyzer.report.model import Answer, Block, Details, Paragraph
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import about_milliseconds, about_percent, format_number
+from nsys_analyzer.text import Words, joined, phrase, plural
+
+#: What columns and sentences call the times of a request, here and where decoding is measured without a capture.
+TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
+#: What a decode step cannot do without.
+LEAST_READ = "every weight but the embedding, and what the cache holds"
+DEFINITIONS = phrase(
+    "*Prefill* is a pass over the tokens of prompts, *decode* one that makes a token for each sequence of its batch, "
+    "*mixed* does both. A step lasts from its start to the next one's. *tokens/s* counts the new tokens of a kind's "
+    "steps in their time. *Between steps* is the CPU's time from the end of one step's range to the start of the next: "
+    "the scheduler, and what else the program does there."
+)
+#: Rows of idle time of a kind, and the share of its step that each has at least.
+_ROWS, _LEAST_SHARE = 4, 0.01
+
+
+def answer_serving(capture: CaptureSummary) -> Iterator[Block]:
+    """The steps of each kind, the requests, and what fills each kind."""
+    serving, title = capture.serving, capture.title
+    if serving is None:
+        return
+    yield Answer("; ".join(map(_kind, serving.kinds)) + ".", title)
+    for said in (*_said(serving), *map(_least, serving.kinds)):
+        if said:
+            yield Paragraph(said, title)
+    kinds: tuple[Field[StepKind], ...] = (
+        Field("kind", "text", lambda one: f"{one.kind}{' (inferred)' if serving.inferred else ''}"),
+        Field("steps", "count", lambda one: one.steps),
+        Field("batch", "count", lambda one: one.batch),
+        Field("tokens", "count", lambda one: one.tokens),
+        Field("ms", "ms", lambda one: one.length_ms.median),
+        Field("p95", "ms", lambda one: one.length_ms.p95),
+        Field(TOKENS_PER_S, "count", lambda one: one.tokens_per_s),
+        Field("GPU busy", "percent", lambda one: one.busy_share),
+        Field("between steps ms", "ms", lambda one: one.between_ms),
+        Field("matmul", "percent", lambda one: one.share_of(MATMUL)),
+        Field("fused attention", "percent", lambda one: one.share_of(FUSED)),
+        Field("read once ms", "ms", lambda one: one.least_ms),
+    )
+    yield table(kinds, serving.kinds, "Steps by kind under the profiler; ms is the median:", capture=title)
+    fills: tuple[Field[tuple[StepKind, str, float]], ...] = (
+        Field("kind", "text", lambda row: row[0].kind),
+        Field("part", "text", lambda row: row[1]),
+        Field("ms", "ms", lambda row: row[2]),
+        Field("share", "percent", lambda row: row[2] / row[0].total_ms if row[0].total_ms else None),
+    )
+    idle: tuple[Field[tuple[StepKind, IdleTime]], ...] = (
+        Field("kind", "text", lambda row: row[0].kind),
+        Field("cause", "text", lambda row: CAUSE_WORDS[row[1].cause]),
+        Field("range", "code", lambda row: row[1].range),
+        Field("API call", "code", lambda row: row[1].api),
+        Field("ms", "ms", lambda row: row[1].ms),
+    )
+    yield Details(
+        "What fills a step of each kind, and why the GPU idles in it",
+        (
+            Paragraph(DEFINITIONS, title),
+            table(fills, [row for one in serving.kinds for row in _parts(one)], capture=title, names=2),
+            table(idle, [(one, row) for one in serving.kinds for row in _idle(one)], capture=title, names=4),
+        ),
+        title,
+    )
+
+
+def kernels_by_kind(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Details]:
+    """The kernels that take the most of each kind of steps."""
+    fields: tuple[Field[tuple[StepKind, KernelTime]], ...] = (
+        Field("kind", "text", lambda row: row[0].kind),
+        Field("kernel", "code", lambda row: labels.get(row[1].name, row[1].name) or "in CUDA graphs, and fills"),
+        Field("class", "text", lambda row: row[1].kernel_class),
+        Field("launches", "count", lambda row: row[1].launches),
+        Field("ms", "ms", lambda row: row[1].ms),
+    )
+    rows = [(one, row) for one in (capture.serving.kinds if capture.serving else ()) for row in one.kernels]
+    if rows:
+        yield Details(
+            "Top kernels of each kind of steps", (table(fields, rows, capture=capture.title, names=3),), capture.title
+        )
+
+
+def _kind(kind: StepKind) -> str:
+    """412 decode steps of 12.3 ms (95th percentile 14 ms), batch 8, 650 tokens/s, the GPU busy for 45 %."""
+    said = [f"{kind.steps:,} {kind.kind} {plural(kind.steps, 'step')} of {_times(kind.length_ms, kind.steps)}"]
+    said += [f"batch {format_number(kind.batch, 'count')}"] if kind.batch is not None else []
+    said += [f"{format_number(kind.tokens, 'count')} tokens"] if kind.tokens not in (None, kind.batch) else []
+    said += [f"{kind.tokens_per_s:,.0f} {TOKENS_PER_S}"] if kind.tokens_per_s else []
+    said += [f"the GPU busy for {about_percent(kind.busy_share)}"] if kind.busy_share is not None else []
+    return ", ".join(said)
+
+
+def _times(times: Quantiles, count: int) -> str:
+    median = about_milliseconds(times.median)
+    return f"{median} (median; 95th percentile {about_milliseconds(times.p95)})" if count > 1 else median
+
+
+def _said(serving: Serving) -> Iterator[Words]:
+    """What a request sees, and whether prefill holds decode up."""
+    if serving.requests:
+        yield _of_requests(serving.requests)
+    if held := serving.held_up:
+        yield (
+            f"{held.steps:,} of {held.of:,} decode steps that follow another one wait behind prefill, each for "
+            f"{_times(held.wait_ms, held.steps)}: so much later do the sequences of the batch get their next token."
+        )
+    if serving.inferred:
+        yield (
+            "No engine marks these steps: which are prefill is inferred from the shapes that the model was called with."
+        )
+
+
+def _of_requests(requests: Requests) -> str:
+    many, ttft = requests.count, _times(requests.ttft_ms, requests.count)
+    between = requests.inter_token_ms
+    return f"{TTFT} of {many:,} {plural(many, 'request')} is {ttft}" + (
+        f", {INTER_TOKEN} {_times(between, 2)}." if between else "."
+    )
+
+
+def _least(kind: StepKind) -> Words:
+    """How far a decode step is from reading its weights, and its cache, once; empty where that is not known."""
+    if kind.least_ms is None or kind.weights_bytes is None:
+        return ""
+    cache = f" and {format_number(kind.cache_bytes, 'bytes')} of cache" if kind.cache_bytes is not None else ""
+    without = "" if kind.cache_bytes is not None else ", without the cache, whose size no mark says"
+    return joined(
+        "",
+        (
+            f"A decode step reads {format_number(kind.weights_bytes, 'bytes')} of weights{cache} at the least "
+            f"({LEAST_READ}): {about_milliseconds(kind.least_ms)} at the memory's peak{without}. The step takes ",
+            f"{kind.length_ms.median / kind.least_ms:.3g} times as long, the GPU's work in it "
+            f"{(kind.total_ms - kind.idle_ms) / kind.least_ms:.3g} times.",
+        ),
+    )
+
+
+def _parts(kind: StepKind) -> Iterator[tuple[StepKind, str, float]]:
+    """The classes that compute, what nothing hides of copies and communication, and idle time."""
+    parts = [(row.kernel_class, row.ms) for row in kind.classes]
+    parts += [("exposed copies", kind.exposed_copy_ms), ("exposed communication", kind.exposed_communication_ms)]
+    yield from ((kind, name, ms) for name, ms in (*parts, ("idle", kind.idle_ms)) if ms)
+
+
+def _idle(kind: StepKind) -> list[IdleTime]:
+    return [row for row in kind.idle_by_cause if row.ms >= _LEAST_SHARE * kind.total_ms][:_ROWS]
