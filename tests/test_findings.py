@@ -32,6 +32,7 @@ from nsys_analyzer.analysis.findings.kernels import (
     find_unfused_elementwise,
     find_unfused_optimizer,
 )
+from nsys_analyzer.analysis.findings.serving import find_between_steps, find_cache_copies, find_small_batch
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
     find_data_loading,
@@ -64,7 +65,11 @@ PLANTED = {
     "attention": "unfused_attention", "collector": "host_stall", "checkpoint": "device_to_host_copy",
     "casts": "layout_copies", "eager": "unfused_elementwise",
 }  # fmt: skip
-IDS = {*PLANTED.values(), "small_grids", "exposed_communication", "gpu_idle"}
+IDS = {
+    *PLANTED.values(), "small_grids", "exposed_communication", "gpu_idle",
+    "between_steps", "small_batch", "cache_copies", "prefill_in_between",
+}  # fmt: skip
+CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::OpaqueType<2u>, 4, 64, 64>(int)"
 
 BF16_GEMM = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn"
 CAST = (
@@ -334,6 +339,33 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     ),
 ]  # fmt: skip
 
+SAVED += [
+    # 1,000 + 10 µs of calls, 100 of work. Of the time behind the last call 200 are left, or 20: then the work is.
+    (
+        find_between_steps,
+        Steps(kind="decode").kernel(100).call(EVENT, 1_000),
+        {},
+        [1_010 - 210, 1_010 - 100],
+        "From the last CUDA call of a step to the first of the next one pass 1 ms",
+    ),
+    # 400 µs of matmuls, of which 30 % or half goes. 989.4 TFLOP/s ÷ 4.8 TB/s are 206 FLOPs for a byte.
+    (
+        find_small_batch,
+        Steps(kind="decode", batch=8).kernel(400, BF16_GEMM).kernel(100, ADD),
+        {},
+        [120, 200],
+        "On this GPU computing takes as long as reading from a batch of about 206 on, in bf16.",
+    ),
+    # 300 + 100 µs of copies: 70 % of them, or all.
+    (
+        find_cache_copies,
+        Steps(kind="decode").kernel(300, CAT).copy(100, ON_DEVICE, 1 << 20).kernel(600, BF16_GEMM),
+        {},
+        [280, 400],
+        "2 copies a step concatenate tensors or copy them on the device, for 0.4 ms (40% of the step).",
+    ),
+]
+
 
 @pytest.mark.parametrize(("rule", "steps", "idle_ms", "saved", "said"), SAVED)
 def test_what_a_rule_finds(rule: Rule, steps: Steps, idle_ms: dict[str, float], saved: list[float], said: str) -> None:
@@ -400,6 +432,13 @@ NOTHING: list[tuple[Rule, Steps]] = [
     (find_small_grids, Steps().kernel(200, NCCL, blocks=24)),  # a collective needs no more
     (find_small_grids, Steps().copy(200, ON_DEVICE, 66)),
     (find_exposed_communication, kernels(3, 100)),
+    (find_between_steps, Steps().kernel(100).call(EVENT, 1_000)),  # no engine's
+    (find_between_steps, Steps(kind="decode").kernel(100).call(EVENT, 99)),
+    (find_small_batch, Steps(kind="decode", batch=52).kernel(400, BF16_GEMM)),  # a quarter of 206
+    (find_small_batch, Steps(kind="prefill", batch=1).kernel(400, BF16_GEMM)),
+    (find_small_batch, Steps(kind="decode", batch=1, gpu=GTX_1080).kernel(400, BF16_GEMM)),  # no peaks
+    (find_cache_copies, Steps(kind="prefill").kernel(300, CAT)),
+    (find_host_stall, Steps(kind="decode").kernel(100).call(EVENT, 5_000)),  # it lies between the steps
 ]
 
 

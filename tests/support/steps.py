@@ -6,7 +6,7 @@ are µs; a call takes 10 µs up to the next one where nothing else is said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,8 @@ class Steps:
     steps: int = 4
     gpu: Gpu | None = H200
     phase: str = "forward"
+    kind: str = ""
+    batch: float | None = None
     calls: list[_Call] = field(default_factory=list)
     pieces: list[_Piece] = field(default_factory=list)
 
@@ -161,7 +163,8 @@ class Steps:
     def case(self, **idle_ms: float) -> Case:
         """What a rule looks at, where no profiler cost anything; ``idle_ms`` is by cause."""
         study = self.study()
-        return Case(step_summary(study, idle_ms), study, (study.replay,), 1.0, study.replay.step_ns / 1e6)
+        step = replace(step_summary(study, idle_ms), kind=self.kind, batch=self.batch)
+        return Case(step, study, (study.replay,), 1.0, study.replay.step_ns / 1e6)
 
     def capture(
         self, *, unprofiled_us: float | None = None, measured_us: float | None = None, low_share: float = 1.0,

@@ -15,6 +15,13 @@ from nsys_analyzer.analysis.findings.kernels import (
     find_unfused_elementwise,
     find_unfused_optimizer,
 )
+from nsys_analyzer.analysis.findings.serving import (
+    find_between_steps,
+    find_cache_copies,
+    find_prefill_in_between,
+    find_small_batch,
+    of_serving,
+)
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
     find_data_loading,
@@ -49,6 +56,9 @@ RULES: tuple[Rule, ...] = (
     find_layout_copies,
     find_small_grids,
     find_exposed_communication,
+    find_between_steps,
+    find_cache_copies,
+    find_small_batch,
 )
 #: What saves less than this share of a step is not listed.
 LEAST = 0.03
@@ -131,12 +141,17 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     if not why:
         case = Case(step, study, baselines, scale, (low + high) / 2)
         candidates = [candidate for rule in RULES for candidate in rule(case) if candidate.id not in without]
+        candidates = list(map(of_serving, candidates)) if step.kind else candidates
         findings = list(_ranked(case, candidates))
     told = {finding.place.name for finding in findings if finding.place} | ({"communication"} if without else set())
-    if idle := _find_idle_gpu(step, profiled if why else (low + high) / 2, told):
-        place = sum(finding.saves_ms >= idle.saves_ms for finding in findings)
-        left = findings[place - 1].left_after_all_ms if place else idle.step_ms
-        findings.insert(place, replace(idle, left_after_all_ms=left))
+    known_ms, serving = profiled if why else (low + high) / 2, capture.serving
+    held = find_prefill_in_between(serving.held_up, known_ms) if serving and step.kind == "decode" else None
+    held = held if held and held.saves_ms >= LEAST * known_ms else None
+    for unsure in (_find_idle_gpu(step, known_ms, told), held):
+        if unsure:
+            place = sum(finding.saves_ms >= unsure.saves_ms for finding in findings)
+            left = findings[place - 1].left_after_all_ms if place else unsure.step_ms
+            findings.insert(place, replace(unsure, left_after_all_ms=left))
     hides = profiled - longest > _HIDES * profiled
     overhead = (profiled - longest, profiled - shortest) if hides else None
     return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(findings), why)

@@ -245,6 +245,8 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
     study = case.study
     pause = study.replay.pause
     stalls = (pause >= _LONG_PAUSE_NS) & ~study.loading
+    if case.step.kind:  # what lies between the steps of an engine is a finding of its own
+        stalls[study.replay.first_call[1:] - 1] = False
     if not stalls.any():
         return
     count, ms = float(stalls.sum()) / study.steps, float(pause[stalls].sum()) / study.steps / 1e6

@@ -40,7 +40,7 @@ from nsys_analyzer.trace.columns import (
     Launches,
     process_of,
 )
-from nsys_analyzer.trace.phase_names import REQUEST, normalized_name
+from nsys_analyzer.trace.phase_names import REQUEST, normalized_name, served_step
 
 Cause = Literal["sync", "allocator", "copy", "launch", "host", "data", "communication", "unknown"]
 CAUSES: tuple[Cause, ...] = ("sync", "allocator", "copy", "launch", "host", "data", "communication", "unknown")
@@ -198,7 +198,9 @@ class ProcessWork:
         start, end = start[long], end[long]
         name = self.ranges_at((start + end) // 2)
         loads = np.array([*(is_loading(one) for one in self.attributed.trace.ranges.names), False])[name]
-        loads |= (name == NONE) & self._before_a_batch(start, end)
+        # What an engine copies to the device before a step are the tokens of requests.
+        serves = any(served_step(one) for one in self.attributed.trace.ranges.names)
+        loads |= (name == NONE) & self._before_a_batch(start, end) & (not serves)
         pauses = (start, end, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
         columns = [np.concatenate(pair) for pair in zip(pauses, allocator, strict=True)]
         return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))

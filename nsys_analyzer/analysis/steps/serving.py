@@ -87,11 +87,13 @@ class HeldUp:
     Attributes:
         steps: how many; ``of`` so many that follow another one.
         wait_ms: the steps in between, of each that waits.
+        per_step_ms: all of that ÷ ``of``.
     """
 
     steps: int
     of: int
     wait_ms: Quantiles
+    per_step_ms: Ms
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,9 @@ def _held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
     goes_on = np.append(0, np.cumsum((steps.every.called[1:] == steps.every.left[:-1]) & (kind[1:] != "mixed")))
     wait = behind[decode[1:]] - behind[decode[:-1] + 1]
     held = (wait > 0) & (goes_on[decode[1:]] - goes_on[decode[:-1]] == np.diff(decode))
-    return HeldUp(int(held.sum()), len(wait), Quantiles.of_ns(wait[held])) if held.any() else None
+    if not held.any():
+        return None
+    return HeldUp(int(held.sum()), len(wait), Quantiles.of_ns(wait[held]), int(wait[held].sum()) / len(wait) / 1e6)
 
 
 def _requests(attributed: AttributedTrace, process: int, steps: Steps, kind: npt.NDArray[np.str_]) -> Requests | None:

@@ -167,6 +167,7 @@ class StepSummary(DissectedSteps):
         instances: how many steps.
         source: what bounds them; ``unit`` says it in words.
         kind: what they do where an engine that serves requests says it: "prefill", "decode" or "mixed"; else empty.
+        batch: how many sequences the steps of an engine have, median; None where that is not said.
         on_gpu_timeline: whether they are bounded by the GPU's work, which the program runs ahead of.
         length_ms: the length of a step, profiled: the one that is said, and to which all parts are scaled.
         wall_ms: statistics of those that are measured.
@@ -182,6 +183,7 @@ class StepSummary(DissectedSteps):
     source: Source
     unit: str
     kind: str = ""
+    batch: float | None = None
     on_gpu_timeline: bool = False
     length_ms: float
     wall_ms: Stats

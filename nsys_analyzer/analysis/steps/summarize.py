@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -59,12 +60,14 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
     chosen = work.devices[main.device]
     looked_at = f" (of {len(measured):,}, {len(windows):,} are looked at)" if len(windows) < len(measured) else ""
     latency, queue = (None, None) if on_cpu else _launching(work, measured, chosen)
+    marks = [steps.marks[place] for place in steps.number.tolist() if steps.marks]
     summary = StepSummary(
         **vars(main),
         instances=len(measured),
         source=windows.source,
         unit=f"{windows.unit}{looked_at}",
-        kind=next((steps.marks[place].kind for place in steps.number[:1].tolist() if steps.marks), ""),
+        kind=marks[0].kind if marks else "",
+        batch=median(batches) if (batches := [mark.batch for mark in marks if mark.batch is not None]) else None,
         on_gpu_timeline=windows.on_gpu,
         length_ms=steps.length_ms,
         wall_ms=Stats.of_ns(measured.end - measured.start),

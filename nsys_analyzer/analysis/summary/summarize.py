@@ -147,7 +147,9 @@ class _ProcessView:
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         warnings = (*warnings, contradiction) if contradiction else warnings
         # Ranges that are called steps and are none, around several passes or a part of one, are shown nowhere else.
+        # Nor is one that says the mean of prefill and decode.
         is_named = summary.step is None or summary.step.source in _BY_RANGES
+        is_named &= summary.serving is None or len(summary.serving.kinds) == 1
         phases = phases if is_named else tuple(phase for phase in phases if phase.phase != STEP)
         return replace(summary, phases=phases, warnings=warnings)
 

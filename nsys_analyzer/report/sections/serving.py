@@ -33,7 +33,8 @@ def answer_serving(capture: CaptureSummary) -> Iterator[Block]:
     serving, title = capture.serving, capture.title
     if serving is None:
         return
-    yield Answer("; ".join(map(_kind, serving.kinds)) + ".", title)
+    works = "operators run" if capture.on_cpu else "the GPU works"
+    yield Answer("; ".join(_kind(one, works) for one in serving.kinds) + ".", title)
     for said in (*_said(serving), *map(_least, serving.kinds)):
         if said:
             yield Paragraph(said, title)
@@ -45,7 +46,7 @@ def answer_serving(capture: CaptureSummary) -> Iterator[Block]:
         Field("ms", "ms", lambda one: one.length_ms.median),
         Field("p95", "ms", lambda one: one.length_ms.p95),
         Field(TOKENS_PER_S, "count", lambda one: one.tokens_per_s),
-        Field("GPU busy", "percent", lambda one: one.busy_share),
+        Field("operators" if capture.on_cpu else "GPU busy", "percent", lambda one: one.busy_share),
         Field("between steps ms", "ms", lambda one: one.between_ms),
         Field("matmul", "percent", lambda one: one.share_of(MATMUL)),
         Field("fused attention", "percent", lambda one: one.share_of(FUSED)),
@@ -92,13 +93,13 @@ def kernels_by_kind(capture: CaptureSummary, labels: Mapping[str, str]) -> Itera
         )
 
 
-def _kind(kind: StepKind) -> str:
-    """412 decode steps of 12.3 ms (95th percentile 14 ms), batch 8, 650 tokens/s, the GPU busy for 45 %."""
+def _kind(kind: StepKind, works: str) -> str:
+    """412 decode steps of 12.3 ms (95th percentile 14 ms), batch 8, 650 tokens/s, the GPU works 45 % of it."""
     said = [f"{kind.steps:,} {kind.kind} {plural(kind.steps, 'step')} of {_times(kind.length_ms, kind.steps)}"]
     said += [f"batch {format_number(kind.batch, 'count')}"] if kind.batch is not None else []
     said += [f"{format_number(kind.tokens, 'count')} tokens"] if kind.tokens not in (None, kind.batch) else []
     said += [f"{kind.tokens_per_s:,.0f} {TOKENS_PER_S}"] if kind.tokens_per_s else []
-    said += [f"the GPU busy for {about_percent(kind.busy_share)}"] if kind.busy_share is not None else []
+    said += [f"{works} {about_percent(kind.busy_share)} of it"] if kind.busy_share is not None else []
     return ", ".join(said)
 
 

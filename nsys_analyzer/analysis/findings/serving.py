@@ -1,0 +1,171 @@
+"""Rules on the steps of engines that serve requests, and what to type for other findings where one serves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.finding import (
+    Candidate,
+    Case,
+    Finding,
+    Place,
+    saved_launches,
+    saved_work,
+    three,
+    times,
+)
+from nsys_analyzer.analysis.steps.serving import HeldUp
+from nsys_analyzer.analysis.transformer.peaks import find_peaks
+from nsys_analyzer.trace.columns import ON_DEVICE
+
+#: What is left of the time between two steps where the next one is prepared meanwhile, ns.
+_BETWEEN_LEFT_NS = (200_000, 20_000)
+#: A batch of this share of the one at which a matmul's computing takes as long as its reading is small.
+_SMALL = 0.25
+#: Of a matmul's time, what a batch twice as large saves for each sequence: half, where reading weights is all of it.
+_SAVED_OF_MATMULS = (0.3, 0.5)
+#: What of the copies of a cache goes where new keys and values are written into their place.
+_SAVED_OF_COPIES = (0.7, 1.0)
+_CONCATENATING = re.compile("CatArrayBatchedCopy")
+#: By the ID of a finding: what to type instead where an engine serves.
+REMEDIES: Mapping[str, tuple[str, ...]] = {
+    "launch_bound": (
+        '# vLLM: leave out --enforce-eager; --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
+        "# SGLang: leave out --disable-cuda-graph; --cuda-graph-max-bs as large as the batches get",
+        "# TensorRT-LLM: cuda_graph_config: {enable_padding: true}",
+        'model.generate(..., cache_implementation="static")  # transformers compiles decode then',
+    ),
+    "host_sync": (
+        "# vLLM: --async-scheduling; SGLang: leave out --disable-overlap-schedule",
+        "# TensorRT-LLM: disable_overlap_scheduler: false",
+        "# a loop of your own: feed the new tokens back on the GPU, and read those of the step before",
+    ),
+    "pageable_copy": ("ids = torch.tensor(ids, pin_memory=True).to(device, non_blocking=True)",),
+}
+_OVERLAP = (
+    "# vLLM: --async-scheduling, and detokenization in a process of its own as it is by default",
+    "# SGLang: leave out --disable-overlap-schedule; TensorRT-LLM: disable_overlap_scheduler: false",
+)
+
+
+def of_serving(candidate: Candidate) -> Candidate:
+    """Returns a candidate with what an engine is told instead, where that differs."""
+    disproof = candidate.disproof
+    if isinstance(disproof, str) and disproof.startswith("Train on"):
+        disproof = "Serve one request again and again: if the step is no shorter, the copies do not hold it up."
+    return replace(candidate, remedy=REMEDIES.get(candidate.id, candidate.remedy), disproof=disproof)
+
+
+def find_between_steps(case: Case) -> Iterator[Candidate]:
+    """Finds time between steps in which the program calls nothing of CUDA's: scheduling, sampling, detokenization."""
+    study = case.study
+    between = np.zeros(len(study.call), np.bool_)
+    between[study.replay.first_call[1:] - 1] = True
+    between &= study.replay.pause > 0
+    if not case.step.kind or not between.any():
+        return
+    ms = case.paused_ms(between)
+    yield Candidate(
+        "between_steps",
+        "The GPU waits between the steps",
+        tuple(lambda replay, ns=ns: replay.with_pauses(between, ns) for ns in _BETWEEN_LEFT_NS),  # type: ignore[misc]
+        (
+            f"From the last CUDA call of a step to the first of the next one pass {three(ms)} ms: the scheduler, "
+            "sampling on the CPU, or detokenization.",
+        ),
+        "The step is replayed with 0.02 to 0.2 ms between steps, as where the next one is prepared meanwhile.",
+        _OVERLAP,
+        "Generate a fixed number of tokens without detokenization: if the step is no shorter, it waits for other work.",
+        of_cpu=True,
+        explains=True,
+        place=Place("idle", "host"),
+    )
+
+
+def find_small_batch(case: Case) -> Iterator[Candidate]:
+    """Finds decode steps whose batch is too small for the weights that each reads: twice as many would take as long."""
+    study, peaks = case.study, find_peaks(case.study.gpu.name if case.study.gpu else None)
+    matmuls = study.of_class("matmul")
+    if case.step.kind != "decode" or not case.step.batch or peaks is None or not matmuls.any():
+        return
+    # A weight of two bytes takes two FLOPs for each sequence.
+    even = peaks.flops_per_s["bf16"] / peaks.bytes_per_s
+    if case.step.batch > _SMALL * even:
+        return
+    ms = study.ms(matmuls)
+    yield Candidate(
+        "small_batch",
+        "The batch is small for the weights that it reads",
+        tuple(saved_work(matmuls * share) for share in _SAVED_OF_MATMULS),
+        (
+            f"Decode runs with a batch of {case.step.batch:,.0f}; matmuls, which read every weight whatever the batch, "
+            f"take {three(ms)} ms of a step ({ms / case.step_ms:.0%}).",
+            f"On this GPU computing takes as long as reading from a batch of about {even:,.0f} on, in bf16.",
+        ),
+        f"Half a step of twice the batch, whose matmuls take as long as now: {_SAVED_OF_MATMULS[0]:.0%} to "
+        f"{_SAVED_OF_MATMULS[1]:.0%} of their time is saved for the same tokens. A single step becomes no shorter.",
+        (
+            "# serve more requests at once",
+            "# vLLM: --max-num-seqs; SGLang: --max-running-requests; TensorRT-LLM: max_batch_size",
+            "# where memory is full: --kv-cache-dtype fp8, weights in fewer bits, speculative decoding",
+        ),
+        "Serve twice as many requests at once: if tokens/s hardly rise, matmuls are not what a step waits for.",
+        place=Place("class", "matmul"),
+    )
+
+
+def find_cache_copies(case: Case) -> Iterator[Candidate]:
+    """Finds tensors that each decode step concatenates or copies on the device, as a cache that grows does."""
+    study = case.study
+    copies = study.named(_CONCATENATING) | (study.copy == ON_DEVICE)
+    if case.step.kind != "decode" or not copies.any():
+        return
+    ms = study.ms(copies)
+    yield Candidate(
+        "cache_copies",
+        "Decode copies tensors as large as the cache",
+        tuple(saved_launches(case, copies * share) for share in _SAVED_OF_COPIES),
+        (
+            f"{times(study.count(copies), 'copy')} a step concatenate tensors or copy them on the device, for "
+            f"{three(ms)} ms ({ms / case.step_ms:.0%} of the step).",
+        ),
+        f"The step is replayed without {_SAVED_OF_COPIES[0]:.0%} to {_SAVED_OF_COPIES[1]:.0%} of them, as where new "
+        "keys and values are written into their place.",
+        (
+            'model.generate(..., cache_implementation="static")  # room for all tokens, made once',
+            "cache[:, :, position] = k  # in place of torch.cat((cache, k), 2); or pages, as vLLM and SGLang have",
+        ),
+        "Decode behind a prompt twice as long: if the copies take no longer, they are not those of the cache.",
+        place=Place("class", "copy/layout"),
+    )
+
+
+def find_prefill_in_between(held: HeldUp | None, step_ms: float) -> Finding | None:
+    """Finds decode steps that wait behind prefill; None without any. What waits is a token, and no step is shorter."""
+    if held is None:
+        return None
+    ms = min(held.per_step_ms, step_ms)
+    return Finding(
+        "prefill_in_between",
+        "Prefill holds decode up",
+        0.0,
+        ms,
+        step_ms,
+        step_ms,
+        (
+            f"{held.steps:,} of {held.of:,} decode steps that follow another one wait behind prefill, for "
+            f"{three(held.wait_ms.median)} ms (median); {three(held.per_step_ms)} ms for each decode step on average.",
+        ),
+        "The wait for the next token is between nothing and all of this shorter where a prompt's chunks are part of "
+        "decode steps; the work of prefill stays.",
+        (
+            "# vLLM: --enable-chunked-prefill --max-num-batched-tokens 2048",
+            "# SGLang: --enable-mixed-chunk --chunked-prefill-size 2048; TensorRT-LLM: enable_chunked_prefill: true",
+            "# or prefill on other GPUs (disaggregated)",
+        ),
+        "Serve with prompts of one token: if inter-token latency stays as uneven, prefill is not the cause.",
+    )
