@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -252,6 +254,46 @@ def test_a_time_out_under_nsys_ends_its_target_too(nsys: Nsys, tmp_path: Path, m
     (result,) = run_sweep([target], tmp_path, profiler, 70, quiet)
     assert result == Result("timeout", "stopped after 70 s")
     assert gone(int((tmp_path / "slow" / LOG).read_text().split()[0]))
+
+
+SERVER = """
+import os, pathlib, signal, sys, time
+import nvtx
+if sys.argv[1] == "worker" and os.fork() == 0:
+    time.sleep(600)
+for number in range(10_000):
+    with nvtx.annotate("decode bs=2 toks=2"): time.sleep(0.01)
+    if number == 50: pathlib.Path("ready").touch()
+    if number == 150 and sys.argv[1] == "worker": os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize(
+    ("words", "how", "status"),
+    [
+        (("--delay", "1", "--duration", "2"), "", "ok"),
+        (("--delay", "0"), "interrupt", "ok"),
+        (("--delay", "0"), "worker", "failed"),  # the first process is killed, and a worker lives on
+    ],
+)
+def test_a_server_leaves_a_capture(nsys: Nsys, tmp_path: Path, words: tuple[str, ...], how: str, status: str) -> None:
+    pytest.importorskip("nvtx", reason="no NVTX for a PyTorch without CUDA: pip install 'nvtx==0.2.11'")
+    (tmp_path / "serve.py").write_text(SERVER)
+    code = "import sys; sys.argv[0] = 'nsys-analyze'; from nsys_analyzer.cli.main import main; main()"
+    asked = ["run", "--profiler", "nsys", *words, "--", sys.executable, "serve.py", how]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NSYS": str(nsys.path)}
+    with subprocess.Popen([sys.executable, "-c", code, *asked], cwd=tmp_path, env=environment) as process:
+        while how == "interrupt" and not (tmp_path / "ready").exists():
+            time.sleep(0.05)
+        if how == "interrupt":
+            process.send_signal(signal.SIGINT)
+        assert process.wait(120) == (0 if status == "ok" else 1)
+    place = tmp_path / "runs" / "serve"
+    assert read_manifest(place / "manifest.json").status == status
+    ranges = Trace.load(place / "capture.sqlite").ranges
+    assert len(ranges) >= 40  # half a second of steps of 0.01 s, at the least
+    assert {ranges.names[code] for code in ranges.name} == {"decode bs=2 toks=2"}
 
 
 # --- a GPU ---

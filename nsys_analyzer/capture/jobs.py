@@ -277,7 +277,8 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[Result, 
 def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | None) -> Result:
     """Runs a target under a profiler, which leaves a capture or one for each rank; of a crash, what came before it."""
     command = profiler.command(target.program, part.absolute(), target.ranks)
-    result = run_job(Job(command, annotating(target.annotation), timeout_s), part / LOG)
+    job = Job(command, annotating(target.annotation), timeout_s, profiler.runs_on)
+    result = run_job(job, part / LOG)
     if result.status == "timeout":
         return result
     stems = capture_stems(target.ranks)

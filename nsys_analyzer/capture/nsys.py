@@ -45,14 +45,22 @@ _PACKAGE_OF = {
 class ProfileOptions:
     """The options of ``nsys profile``; an option in ``extra`` replaces the one that stands for a field.
 
-    ``capture_range`` records from ``cudaProfilerStart`` to ``cudaProfilerStop`` alone.
+    ``capture_range`` records from ``cudaProfilerStart`` to ``cudaProfilerStop`` alone; ``delay`` and ``duration``, in
+    seconds, some time of a program that runs on, and the program is ended behind it.
     """
 
     trace: tuple[str, ...] = ("cuda", "nvtx")
     capture_range: bool = True
     memory: bool = False
     autograd_ranges: bool = False
+    delay: float | None = None
+    duration: float | None = None
     extra: tuple[str, ...] = ()
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether the program would not end by itself."""
+        return self.delay is not None or self.duration is not None
 
 
 def profile_command(
@@ -127,6 +135,11 @@ def _arguments(options: ProfileOptions) -> Iterator[str]:
         yield "--cuda-memory-usage=true"
     if options.autograd_ranges:
         yield "--pytorch=autograd-nvtx"
+    if options.runs_on:
+        yield f"--delay={options.delay or 0:g}"
+        yield "--wait=primary"  # where a server's first process is killed, its workers may live on
+    if options.duration is not None:
+        yield f"--duration={options.duration:g}"
     yield "--force-overwrite=true"
 
 

@@ -26,6 +26,8 @@ _OF_ANY_PROGRAM = (
 _LIGHTER = {name: [entry.default_on_cpu] for name, entry in OPTIONS.items() if entry.default_on_cpu is not None}
 #: What only the annotation of a program does.
 _OF_ANNOTATION = ("run_to_end", "modules")
+#: What is asked of a program that runs on.
+_OF_SERVERS = ("delay", "duration")
 #: What says how many processes a program has, and the words behind which our own has several.
 _OF_RANKS = ("nproc", "one_report")
 _RANKS_OF_OURS = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.distributed --strategy ddp"
@@ -47,6 +49,8 @@ class Recording:
     autograd_ranges: bool = False
     whole_program: bool = False
     nsys_option: tuple[str, ...] = ()
+    delay: float | None = None
+    duration: float | None = None
     annotate: bool = True
     run_to_end: bool = False
     modules: bool = False
@@ -109,7 +113,7 @@ def make_plan(
         return Plan((_program(program, models, options, recording, profiler),), profiler, notices)
     of_programs = [] if recording.annotate else ["--no-annotate"]
     _refuse(_given(recording, _OF_RANKS), "for a program", _RANKS_OF_OURS)
-    _refuse([*of_programs, *_given(recording, _OF_ANNOTATION)], "for a program of yours")
+    _refuse([*of_programs, *_given(recording, (*_OF_ANNOTATION, *_OF_SERVERS))], "for a program of yours")
     if torch_version() is None:
         raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
     choices: dict[str, Sequence[Value]] = {"device": [device], **options}
@@ -172,8 +176,10 @@ def _program(
             raise ConfigurationError(f"{_flag(name)} has several values for one program", "Give one")
     described: dict[str, Any] = {name: values[0] for name, values in choices.items() if values and name != "device"}
     counts: dict[str, Any] = {name: OPTIONS[name].default for name in ("warmup_steps", "steps")} | described
+    runs_on = recording.delay is not None or recording.duration is not None
     annotation = Annotation(
-        counts["warmup_steps"], counts["steps"], window=not recording.whole_program, run_to_end=recording.run_to_end,
+        counts["warmup_steps"], counts["steps"], window=not (recording.whole_program or runs_on),
+        run_to_end=recording.run_to_end,
         # Ranks that end at different steps would wait for each other for ever.
         steady="warmup_steps" not in described and not recording.ranks, modules=recording.modules,
     )  # fmt: skip
@@ -199,7 +205,10 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
         return _nsys(asked, nsys, on_gpu=on_gpu)
     if torch_version() is None:
         raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", INSTALL_TORCH)
-    _refuse(_given(asked, ["trace", "autograd_ranges", "nsys_option"]), "for nsys, and torch.profiler records here")
+    _refuse(
+        _given(asked, ["trace", "autograd_ranges", "nsys_option", *_OF_SERVERS]),
+        "for nsys, and torch.profiler records here",
+    )
     recorder = TorchProfiler(memory=asked.memory, whole_program=asked.whole_program)
     if asked.profiler == "torch":
         return recorder, ()
@@ -227,9 +236,12 @@ def _nsys(asked: Recording, nsys: Nsys, *, on_gpu: bool) -> tuple[Profiler, tupl
     trace = DEFAULT_TRACE if asked.trace is None else asked.trace
     profile = ProfileOptions(
         trace=tuple(word.strip() for word in trace.split(",") if word.strip()),
-        capture_range=on_gpu and not asked.whole_program,  # nobody calls cudaProfilerStart without a GPU
+        # Nobody calls cudaProfilerStart without a GPU.
+        capture_range=on_gpu and not asked.whole_program and asked.delay is asked.duration is None,
         memory=asked.memory,
         autograd_ranges=asked.autograd_ranges,
+        delay=asked.delay,
+        duration=asked.duration,
         extra=_words("--nsys-option", asked.nsys_option),
     )
     profile_command(nsys, Path("capture.nsys-rep"), ("true",), profile)  # it raises where this nsys is too old

@@ -36,6 +36,11 @@ class NsysProfiler:
     name: str = "nsys"
     suffix: str = ".sqlite"
 
+    @property
+    def runs_on(self) -> bool:
+        """Whether the program is one that a signal ends."""
+        return self.options.runs_on
+
     def described(self) -> dict[str, str]:
         """Returns its keys in a manifest: the version of nsys."""
         return {"nsys": self.nsys.version}
@@ -70,6 +75,7 @@ class TorchProfiler:
     whole_program: bool = False
     name: str = "torch"
     suffix: str = ".json.gz"
+    runs_on: bool = False
 
     def described(self) -> dict[str, str]:
         """Returns its keys in a manifest: none, the target states the version of PyTorch."""

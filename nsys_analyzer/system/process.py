@@ -34,6 +34,10 @@ _GRACE_S = 5
 _PATIENCE_S = 10  # for what does not end although it was killed, as one that waits for a driver
 _TICK_S = 0.2
 _KILL_AGAIN_S = 0.02
+#: Being asked to end, and being interrupted.
+_ASKED = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
+#: Until a profiler has written what it recorded of a server.
+_WRITING_S = 120
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # its own end, or what a shell or profiler makes of it
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
@@ -46,11 +50,15 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 @dataclass(frozen=True)
 class Job:
-    """A command to run, the variables that it gets beside those of this process, and its time limit, None for none."""
+    """A command to run, the variables that it gets beside those of this process, and its time limit, None for none.
+
+    One that ``runs_on``, as a server does, ends well by a signal: of its profiler's, or by an interrupt.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
+    runs_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
     True.
 
     Raises:
-        KeyboardInterrupt: after all of it is gone.
+        KeyboardInterrupt: after all of it is gone; not where it ``runs_on``, which is how it ends.
         OSError: the log cannot be written.
     """
     killed_before, limit_s = _oom_kills(), math.inf if job.timeout_s is None else job.timeout_s
@@ -85,16 +93,21 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
         start = output.tell()
         with _started(job.command, stdout=output, stderr=output, env={**os.environ, **job.environment}) as process:
             deadline = time.monotonic() + limit_s
-            while process.poll() is None:
-                if made_progress():
-                    deadline = time.monotonic() + limit_s
-                elif time.monotonic() >= deadline:
-                    _end(process)
-                    return Result("timeout", f"stopped after {limit_s:g} s")
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(min(_TICK_S, max(deadline - time.monotonic(), 0)))
+            try:
+                while process.poll() is None:
+                    if made_progress():
+                        deadline = time.monotonic() + limit_s
+                    elif time.monotonic() >= deadline:
+                        _end(process)
+                        return Result("timeout", f"stopped after {limit_s:g} s")
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(min(_TICK_S, max(deadline - time.monotonic(), 0)))
+            except KeyboardInterrupt:
+                if not job.runs_on:
+                    raise
+                _end(process, _WRITING_S)
     code = process.returncode
-    if code == 0:
+    if code == 0 or (job.runs_on and code in _ASKED):
         return Result("ok")
     if code in _KILLED and _oom_kills() > killed_before:
         return Result("oom", "the system ran out of memory and killed it")
@@ -132,12 +145,12 @@ def _started(command: Sequence[str | Path], **options: Any) -> Iterator[subproce
             raise
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
     """Asks a program to end, and ends all that is left of it a moment later; a second interrupt does so at once."""
     process.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
+            process.wait(grace_s)
     finally:
         process.terminate()
         try:
