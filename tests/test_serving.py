@@ -10,8 +10,11 @@ import pytest
 from nsys_analyzer import api
 from nsys_analyzer.analysis.findings.serving import find_prefill_in_between
 from nsys_analyzer.analysis.steps.serving import Serving, StepKind
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.complete import complete
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import find_model
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.phase_names import ServedStep, served_step
@@ -188,3 +191,13 @@ def test_a_report_of_serving_speaks_of_its_steps(tmp_path: Path) -> None:
     assert "How are requests served?" in text
     assert "decode step" in text
     assert "training" not in text
+
+
+def test_the_time_of_a_whole_generation_is_that_of_no_step(tmp_path: Path) -> None:
+    """Hooks time a call of ``generate``; a step of the capture makes one token."""
+    capture = served(tmp_path, server())
+    times = Unprofiled("ok", phases={"step": Stats(n=1, mean=900.0), "forward": Stats(n=1, mean=9.0)})
+    for timed_by, kept in (("hooks", ["forward"]), (None, ["step", "forward"])):
+        (one,) = complete([replace(capture, unprofiled=times, run=Run(timed_by=timed_by))])
+        assert one.unprofiled is not None
+        assert list(one.unprofiled.phases) == kept

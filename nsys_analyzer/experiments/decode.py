@@ -39,9 +39,8 @@ from nsys_analyzer.experiments.section import (
 )
 from nsys_analyzer.experiments.steps import OfModel, models
 from nsys_analyzer.report.model import Details, Figure, Lines, Section
-from nsys_analyzer.report.sections.serving import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import milliseconds
+from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT, milliseconds
 from nsys_analyzer.runs.rows import CaseTarget, Row, Task, Times
 from nsys_analyzer.text import Words, phrase
 
@@ -53,7 +52,8 @@ _DEFINITIONS = phrase(
     "first, of all sequences. With the cache a token is a pass over that token alone, which reads the keys and values "
     "of those before it; without, over the whole sequence. *bf16* is that of weights, activations and cache, not "
     "autocast. "
-    f"The least memory traffic of a token is {LEAST_READ}."
+    "The least memory traffic of a token is {}.",
+    LEAST_READ,
 )
 
 

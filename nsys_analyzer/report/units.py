@@ -7,6 +7,9 @@ import math
 from nsys_analyzer.report.model import Cell, Interval, Shift, Spread, Typical, Unit
 from nsys_analyzer.text import Text, Words, code, plural
 
+#: What the times of a request are called, and what a decode step cannot do without: of captures and of experiments.
+TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
+LEAST_READ = "every weight but the embedding, and what the cache holds"
 ABSENT = "–"
 _SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
 _MINUS = "\N{MINUS SIGN}"

@@ -39,7 +39,7 @@ _NEARLY_ALL = 0.9
 def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
     """The captures of a report with what follows from their times, ranks and manifests, and from each other."""
     labels = short_labels(sorted({row.name for one in captures if one.whole for row in one.whole.kernels}))
-    labelled = [_labelled(replace(one, diagnosis=diagnose(one)), labels) for one in captures]
+    labelled = [_labelled(replace(one, diagnosis=diagnose(one)), labels) for one in map(_of_one_step, captures)]
     return tuple(
         replace(
             one,
@@ -54,6 +54,14 @@ def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
         )
         for one in labelled
     )
+
+
+def _of_one_step(capture: CaptureSummary) -> CaptureSummary:
+    """The capture without the time that hooks took of a whole generation, where its steps are those of one token."""
+    timed, by_hooks = capture.unprofiled, capture.run is not None and capture.run.timed_by == "hooks"
+    if timed is None or capture.serving is None or not by_hooks:
+        return capture
+    return replace(capture, unprofiled=replace(timed, phases={k: v for k, v in timed.phases.items() if k != STEP}))
 
 
 def _labelled(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary:

@@ -11,13 +11,17 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Answer, Block, Details, Paragraph
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, about_percent, format_number
+from nsys_analyzer.report.units import (
+    INTER_TOKEN,
+    LEAST_READ,
+    TOKENS_PER_S,
+    TTFT,
+    about_milliseconds,
+    about_percent,
+    format_number,
+)
 from nsys_analyzer.text import Words, joined, phrase, plural
 
-#: What columns and sentences call the times of a request, here and where decoding is measured without a capture.
-TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
-#: What a decode step cannot do without.
-LEAST_READ = "every weight but the embedding, and what the cache holds"
 DEFINITIONS = phrase(
     "*Prefill* is a pass over the tokens of prompts, *decode* one that makes a token for each sequence of its batch, "
     "*mixed* does both. A step lasts from its start to the next one's. *tokens/s* counts the new tokens of a kind's "
