@@ -167,6 +167,7 @@ def test_a_folder(tmp_path: Path, explain: Callable[..., str]) -> None:
         two_steps().write(tmp_path / f"{name}.sqlite")
     text = explain(tmp_path)
     assert re.search(r"again 10.59 The CPU stops lau… 1.9 – 3.4 51.9% 4.000 .*train 10.59 ", text)
+    assert "Do first in 2 of 2 profiled captures: The CPU stops launching work (saves 1.9–3.4 ms a step)." in text
     assert "Findings The CPU stops launching work: 2 captures, 25% of the step" in text
     assert "failed" not in text
     (tmp_path / "bad.sqlite").write_bytes(b"no database")

@@ -50,6 +50,14 @@ def test_an_optimizer_alone_does_not_hide_the_rest(tmp_path: Path) -> None:
     assert "| whole capture | 1 | – | 11.00 | 10.00 | 10.00 |" in text  # from 0.00002 to 11.00002 ms
 
 
+def test_a_step_that_holds_all_work_stands_for_the_whole(tmp_path: Path) -> None:
+    """1 of 10 ms lies in the optimizer, all 10 in the step: the whole capture would say the same once more."""
+    text = answers(optimizer_alone().range("step", 0, 13 * MS), tmp_path)
+    assert "Matmul is 0.0 % of the optimizer, 90.0 % of the step" in text
+    assert "of the whole capture" not in text
+    assert "| whole capture |" not in text
+
+
 def test_json_says_what_the_phases_hold(tmp_path: Path) -> None:
     path = optimizer_alone().write(tmp_path / "t.sqlite")
     done = CliRunner().invoke(cli, ["report", str(path), "--format", "json"], catch_exceptions=False)

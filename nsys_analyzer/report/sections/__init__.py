@@ -36,7 +36,7 @@ class Question(NamedTuple):
     key: str
     title: Callable[[CaptureSummary], str]
     answer: Callable[[CaptureSummary, Mapping[str, str]], Iterable[Block]]
-    folded: str
+    folded: str = ""
 
 
 #: In the report's order, the first five with letters; a new one is a function and an entry.
@@ -126,7 +126,7 @@ def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     for (one, blocks), letter in zip_longest(answers.items(), _LETTERS if lettered else ""):
         said = tuple(block for block in blocks if isinstance(block, Answer))
         rest = tuple(block for block in blocks if block not in (*said, *figures))
-        folded = (Details(one.folded, rest, capture.title),) if rest else ()
+        folded = (Details(one.folded, rest, capture.title),) if said and rest else rest
         title = one.title(capture)
         yield Section(one.key, f"({letter}) {title}" if letter else title, (*said, *folded))
     drawn = [Details("Figures", figures, capture.title)] if figures else []
