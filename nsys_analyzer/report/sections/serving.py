@@ -22,7 +22,7 @@ from nsys_analyzer.report.units import (
 )
 from nsys_analyzer.text import Words, joined, phrase, plural
 
-DEFINITIONS = phrase(
+_DEFINITIONS = phrase(
     "*Prefill* is a pass over the tokens of prompts, *decode* one that makes a token for each sequence of its batch, "
     "*mixed* does both. A step lasts from its start to the next one's. *tokens/s* counts the new tokens of a kind's "
     "steps in their time. *Between steps* is the CPU's time from the end of one step's range to the start of the next: "
@@ -70,13 +70,13 @@ def answer_serving(capture: CaptureSummary) -> Iterator[Block]:
         Field("API call", "code", lambda row: row[1].api),
         Field("ms", "ms", lambda row: row[1].ms),
     )
+    tables = (
+        table(fills, [row for one in serving.kinds for row in _parts(one)], capture=title, names=2),
+        table(idle, [(one, row) for one in serving.kinds for row in _idle(one)], capture=title, names=4),
+    )
     yield Details(
         "What fills a step of each kind, and why the GPU idles in it",
-        (
-            Paragraph(DEFINITIONS, title),
-            table(fills, [row for one in serving.kinds for row in _parts(one)], capture=title, names=2),
-            table(idle, [(one, row) for one in serving.kinds for row in _idle(one)], capture=title, names=4),
-        ),
+        (Paragraph(_DEFINITIONS, title), *(one for one in tables if one.rows)),
         title,
     )
 
