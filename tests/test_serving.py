@@ -179,7 +179,9 @@ def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
     assert (decode.weights_bytes, decode.cache_bytes) == (weights, cache)
     assert decode.least_ms == pytest.approx((weights + cache) / 4.8e12 * 1e3)  # 0.0658 ms
     assert kind_of(serving, "prefill").least_ms is None
-    text = " ".join(plain(getattr(block, "text", "")) for block in answer_serving(replace(capture, serving=serving)))
+    text = " ".join(
+        plain(getattr(block, "text", "")) for block in answer_serving(replace(capture, serving=serving), {})
+    )
     text = text.replace("\N{NO-BREAK SPACE}", " ")
     assert "The step takes 152 times as long, the GPU's work in it 60.8 times." in text  # 10 and 4 ms ÷ 0.0658
     assert "6 decode steps of 10 ms (median; 95th percentile 10.8 ms), batch 4, 361 tokens/s" in text  # 22 ÷ 0.061

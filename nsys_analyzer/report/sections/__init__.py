@@ -21,7 +21,7 @@ from nsys_analyzer.report.sections.kernels import answer_matmul, answer_other_ke
 from nsys_analyzer.report.sections.limits import answer_limits
 from nsys_analyzer.report.sections.modules import answer_modules
 from nsys_analyzer.report.sections.overview import overview
-from nsys_analyzer.report.sections.serving import answer_serving, kernels_by_kind
+from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.report.sections.steps import step_details
 from nsys_analyzer.report.sections.times import answer_times, question, times_in_full, unprofiled_times
 from nsys_analyzer.text import strong
@@ -118,7 +118,7 @@ def _flat(sections: Iterable[Section]) -> Iterator[Block]:
 
 def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     """The questions that have an object, a sentence in view and the rest folded; with letters where all five do."""
-    yield Section("serving", "How are requests served?", tuple(answer_serving(capture)))
+    yield Section("serving", "How are requests served?", tuple(answer_serving(capture, evidence.labels)))
     answers = {one: tuple(one.answer(capture, evidence.labels)) for one in QUESTIONS}
     trains = all(capture.phase(name) for name in TRAINING_PHASES)
     lettered = trains and all(answers[one] for one in QUESTIONS[: len(_LETTERS)])
@@ -141,7 +141,6 @@ def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     if timed := tuple(unprofiled_times(capture, by_option=evidence.timings == "--step-ms")):
         yield Details("Times without the profiler", timed, title)
     yield from step_details(capture)
-    yield from kernels_by_kind(capture, evidence.labels)
     if compared_phases(capture):
         parts, enclosing = parts_and_enclosing(capture)
         tables = [kernel_table(capture, phases, evidence.labels) for phases in (parts, enclosing) if phases]

@@ -32,7 +32,7 @@ _DEFINITIONS = phrase(
 _ROWS, _LEAST_SHARE = 4, 0.01
 
 
-def answer_serving(capture: CaptureSummary) -> Iterator[Block]:
+def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
     """The steps of each kind, the requests, and what fills each kind."""
     serving, title = capture.serving, capture.title
     if serving is None:
@@ -70,31 +70,23 @@ def answer_serving(capture: CaptureSummary) -> Iterator[Block]:
         Field("API call", "code", lambda row: row[1].api),
         Field("ms", "ms", lambda row: row[1].ms),
     )
+    kernels: tuple[Field[tuple[StepKind, KernelTime]], ...] = (
+        Field("kind", "text", lambda row: row[0].kind),
+        Field("top kernel", "code", lambda row: labels.get(row[1].name, row[1].name) or "in CUDA graphs, and fills"),
+        Field("class", "text", lambda row: row[1].kernel_class),
+        Field("launches", "count", lambda row: row[1].launches),
+        Field("ms", "ms", lambda row: row[1].ms),
+    )
     tables = (
         table(fills, [row for one in serving.kinds for row in _parts(one)], capture=title, names=2),
         table(idle, [(one, row) for one in serving.kinds for row in _idle(one)], capture=title, names=4),
+        table(kernels, [(one, row) for one in serving.kinds for row in one.kernels], capture=title, names=3),
     )
     yield Details(
         "What fills a step of each kind, and why the GPU idles in it",
         (Paragraph(_DEFINITIONS, title), *(one for one in tables if one.rows)),
         title,
     )
-
-
-def kernels_by_kind(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Details]:
-    """The kernels that take the most of each kind of steps."""
-    fields: tuple[Field[tuple[StepKind, KernelTime]], ...] = (
-        Field("kind", "text", lambda row: row[0].kind),
-        Field("kernel", "code", lambda row: labels.get(row[1].name, row[1].name) or "in CUDA graphs, and fills"),
-        Field("class", "text", lambda row: row[1].kernel_class),
-        Field("launches", "count", lambda row: row[1].launches),
-        Field("ms", "ms", lambda row: row[1].ms),
-    )
-    rows = [(one, row) for one in (capture.serving.kinds if capture.serving else ()) for row in one.kernels]
-    if rows:
-        yield Details(
-            "Top kernels of each kind of steps", (table(fields, rows, capture=capture.title, names=3),), capture.title
-        )
 
 
 def _kind(kind: StepKind, works: str) -> str:
