@@ -31,9 +31,11 @@ from PIL import Image, PngImagePlugin
 from tests.conftest import ROOT
 from tests.support.pages import View, browser, write_page
 
-SWEEP, BENCHES, FAULTS, PROGRAMS, RANKS = (
-    ROOT / "examples" / name for name in ("sweep", "benches", "faults", "programs", "ranks")
+SWEEP, BENCHES, FAULTS, PROGRAMS, RANKS, SERVING = (
+    ROOT / "examples" / name for name in ("sweep", "benches", "faults", "programs", "ranks", "serving")
 )
+#: What the captures of the server do not say.
+SERVED = ("--model", "small", "--context-length", "1024")
 RUN = SWEEP / "small_ctx256_train_fp32"
 README = ROOT / "README.md"
 #: The pages whose commands are run.
@@ -105,11 +107,11 @@ def renewed(example: re.Match[str]) -> str:
     return f"```console\n$ {command}\n" + "\n\n".join(kept) + "\n```"
 
 
-def write_programs(path: Path) -> None:
-    """Writes the report of the programs that were recorded as they are, without figures."""
+def write_captures_of(example: Path, path: Path, *options: str) -> None:
+    """Writes the report of an example's captures, without figures."""
     with tempfile.TemporaryDirectory() as folder:
-        _unpack(PROGRAMS, Path(folder))
-        _nsys_analyze(Path(folder), "report", ".", "--no-figures")
+        _unpack(example, Path(folder))
+        _nsys_analyze(Path(folder), "report", ".", "--no-figures", *options)
         path.write_bytes((Path(folder) / "report.md").read_bytes())
 
 
@@ -174,7 +176,8 @@ def main() -> None:
         sys.exit(f"{PREDICTIONS} has {count} tables of planted faults, not one")
     PREDICTIONS.write_text(page, encoding="utf-8")
     _python(ROOT, str(ROOT / "examples" / "comparison.py"))
-    write_programs(PROGRAMS / "report.md")
+    write_captures_of(PROGRAMS, PROGRAMS / "report.md")
+    write_captures_of(SERVING, SERVING / "report.md", *SERVED)
     write_ranks(RANKS / "explained.md")
     for folder in (SWEEP, BENCHES):
         shutil.rmtree(folder / "report_figures", ignore_errors=True)
