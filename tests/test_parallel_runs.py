@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranks.join import runs_of
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.text import plain
 from tests.support.export import Export
 from tests.support.ranks import (
@@ -737,6 +739,26 @@ def test_a_copy_counts_once_and_is_said_where_it_belongs(tmp_path: Path) -> None
         said = [f"`zero` is the same capture as `{original.stem}`, and counts once."]
         of_run = {run.ranks[0].capture: (len(run.ranks), seen(run, "notes")["notes"]) for run in runs}
         assert of_run == ({"rank0": (2, []), "other0": (2, said)} if others else {"all": (2, said)})
+
+
+def test_a_copy_is_no_rank_whatever_it_is_called(tmp_path: Path) -> None:
+    """Nothing in the capture tells its rank, and the names say 0 and 1."""
+    original = write(do(own_captures(2, "none"), *DDP)[:1], tmp_path)[0]
+    shutil.copy(original, tmp_path / "rank1.sqlite")
+    (run,) = load_captures([tmp_path]).runs
+    assert seen(run, "notes")["notes"][0] == "`rank1` is the same capture as `rank0`, and counts once."
+    assert len(run.ranks) == 1
+
+
+def test_a_world_of_no_size_that_there_is(tmp_path: Path) -> None:
+    """A manifest says 10⁹ ranks, of which a million are counted."""
+    capture = write(do(own_captures(2, "none"), *DDP)[:1], tmp_path)[0]
+    said = {"capture": capture.name, "rank": 0, "world_size": 10**9}
+    capture.with_suffix(".manifest.json").write_text(json.dumps(said), encoding="utf-8")
+    (run,) = load_captures([tmp_path]).runs
+    assert (run.missing[0], len(run.missing)) == (1, 10**6 - 1)
+    listed = ", ".join(map(str, range(1, 17)))
+    assert f"No capture is of ranks {listed} and 999,983 more: " in seen(run, "notes")["notes"][0]
 
 
 def test_nothing_comes_of_nothing() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import lzma
+import shutil
 import sqlite3
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -13,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from nsys_analyzer.analysis.ranks.join import runs_of
+from nsys_analyzer.runs.captures import load_captures
 from tests.support.ranks import summaries
 
 ROOT = Path(__file__).parent.parent
@@ -210,3 +213,24 @@ def test_the_ends_of_a_real_collective_agree(name: str, tmp_path: Path) -> None:
         waiting, exposed = rank.waiting_ms or 0.0, rank.exposed_waiting_ms or 0.0
         assert 0 <= exposed <= waiting <= rank.communication_ms
         assert rank.exposed_communication_ms <= rank.communication_ms
+
+
+def test_a_rank_whose_first_step_is_not_whole(tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
+    """It lacks a kernel of a collective there, so that its second step is the first that is measured.
+
+    That one is the other rank's second step all the same: the waiting of the two ranks is that of this step.
+    """
+    path = shutil.copyfile(real_capture("ddp2_small256"), tmp_path / "t.sqlite")
+    (before,) = load_captures([path]).runs
+    with sqlite3.connect(path) as connection:
+        of_process = "(SELECT globalTid & ~16777215 FROM NVTX_EVENTS WHERE text = 'step' ORDER BY start LIMIT 1)"
+        nccl = f"shortName IN (SELECT id FROM StringIds WHERE value LIKE '%nccl%') AND globalPid = {of_process}"
+        connection.execute(
+            "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE rowid = "
+            f"(SELECT rowid FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE {nccl} ORDER BY start LIMIT 1 OFFSET 2)"
+        )
+    (after,) = load_captures([path]).runs
+    for old, new in zip(before.ranks, after.ranks, strict=True):
+        second = next(step for step in old.steps if step.number == 1)
+        assert [step.number for step in new.steps] == [1]
+        assert new.steps[0].exposed_waiting_ms == pytest.approx(second.exposed_waiting_ms, rel=0.01, abs=0.01)

@@ -32,8 +32,8 @@ _NS_PER_MS = 1e6
 _TOO_FAR = 0.05
 #: A rank that is the slowest in fewer of the steps is so by chance as well.
 _STEADY = 0.75
-#: Steps that are named.
-_NAMED = 3
+#: Steps that are named, and missing ranks.
+_NAMED, _LISTED = 3, 16
 _RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
 
 
@@ -227,7 +227,9 @@ class _Join:
         elif self.ranks_from:
             yield phrase("The captures are taken for ranks in the order of the call (`--ranks`).")
         if self.missing:
-            ranks = f"{plural(len(self.missing), 'rank')} {', '.join(map(str, self.missing))}"
+            more = f" and {len(self.missing) - _LISTED:,} more" if len(self.missing) > _LISTED else ""
+            named = ", ".join(map(str, self.missing[:_LISTED]))
+            ranks = f"{plural(len(self.missing), 'rank')} {named}{more}"
             counted = "time spent waiting for it counts as transferring"
             yield phrase("No capture is of {}: {}.", ranks, counted if self.waits else "who waits for it is unknown")
         common = len(self.common)

@@ -28,6 +28,8 @@ from nsys_analyzer.trace.arrays import Ints, dense_codes
 
 #: Clocks of hosts that run for one job differ by less, ns.
 _CLOCKS_DIFFER_NS = 10_000_000_000
+#: No run has more: a file that says so is broken.
+_MOST_RANKS = 1_000_000
 #: Those that no rank leaves before all have come, and all leave at about the same time.
 _END_TOGETHER = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
 #: Clocks drift if they do so by more than the measure's own error, this many times.
@@ -76,7 +78,7 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
 
 def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
     """Returns the ranks that no member is, as far as it is known how many there are, and which the members are."""
-    size = max(member.world_size for member in group)
+    size = min(max(member.world_size for member in group), _MOST_RANKS)
     ranks = _ranks(group)
     return () if not ranks and len(group) >= size else tuple(sorted(set(range(size)) - ranks))
 
@@ -87,8 +89,8 @@ def knows_communicators(member: Member) -> bool:
 
 
 def _is_copy(member: Member, other: Member) -> bool:
-    """Returns whether two members are one, of captures of different names."""
-    alike = (member.process, member.device, member.rank) == (other.process, other.device, other.rank)
+    """Returns whether two members are one, of captures of different names, from which their ranks may be taken."""
+    alike = (member.process, member.device) == (other.process, other.device)
     columns = [(each.start, each.collectives.start, each.collectives.communicator) for each in (member, other)]
     return alike and member.capture != other.capture and all(map(np.array_equal, *columns))
 
@@ -219,9 +221,9 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
 
 
 def numbers_of(members: Sequence[Member]) -> list[Ints]:
-    """Returns the number of each step of each member; their places, where the ranges of one do not say them."""
-    numbered = all(member.numbered for member in members)
-    return [member.number if numbered else np.arange(len(member)) for member in members]
+    """Returns the number of each step of each member; their places, where the ranges of some alone say the numbers."""
+    alike = len({member.numbered for member in members}) == 1
+    return [member.number if alike else np.arange(len(member)) for member in members]
 
 
 def _groups(members: Sequence[Member], users: Match) -> Iterator[Match]:

@@ -200,19 +200,23 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
 
 
 def _numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[Ints, bool]:
-    """Returns the number of each step by its range's name, such as ``ProfilerStep#12``; else by its place, from 0."""
-    windows, by_place = steps.windows, (steps.number, False)
+    """Returns the number of each step by its range's name, such as ``ProfilerStep#12``; else by its place, from 0.
+
+    That is its place among all ranges of steps, those of warm-up and those that are not whole among them: what one rank
+    leaves out another one may have.
+    """
+    windows = steps.windows
     instances, ranges = attributed.instances, attributed.trace.ranges
     are_steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
     index = np.flatnonzero(are_steps & (instances.process == process))
     index = index[np.argsort(instances.start[index], kind="stable")]
     place = np.searchsorted(instances.start[index], windows.called)
     if windows.source not in ("range", "profiler_step") or len(place) == 0 or place.max() >= len(index):
-        return by_place
+        return steps.number, False
     names = [ranges.names[ranges.name[instances.range[i]]] for i in index[place].tolist()]
     numbers = np.array([int(match[1]) if (match := _NUMBER.fullmatch(name)) else NONE for name in names])
     rising = (numbers != NONE).all() and (np.diff(numbers) > 0).all()
-    return (numbers, True) if rising and len(numbers) > 1 else by_place
+    return (numbers, True) if rising and len(numbers) > 1 else (place, False)
 
 
 def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> Collectives:
