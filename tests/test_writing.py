@@ -221,6 +221,25 @@ def test_a_full_disk_while_figures_are_drawn(here: Path, monkeypatch: pytest.Mon
     assert {path: path.read_bytes() for path in (here / "report_figures").iterdir()} == before
 
 
+@pytest.mark.parametrize("options", [(), ("--no-figures",)])
+def test_a_report_that_cannot_be_written_changes_no_figure(
+    here: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    report("small_ctx256.sqlite")
+    (here / "report_figures" / "of-a-capture-that-is-gone.png").write_bytes(
+        next((here / "report_figures").iterdir()).read_bytes()
+    )
+    before = {path: (path.read_bytes(), path.stat().st_ino) for path in (here / "report_figures").iterdir()}
+
+    def full(*_: object) -> None:
+        raise NoSpaceError("full")
+
+    monkeypatch.setattr("nsys_analyzer.report.writing.write_text", full)
+    assert isinstance(report("small_ctx256.sqlite", *options).exception, NoSpaceError)
+    after = {path: (path.read_bytes(), path.stat().st_ino) for path in (here / "report_figures").iterdir()}
+    assert after == before
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -111,12 +112,16 @@ def write_as(form: str, built: Report, path: Path, *, figures: bool = True, forc
     """
     chosen = RENDERERS[form]
     drawn: Mapping[str, str] = {}
-    if chosen.figures == "files":
-        drawn = _draw(built, path, figures=figures, force=force)
-    elif chosen.figures == "inline" and figures:
-        drawn = _drawn(built)
-    mark = f"\n{chosen.mark}\n" if chosen.mark else ""
-    write_text(path, f"{chosen.render(built, drawn)}{mark}")
+    older: Sequence[Path] = ()
+    with ExitStack() as finished:  # a report that cannot be written has changed no figure
+        if chosen.figures == "files":
+            drawn, older = _draw(built, path, finished, figures=figures, force=force)
+        elif chosen.figures == "inline" and figures:
+            drawn = _drawn(built)
+        mark = f"\n{chosen.mark}\n" if chosen.mark else ""
+        write_text(path, f"{chosen.render(built, drawn)}{mark}")
+    for old in older:
+        old.unlink()
 
 
 def _drawn(built: Report) -> dict[str, str]:
@@ -139,10 +144,12 @@ def file_names(keys: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _draw(built: Report, path: Path, *, figures: bool, force: bool) -> dict[str, str]:
-    """Draws the figures into a folder beside the report: figure key to its path as the report sees it.
+def _draw(
+    built: Report, path: Path, finished: ExitStack, *, figures: bool, force: bool
+) -> tuple[dict[str, str], list[Path]]:
+    """Draws the figures into a folder beside the report, where they are once ``finished`` ends without an error.
 
-    Figures of an older report there that this one has no more are removed; what is not ours stays.
+    Returns figure key to its path as the report sees it, and the figures of an older report that this one has no more.
     """
     from nsys_analyzer.report.figures import draw
 
@@ -151,12 +158,9 @@ def _draw(built: Report, path: Path, *, figures: bool, force: bool) -> dict[str,
     places = {key: folder / name for key, name in file_names(f.key for f in built.figures).items()} if figures else {}
     for place in places.values():
         check_replaceable(place, "Move it away, or write the report elsewhere", force=force)
-    for old in set(folder.glob("*.png")).difference(places.values()):
-        if is_ours(old):
-            old.unlink()
     if places:
         folder.mkdir(parents=True, exist_ok=True)
     for figure in built.figures if figures else ():
-        with atomic_write(places[figure.key]) as unfinished:
-            draw(figure, unfinished)
-    return {key: f"{folder.name}/{place.name}" for key, place in places.items()}
+        draw(figure, finished.enter_context(atomic_write(places[figure.key])))
+    older = [old for old in set(folder.glob("*.png")).difference(places.values()) if is_ours(old)]
+    return {key: f"{folder.name}/{place.name}" for key, place in places.items()}, older
