@@ -202,6 +202,25 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"), no_result)
 
 
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (TypeError("TLS expects a `ssl_context`"), "TLS expects a `ssl_context`"),  # tls:// without a certificate
+        (TypeError("Can't instantiate abstract class UCXConnector"), "Can't instantiate"),  # ucx:// without its library
+        (MemoryError("Unable to allocate 3.07 EiB"), "what answers there is no scheduler"),  # a web server
+    ],
+)
+def test_what_dask_cannot_connect_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, said: str
+) -> None:
+    def client(*_: object, **_of: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("distributed.Client", client)
+    with pytest.raises(ClusterError, match=rf"cannot connect to tls://a:1 \({said}.*\)\. Give the address"):
+        Workers("tls://a:1").map(text_of, texts(tmp_path, "a"), no_result)
+
+
 @pytest.mark.slow
 def test_a_scheduler_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distributed import LocalCluster

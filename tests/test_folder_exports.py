@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -183,5 +185,20 @@ def test_damage_is_named(tmp_path: Path, ending: str) -> None:
     folder = as_folder(training_step(Export()).write(tmp_path / "t.sqlite"), tmp_path / "export", ending)
     kernels = folder / f"CUPTI_ACTIVITY_KIND_KERNEL{ending}"
     kernels.write_bytes(kernels.read_bytes()[:100])
+    with pytest.raises(TraceError, match="damaged or truncated"):
+        Trace.load(folder)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_column_that_is_there_twice_is_damage(tmp_path: Path, ending: str) -> None:
+    folder = as_folder(training_step(Export()).write(tmp_path / "t.sqlite"), tmp_path / "export", ending)
+    columns = pa.array([1], pa.int64())
+    table = pa.Table.from_arrays([columns] * 3, ["start", "end", "end"])
+    name = folder / f"CUPTI_ACTIVITY_KIND_MEMSET{ending}"
+    if ending == ".parquet":
+        pq.write_table(table, name)
+    else:
+        with pa.ipc.new_stream(str(name), table.schema) as stream:
+            stream.write_table(table)
     with pytest.raises(TraceError, match="damaged or truncated"):
         Trace.load(folder)

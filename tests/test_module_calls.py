@@ -10,6 +10,7 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.calls import Calls, Places, find_calls, parents, path_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.summary.summarize import summarize
 from tests.support.export import AUTOGRAD, GEMM, MAIN, PID, Export
 from tests.support.kineto import AUTOGRAD as KINETO_AUTOGRAD
 from tests.support.kineto import Kineto
@@ -54,6 +55,20 @@ def test_a_range_that_holds_the_path_is_a_call_of_that_module(tmp_path: Path) ->
 def test_the_words_of_a_path_are_parted_by_slash_and_dot(text: str, path: tuple[str, ...]) -> None:
     """``GPT/h.0.attn`` has four words."""
     assert path_of(text) == path
+
+
+@pytest.mark.parametrize("name", ["nn.Module: Block_{}", "nn.Module: M/{}: Block"])
+def test_of_very_many_nested_calls_the_deepest_are_part_of_the_hundredth(tmp_path: Path, name: str) -> None:
+    """Each of 700 ranges lies in the one before, and the last one launches a kernel."""
+    export = Export().gpu().range("forward", 0, 10_000)
+    for depth in range(700):
+        said = ".".join(["x"] * (depth + 1)) if "/" in name else depth
+        export.range(name.format(said), 10 + depth, 9_990 - depth)
+    export.kernel(GEMM, 800, 900, 1_000)
+    (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
+    assert summary.modules
+    # Their paths have a hundred words; the second kind's outermost has two.
+    assert max(module.depth for module in summary.modules.modules) == (98 if "/" in name else 99)
 
 
 def test_calls_of_the_profiler_have_paths_by_nesting_and_order(tmp_path: Path) -> None:

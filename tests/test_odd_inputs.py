@@ -18,6 +18,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import ConfigurationError, ExportError, NsysAnalyzerError
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.report.writing import file_names
+from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.manifest import ManifestError, manifests_without_trace, read_manifest
 from nsys_analyzer.runs.timings import write_timings
 from nsys_analyzer.system.strict_json import check_numbers, decode_json
@@ -220,3 +221,23 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     assert "times.csv: is a pipe" in str(result.exception)
     result = CliRunner().invoke(cli, ["report", str(tmp_path / "t.sqlite"), "--csv", "/dev/zero"])
     assert "/dev/zero: is a pipe or a device" in str(result.exception)
+
+
+def test_a_file_that_no_test_has_thought_of_ends_no_report_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("good", "odd"):
+        training_step(Export().gpu()).write(tmp_path / f"{name}.sqlite")
+    load = Trace.load.__func__
+
+    def fails(of: type[Trace], path: Path) -> Trace:
+        if path.name == "odd.sqlite":
+            raise RecursionError("too deep")
+        return load(of, path)
+
+    monkeypatch.setattr(Trace, "load", classmethod(fails))
+    good, odd = sorted(load_captures([tmp_path]).captures, key=lambda row: row.name)
+    assert (good.status, odd.status) == ("ok", "failed")
+    assert "odd.sqlite cannot be read: RecursionError, too deep. Please report this" in str(odd.message)
+    with pytest.raises(RecursionError):  # alone it is an error of ours
+        load_captures([tmp_path / "odd.sqlite"])

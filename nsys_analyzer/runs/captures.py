@@ -291,19 +291,21 @@ def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, 
     manifest = None
     try:
         if path.is_symlink() and not path.exists():
-            raise TraceError(f"{path} is a link that leads nowhere", f"See where: readlink {path}")
+            raise TraceError(f"{path} is a link that leads nowhere", f"See where: readlink {path}")  # noqa: TRY301
         manifest = find_manifest(path) if path.exists() else None
         configuration = _overridden(configuration_of(manifest), given) if manifest else configuration
         if is_lost:
             hint = f"Read it alone, where there is more memory: nsys-analyze report {path}"
-            raise TraceError(f"Every process that read {path} was killed, as where memory runs out", hint)
+            raise TraceError(f"Every process that read {path} was killed, as where memory runs out", hint)  # noqa: TRY301
         trace = Trace.load(path)
         summaries = summarize(trace, capture.title, capture.names, configuration, tracked=capture.tracked)
         return tuple(_with_run(summary, manifest) for summary in summaries)
-    except NsysAnalyzerError as error:
-        if capture.alone and (manifest is None or manifest.status == "ok"):
+    except Exception as error:  # of a file that no test has thought of: the others have a report all the same
+        is_ours = isinstance(error, NsysAnalyzerError)
+        if capture.alone and (not is_ours or manifest is None or manifest.status == "ok"):
             raise
-        unread = replace(_failed(capture.title, path, str(error)), configuration=configuration)
+        said = str(error) if is_ours else f"{path} cannot be read: {type(error).__name__}, {error}. Please report this"
+        unread = replace(_failed(capture.title, path, said), configuration=configuration)
         return (_with_run(unread, manifest),)
 
 

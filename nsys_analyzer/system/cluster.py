@@ -234,8 +234,13 @@ def _client(address: str) -> Iterator[Client]:
         try:
             client = Client(address, timeout=_ANSWER_TIMEOUT_S)
         except (OSError, TimeoutError, ValueError) as error:
-            hint = "See whether it runs there, or start one: dask scheduler"
+            hint = "See whether it runs there, or start one: dask scheduler --no-dashboard"
             raise ClusterError(f"No Dask scheduler answers at {address}", hint) from error
+        except (MemoryError, TypeError, ImportError, RuntimeError) as error:  # the others: of tls:// and ucx://
+            # Dask takes the first bytes of another protocol for the size of a message.
+            why = "what answers there is no scheduler" if isinstance(error, MemoryError) else str(error)
+            hint = "Give the address that the scheduler prints, as tcp://HOST:8786"
+            raise ClusterError(f"Dask cannot connect to {address} ({why})", hint) from error
         with client:
             try:
                 client.wait_for_workers(1, _ANSWER_TIMEOUT_S)
@@ -251,7 +256,7 @@ def _client(address: str) -> Iterator[Client]:
 
 
 def _no_workers(address: str) -> ClusterError:
-    hint = f"Start some where the captures are seen: dask worker {address} --nthreads 1 --nworkers auto"
+    hint = f"Start some where the captures are seen: dask worker {address} --no-dashboard --nthreads 1 --nworkers auto"
     return ClusterError(f"The Dask scheduler at {address} has no workers", hint)
 
 

@@ -194,7 +194,7 @@ class SqliteReader(Reader):
                 return frame_of(pa.RecordBatchReader.from_stream(stream), table.columns, rows)
         except MemoryError:
             raise  # Arrow's is an ArrowException, too, and says nothing of the file
-        except (Error, pa.ArrowException, OSError) as error:
+        except (Error, pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
 
 
@@ -301,7 +301,7 @@ class ArrowReader(Reader):
             yield
         except MemoryError:
             raise  # Arrow's is an ArrowException, too, and says nothing of the file
-        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:  # the last: of a column's name
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, KeyError) as error:  # of columns' names
             raise self._damaged(error) from error
 
     def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:

@@ -30,6 +30,8 @@ _OF_PROFILER = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
 _OF_NSYS = re.compile(r"torch\.nn\.modules\.Module\.__call__")
 _FORWARD_OF_NSYS = re.compile(r"torch\.nn\.modules\.\w+\.forward")
 _BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[\s._-]*\d+")
+#: Modules are nested some ten deep; what lies deeper than this is part of the one around it.
+_DEEPEST = 100
 #: What a module is called of which nsys wrote no class.
 _NO_KIND = "Module"
 #: A node of autograd's graph as it runs, and one that only adds up a gradient: it is part of the work before it.
@@ -84,7 +86,7 @@ def find_calls(attributed: AttributedTrace) -> Calls | None:
 
 def path_of(text: str) -> Path:
     """Splits a path as hooks write it, ``GPT/h.0.attn``, into its words."""
-    return tuple(re.split(r"[/.]", text))
+    return tuple(re.split(r"[/.]", text))[:_DEEPEST]
 
 
 def _kinds_of_nsys(ranges: Ranges, calls: Ints) -> list[str]:
@@ -122,7 +124,7 @@ def _by_nesting(ranges: Ranges, index: Ints, names: list[str], source: str, *, n
             times = seen.setdefault(around, Counter())
             times[name] += 1
             name = f"{name}[{times[name] - 1}]"
-        path_of_call[call] = (*path_of_call[around], name)
+        path_of_call[call] = (*path_of_call[around], name)[:_DEEPEST]
     paths = sorted({path for call, path in path_of_call.items() if call >= 0})
     code = {path: i for i, path in enumerate(paths)}
     kinds = tuple(path[-1].partition("[")[0] for path in paths) if numbered else ("",) * len(paths)
