@@ -210,10 +210,11 @@ def test_what_the_savings_leave_out(capture: CaptureSummary, changed: dict[str, 
         ),
         ((30.0, 40.0), 70.0, ""),
         ((30.0, 8.0, 20.0), 86.24, ""),
+        ((30.0, 8.0, 0.0, 20.0), 86.24, ""),
     ],
 )
 def test_nothing_stands_out(capture: CaptureSummary, classes: tuple[float, ...], busy: float, said: str) -> None:
-    times = zip(("matmul", "elementwise", "other"), classes, strict=False)
+    times = zip(("matmul", "elementwise", "other", "compiled"), classes, strict=False)
     device = replace(STEP, classes=tuple(ClassTime(*one) for one in times) or STEP.classes)
     calm = replace(capture, step=step_of(device), diagnosis=replace(DIAGNOSIS, busy_ms=busy, findings=()))
     text = decision_of(calm)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 OTHER = "other"
 #: A share of any class is known to this one's only.
 UNKNOWN = "unknown"
+COMPILED = "compiled"
 #: Its time is mostly waiting for the slowest rank, which is no work.
 COMMUNICATION = "communication"
 #: Copies and fills, which are no kernels, too.
@@ -47,7 +48,7 @@ CLASSES: dict[str, str] = {
     COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
     "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
     UNKNOWN: "Kernels whose name the capture does not hold.",
-    "compiled": "Kernels of a compiler that names them by number or arguments alone: torch.compile of 2.0, nvFuser.",
+    COMPILED: "Kernels of a compiler that names them by number or arguments alone: torch.compile of 2.0, nvFuser.",
     OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
 }
 
@@ -150,13 +151,13 @@ _COMPILED_RULES: tuple[Rule, ...] = (
     ),
     Rule("reduction", r"^triton_(?:red|per|mix)_fused", "triton_red_fused__to_copy_clone_mul_sum_7"),
     # Inductor of PyTorch 2.0 and early nvFuser do not say what a kernel does; later nvFuser says how it is scheduled.
-    Rule("compiled", r"^triton__(?=\d)[\dcde]+$|^CudaCodeGen::kernel\d", "triton__0d1d2d3de4de"),
+    Rule(COMPILED, r"^triton__(?=\d)[\dcde]+$|^CudaCodeGen::kernel\d", "triton__0d1d2d3de4de"),
     Rule("matmul", r"^nvfuser_matmul", "nvfuser_matmul_f0_c1_r0_g0"),
     Rule("copy/layout", r"^nvfuser_(?:transpose|resize)", "nvfuser_transpose_f0_c1_r0_g0"),
     Rule("normalization", r"^nvfuser_\w*persistent", "nvfuser_inner_persistent_f0_c1_r0_g0"),
     Rule("reduction", r"^nvfuser_reduction", "nvfuser_reduction_f0_c1_r0_g0"),
     Rule("elementwise", r"^nvfuser_pointwise", "nvfuser_pointwise_f0_c1_r0_g0"),
-    Rule("compiled", r"^nvfuser_", "nvfuser_none_f0_c0_r0_g0"),
+    Rule(COMPILED, r"^nvfuser_", "nvfuser_none_f0_c0_r0_g0"),
     # XLA
     Rule("matmul", r"^gemm_fusion|^(?:cublas|cutlass)_\w*fusion", "gemm_fusion_dot_general_744"),
     Rule(

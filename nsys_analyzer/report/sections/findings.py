@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.kernels.class_rules import MOVING, OTHER, UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import COMPILED, MOVING, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import step_noun
@@ -64,7 +64,9 @@ def _memory_bound(capture: CaptureSummary) -> str:
     """What smaller data types would shorten, where most of the GPU's work moves data; empty where that is not known."""
     classes = capture.step.classes if capture.step else ()
     total = sum(row.ms for row in classes)
-    if not total or any(row.kernel_class in (UNKNOWN, OTHER) and row.ms > _UNCLEAR * total for row in classes):
+    if not total or any(
+        row.kernel_class in (UNKNOWN, OTHER, COMPILED) and row.ms > _UNCLEAR * total for row in classes
+    ):
         return ""
     share = sum(row.ms for row in classes if row.kernel_class in MOVING) / total
     words = f" {about_percent(share)} of the GPU's work is in kernels that read and write more than they compute"
