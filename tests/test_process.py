@@ -43,6 +43,23 @@ def test_how_a_program_ended(code: str, ended: Result, tmp_path: Path) -> None:
     assert run_job(Job(python(code)), tmp_path / "log") == ended
 
 
+@pytest.mark.parametrize("handler", ["", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0));"])
+def test_a_program_that_runs_on_ends_well_on_an_interrupt_and_after_its_time(handler: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = python(f"import signal, sys, time; {handler} print('serves', flush=True); time.sleep(99)")
+    interrupts = iter([KeyboardInterrupt])
+
+    def interrupt() -> bool:
+        if log.read_text() and next(interrupts, None):
+            raise KeyboardInterrupt
+        return False
+
+    assert run_job(Job(program, runs_on=True), log, interrupt) == Result("ok")
+    assert run_job(Job(program, timeout_s=2, runs_on=True), log) == Result("ok")
+    failed = Result("failed", "exit code 1: no port")
+    assert run_job(Job(python("raise SystemExit('no port')"), runs_on=True), log) == failed
+
+
 def test_output_is_added_to_the_log_and_only_the_new_is_judged(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("CUDA out of memory\n")

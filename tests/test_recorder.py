@@ -238,6 +238,24 @@ threading.Thread(target=train).start()
     assert kernels(Trace.load(outcome.trace)).count("aten::mm") == 1
 
 
+def test_a_server_is_recorded_by_time(record: Record) -> None:
+    program = """
+import threading, time, torch
+from http.server import HTTPServer, BaseHTTPRequestHandler
+
+def compute():
+    while True:
+        torch.ones(8, 8) @ torch.ones(8, 8)
+        time.sleep(0.01)
+
+threading.Thread(target=compute, daemon=True).start()
+HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler).serve_forever()
+"""
+    outcome = record(program, "--whole-program", "--delay=0.5", "--duration=1")
+    assert (outcome.code, outcome.out, outcome.err) == (143, "", "")  # 128 and SIGTERM, which it does not handle
+    assert "aten::mm" in kernels(Trace.load(outcome.trace))
+
+
 def test_a_program_that_runs_pytorchs_profiler_itself(record: Record) -> None:
     """A process has one such profiler: the program's own finds nothing."""
     program = """

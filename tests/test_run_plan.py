@@ -110,6 +110,14 @@ def test_nsys_is_told_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert command[-5:] == ["--gpu-metrics-devices=all", "-b", "none", "python", "a.py"]
 
 
+def test_a_server_is_recorded_by_time_without_nsys_too_and_not_timed(tmp_path: Path) -> None:
+    made = plan(profiler="torch", program=("python", "serve.py"), delay=30.0, duration=2.5)
+    (target,) = made.targets
+    assert made.profiler
+    assert (made.profiler.runs_on, target.is_timed) == (True, False)
+    assert {"--whole-program", "--delay=30", "--duration=2.5"} <= set(made.profiler.command(target.program, tmp_path))
+
+
 def test_what_the_target_is_told_comes_last() -> None:
     made = plan(target_option=("--seed 3", "--d-model=64"), steps=1, warmup_steps=0)
     assert words_of(made)[-7:] == ["--steps", "1", "--warmup", "0", "--seed", "3", "--d-model=64"]

@@ -58,6 +58,11 @@ class Recording:
     one_report: bool = False
 
     @property
+    def runs_on(self) -> bool:
+        """Whether the program would not end by itself."""
+        return self.delay is not None or self.duration is not None
+
+    @property
     def ranks(self) -> Ranks | None:
         """The processes of a program that is started several times at once; None for one that is started once."""
         return Ranks(self.nproc, self.one_report) if self.nproc else None
@@ -176,9 +181,8 @@ def _program(
             raise ConfigurationError(f"{_flag(name)} has several values for one program", "Give one")
     described: dict[str, Any] = {name: values[0] for name, values in choices.items() if values and name != "device"}
     counts: dict[str, Any] = {name: OPTIONS[name].default for name in ("warmup_steps", "steps")} | described
-    runs_on = recording.delay is not None or recording.duration is not None
     annotation = Annotation(
-        counts["warmup_steps"], counts["steps"], window=not (recording.whole_program or runs_on),
+        counts["warmup_steps"], counts["steps"], window=not (recording.whole_program or recording.runs_on),
         run_to_end=recording.run_to_end,
         # Ranks that end at different steps would wait for each other for ever.
         steady="warmup_steps" not in described and not recording.ranks, modules=recording.modules,
@@ -205,11 +209,10 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
         return _nsys(asked, nsys, on_gpu=on_gpu)
     if torch_version() is None:
         raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", INSTALL_TORCH)
-    _refuse(
-        _given(asked, ["trace", "autograd_ranges", "nsys_option", *_OF_SERVERS]),
-        "for nsys, and torch.profiler records here",
+    _refuse(_given(asked, ["trace", "autograd_ranges", "nsys_option"]), "for nsys, and torch.profiler records here")
+    recorder = TorchProfiler(
+        asked.memory, asked.whole_program or asked.runs_on, asked.delay or 0, asked.duration or 0, runs_on=asked.runs_on
     )
-    recorder = TorchProfiler(memory=asked.memory, whole_program=asked.whole_program)
     if asked.profiler == "torch":
         return recorder, ()
     if on_gpu:
@@ -237,7 +240,7 @@ def _nsys(asked: Recording, nsys: Nsys, *, on_gpu: bool) -> tuple[Profiler, tupl
     profile = ProfileOptions(
         trace=tuple(word.strip() for word in trace.split(",") if word.strip()),
         # Nobody calls cudaProfilerStart without a GPU.
-        capture_range=on_gpu and not asked.whole_program and asked.delay is asked.duration is None,
+        capture_range=on_gpu and not (asked.whole_program or asked.runs_on),
         memory=asked.memory,
         autograd_ranges=asked.autograd_ranges,
         delay=asked.delay,

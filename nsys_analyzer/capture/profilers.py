@@ -73,6 +73,8 @@ class TorchProfiler:
 
     memory: bool = False
     whole_program: bool = False
+    delay_s: float = 0
+    duration_s: float = 0
     name: str = "torch"
     suffix: str = ".json.gz"
     runs_on: bool = False
@@ -97,6 +99,8 @@ class TorchProfiler:
         before = _interpreter_flags(program[1:])
         output = str(folder / f"capture{OF_RANK if ranks else ''}.json.gz")
         flags = ["--memory"] * self.memory + ["--whole-program"] * self.whole_program
+        flags += [f"--delay={self.delay_s:g}"] * bool(self.delay_s)
+        flags += [f"--duration={self.duration_s:g}"] * bool(self.duration_s)
         recorder = [program[0], *before, "-m", "nsys_analyzer.capture.recorder", "--output", output, *flags]
         command = [*recorder, "--", *program[1 + len(before) :]]
         return launched(command, ranks.count, folder) if ranks else command
@@ -106,7 +110,8 @@ class TorchProfiler:
         del log, timeout_s
         trace = folder / f"{stem}.json.gz"
         if not trace.is_file():
-            raise CaptureError(f"it ended well and left no {trace.name}, as a program does that ends with os._exit()")
+            how = "as a program does that ends with os._exit(), or before its recording began"
+            raise CaptureError(f"it ended well and left no {trace.name}, {how}")
         open_capture(trace)
 
 

@@ -20,8 +20,10 @@ import platform
 import re
 import runpy
 import shutil
+import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager, suppress
@@ -349,14 +351,20 @@ class _Cudart:
 # --- the program ---
 
 
-def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> int:
+def record(
+    program: list[str], recorder: Recorder, *, whole_program: bool, delay_s: float = 0, duration_s: float = 0
+) -> int:
     """Runs a program, ``-m MODULE ARGS…`` or ``SCRIPT ARGS…``, and returns its exit code.
 
     An open recording is written where the program ends well, and thrown away where it fails.
     """
     if whole_program:  # the program's own starts and stops are ignored
         install(recorder.ranges, lambda: None, lambda: None)
-        recorder.start()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was recorded is written
+        if delay_s or duration_s:
+            threading.Thread(target=_record_by_time, args=(recorder, delay_s, duration_s), daemon=True).start()
+        else:
+            recorder.start()
     else:
         install(recorder.ranges, recorder.start, recorder.stop)
     if annotating := sys.modules.get("_nsys_analyze_hooks"):
@@ -392,6 +400,15 @@ def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> in
     elif not recorder.has_recorded and code == 0:
         _say("the program never called cudaProfilerStart; --whole-program records all of it")
     return code or (0 if recorder.has_recorded and not recorder.failure else NOTHING_RECORDED)
+
+
+def _record_by_time(recorder: Recorder, delay_s: float, duration_s: float) -> None:
+    """Records from one moment on, and has the program end at another; a duration of 0 is none."""
+    time.sleep(delay_s)
+    recorder.start()
+    if duration_s:
+        time.sleep(duration_s)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run(program: list[str]) -> None:
@@ -432,6 +449,12 @@ def main(arguments: list[str]) -> int:
                         help="the trace to write; %%q{RANK} in its name is that variable, as for nsys")  # fmt: skip
     parser.add_argument("--memory", action="store_true", help="record what the allocator gives out and takes back")
     parser.add_argument("--whole-program", action="store_true", help="record all, not from cudaProfilerStart to Stop")
+    parser.add_argument(
+        "--delay", type=float, default=0, metavar="S", help="with --whole-program, from so many seconds on"
+    )
+    parser.add_argument(
+        "--duration", type=float, default=0, metavar="S", help="with --whole-program, for so long; then SIGTERM"
+    )
     parser.add_argument("program", nargs="+", metavar="-- (-m MODULE | SCRIPT) ARGS", help="the Python program to run")
     options = parser.parse_args(arguments)
     if options.program == ["-m"]:
@@ -442,7 +465,8 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before PyTorch is imported: Kineto reads it once
     if options.memory:  # PyTorch warns of each block that it gets back and did not see going
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    return record(options.program, Recorder(output, memory=options.memory), whole_program=options.whole_program)
+    recorder, whole = Recorder(output, memory=options.memory), options.whole_program
+    return record(options.program, recorder, whole_program=whole, delay_s=options.delay, duration_s=options.duration)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 class Job:
     """A command to run, the variables that it gets beside those of this process, and its time limit, None for none.
 
-    One that ``runs_on``, as a server does, ends well by a signal: of its profiler's, or by an interrupt.
+    One that ``runs_on``, as a server does, ends well by a signal: of its profiler's, on an interrupt, or when its time
+    is up.
     """
 
     command: Sequence[str]
@@ -97,6 +98,8 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
                 while process.poll() is None:
                     if made_progress():
                         deadline = time.monotonic() + limit_s
+                    elif time.monotonic() >= deadline and job.runs_on:
+                        _end(process, _WRITING_S)
                     elif time.monotonic() >= deadline:
                         _end(process)
                         return Result("timeout", f"stopped after {limit_s:g} s")
