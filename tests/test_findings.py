@@ -75,6 +75,8 @@ BF16_GEMM = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn"
 CAST = (
     "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase &)>"
 )
+TOP_K = "void at::native::sbtopk::gatherTopK<c10::BFloat16, unsigned int, 2, false>(int)"
+GATHER = "void at::native::vectorized_gather_kernel<16, long>(char*)"
 LOG_SOFTMAX = SOFTMAX.replace("float *", "at::native::LogSoftMaxForwardEpilogue, float *")
 FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(int)"
 REDUCTION = "void at::native::reduce_kernel<128, 4>(int)"
@@ -186,6 +188,12 @@ def layer(steps: Steps, softmax: str = SOFTMAX, *, part: str = "") -> Steps:
     return steps.kernel(100, BF16_GEMM, part=part)
 
 
+def router(steps: Steps, *others: str, softmax: str = SOFTMAX) -> Steps:
+    """A router's layer: a softmax between two matmuls, with what chooses experts by it."""
+    steps.kernel(100, BF16_GEMM).kernel(5, softmax, blocks=8)
+    return kernels(1, 5, steps=kernels(2, 100, *others, steps=steps) if others else steps, name=BF16_GEMM)
+
+
 def backward(steps: Steps) -> Steps:
     """And 300 µs of as many blocks in a backward pass, between matmuls of 400."""
     steps.phase = "backward"
@@ -295,6 +303,13 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     ),
     # By its softmax: two layers have 600 µs of softmax, 400 of matmuls.
     (find_unfused_attention, layer(layer(Steps())), {}, [600, 840], ""),
+    # 140 µs of calls, 6 of work. The first softmax takes 90, as its kernel is loaded: of it, too, 10 are saved.
+    (
+        find_unfused_attention,
+        kernels(2, 1, BF16_GEMM, steps=kernels(1, 1, BF16_GEMM).kernel(1, SOFTMAX, 90)).kernel(1, SOFTMAX).kernel(
+            1, BF16_GEMM
+        ), {}, [20, 20], "",
+    ),
     # 5,000 + 10 µs of calls, 100 of work: pauses of 200 leave 210, those of 20 the work.
     (
         find_host_stall, Steps().call(EVENT, 5_000, pause="gc").kernel(100), {}, [5_010 - 210, 5_010 - 100],
@@ -404,6 +419,11 @@ NOTHING: list[tuple[Rule, Steps]] = [
     (find_unfused_attention, layer(layer(Steps(), LOG_SOFTMAX), LOG_SOFTMAX)),
     (find_unfused_attention, layer(layer(Steps(phase="loss")))),
     (find_unfused_attention, layer(layer(Steps())).kernel(100, FLASH)),
+    # A layer's, and one over a vocabulary.
+    (find_unfused_attention, layer(Steps()).kernel(50, BF16_GEMM).kernel(90, SOFTMAX, blocks=9).kernel(50, BF16_GEMM)),
+    # Experts are chosen by a softmax, and their weights gathered.
+    *((find_unfused_attention, router(router(Steps(), name), name)) for name in (TOP_K, GATHER)),
+    *((find_unfused_attention, router(router(Steps(), softmax=name), softmax=name)) for name in ("topkGatingSoftmax",)),
     (find_unfused_attention, kernels(3, 100, SOFTMAX)),  # without matmuls around it
     (find_unfused_attention, kernels(3, 100, FLASH)),
     (find_unfused_attention, kernels(3, 100, BF16_GEMM)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 
@@ -20,6 +21,7 @@ from nsys_analyzer.analysis.findings.finding import (
     times,
 )
 from nsys_analyzer.analysis.findings.waits import IDLE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
@@ -45,6 +47,9 @@ _SHARED = 0.5
 #: The softmax of a loss over the vocabulary, and that of a backward pass.
 _OF_LOSS, _BACKWARD, _MAXIMUM = re.compile("(?i)log"), re.compile("(?i)backward|bwd"), re.compile("(?i)max")
 _ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "random")
+#: A mixture of experts has a softmax between matmuls, too, to choose by: around it the largest are sorted out, and
+#: behind it rows are gathered.
+_CHOOSING = re.compile(r"(?i)top_?k|gating")
 #: Kernels that torch.compile or XLA made.
 _COMPILED = re.compile("^triton_|_fusion")
 _PLAIN_CLASSES = ("elementwise", "copy/layout")
@@ -188,13 +193,24 @@ def _attention_work(case: Case) -> tuple[Bools, Bools]:
     backward &= ~study.named(_OF_LOSS)
     forward = softmax & ~backward if not matmuls.any() else np.zeros_like(part)
     at = np.flatnonzero(matmul)
+    chooses, gathers = study.of_class("sort/scan") | study.named(_CHOOSING), study.named(_GATHERING)
+    step = np.searchsorted(study.replay.first_call, study.replay.launch, side="right")
+    of_router: set[int] = set()
     for softmaxes, around in ((forward, 1), (backward, 2)):
-        # Every layer has one; a single one is of something else.
-        is_of_layers = part.any() or study.count(softmaxes) >= _FEWEST_LAYERS
-        for piece in np.flatnonzero(softmaxes).tolist() if is_of_layers else ():
-            behind = int(np.searchsorted(at, piece))
+        alike = defaultdict[tuple[int, ...], list[Ints]](list)
+        for piece in np.flatnonzero(softmaxes).tolist():
+            behind, size = int(np.searchsorted(at, piece)), int(study.size[piece])
             between = at[max(behind - around, 0) : behind + around]
-            if len(between) == 2 * around and between[-1] - between[0] <= _LONGEST_CHAIN:
+            if len(between) < 2 * around or between[-1] - between[0] > _LONGEST_CHAIN:
+                continue
+            first, last = between[0], between[-1]
+            if around == 1 and (chooses[first:last].any() or gathers[piece:last].any()):
+                of_router.add(size or NONE)
+            elif step[first] == step[last] and not (around == 2 and size in of_router):
+                alike[(size, *study.kernel[[piece, *between]].tolist())].append(between)
+        for layers in alike.values():
+            # Every layer has one; a single one, as over a vocabulary, is of something else.
+            for between in layers if part.any() or len(layers) >= _FEWEST_LAYERS * study.steps else ():
                 matmuls[between] = True
                 chain[between[0] : between[-1]] |= moving[between[0] : between[-1]]
     if chain.any() and not backward.any():
@@ -370,6 +386,9 @@ def find_exposed_communication(case: Case) -> Iterator[Candidate]:
 
 
 def _less_of(share: Shares, calls: Bools, kept: float) -> Change:
-    """Returns a change that saves a share of each piece's work, and keeps ``kept`` of the time behind some calls."""
+    """Returns a change that saves a share of each piece's work, and keeps ``kept`` of the time behind some calls.
+
+    None saves more than what launching takes as a rule: the first launch of a kernel loads it.
+    """
     work, after = (1 - share).astype(np.float64), np.where(calls, kept, 1.0)
-    return lambda replay: replay.with_launching(after).with_work(work)
+    return lambda replay: replay.with_launching(after, replay.launching_ns).with_work(work)
