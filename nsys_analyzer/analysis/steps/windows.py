@@ -488,18 +488,31 @@ def _on_gpu_timeline(windows: Windows, work: _Work) -> Windows:
     middle = max(0, (len(windows) - _SAMPLE) // 2)
     sample = slice(middle, middle + _SAMPLE)
     late = np.median(np.maximum(last - windows.end, 0)[sample]) > _LATE * np.median(windows.length[sample])
-    if not late or attributed.trace.metadata.ranges_on_gpu:
-        return replace(windows, end=np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1]))))
-    ends = np.maximum.accumulate(np.maximum(last, windows.end))
     # Work of before the capture, which is not in the file, may run until the first step's own work begins.
     called, own = int(windows.start[0]), mine[windows.step_at(time) == 0]
     first = int(operations.start[own].min()) if len(own) else called
+    if not late or attributed.trace.metadata.ranges_on_gpu:
+        waits = _waits_for_unseen(work, mine, called, _LATE * int(windows.length[0]))
+        start = np.append(first, windows.start[1:]) if waits else windows.start
+        return replace(windows, start=start, end=np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1]))))
+    ends = np.maximum.accumulate(np.maximum(last, windows.end))
     length = float(np.median(np.diff(ends, prepend=called)))
     first = first if first - called > _LATE * length else called
     before = np.append(first, np.maximum.accumulate(end))[np.searchsorted(time, windows.start)]
     starts = np.maximum.reduce([before, windows.start, np.append(before[0], ends[:-1])])
     kept = ends > starts
     return replace(windows, start=starts, end=ends, on_gpu=True).select(kept) if kept.any() else windows
+
+
+def _waits_for_unseen(work: _Work, mine: Ints, called: int, long: float) -> bool:
+    """Tells whether the first work from a moment on starts long after its launch, while nothing recorded runs."""
+    trace, launch = work.attributed.trace, work.attributed.attribution.launch
+    start, end = trace.operations.start[mine], trace.operations.end[mine]
+    if not (start >= called).any():
+        return False
+    first = int(start[start >= called].min())
+    launched = int(trace.launches.end[launch[mine[start == first][0]]])
+    return first - max(launched, int(end[start < called].max(initial=called))) > long
 
 
 def _last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
