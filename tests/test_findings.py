@@ -589,6 +589,24 @@ def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:
     assert diagnosis.doubt == "a replay of the recorded steps is 23% shorter than they are"
 
 
+@pytest.mark.parametrize(("prefix", "records"), [("cudaStream", True), ("hipStream", True), ("cudaGraph", False)])
+def test_a_program_that_records_graphs_is_at_no_step(prefix: str, records: bool) -> None:
+    """10 + 900 of 920 µs between the two calls, in which nothing runs; 5 of work."""
+    steps = Steps().kernel(5).call(f"{prefix}BeginCapture", 900).call(f"{prefix}EndCapture")
+    diagnosis = diagnose(steps.capture(sync=0.9))
+    assert diagnosis is not None
+    assert diagnosis.doubt.startswith("the program records CUDA graphs") is records
+    assert bool(diagnosis.findings) is not records
+
+
+@pytest.mark.parametrize(("cause", "said"), [("unknown", 0), ("sync", 1)])
+def test_an_unknown_cause_is_told_only_where_a_replay_can_be_trusted(cause: str, said: int) -> None:
+    """100 µs of work in 1,300: the replay is shorter, so that of the idle time only a known cause is told."""
+    diagnosis = diagnose(Steps().kernel(100).capture(measured_us=1_300, **{cause: 1.2}))
+    assert diagnosis is not None
+    assert [one.id for one in diagnosis.findings] == ["gpu_idle"] * said
+
+
 def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:
     capture = calls().capture()
     assert capture.step is not None

@@ -183,6 +183,7 @@ def step_summary(study: Study, idle_ms: dict[str, float]) -> StepSummary:
     """The figures of the steps that findings look at: the idle time of each cause."""
     causes: dict[str, Cause] = {
         "sync": "sync", "allocator": "allocator", "copy": "copy", "launch": "launch", "host": "host", "data": "data",
+        "unknown": "unknown",
     }  # fmt: skip
     idle = tuple(IdleTime(causes[cause], None, None, ms, 1) for cause, ms in idle_ms.items())
     busy = float(study.replay.work.sum()) / study.steps / 1e6

@@ -79,6 +79,10 @@ _NEGLIGIBLE = 0.005
 _ROUNDS, _MOST = 16, 4.0
 #: What of a process alone nobody knows: whether its collectives wait for another rank. The findings of a run tell it.
 _TOLD_OF_RUNS = frozenset({"exposed_communication"})
+#: A program that records CUDA graphs for this share of a step is not at its steps.
+_RECORDS = 0.25
+#: An idle GPU of unknown cause: where a replay tells nothing, it tells nothing either.
+_UNEXPLAINED = Place("idle", "unknown")
 #: The columns of a replay that are times.
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause")
 #: A GPU that computes for less of a step than this is mostly idle.
@@ -135,6 +139,8 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
         why = "the steps hold work of the GPU that was launched before them"
     if abs(error) > _TRUSTED:
         why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
+    if records := study.recording_share >= _RECORDS:
+        why = "the program records CUDA graphs, as it does once, and nothing of what it records runs meanwhile"
     has_others = any(len(member.collectives) and member.world_size != 1 for member in capture.members)
     without = _TOLD_OF_RUNS if has_others else frozenset()
     findings: list[Finding] = []
@@ -148,7 +154,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     held = find_prefill_in_between(serving.held_up, known_ms) if serving and step.kind == "decode" else None
     held = held if held and held.saves_ms >= LEAST * known_ms else None
     for unsure in (_find_idle_gpu(step, known_ms, told), held):
-        if unsure:
+        if unsure and not records and not (why and unsure.place == _UNEXPLAINED):
             place = sum(finding.saves_ms >= unsure.saves_ms for finding in findings)
             left = findings[place - 1].left_after_all_ms if place else unsure.step_ms
             findings.insert(place, replace(unsure, left_after_all_ms=left))

@@ -45,6 +45,8 @@ _LIKE = 0.03
 _LONG_NS, _QUEUE = 20_000, 1_000
 #: The least that a synchronization takes, and the clocks' difference, ns.
 _SHORTEST_WAIT_NS, _SKEW_NS = 4_000, 3_000
+#: What begins and ends the recording of a CUDA graph: cudaStreamBeginCapture_v10000, hipStreamEndCapture.
+_RECORDING = ("StreamBeginCapture", "StreamEndCapture")
 #: From a launch to its start on an idle GPU, and between two pieces that are queued, ns, where nothing was measured.
 _LATENCY_NS, _SPACING_NS = 6_000, 1_000
 
@@ -131,6 +133,13 @@ class Study:
         left_out = 1 if self.steps >= _FEWEST else 0
         later = self.replay.launch >= self.replay.first_call[left_out]
         return float(self.replay.work[later].sum()) / (self.steps - left_out) / 1e6
+
+    @property
+    def recording_share(self) -> float:
+        """The share of the time in which the program records a CUDA graph: what it launches meanwhile does not run."""
+        bounds = [np.array([*(word in api for api in self.apis), False])[self.api] for word in _RECORDING]
+        inside, after = np.cumsum(bounds[0]) > np.cumsum(bounds[1]), self.replay.after
+        return float(after[inside].sum() / after.sum()) if after.any() else 0.0
 
     def ms(self, pieces: Bools) -> float:
         """The work of some pieces in a step, ms."""
