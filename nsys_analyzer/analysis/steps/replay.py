@@ -75,20 +75,35 @@ class Replay:
 
         One or two steps are looked at as if they came again and again; both of two are then left out once.
         """
-        starts, ends = self._run()
+        starts, done = self._run()
         if self.steps >= _FEWEST:
-            bounds = np.maximum(starts[self.first_call], ends)
-            return float(bounds[-1] - bounds[1]) / (self.steps - 1)
+            return self.mean_ns(starts, done)
+        ends = self._ends(done)
         first = last = max(starts[-1], ends[-1])
         if self.once:
             return float(last)
         for _ in range(_FEWEST - 1):
-            starts, ends = self._run(starts[-1], ends[-1])
+            starts, done = self._run(starts[-1], ends[-1])
+            ends = self._ends(done)
             last = max(starts[-1], ends[-1])
         return float(last - first) / (self.steps * (_FEWEST - 1))
 
+    def mean_ns(self, starts: Floats, done: Floats) -> float:
+        """How long a step but the first takes, by when each call starts (and one behind the last) and each piece ends.
+
+        A step begins with its first call, or where the GPU has done what came before, if that is later. The last place
+        of ``done`` is that of what ran before the first piece.
+        """
+        bounds = np.maximum(starts[self.first_call], self._ends(done))
+        return float(bounds[-1] - bounds[1]) / (self.steps - 1)
+
+    def _ends(self, done: Floats) -> Floats:
+        """When the GPU has done what came before each step, and all."""
+        launched = np.maximum.accumulate(self.launch) if len(self.launch) else self.launch
+        return done[np.searchsorted(launched, self.first_call) - 1]
+
     def _run(self, begun: float = 0.0, ended: float = _LONG_AGO) -> tuple[Floats, Floats]:
-        """When each call starts (and one behind the last), and when the GPU has done what came before each step.
+        """When each call starts (and one behind the last), and when each piece ends (and what came before the first).
 
         Args:
             begun: when the first call starts.
@@ -96,9 +111,7 @@ class Replay:
         """
         waits = np.flatnonzero(self.awaited >= 0)
         many = len(waits) * _AS_LONG > len(self.after) + len(self.work)
-        starts, done = self._one_by_one(waits, begun, ended) if many else self._between_waits(waits, begun, ended)
-        launched = np.maximum.accumulate(self.launch) if len(self.launch) else self.launch
-        return starts, done[np.searchsorted(launched, self.first_call) - 1]
+        return self._one_by_one(waits, begun, ended) if many else self._between_waits(waits, begun, ended)
 
     def _one_by_one(self, waits: Ints, begun: float, ended: float) -> tuple[Floats, Floats]:
         """Start of each call and end of each piece, wait by wait and piece by piece: where calls wait often.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import pieces_of
@@ -201,19 +201,25 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
     idle = np.maximum(following - calls.end, 0).astype(np.float64)
     after = np.maximum(following - np.where(waits, calls.end, calls.start), 0).astype(np.float64)
     low_cost, high_cost = _profiler_costs(attributed, work.process, calls.start, following)
+    ran_before = operations.end[chosen[operations.start[chosen] < begin[0]]].max(initial=LONG_AGO)
     replay = Replay(
         after,
         own,
         awaited,
         lag,
         launch,
-        *_gpu_side(begin, end, calls.start[launch]),
+        *_gpu_side(begin, end, calls.start[launch], ran_before),
         (end - begin).astype(np.float64),
         first_call - low,
         high_cost,
         np.where(idle >= PAUSE_NS, idle, 0.0),
         once=windows.source == "pass",
     )
+    if replay.steps >= _FEWEST:
+        measured_ns = replay.mean_ns(np.append(calls.start, behind), np.append(np.maximum.accumulate(end), ran_before))
+    else:  # from the first call of the steps to the one behind them
+        shift = (behind - bounds[-1]) - (calls.start[0] - bounds[0])
+        measured_ns = float((windows.end - windows.start).sum() + shift) / replay.steps
     first = np.zeros(len(mine), np.bool_)
     first[np.unique(mine, return_index=True)[1]] = True
     kernels, ranges = attributed.kernels, attributed.trace.ranges
@@ -230,7 +236,7 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
         (idle >= PAUSE_NS) & work.loads_before(following),
         ranges.names,
         frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
-        float((windows.end - windows.start)[len(windows) >= _FEWEST :].mean()),
+        measured_ns,
         float(low_cost.sum() / high_cost.sum()) if high_cost.any() else 1.0,
         attributed.trace.metadata.gpu(pid_of(work.process), int(operations.device[chosen[0]])),
     )  # fmt: skip
@@ -269,9 +275,12 @@ def _chosen(steps: Steps, called: Ints, until: int | None) -> Windows:
     return windows.select(np.arange(start, start + many))
 
 
-def _gpu_side(begin: Ints, end: Ints, called: Ints) -> tuple[Floats, Floats]:
-    """Latency and spacing of each piece, ns: what it waited for in the trace is what it waits for in a replay."""
-    before = np.append(begin[:1], np.maximum.accumulate(end)[:-1])
+def _gpu_side(begin: Ints, end: Ints, called: Ints, ran_before: np.int64) -> tuple[Floats, Floats]:
+    """Latency and spacing of each piece, ns: what it waited for in the trace is what it waits for in a replay.
+
+    ``ran_before``: when the device had done what it ran before the first piece.
+    """
+    before = np.append(ran_before, np.maximum.accumulate(end)[:-1])
     gap = np.maximum(begin - before, 0)
     late = called > before  # launched when the GPU had already run dry
     latency = np.median((begin - called)[late & (begin > called)]) if (late & (begin > called)).any() else _LATENCY_NS
