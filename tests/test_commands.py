@@ -260,7 +260,7 @@ def test_group_help() -> None:
     groups = [block.splitlines() for block in text.split("\n\n") if re.match(r"(Record|Read|Compare|Hand on):", block)]
     assert [(block[0], [line.split()[0] for line in block[1:]]) for block in groups] == [
         ("Record:", ["doctor", "run", "bench"]),
-        ("Read:", ["report", "explain", "kernels", "modules", "info"]),
+        ("Read:", ["report", "explain", "what-if", "kernels", "modules", "info"]),
         ("Compare:", ["compare"]),
         ("Hand on:", ["export", "share"]),
     ]
@@ -269,6 +269,7 @@ def test_group_help() -> None:
 
 #: What an option takes, where commands may differ: what captures may say, and what can be recorded; one, and several.
 FORMS = {
+    "--class": {"CLASS", "CLASS=FACTOR"},
     "--format": {"text", "markdown", "html", "json", "csv", "perfetto", "parquet", "sqlite"},
     "--precision": {"fp32", "tf32", "bf16", "fp16"},
     "--profiler": {"nsys", "torch", "none"},

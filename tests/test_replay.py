@@ -177,6 +177,29 @@ def test_one_or_two_steps_are_repeated(replay: Replay, steps: int) -> None:
     assert first(steps).step_ns == later / (2 * steps)
 
 
+@given(replays(most=2), st.sampled_from([0.5, 0.25]))
+def test_only_the_critical_path_makes_steps_shorter(replay: Replay, left: float) -> None:
+    """Less of what is not on it saves nothing; and of what is on it, more makes the steps as much longer at least."""
+    calls, pieces = replay.critical_path()
+    assert set(calls.tolist() + pieces.tolist()) <= {0, 1}
+    less = replace(replay, after=replay.after * np.maximum(calls, left)).with_work(np.maximum(pieces, left))
+    assert total_ns(less) == total_ns(replay)
+    on_path = float((calls * replay.after).sum() + (pieces * replay.work).sum())
+    more = replace(replay, after=replay.after * (1 + calls)).with_work(1 + pieces)
+    assert on_path <= total_ns(replay)
+    assert total_ns(more) >= total_ns(replay) + on_path
+
+
+@given(replays(least=3))
+def test_the_critical_path_is_as_long_as_the_steps(replay: Replay) -> None:
+    """But for the first step; and but for what is no call's and no piece's time."""
+    calls, pieces = replay.critical_path()
+    own, lag, gaps = replay.own.sum(), replay.lag.sum(), (replay.latency + replay.spacing).sum()
+    on_path = float((calls * replay.after).sum() + (pieces * replay.work).sum())
+    assert on_path <= replay.step_ns * (replay.steps - 1) + 1e-6
+    assert on_path >= replay.step_ns * (replay.steps - 1) - float(own + lag + gaps) - 1e-6
+
+
 def test_steps_worked_out_by_hand() -> None:
     """Three calls: two launches 10 apart, a wait. Work 30 and 40 behind a latency of 5.
 

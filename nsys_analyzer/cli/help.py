@@ -16,12 +16,13 @@ CONFIGURATION = "Configuration"
 MEASURED = "What is measured"
 RECORDING = "Recording"
 PROGRAM = "A program of yours"
+ASKED = "What is changed"
 SHOWN = "What to show"
 JUDGED = "How to judge"
 RUNNING = "Running"
 OUTPUT = "Output"
 OTHER = "Other"
-GROUPS = (INPUT, PHASES, CONFIGURATION, MEASURED, RECORDING, PROGRAM, SHOWN, JUDGED, RUNNING, OUTPUT, OTHER)
+GROUPS = (INPUT, PHASES, CONFIGURATION, MEASURED, RECORDING, PROGRAM, ASKED, SHOWN, JUDGED, RUNNING, OUTPUT, OTHER)
 
 
 class Option(click.Option):

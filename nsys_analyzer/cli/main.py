@@ -26,6 +26,7 @@ _COMMANDS = {
     "Read": {
         "report": "Answer where the time of captures goes.",
         "explain": "Say why a step is as long as it is, and what to do first.",
+        "what-if": "Say what a step would take if parts of it took less.",
         "kernels": "Print the kernel table of a capture.",
         "modules": "Say which modules of the model take the time.",
         "info": "Print what a capture holds.",
@@ -48,7 +49,8 @@ class _Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = getattr(importlib.import_module(f"nsys_analyzer.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"nsys_analyzer.cli.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

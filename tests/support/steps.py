@@ -146,12 +146,20 @@ class Steps:
             tuple(one.caller for one in self.calls) * self.steps,
             codes(ranges, [one.range for one in self.calls]),
             codes(ranges, [one.pause for one in self.calls]),
+            self._spans(ranges),
             each([self._loads(place) for place in range(calls)], np.bool_), ranges,
             frozenset(_PHASES),
             replay.step_ns if measured_us is None else measured_us * US,
             low_share,
             self.gpu,
         )  # fmt: skip
+
+    def _spans(self, ranges: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """A range around each call that is in one, and one around the time behind it."""
+        every = [one for _ in range(self.steps) for one in self.calls]
+        rows = [(ranges.index(one.range), at, at + 1, 0, 0) for at, one in enumerate(every) if one.range]
+        rows += [(ranges.index(one.pause), 0, 0, at, at + 1) for at, one in enumerate(every) if one.pause]
+        return np.array(rows, np.int64).reshape(-1, 5)
 
     def _loads(self, place: int) -> bool:
         """Whether the pause behind a call is the input pipeline's: by its name, or without one before a copy."""

@@ -122,13 +122,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     step, study, profiled = capture.step, capture.study, capture.step.length_ms
     error = study.replay.step_ns / study.measured_ns - 1 if study.measured_ns else 0.0
     unprofiled = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
-    if unprofiled:
-        baselines: tuple[Replay, ...] = (_timed(study, unprofiled * 1e6),)
-    else:  # without the least and without the most that the profiler may have cost
-        most = study.replay.with_events_costing(1.0)
-        baselines = (study.replay.with_events_costing(study.low_share), most, most.at_pace(_CPU))
-    # What a replay says of the steps that it looks at holds for the length of a step.
-    scale = 1.0 if unprofiled or not study.replay.step_ns else profiled / (study.replay.step_ns / 1e6)
+    baselines, scale = baselines_of(capture, study)
     replayed = [replay.step_ns / 1e6 * scale for replay in baselines]
     shortest, longest = min(replayed), max(replayed)
     busy = step.total_ms - step.idle_ms
@@ -161,6 +155,18 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     hides = profiled - longest > _HIDES * profiled
     overhead = (profiled - longest, profiled - shortest) if hides else None
     return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(findings), why)
+
+
+def baselines_of(capture: CaptureSummary, study: Study) -> tuple[tuple[Replay, ...], float]:
+    """Returns the steps as they may be without the profiler, and the length of a step ÷ that of the replayed ones."""
+    if unprofiled := capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None:
+        return (_timed(study, unprofiled * 1e6),), 1.0
+    # Without the least and without the most that the profiler may have cost.
+    most = study.replay.with_events_costing(1.0)
+    baselines = (study.replay.with_events_costing(study.low_share), most, most.at_pace(_CPU))
+    # What a replay says of the steps that it looks at holds for the length of a step.
+    length_ms = capture.step.length_ms if capture.step else 0.0
+    return baselines, length_ms / (study.replay.step_ns / 1e6) if study.replay.step_ns else 1.0
 
 
 def _timed(study: Study, step_ns: float) -> Replay:
@@ -230,11 +236,25 @@ def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate]) -> tup
         saved_ms += [max(saved_ns, 0.0) / 1e6 * case.scale for saved_ns in ns]
         if max(saved_ms) < _NEGLIGIBLE * case.step_ms:
             return 0.0, 0.0  # other baselines differ by less
-    low, high = min(saved_ms) * (1 - _RUNS), max(saved_ms) * (1 + _RUNS)
-    if candidate.of_cpu:
-        runs, middle = _CPU_RUNS if len(case.baselines) > 1 else _TIMED_CPU_RUNS, (low + high) / 2
-        low, high = min(low, (1 - runs) * middle), max(high, (1 + runs) * middle)
+    low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=len(case.baselines) == 1)
     return low, min(high, case.step_ms)
+
+
+def interval_of(saved_ms: Sequence[float], *, of_cpu: bool, timed: bool) -> tuple[float, float]:
+    """Returns the least and the most that changes save in another run, by what they save in replays of this one.
+
+    Args:
+        saved_ms: what they save, of each assumption; below zero where a step becomes longer.
+        of_cpu: whether they change the CPU's own time, which differs by more from run to run.
+        timed: whether the step was timed without the profiler.
+    """
+    low, high = min(saved_ms), max(saved_ms)
+    low, high = low - _RUNS * abs(low), high + _RUNS * abs(high)
+    if of_cpu:
+        middle = (low + high) / 2
+        width = (_TIMED_CPU_RUNS if timed else _CPU_RUNS) * abs(middle)
+        low, high = min(low, middle - width), max(high, middle + width)
+    return low, high
 
 
 def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding | None:

@@ -15,7 +15,6 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.text import Words, plural
 from nsys_analyzer.trace.arrays import Bools
-from nsys_analyzer.trace.columns import SYNCHRONIZE
 
 #: Callers that are named.
 _CALLERS = 3
@@ -125,12 +124,6 @@ class Case:
         """Returns the pauses behind some calls in a profiled step, ms, scaled to its length."""
         total_ms = float(self.study.replay.pause[calls].sum()) / self.study.steps / 1e6
         return total_ms * self.step.length_ms / (self.study.measured_ns / 1e6) if self.study.measured_ns else total_ms
-
-    def copying(self, copies: Bools) -> Bools:
-        """Marks the calls that launched some copies, and the synchronizations directly behind them."""
-        calls = self.study.calls_of(copies)
-        copying: Bools = calls | (np.append(False, calls[:-1]) & (self.study.call == SYNCHRONIZE))
-        return copying
 
     @property
     def idle_share(self) -> float:

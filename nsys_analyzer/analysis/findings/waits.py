@@ -10,6 +10,7 @@ import numpy as np
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, listed, three, times
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
@@ -86,15 +87,10 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
 def find_pageable_copy(case: Case) -> Iterator[Candidate]:
     """Finds large copies from memory that is not pinned: they are slow, and the program waits for them."""
     study = case.study
-    copies = (study.copy == PAGEABLE_TO_DEVICE) & (study.size >= _BATCH_BYTES)
+    copies = pageable_copies(study)
     if not copies.any():
         return
-    calls = case.copying(copies)
-    faster = np.minimum(study.size / _PINNED_BYTES_PER_S * 1e9 / np.maximum(study.duration, 1), 1.0)
-
-    def pinned(replay: Replay) -> Replay:
-        return replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
-
+    calls, pinned = study.copying(copies), pinned_copies(study)
     # Getting a batch into pinned memory ahead spares what it takes to get it at all, not the making of it.
     loading = study.loading & (study.replay.pause <= study.duration[copies].max())
 
@@ -127,13 +123,27 @@ def find_pageable_copy(case: Case) -> Iterator[Candidate]:
     )
 
 
+def pageable_copies(study: Study) -> Bools:
+    """Marks the large copies to the GPU from memory that is not pinned."""
+    copies: Bools = (study.copy == PAGEABLE_TO_DEVICE) & (study.size >= _BATCH_BYTES)
+    return copies
+
+
+def pinned_copies(study: Study) -> Change:
+    """Returns a change that makes these from pinned memory: faster, and without a wait."""
+    copies = pageable_copies(study)
+    calls = study.copying(copies)
+    faster = np.minimum(study.size / _PINNED_BYTES_PER_S * 1e9 / np.maximum(study.duration, 1), 1.0)
+    return lambda replay: replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
+
+
 def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
     """Finds copies to the host that are more than values: a checkpoint, or outputs that are logged."""
     study = case.study
     copies = np.isin(study.copy, INTO_HOST) & ~_small_copies(case)
     if not copies.any():
         return
-    calls = case.copying(copies)
+    calls = study.copying(copies)
     names = listed(study.names(study.range[calls]))
     around = calls | _in_ranges(case, calls, study.range)
     # Between two of these copies the program makes room for the next one.
@@ -323,14 +333,11 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
     idle = {cause: case.step.idle_of(cause) for cause in CAUSES}
     if max(idle, key=lambda cause: idle[cause]) != "launch" or case.idle_share < IDLE:
         return
-    others = study.loading | np.isin(study.call, (ALLOCATE, FREE)) | _between_waits(study.replay.awaited)
-    kept, pausing = np.where(others, 1.0, 0.0), ~others & (study.replay.pause < _LONG_PAUSE_NS)
-
-    def in_graph(replay: Replay) -> Replay:
-        return replay.with_launching(kept)
+    launching = launching_calls(study)
+    pausing, in_graph = launching & (study.replay.pause < _LONG_PAUSE_NS), cheaper_launches(study, 0.0)
 
     def without_pauses(replay: Replay) -> Replay:
-        return replay.with_launching(kept).with_pauses(pausing, 0.0)
+        return in_graph(replay).with_pauses(pausing, 0.0)
 
     work = study.busy_ms
     launches = len(study.replay.work) / study.steps
@@ -356,6 +363,18 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
         explained=True,
         place=Place("idle", "launch"),
     )
+
+
+def launching_calls(study: Study) -> Bools:
+    """Marks the calls that a CUDA graph could hold: none that loads, allocates or frees, and none between two waits."""
+    others = study.loading | np.isin(study.call, (ALLOCATE, FREE)) | _between_waits(study.replay.awaited)
+    return ~others
+
+
+def cheaper_launches(study: Study, factor: float) -> Change:
+    """Returns a change of what these calls take, up to the next one; pauses stay."""
+    kept = np.where(launching_calls(study), factor, 1.0)
+    return lambda replay: replay.with_launching(kept)
 
 
 def _between_waits(awaited: Ints) -> Bools:

@@ -122,6 +122,7 @@ class ProcessWork:
         waiting: the positions of the calls that wait: synchronizations, blocking copies.
         slow: the positions of other calls that take long, such as one that loads a module.
         allocating: the positions of those that allocate or free the device's memory.
+        ranges: the indices of the ranges of its program, without autograd's.
         busy: the program's pauses and its time in the allocator; a pause is "data" where the program loads a batch: in
             a range that says so, or in none, with a copy to the device behind it, and not at the end of a step.
     """
@@ -136,13 +137,13 @@ class ProcessWork:
         ranges = attributed.trace.ranges
         # The main thread's ranges tell what the program does; autograd's are operators.
         is_engine = np.isin(ranges.thread, autograd_threads(attributed.trace))
-        self._mine = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
-        of_mine = process_of(ranges.thread[self._mine]), ranges.start[self._mine], ranges.end[self._mine]
+        self.ranges = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
+        of_mine = process_of(ranges.thread[self.ranges]), ranges.start[self.ranges], ranges.end[self.ranges]
         self._open = Timeline(*of_mine, latest=True)
         # A step's range says nothing of what is done inside, and a request's nothing of what is done meanwhile.
         of_request = np.array([*(bool(REQUEST.fullmatch(name)) for name in ranges.names), False])[ranges.name]
-        around = (attributed.roles.mask(STEP, OTHER_STEP) | of_request)[self._mine]
-        self._names = np.append(np.where(around, NONE, ranges.name[self._mine]), NONE)
+        around = (attributed.roles.mask(STEP, OTHER_STEP) | of_request)[self.ranges]
+        self._names = np.append(np.where(around, NONE, ranges.name[self.ranges]), NONE)
         self.busy = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
 
     def _classify(self) -> None:
@@ -226,7 +227,7 @@ class ProcessWork:
 
     def innermost(self, time: Ints) -> Ints:
         """Returns the innermost range that the program has open at some moments, or -1."""
-        return np.append(self._mine, NONE)[self._open.at(np.full(len(time), self.process), time)]
+        return np.append(self.ranges, NONE)[self._open.at(np.full(len(time), self.process), time)]
 
     def ranges_at(self, time: Ints) -> Ints:
         """Returns the code of the name of the innermost range at some moments; -1 in none but a step's."""

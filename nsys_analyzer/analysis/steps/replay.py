@@ -18,6 +18,8 @@ from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 _LONG_AGO = -(2.0**62)
 #: A step of numpy's over all between two waits takes as long as so many calls and pieces one by one.
 _AS_LONG = 100
+#: Sums in another order differ by less, ns.
+_ROUNDING_NS = 0.01
 #: Steps of which the second and later ones show how long a step takes.
 _FEWEST = 3
 
@@ -173,6 +175,39 @@ class Replay:
         earliest = ready + self.work[some] - cost
         earliest[0] = max(earliest[0], done[first - 1])
         done[some] = np.maximum.accumulate(earliest) + cost
+
+    def critical_path(self) -> tuple[Floats, Floats]:
+        """The share of each call's ``after`` and of each piece's ``work`` on the critical path of the steps.
+
+        It leads from the end of the last step back to the start of the second: a little less of anything else makes no
+        step shorter. The rest of the path is from launches to their start, between pieces, and in calls that wait.
+        """
+        starts, done = self._run()
+        of_call, of_piece = np.zeros(len(self.after)), np.zeros(len(self.work))
+        waits = np.flatnonzero(self.awaited >= 0)
+        gpu_ended = done[self.awaited[waits]] + self.lag[waits] > starts[waits] + self.own[waits]
+        waits = waits[gpu_ended]  # they end with a piece; others take their own time
+        follows = done[np.arange(len(self.work)) - 1] + self.spacing >= done[:-1] - self.work - _ROUNDING_NS
+        launched = np.flatnonzero(~follows)  # they begin with their launch; others behind the piece before
+        call, piece = len(self.after), len(self.work) - 1
+        on_gpu = bool(len(self.work)) and done[piece] > starts[call]
+        while True:
+            if on_gpu:
+                place = int(np.searchsorted(launched, piece, side="right")) - 1
+                first = int(launched[place]) if place >= 0 else 0
+                of_piece[first : piece + 1] = 1.0
+                if place < 0:
+                    break
+                call = min(int(self.launch[first]), call)
+            place = int(np.searchsorted(waits, call)) - 1
+            of_call[waits[place] if place >= 0 else 0 : call] = 1.0
+            if place < 0:
+                break
+            call, on_gpu = int(waits[place]), True
+            piece = int(self.awaited[call])
+        begun = max(starts[self.first_call[1]], self._ends(done)[1]) if self.steps >= _FEWEST else 0.0
+        calls = np.clip((starts[1:] - begun) / np.maximum(self.after, 1.0), 0.0, of_call)
+        return calls, np.clip((done[:-1] - begun) / np.maximum(self.work, 1.0), 0.0, of_piece)
 
     # --- changes
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import LONG_AGO, NONE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import pieces_of
@@ -66,6 +66,8 @@ class Study:
         range: shape (calls,), code into ``ranges`` of the innermost range when it starts; -1 in none but a step's.
         caller: what of PyTorch each call was made for, empty where no backtrace says it.
         pause_range: the same of the middle of the time to the next call.
+        spans: shape (ranges, 5), of each of the program's ranges its code, the first call and the one behind the last
+            that start in it, and the same of the times behind calls, by their middles.
         loading: shape (calls,), True where the program loads a batch in the pause behind the call.
         measured_ns: how long these steps took under the profiler, mean, as a replay looks at them.
         low_share: the least that the profiler may have cost, as a share of the most.
@@ -89,6 +91,7 @@ class Study:
     caller: tuple[str, ...]
     range: Ints
     pause_range: Ints
+    spans: Ints
     loading: Bools
     ranges: tuple[str, ...]
     phase_ranges: frozenset[str]
@@ -126,6 +129,21 @@ class Study:
         calls = np.zeros(len(self.call), np.bool_)
         calls[self.replay.launch[pieces]] = True
         return calls
+
+    def copying(self, copies: Bools) -> Bools:
+        """Marks the calls that launched some copies, and the synchronizations directly behind them."""
+        calls = self.calls_of(copies)
+        copying: Bools = calls | (np.append(False, calls[:-1]) & (self.call == SYNCHRONIZE))
+        return copying
+
+    def inside(self, name: str) -> tuple[Bools, Bools]:
+        """True for the calls that start in a range of a name, at any depth, and for those with their pause in one."""
+        spans = self.spans[[self.ranges[code] == name for code in self.spans[:, 0].tolist()]]
+        calls, pauses = np.zeros((2, len(self.call) + 1), np.int64)
+        for opened, (start, end) in ((calls, (1, 2)), (pauses, (3, 4))):
+            np.add.at(opened, spans[:, start], 1)
+            np.add.at(opened, spans[:, end], -1)
+        return calls.cumsum()[:-1] > 0, pauses.cumsum()[:-1] > 0
 
     @property
     def busy_ms(self) -> float:
@@ -201,7 +219,7 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
     idle = np.maximum(following - calls.end, 0).astype(np.float64)
     after = np.maximum(following - np.where(waits, calls.end, calls.start), 0).astype(np.float64)
     low_cost, high_cost = _profiler_costs(attributed, work.process, calls.start, following)
-    ran_before = operations.end[chosen[operations.start[chosen] < begin[0]]].max(initial=LONG_AGO)
+    ran_before = operations.end[chosen[operations.start[chosen] < begin[0]]].max(initial=calls.start[launch[0]])
     replay = Replay(
         after,
         own,
@@ -223,6 +241,12 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
     first = np.zeros(len(mine), np.bool_)
     first[np.unique(mine, return_index=True)[1]] = True
     kernels, ranges = attributed.kernels, attributed.trace.ranges
+    paused = np.maximum.accumulate((np.maximum(calls.end, calls.start) + following) // 2)
+    opened = work.ranges
+    places = [
+        np.searchsorted(at, edge) for at in (calls.start, paused) for edge in (ranges.start[opened], ranges.end[opened])
+    ]
+    spans = np.stack([ranges.name[opened], *places], 1)
     return Study(
         replay,
         operations.kind[mine], operations.size[mine], operations.copy[mine],
@@ -232,7 +256,8 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
         operations.end[mine] - operations.start[mine], first,
         calls.call, calls.name, calls.names,
         tuple(attributed.trace.callers.get((work.process, one), "") for one in calls.correlation.tolist()),
-        work.ranges_at(calls.start), work.ranges_at((np.maximum(calls.end, calls.start) + following) // 2),
+        work.ranges_at(calls.start), work.ranges_at(paused),
+        spans[(spans[:, 1] < spans[:, 2]) | (spans[:, 3] < spans[:, 4])],
         (idle >= PAUSE_NS) & work.loads_before(following),
         ranges.names,
         frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
@@ -278,7 +303,7 @@ def _chosen(steps: Steps, called: Ints, until: int | None) -> Windows:
 def _gpu_side(begin: Ints, end: Ints, called: Ints, ran_before: np.int64) -> tuple[Floats, Floats]:
     """Latency and spacing of each piece, ns: what it waited for in the trace is what it waits for in a replay.
 
-    ``ran_before``: when the device had done what it ran before the first piece.
+    ``ran_before``: when the device had done what it ran before the first piece, or the launch of that.
     """
     before = np.append(ran_before, np.maximum.accumulate(end)[:-1])
     gap = np.maximum(begin - before, 0)

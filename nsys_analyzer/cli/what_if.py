@@ -1,0 +1,139 @@
+"""``nsys-analyze what-if``: what a step would take if some of its parts took more or less time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nsys_analyzer.cli.help import ASKED, OUTPUT, Choice, command, option
+from nsys_analyzer.cli.options import (
+    command_line,
+    configuration_options,
+    names_options,
+    scheduler_option,
+    tell,
+    unprofiled_options,
+)
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.configuration import Run
+    from nsys_analyzer.runs.timings import Selection
+
+
+class _Factor(click.ParamType[tuple[str, float]]):
+    """A name and a factor, as in ``matmul=0.5``."""
+
+    name = "factor"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        """Returns both, or fails."""
+        name, _, factor = value.rpartition("=")
+        if not name:
+            self.fail(f"{value!r} is not NAME=FACTOR, such as matmul=0.5", param, ctx)
+        return name, click.FLOAT(factor, param, ctx)
+
+
+@command(epilog="Example: nsys-analyze what-if capture.sqlite --class matmul=0.5 --launches 0")
+@click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="TRACE|FOLDER...")
+@option(
+    ASKED,
+    "--class",
+    "classes",
+    type=_Factor(),
+    multiple=True,
+    metavar="CLASS=FACTOR",
+    help="Kernels of this class take so many times their time: 0.5 is twice as fast, 0 none. Repeatable.",
+)
+@option(
+    ASKED,
+    "--range",
+    "ranges",
+    type=_Factor(),
+    multiple=True,
+    metavar="RANGE=FACTOR",
+    help="What the program does in ranges of this name, and what it launches there, takes so many times its time. "
+    "0: it is gone, with its waits. Repeatable.",
+)
+@option(
+    ASKED,
+    "--launches",
+    type=float,
+    metavar="FACTOR",
+    help="Launching takes so many times its time. 0: nothing, about as in a CUDA graph.",
+)
+@option(
+    ASKED,
+    "--copies",
+    type=Choice(["pinned"]),
+    help="pinned: large copies to the GPU come from pinned memory, and the program does not wait for them.",
+)
+@option(
+    OUTPUT,
+    "--format",
+    "output_format",
+    type=Choice(["text", "markdown", "json"]),
+    default="text",
+    show_default=True,
+    help="json holds every figure.",
+)
+@scheduler_option
+@unprofiled_options
+@names_options
+@configuration_options
+def what_if(
+    traces: tuple[Path, ...],
+    classes: tuple[tuple[str, float], ...],
+    ranges: tuple[tuple[str, float], ...],
+    launches: float | None,
+    copies: str | None,
+    csv_paths: tuple[Path, ...],
+    selection: Selection | None,
+    step_ms: float | None,
+    in_order: bool,
+    output_format: str,
+    scheduler: str | None,
+    names: PhaseNames,
+    given: Run,
+) -> None:
+    """Print what a step of TRACE would take if some of its parts took more or less time.
+
+    The recorded steps are replayed with all the changes that you give: the new step, what it saves, and what limits it
+    then. Of several captures or ranks each is answered by itself.
+    """  # fmt: skip
+    from nsys_analyzer.analysis.findings import what_if as question
+    from nsys_analyzer.cli.run_progress import reading
+    from nsys_analyzer.experiments.loading import load_evidence
+    from nsys_analyzer.report.model import Report
+    from nsys_analyzer.report.renderers import markdown
+    from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
+    from nsys_analyzer.report.renderers.terminal import print_section
+    from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.report.sections.what_if import answer
+    from nsys_analyzer.system.cluster import Workers
+
+    if not (classes or ranges or copies) and launches is None:
+        raise click.UsageError("Say what is changed: --class, --range, --launches or --copies.")
+    evidence = load_evidence(
+        traces, csv_paths, command_line(), tell, names, given, None, selection, Workers(scheduler, reading),
+        step_ms=step_ms, in_order=in_order,
+    )  # fmt: skip
+    found = [
+        question.what_if(
+            capture, classes=dict(classes), ranges=dict(ranges), launches=launches, pinned=copies == "pinned"
+        )
+        for capture in evidence.captures
+    ]
+    if output_format == "json":
+        data = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": written(found)}
+        click.echo(in_json(data), nl=False, file=data_stream())
+        return
+    sections = tuple(map(answer, found))
+    if output_format == "markdown":
+        click.echo(markdown.render(Report("What if", sections), {}), nl=False)
+        return
+    for place, section in enumerate(sections):
+        click.echo(nl=place > 0)
+        print_section(section)
