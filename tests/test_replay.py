@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import lzma
+import sqlite3
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +25,10 @@ from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 from tests.support.export import ADD, global_pid
-from tests.support.program import LAUNCH, SYNC, US, Program, attributed
+from tests.support.program import LAUNCH, NCCL, SYNC, US, Program, attributed
 
 ROOT = Path(__file__).parent.parent
+RECORD, WAIT = "cudaEventRecordWithFlags_v11010", "cudaStreamWaitEvent_v3020"
 
 
 def floats(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -34,8 +39,8 @@ def floats(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 @st.composite
-def replays(draw: st.DrawFn, least: int = 1, most: int = 4) -> Replay:
-    """Steps of one kind on one stream, as a program makes them: a call waits for what was launched before it.
+def replays(draw: st.DrawFn, least: int = 1, most: int = 4, streams: int = 3) -> Replay:
+    """Steps of one kind, as a program makes them: calls and streams wait for what was launched before.
 
     Times are whole, so that sums are exact. As on a device, work that follows other work starts sooner behind it than
     behind a launch, and a wait's end lies no further behind the work than the least that a wait takes.
@@ -43,57 +48,85 @@ def replays(draw: st.DrawFn, least: int = 1, most: int = 4) -> Replay:
     steps, calls = draw(st.integers(least, most)), draw(st.integers(1, 6))
     pieces = draw(st.lists(st.integers(0, calls - 1), max_size=6).map(sorted))  # the call that launched each
     small, many = st.integers(0, 9), len(pieces)
-    spacing = draw(st.lists(small, min_size=many, max_size=many))
+
+    def each(elements: st.SearchStrategy[int], count: int) -> list[int]:
+        return draw(st.lists(elements, min_size=count, max_size=count))
+
+    spacing, stream = each(small, many), each(st.integers(0, streams - 1), many)
     latency = [draw(st.integers(max(spacing), 20)) for _ in pieces]
-    work = draw(st.lists(st.integers(0, 30), min_size=many, max_size=many))
-    after = draw(st.lists(st.integers(0, 30), min_size=calls, max_size=calls))
-    own = draw(st.lists(small, min_size=calls, max_size=calls))
+    after, own = each(st.integers(0, 30), calls), each(small, calls)
     lag = [draw(st.integers(0, one)) for one in own]
     newest = [sum(launch <= call for launch in pieces) - 1 for call in range(calls)]
     awaited = [draw(st.integers(0, last)) if last >= 0 and draw(st.booleans()) else -1 for last in newest]
+    others = [[j for j in range(i) if stream[j] != stream[i]] for i in range(many)]
+    behind = [draw(st.sampled_from(some)) if some and draw(st.booleans()) else -1 for some in others]
+
+    def numbered(values: list[int], count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.array([one + step * count if one >= 0 else -1 for step in range(steps) for one in values], np.int64)
+
     return Replay(
         np.tile(floats(after), steps),
         np.tile(floats(own), steps),
-        np.array([one + step * many if one >= 0 else -1 for step in range(steps) for one in awaited], np.int64),
+        numbered(awaited, many),
         np.tile(floats(lag), steps),
-        np.array([launch + step * calls for step in range(steps) for launch in pieces], np.int64),
+        numbered(pieces, calls),
         np.tile(floats(latency), steps),
         np.tile(floats(spacing), steps),
-        np.tile(floats(work), steps),
+        np.tile(floats(each(st.integers(0, 30), many)), steps),
         np.arange(steps + 1) * calls,
-        np.tile(floats(draw(st.lists(st.integers(0, 3), min_size=calls, max_size=calls))), steps),
+        np.tile(floats(each(st.integers(0, 3), calls)), steps),
         np.tile(floats([draw(st.integers(0, one)) for one in after]), steps),
+        np.tile(np.array(stream, np.int64), steps),
+        numbered(behind, many),
+        np.tile(floats(each(small, many)), steps),
     )  # fmt: skip
 
 
-def by_loop(replay: Replay) -> float:
-    """How long all steps take, by the definition: call by call, and piece by piece."""
-    time, ended, done, next_piece = 0.0, -np.inf, [], 0
-    for call, after in enumerate(replay.after.tolist()):
-        start = time
-        while next_piece < len(replay.work) and replay.launch[next_piece] == call:
-            ready = start + replay.latency[next_piece]
-            ended = max(ended + replay.spacing[next_piece], ready) + replay.work[next_piece]
-            done.append(ended)
-            next_piece += 1
-        if replay.awaited[call] >= 0:
-            time = max(start + replay.own[call], done[replay.awaited[call]] + replay.lag[call])
-        time += after
-    return float(max([time, *done]))
-
-
-def total_ns(replay: Replay) -> float:
-    """From the first call to the end of all."""
-    starts, done = replay._run()
-    return float(max([starts[-1], *done[:-1]]))
+def simulated(replay: Replay) -> float:
+    """How long all steps take, event by event: a program that calls, streams that work in order, waits for both."""
+    pieces, calls = range(len(replay.work)), len(replay.after)
+    # What must have happened before a piece starts, each with the time from there: launch, piece before, other stream.
+    before = [max((j for j in range(i) if replay.stream[j] == replay.stream[i]), default=-1) for i in pieces]
+    needs: list[dict[tuple[str, int], float]] = [{("call", int(replay.launch[i])): replay.latency[i]} for i in pieces]
+    for i in pieces:
+        if before[i] >= 0:
+            needs[i]["end", before[i]] = replay.spacing[i]
+        if replay.behind[i] >= 0:
+            needs[i]["end", int(replay.behind[i])] = replay.gap[i]
+    ready, happened, last = [0.0] * len(pieces), dict[tuple[str, int], float](), 0.0
+    events = [(0.0, "call", 0)]
+    while events:
+        time, kind, number = heapq.heappop(events)
+        happened[kind, number] = last = time
+        for i in pieces:
+            if (kind, number) in needs[i]:
+                ready[i] = max(ready[i], time + needs[i].pop((kind, number)))
+                if not needs[i]:
+                    heapq.heappush(events, (ready[i] + replay.work[i], "end", i))
+        # The program goes on behind a call, or once both the call and what it waits for have happened.
+        for call in [number] if kind == "call" else np.flatnonzero(replay.awaited == number).tolist():
+            if call == calls or ("call", call) not in happened:
+                continue
+            piece, goes_on = int(replay.awaited[call]), happened["call", call]
+            if piece >= 0:
+                if ("end", piece) not in happened:
+                    continue
+                goes_on = max(goes_on + replay.own[call], happened["end", piece] + replay.lag[call])
+            heapq.heappush(events, (goes_on + replay.after[call], "call", call + 1))
+    return last
 
 
 @given(replays())
-def test_all_steps_take_what_a_plain_loop_takes(replay: Replay) -> None:
-    assert total_ns(replay) == by_loop(replay)
+def test_all_steps_take_what_a_simulation_takes(replay: Replay) -> None:
+    """Piece by piece, and at once for all from one wait to the next."""
+    waits, joins = np.flatnonzero(replay.awaited >= 0), np.flatnonzero(replay.behind >= 0)
+    (starts, done), at_once = replay._one_by_one(waits), replay._between_waits(waits, joins)
+    assert starts.tolist() == at_once[0].tolist()
+    assert done.tolist() == at_once[1].tolist()
+    assert replay.total_ns == simulated(replay)
 
 
-@given(replays(), st.data())
+@given(replays(streams=1), st.data())
 def test_the_closed_form_is_the_loop(replay: Replay, data: st.DataObject) -> None:
     """``end = max(end before + spacing, ready) + work`` from any piece on, behind any work before it."""
     count = len(replay.work)
@@ -109,7 +142,7 @@ def test_the_closed_form_is_the_loop(replay: Replay, data: st.DataObject) -> Non
     for i in range(first, last):
         ended = max(ended + replay.spacing[i], starts[replay.launch[i]] + replay.latency[i]) + replay.work[i]
         expected[i] = ended
-    replay._advance(done, starts, first, last, len(replay.after))
+    replay._advance(done, starts, first, last)
     assert done.tolist() == expected.tolist()
 
 
@@ -136,16 +169,16 @@ def changes(replay: Replay, data: st.DataObject) -> list[Replay]:
 @given(replays(), st.data())
 def test_less_of_anything_never_takes_longer_in_all(replay: Replay, data: st.DataObject) -> None:
     for changed in changes(replay, data):
-        assert total_ns(changed) <= total_ns(replay) + 1e-6
+        assert changed.total_ns <= replay.total_ns + 1e-6
 
 
-@given(replays(least=3), st.data())
+@given(replays(least=3, streams=1), st.data())
 def test_less_of_anything_never_makes_a_step_longer(replay: Replay, data: st.DataObject) -> None:
     for changed in changes(replay, data):
         assert changed.step_ns <= replay.step_ns + 1e-6
 
 
-@given(replays(least=3))
+@given(replays(least=3, streams=1))
 def test_a_step_is_never_shorter_than_its_work(replay: Replay) -> None:
     """Neither than the GPU's, nor than the CPU's time without waits."""
     step = replay.step_ns
@@ -157,8 +190,8 @@ def test_a_step_is_never_shorter_than_its_work(replay: Replay) -> None:
 
 @given(replays())
 def test_steps_take_at_most_all_there_is_one_behind_the_other(replay: Replay) -> None:
-    everything = (replay.after, replay.own, replay.lag, replay.latency, replay.spacing, replay.work)
-    assert total_ns(replay) <= sum(float(part.sum()) for part in everything)
+    everything = (replay.after, replay.own, replay.lag, replay.latency, replay.spacing, replay.work, replay.gap)
+    assert replay.total_ns <= sum(float(part.sum()) for part in everything)
 
 
 @given(replays(least=6, most=6), st.sampled_from([1, 2]))
@@ -171,9 +204,10 @@ def test_one_or_two_steps_are_repeated(replay: Replay, steps: int) -> None:
             replay.after[:calls], replay.own[:calls], replay.awaited[:calls], replay.lag[:calls],
             replay.launch[:pieces], replay.latency[:pieces], replay.spacing[:pieces], replay.work[:pieces],
             replay.first_call[: count + 1], replay.events[:calls], replay.pause[:calls],
+            replay.stream[:pieces], replay.behind[:pieces], replay.gap[:pieces],
         )  # fmt: skip
 
-    later = total_ns(first(3 * steps)) - total_ns(first(steps))
+    later = first(3 * steps).total_ns - first(steps).total_ns
     assert first(steps).step_ns == later / (2 * steps)
 
 
@@ -183,18 +217,18 @@ def test_only_the_critical_path_makes_steps_shorter(replay: Replay, left: float)
     calls, pieces = replay.critical_path()
     assert set(calls.tolist() + pieces.tolist()) <= {0, 1}
     less = replace(replay, after=replay.after * np.maximum(calls, left)).with_work(np.maximum(pieces, left))
-    assert total_ns(less) == total_ns(replay)
+    assert less.total_ns == replay.total_ns
     on_path = float((calls * replay.after).sum() + (pieces * replay.work).sum())
     more = replace(replay, after=replay.after * (1 + calls)).with_work(1 + pieces)
-    assert on_path <= total_ns(replay)
-    assert total_ns(more) >= total_ns(replay) + on_path
+    assert on_path <= replay.total_ns
+    assert more.total_ns >= replay.total_ns + on_path
 
 
 @given(replays(least=3))
 def test_the_critical_path_is_as_long_as_the_steps(replay: Replay) -> None:
     """But for the first step; and but for what is no call's and no piece's time."""
     calls, pieces = replay.critical_path()
-    own, lag, gaps = replay.own.sum(), replay.lag.sum(), (replay.latency + replay.spacing).sum()
+    own, lag, gaps = replay.own.sum(), replay.lag.sum(), (replay.latency + replay.spacing + replay.gap).sum()
     on_path = float((calls * replay.after).sum() + (pieces * replay.work).sum())
     assert on_path <= replay.step_ns * (replay.steps - 1) + 1e-6
     assert on_path >= replay.step_ns * (replay.steps - 1) - float(own + lag + gaps) - 1e-6
@@ -208,6 +242,7 @@ def test_steps_worked_out_by_hand() -> None:
     replay = Replay(
         floats([10, 6, 4]), floats([0, 0, 3]), np.array([-1, -1, 1]), floats([0, 0, 2]), np.array([0, 1]),
         floats([5, 5]), floats([1, 1]), floats([30, 40]), np.array([0, 3]), floats([0, 0, 0]), floats([0, 0, 0]),
+        np.array([0, 0]), np.array([-1, -1]), floats([0, 0]),
     )  # fmt: skip
     assert replay.step_ns == 82
     wait = np.array([False, False, True])
@@ -277,7 +312,28 @@ def run_ahead(steps: int) -> tuple[Program, float]:
     return program, 82
 
 
-@pytest.mark.parametrize("made", [launch_bound, gpu_bound, run_ahead])
+def data_parallel(steps: int) -> tuple[Program, float]:
+    """A of 40 µs; behind it on a side stream a collective of 60, beside it B of 30; C of 10 waits for the collective.
+
+    A runs [6, 46), B 1 µs behind it [47, 77), the collective 2 µs behind A [48, 108), C 2 µs behind that [110, 120);
+    the wait ends at 122, the step at 130.
+    """
+    program = Program()
+    for step in range(steps):
+        at = 130 * step + 1
+        program.step(at, at + 130)
+        program.work((at, at + 4), (at + 6, at + 46))
+        program.api(RECORD, at + 10, at + 11)
+        program.api(WAIT, at + 12, at + 13)
+        program.work((at + 14, at + 18), (at + 48, at + 108), name=NCCL, stream=17)
+        program.work((at + 20, at + 24), (at + 47, at + 77), name=ADD)
+        program.api(WAIT, at + 30, at + 31)
+        program.work((at + 32, at + 36), (at + 110, at + 120))
+        program.api(SYNC, at + 40, at + 122)
+    return program, 130
+
+
+@pytest.mark.parametrize("made", [launch_bound, gpu_bound, run_ahead, data_parallel])
 @pytest.mark.parametrize("steps", [4, 5, 20])
 def test_a_replay_gives_the_step_of_a_program(
     tmp_path: Path, made: Callable[[int], tuple[Program, float]], steps: int
@@ -309,6 +365,45 @@ def test_what_a_gpu_bound_step_would_gain(tmp_path: Path) -> None:
     assert study.replay.without_waits(study.call == SYNCHRONIZE).step_ns == 164 * US
     # Half of each kernel: [6, 26), [27, 47), [48, 68), [69, 89), the wait until 91, the step until 100.
     assert study.replay.with_work(np.full(len(study.kind), 0.5)).step_ns == 100 * US
+
+
+def test_streams_wait_for_each_other(tmp_path: Path) -> None:
+    """What another stream waits for is on the critical path, and what runs beside it is not."""
+    study = study_of(data_parallel(6)[0], tmp_path)
+    matmul, collective, addition = map(study.of_class, ("matmul", "communication", "elementwise"))
+    # The collective runs [48, 78), C [80, 90), the wait ends at 92.
+    assert study.replay.with_work(np.where(collective, 0.5, 1.0)).step_ns == 100 * US
+    # Without one, C runs 1 µs behind B, [78, 88), and the wait ends at 90.
+    assert study.replay.with_work(np.where(collective, 0.0, 1.0)).step_ns == 98 * US
+    assert study.replay.with_work(np.where(addition, 0.5, 1.0)).step_ns == 130 * US
+    # A [6, 26), the collective [28, 88), C 5 µs long from 90 on, the wait ends at 97.
+    assert study.replay.with_work(np.where(matmul, 0.5, 1.0)).step_ns == 105 * US
+    calls, pieces = study.replay.critical_path()
+    assert not pieces[addition].any()
+    # Of five steps but the first the GPU works for 110 µs on the path, and the CPU for 8, behind its wait.
+    assert (pieces * study.replay.work).sum() == 110 * US * (study.steps - 1)
+    assert (calls * study.replay.after).sum() == 8 * US * (study.steps - 1)
+
+
+def test_what_streams_wait_for_is_what_the_capture_recorded(real_capture: Callable[[str], Path]) -> None:
+    """Of this capture CUPTI's own tables tell it, too: each of a step's 19 collectives waits for the compute stream,
+    7, and that for each of them; waits of a third stream, 14, hold nothing up. Two steps are replayed.
+    """
+    path = real_capture("ddp2_small256")
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(
+            "SELECT DISTINCT e.streamId, s.streamId FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION s "
+            "JOIN CUPTI_ACTIVITY_KIND_CUDA_EVENT e USING (globalPid, eventId) WHERE s.syncType = 2"
+        ).fetchall()
+    # An event's handle is used again: of the same stream a row is another event's.
+    assert {(ran, waits) for ran, waits in rows if ran != waits and 14 not in (ran, waits)} == {(7, 17), (17, 7)}
+    trace = AttributedTrace(Trace.load(path))
+    for process in processes_of(trace.trace):
+        replay = study_of_process(trace, process.global_pid).replay
+        joins = np.flatnonzero(replay.behind >= 0)
+        pairs = Counter(zip(replay.stream[replay.behind[joins]].tolist(), replay.stream[joins].tolist(), strict=True))
+        assert pairs.keys() == {(7, 17), (17, 7)}
+        assert all(0.85 * 38 < count <= 38 for count in pairs.values())
 
 
 #: Every committed capture; of some without the calls of whole steps nothing is replayed.

@@ -130,6 +130,7 @@ class Steps:
             ns([0] * pieces), ns([0] * pieces), ns([one.us for one in self.pieces]),
             np.arange(self.steps + 1) * calls, ns([one.events for one in self.calls]),
             ns([0 if one.after < PAUSE or one.kind in (ALLOCATE, FREE) else one.after for one in self.calls]),
+            each([0] * pieces), each([-1] * pieces), ns([0] * pieces),
         )  # fmt: skip
         return Study(
             replay,
@@ -140,7 +141,7 @@ class Steps:
             codes(_PHASES, [one.phase for one in self.pieces]), _PHASES,
             codes(ATTENTION_PARTS, [one.part for one in self.pieces]),
             each([one.duration * US for one in self.pieces]),
-            np.ones(self.steps * pieces, np.bool_),
+            ns([one.us for one in self.pieces]),
             each([one.kind for one in self.calls], np.int8),
             codes(apis, [one.api for one in self.calls]), apis,
             tuple(one.caller for one in self.calls) * self.steps,

@@ -84,7 +84,7 @@ _RECORDS = 0.25
 #: An idle GPU of unknown cause: where a replay tells nothing, it tells nothing either.
 _UNEXPLAINED = Place("idle", "unknown")
 #: The columns of a replay that are times.
-_TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause")
+_TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause", "gap")
 #: A GPU that computes for less of a step than this is mostly idle.
 _BUSY = 0.7
 #: What the program does while the GPU idles, and the lines that tell more.

@@ -369,11 +369,12 @@ def find_exposed_communication(case: Case) -> Iterator[Candidate]:
         return
     trains = study.in_phase("backward").any() or not study.in_phase("forward").any()
     saved, remedy = (_SAVED_IN_TRAINING, _TRAINING_REMEDY) if trains else (_SAVED_IN_INFERENCE, _INFERENCE_REMEDY)
-    ms, whole = study.ms(collectives), study.duration[collectives & study.first].sum() / study.steps / 1e6
+    ms, whole = study.ms(collectives), study.duration[collectives].sum() / study.steps / 1e6
+    exposed = np.where(collectives, study.exposed / np.maximum(study.duration, 1), 0.0)
     yield Candidate(
         "exposed_communication",
         "Collectives are not hidden by computation",
-        tuple(saved_work(collectives * share) for share in saved),
+        tuple(saved_work(exposed * share) for share in saved),
         (
             f"{times(study.count(collectives), 'collective')} a step take {three(whole)} ms, of which nothing hides "
             f"{three(ms)} ms. A part of that may be waiting for a rank that comes late.",

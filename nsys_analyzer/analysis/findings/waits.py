@@ -98,8 +98,7 @@ def find_pageable_copy(case: Case) -> Iterator[Candidate]:
         ready = replay.with_pauses(loading, _COPIED_NS).without_waits(calls)
         return ready.without_calls(calls & (study.call == COPY)).with_work(np.where(copies, 0.0, 1.0))
 
-    whole = copies & study.first
-    size, ms = study.size[whole].sum() / study.steps, study.duration[whole].sum() / study.steps / 1e6
+    size, ms = study.size[copies].sum() / study.steps, study.duration[copies].sum() / study.steps / 1e6
     yield Candidate(
         "pageable_copy",
         "Batches are copied from pageable memory",
@@ -157,9 +156,8 @@ def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
     def gone(replay: Replay) -> Replay:
         return replay.without_calls(around).with_pauses(pausing, 0.0).with_work(np.where(copies, 0.0, 1.0))
 
-    whole = copies & study.first
-    size, ms = study.size[whole].sum() / study.steps, study.duration[whole].sum() / study.steps / 1e6
-    pageable = study.size[whole & (study.copy == DEVICE_TO_PAGEABLE)].sum() / max(study.size[whole].sum(), 1)
+    size, ms = study.size[copies].sum() / study.steps, study.duration[copies].sum() / study.steps / 1e6
+    pageable = study.size[copies & (study.copy == DEVICE_TO_PAGEABLE)].sum() / max(study.size[copies].sum(), 1)
     yield Candidate(
         "device_to_host_copy",
         "Tensors are copied to the host inside the step",

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import pieces_of
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
-from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.replay import Replay, before_on
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.analysis.summary.profiler_cost import (
     API_CALL,
@@ -50,6 +50,9 @@ _RECORDING = ("StreamBeginCapture", "StreamEndCapture")
 #: From a launch to its start on an idle GPU, and between two pieces that are queued, ns, where nothing was measured.
 _LATENCY_NS, _SPACING_NS = 6_000, 1_000
 
+#: The calls that make a stream wait for an event, and those that record one, by the starts of their names.
+_WAIT_EVENT, _RECORD = "(cuda|cu|hip)StreamWaitEvent", "(cuda|cu|hip)EventRecord"
+
 
 @dataclass(frozen=True)
 class Study:
@@ -60,8 +63,7 @@ class Study:
         kernel: code into ``kernels``, -1 for what is no kernel; each has its class in ``classes``.
         phase: code into ``phases``.
         part: shape (pieces,), code into ``ATTENTION_PARTS`` of the range of attention it was launched in, -1 outside.
-        duration: shape (pieces,), ns of the whole operation, whether or not something hides it.
-        first: shape (pieces,), True for the first piece of an operation.
+        duration: shape (pieces,), ns of each operation; ``exposed`` is the part of it that nothing else hides.
         call: shape (calls,), what each does; ``api`` is a code into ``apis``.
         range: shape (calls,), code into ``ranges`` of the innermost range when it starts; -1 in none but a step's.
         caller: what of PyTorch each call was made for, empty where no backtrace says it.
@@ -84,7 +86,7 @@ class Study:
     phases: tuple[str, ...]
     part: Ints
     duration: Ints
-    first: Bools
+    exposed: Floats
     call: Codes
     api: SmallInts
     apis: tuple[str, ...]
@@ -150,7 +152,7 @@ class Study:
         """The GPU's work in a step, of the steps that a replay looks at, ms."""
         left_out = 1 if self.steps >= _FEWEST else 0
         later = self.replay.launch >= self.replay.first_call[left_out]
-        return float(self.replay.work[later].sum()) / (self.steps - left_out) / 1e6
+        return float(self.exposed[later].sum()) / (self.steps - left_out) / 1e6
 
     @property
     def recording_share(self) -> float:
@@ -161,7 +163,7 @@ class Study:
 
     def ms(self, pieces: Bools) -> float:
         """The work of some pieces in a step, ms."""
-        return float(self.replay.work[pieces].sum()) / self.steps / 1e6
+        return float(self.exposed[pieces].sum()) / self.steps / 1e6
 
     def names(self, codes: Ints) -> list[str]:
         """The names of ranges by their codes, empty for -1."""
@@ -173,7 +175,7 @@ class Study:
 
     def count(self, chosen: Bools) -> float:
         """How many operations there are in a step, of some pieces: median."""
-        return self.calls_at(self.replay.launch[chosen & self.first])
+        return self.calls_at(self.replay.launch[chosen])
 
     def calls(self, chosen: Bools) -> float:
         """How many calls there are in a step, of some: median, since what the first steps do is none of the others'."""
@@ -209,37 +211,51 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
     mine = chosen[launched[chosen] != NONE]
     if not len(mine):
         return None
-    mine, begin, end = pieces_of(operations, mine, work.rank)
-    launch = launched[mine].astype(np.int64)
+    of_piece, shown, hidden = pieces_of(operations, mine, work.rank)
+    exposed = np.bincount(of_piece, hidden - shown, len(operations))
+    mine = mine[operations.end[mine] > operations.start[mine]]
+    mine = mine[np.lexsort((operations.start[mine], launched[mine]))]
+    launch, stream = launched[mine].astype(np.int64), operations.stream[mine].astype(np.int64)
+    begin, end = operations.start[mine], operations.end[mine]
     pageable = np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
-    awaited, own, lag = _waits(calls, launch, end, pageable)
+    awaited, own, lag = _waits(calls, launch, stream, end, pageable)
     # Where another thread goes on meanwhile, the program does not wait.
     awaited = np.where(following < calls.end - _SKEW_NS, NONE, awaited)
     waits = awaited != NONE
     idle = np.maximum(following - calls.end, 0).astype(np.float64)
     after = np.maximum(following - np.where(waits, calls.end, calls.start), 0).astype(np.float64)
     low_cost, high_cost = _profiler_costs(attributed, work.process, calls.start, following)
-    ran_before = operations.end[chosen[operations.start[chosen] < begin[0]]].max(initial=calls.start[launch[0]])
+    ran = [
+        operations.end[
+            chosen[(operations.stream[chosen] == one) & (operations.start[chosen] < begin[stream == one].min())]
+        ]
+        for one in np.unique(stream)
+    ]
+    ran_before = np.array([ended.max(initial=LONG_AGO) for ended in ran])
+    joins = _joins(calls, launch, stream, begin, end)
+    latency, spacing, gap = _gpu_side(begin, end, calls.start[launch], stream, joins, ran_before)
     replay = Replay(
         after,
         own,
         awaited,
         lag,
         launch,
-        *_gpu_side(begin, end, calls.start[launch], ran_before),
+        latency,
+        spacing,
         (end - begin).astype(np.float64),
         first_call - low,
         high_cost,
         np.where(idle >= PAUSE_NS, idle, 0.0),
+        stream,
+        joins,
+        gap,
         once=windows.source == "pass",
     )
     if replay.steps >= _FEWEST:
-        measured_ns = replay.mean_ns(np.append(calls.start, behind), np.append(np.maximum.accumulate(end), ran_before))
+        measured_ns = replay.mean_ns(np.append(calls.start, behind), np.append(end, ran_before.max()))
     else:  # from the first call of the steps to the one behind them
         shift = (behind - bounds[-1]) - (calls.start[0] - bounds[0])
         measured_ns = float((windows.end - windows.start).sum() + shift) / replay.steps
-    first = np.zeros(len(mine), np.bool_)
-    first[np.unique(mine, return_index=True)[1]] = True
     kernels, ranges = attributed.kernels, attributed.trace.ranges
     paused = np.maximum.accumulate((np.maximum(calls.end, calls.start) + following) // 2)
     opened = work.ranges
@@ -253,7 +269,7 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
         kernels.code[mine], kernels.names, kernels.classes,
         work.phase[mine], work.phases,
         attributed.attention_part(mine),
-        operations.end[mine] - operations.start[mine], first,
+        end - begin, exposed[mine],
         calls.call, calls.name, calls.names,
         tuple(attributed.trace.callers.get((work.process, one), "") for one in calls.correlation.tolist()),
         work.ranges_at(calls.start), work.ranges_at(paused),
@@ -300,36 +316,74 @@ def _chosen(steps: Steps, called: Ints, until: int | None) -> Windows:
     return windows.select(np.arange(start, start + many))
 
 
-def _gpu_side(begin: Ints, end: Ints, called: Ints, ran_before: np.int64) -> tuple[Floats, Floats]:
-    """Latency and spacing of each piece, ns: what it waited for in the trace is what it waits for in a replay.
+def _joins(calls: Launches, launch: Ints, stream: Ints, begin: Ints, end: Ints) -> Ints:
+    """The piece of another stream that each piece starts behind, -1 for none, by the order of the calls' names.
 
-    ``ran_before``: when the device had done what it ran before the first piece, or the launch of that.
+    The piece that is launched behind a call for a stream to wait is taken for the one that waits, for what of another
+    stream was launched before the call and ended last before it began. An event that is recorded directly before the
+    call is one that a side stream waits for.
     """
-    before = np.append(ran_before, np.maximum.accumulate(end)[:-1])
-    gap = np.maximum(begin - before, 0)
-    late = called > before  # launched when the GPU had already run dry
+    named = {kind: np.array([bool(re.match(kind, name)) for name in calls.names]) for kind in (_WAIT_EVENT, _RECORD)}
+    waits, records = (np.flatnonzero(mask[calls.name]) for mask in named.values())
+    joins = np.full(len(launch), NONE, np.int64)
+    waiting = np.searchsorted(launch, waits, side="right")
+    waits, waiting = waits[waiting < len(launch)], waiting[waiting < len(launch)]
+    before = np.where(waiting > 0, launch[waiting - 1], 0)
+    recorded = np.searchsorted(records, waits) > np.searchsorted(records, before)
+    by_side = recorded & (stream[waiting] == np.bincount(stream).argmax())
+    waiting = waiting[~by_side]
+    for other in np.unique(stream).tolist():
+        mine = np.flatnonzero(stream == other)
+        ended = np.searchsorted(np.maximum.accumulate(end[mine]), begin[waiting] + _SKEW_NS, side="right")
+        last = np.append(mine, NONE)[np.minimum(np.searchsorted(mine, waiting), ended) - 1]
+        joined = (last != NONE) & (stream[waiting] != other)
+        joined &= end[last] > np.where(joins[waiting] != NONE, end[joins[waiting]], LONG_AGO)
+        joins[waiting[joined]] = last[joined]
+    return joins
+
+
+def _gpu_side(
+    begin: Ints, end: Ints, called: Ints, stream: Ints, joins: Ints, ran_before: Ints
+) -> tuple[Floats, Floats, Floats]:
+    """Latency, spacing and gap of each piece, ns: what it waited for in the trace is what it waits for in a replay.
+
+    ``ran_before``: when each stream, by its number, had done what it ran before its first piece.
+    """
+    before = before_on(stream)
+    first = np.maximum(ran_before[np.searchsorted(np.unique(stream), stream)], called)
+    ended = np.where(before >= 0, end[before], first)
+    joined = np.where(joins >= 0, end[joins], LONG_AGO)
+    spaced = begin - ended
+    late = called > np.maximum(ended, joined)  # launched when the stream had already run dry
     latency = np.median((begin - called)[late & (begin > called)]) if (late & (begin > called)).any() else _LATENCY_NS
-    by_launch = (gap > 0) & (called + latency > before)
-    queued = ~by_launch & (gap > 0)
-    spacing = np.median(gap[queued]) if queued.any() else _SPACING_NS
+    by_join = (joined > ended) & (joined >= called + latency)
+    by_launch = (spaced > 0) & (called + latency > np.maximum(ended, joined))
+    queued = ~by_launch & ~by_join & (spaced > 0)
+    spacing = np.median(spaced[queued]) if queued.any() else _SPACING_NS
+    gap = np.median((begin - joined)[by_join]) if by_join.any() else _SPACING_NS
     return (
         np.where(by_launch, np.maximum(begin - called, 0), latency).astype(np.float64),
-        np.where(by_launch, np.minimum(gap, spacing), gap).astype(np.float64),
+        np.where(by_launch | by_join, np.minimum(spaced, spacing), spaced).astype(np.float64),
+        np.where(by_join, begin - joined, np.minimum(begin - joined, gap)).astype(np.float64),
     )
 
 
-def _waits(calls: Launches, launch: Ints, end: Ints, pageable: Bools) -> tuple[Ints, Floats, Floats]:
+def _waits(calls: Launches, launch: Ints, stream: Ints, end: Ints, pageable: Bools) -> tuple[Ints, Floats, Floats]:
     """The piece that each call waits for, the least that the call takes, and what it takes after that piece's end."""
     lasting = calls.end - calls.start
     count = len(calls)
     position = np.arange(count)
-    newest = np.searchsorted(np.maximum.accumulate(launch), position, side="right") - 1  # launched before or by it
-    ended = np.searchsorted(np.maximum.accumulate(end), calls.end + _SKEW_NS, side="right") - 1
-    piece = np.minimum(newest, ended)
+    piece, queue = np.full(count, NONE), np.zeros(count, np.int64)
+    for one in np.unique(stream).tolist():  # of all streams, what ended last before the call's end
+        mine = np.flatnonzero(stream == one)
+        reached = np.maximum.accumulate(end[mine])
+        newest = np.searchsorted(launch[mine], position, side="right") - 1  # launched before or by it
+        last = np.minimum(newest, np.searchsorted(reached, calls.end + _SKEW_NS, side="right") - 1)
+        later = (last >= 0) & ((piece == NONE) | (end[mine[last]] > end[piece]))
+        piece = np.where(later, mine[last], piece)
+        queue += newest + 1 - np.searchsorted(reached, calls.start, side="right")
     ended_at = np.append(end, 0)[piece]
     waited = (piece >= 0) & (ended_at >= calls.start)
-    begun = np.searchsorted(np.maximum.accumulate(end), calls.start, side="right")
-    queue = newest + 1 - begun
     sync = (calls.call == SYNCHRONIZE) & (piece >= 0)
     blocking = np.isin(calls.call, (COPY, FREE)) & waited & (lasting > _LONG_NS)
     # A copy through a buffer of the driver's: the call ends with it, a little before or after.

@@ -317,7 +317,7 @@ class _View:
         if study is None:
             return
         for kind, name in enumerate(COPIES):
-            chosen = (study.kind == MEMCPY) & (study.copy == kind) & (study.size > 0) & study.first
+            chosen = (study.kind == MEMCPY) & (study.copy == kind) & (study.size > 0)
             ns = int(study.duration[chosen].sum())
             if ns:
                 moved = float(np.sum(study.size[chosen])) * (2 if kind == ON_DEVICE else 1) / study.steps
