@@ -189,6 +189,7 @@ class Run(Options[None]):
         command, profile_command: the command line of the target alone, and under its profiler.
         run: the ``nsys-analyze run`` that did both.
         capture: the file name of the trace that it belongs to.
+        stacks: those of the stacks that were sampled while that was recorded.
         rank: the rank of the capture's process among those of the run.
         world_size: how many ranks the run has.
         rank_pids: the process ID of each rank, where one capture is of all.
@@ -224,6 +225,7 @@ class Run(Options[None]):
     profile_command: str | None = None
     run: str | None = None
     capture: str | None = None
+    stacks: tuple[str, ...] | None = None
     rank: CountOrNone | None = None
     world_size: Count | None = None
     rank_pids: tuple[CountOrNone, ...] | None = None

@@ -38,6 +38,8 @@ from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
 from nsys_analyzer.system.process import Job, Progress, Result, last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.trace.stacks import SUFFIX as STACKS
+from nsys_analyzer.trace.stacks import stacks_beside
 
 #: The output of the programs.
 LOG = "target.log"
@@ -235,7 +237,9 @@ def _run_target(
             made = overlaid(made, replace(target.run, steps=None, warmup_steps=None))
         made = replace(made, status=result.status, message=result.message)
         if profiler:
-            made = replace(made, capture=f"{stem}{profiler.suffix}")
+            capture = f"{stem}{profiler.suffix}"
+            stacks = tuple(path.name for path in stacks_beside(part / capture))
+            made = replace(made, capture=capture, stacks=stacks or None)
         manifest: dict[str, Any] = {"timings": timings}
         if ranks:
             made = replace(made, rank=None if ranks.one_report else number, world_size=ranks.count, group=group)
@@ -277,7 +281,8 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[Result, 
 def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | None) -> Result:
     """Runs a target under a profiler, which leaves a capture or one for each rank; of a crash, what came before it."""
     command = profiler.command(target.program, part.absolute(), target.ranks)
-    job = Job(command, annotating(target.annotation), timeout_s, profiler.runs_on)
+    stacks = part / f"capture{OF_RANK if target.ranks else ''}{STACKS}"
+    job = Job(command, annotating(target.annotation, stacks=stacks), timeout_s, profiler.runs_on)
     result = run_job(job, part / LOG)
     if result.status == "timeout":
         return result

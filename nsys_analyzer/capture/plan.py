@@ -25,7 +25,7 @@ _OF_ANY_PROGRAM = (
 #: The defaults of a CPU where a GPU has others: a step that takes a GPU 0.04 s takes a CPU 8.
 _LIGHTER = {name: [entry.default_on_cpu] for name, entry in OPTIONS.items() if entry.default_on_cpu is not None}
 #: What only the annotation of a program does.
-_OF_ANNOTATION = ("run_to_end", "modules")
+_OF_ANNOTATION = ("run_to_end", "modules", "no_stacks")
 #: What is asked of a program that runs on.
 _OF_SERVERS = ("delay", "duration")
 #: What says how many processes a program has, and the words behind which our own has several.
@@ -54,6 +54,7 @@ class Recording:
     annotate: bool = True
     run_to_end: bool = False
     modules: bool = False
+    no_stacks: bool = False
     nproc: int | None = None
     one_report: bool = False
 
@@ -186,6 +187,7 @@ def _program(
         run_to_end=recording.run_to_end,
         # Ranks that end at different steps would wait for each other for ever.
         steady="warmup_steps" not in described and not recording.ranks, modules=recording.modules,
+        stacks=not recording.no_stacks,
     )  # fmt: skip
     return program_target(program, Run(**described), annotation if recording.annotate else None, recording.ranks)
 

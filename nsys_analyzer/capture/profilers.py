@@ -123,18 +123,20 @@ def timed_command(target: Target, logs: Path) -> list[str]:
     return launched(target.program, target.ranks.count, logs) if target.ranks else list(target.program)
 
 
-def annotating(asked: Annotation | None, results: Path | None = None) -> dict[str, str]:
+def annotating(asked: Annotation | None, results: Path | None = None, stacks: Path | None = None) -> dict[str, str]:
     """Returns variables for a program, and for all that it starts; none without an annotation.
 
     Args:
         asked: what to annotate.
         results: the file for the times of steps and phases, without a profiler.
+        stacks: the file for the stacks of a program that is recorded.
     """
     if asked is None:
         return {}
     settings = {
         **asdict(asked),
         "results": str(results.absolute()) if results else None,
+        "stacks": str(stacks.absolute()) if stacks and asked.stacks else None,
         "spellings": {phase: list(DEFAULT_NAMES[phase]) for phase in _PHASES},
     }
     folder = str(Path(hooks.__file__).with_name("injected"))

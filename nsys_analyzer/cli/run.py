@@ -44,6 +44,12 @@ _NO_PLACE = "Free some space, or name another --output-dir; finished results sta
               help="Of a server: record for S seconds, then end it.")  # fmt: skip
 @option(PROGRAM, "--modules", is_flag=True, help="A range around each call of a module of a program of "
               "yours, and in its backward pass: the report says what each module takes.")  # fmt: skip
+@option(
+    PROGRAM,
+    "--no-stacks",
+    is_flag=True,
+    help="Do not sample where in a program of yours time passes; the report names no lines then.",
+)
 @option(PROGRAM, "--nproc", type=click.IntRange(1), metavar="N",
               help="Start a program of yours as N ranks, as torchrun does, and record each of them.")  # fmt: skip
 @option(PROGRAM, "--one-report", is_flag=True, help="With --nproc: one report of nsys over all ranks.")

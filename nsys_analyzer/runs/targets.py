@@ -41,6 +41,7 @@ class Annotation:
         run_to_end: whether the program goes on after the capture range.
         steady: whether the warm-up goes on until steps take equally long, for twice as many steps at most.
         modules: whether each call of a module gets a range.
+        stacks: whether the program's stack is sampled while it is recorded.
     """
 
     warmup_steps: int
@@ -49,6 +50,7 @@ class Annotation:
     run_to_end: bool = False
     steady: bool = False
     modules: bool = False
+    stacks: bool = True
 
 
 #: What is put behind a file's name where each rank of a run writes its own; nsys spells it so, too.

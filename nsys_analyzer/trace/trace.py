@@ -55,6 +55,7 @@ from nsys_analyzer.trace.metadata import Metadata, explained, read_diagnostics, 
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, noted_calls, read_nccl_calls, read_ranks
 from nsys_analyzer.trace.reader import Reader, column_in
 from nsys_analyzer.trace.sources import open_capture
+from nsys_analyzer.trace.stacks import Stacks, are_clocks, read_stacks
 from nsys_analyzer.trace.time_checks import LeftOut, TimeCheck
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Trace:
         launch_ns: the median duration of the first kernel launches; None without any.
         nccl_calls: calls of NCCL's functions.
         callers: what of PyTorch the API calls with a backtrace were made for, by process and correlation ID.
+        stacks: where the program was, by global process ID, where our hooks sampled it.
     """
 
     path: Path
@@ -110,6 +112,7 @@ class Trace:
     launch_ns: float | None = None
     callers: Mapping[tuple[int, int], str] = field(default_factory=dict)
     nccl_calls: NcclCalls = field(default_factory=NcclCalls.none)
+    stacks: Mapping[int, Stacks] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -144,6 +147,7 @@ class Trace:
         timed, called = check.operations(operations), check.calls(launches)
         once = check.not_repeated(operations) if by_nsys else timed
         valid, ended = check.ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
+        clocks = are_clocks(ranges)
         memory = None
         if reader.name_of(schema.MEMORY):
             start, process, size, operation, alive = frames["memory"].values()
@@ -158,8 +162,8 @@ class Trace:
             operations.select(timed & once),
             launches.select(called),
             launches.select(called & out_of_memory),
-            ranges.select(valid & ended),
-            ranges.select(valid & ~ended),
+            ranges.select(valid & ended & ~clocks),
+            ranges.select(valid & ~ended & ~clocks),
             recorded.select(check.ranges(schema.OPERATORS, recorded))
             if reader.name_of(schema.OPERATORS)
             else operators.select((valid & ended)[annotated]),
@@ -174,6 +178,7 @@ class Trace:
             float(np.median(lasted)) if len(lasted) else None,
             _read_callers(reader, strings),
             read_nccl_calls(reader, noted),
+            read_stacks(path, ranges.select(valid & clocks)),
         )
 
 

@@ -154,7 +154,9 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
             findings.insert(place, replace(unsure, left_after_all_ms=left))
     hides = profiled - longest > _HIDES * profiled
     overhead = (profiled - longest, profiled - shortest) if hides else None
-    return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(findings), why)
+    placed = ((one, (one.place.kind, one.place.name) if one.place else ("", "")) for one in findings)
+    found = tuple(replace(one, lines=study.lines.get(place, ())) for one, place in placed)
+    return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, found, why)
 
 
 def baselines_of(capture: CaptureSummary, study: Study) -> tuple[tuple[Replay, ...], float]:

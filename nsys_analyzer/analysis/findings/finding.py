@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
@@ -50,6 +51,7 @@ class Finding:
         remedy: lines of PyTorch.
         disproof: what would show that the finding is wrong.
         place: where a timeline shows it; None where it is seen nowhere.
+        lines: of the program, where its stacks were sampled.
     """
 
     id: str
@@ -63,6 +65,7 @@ class Finding:
     remedy: tuple[str, ...]
     disproof: Words
     place: Place | None = None
+    lines: tuple[Line, ...] = ()
     saves_ms: float = field(init=False)
     left_ms: float = field(init=False)
     share_of_step: float = field(init=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import msgspec
 
+from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.windows import Source, StepGroup
 from nsys_analyzer.analysis.summary.statistics import Stats
@@ -81,13 +82,14 @@ class PhaseParts(Parts):
 
 @dataclass(frozen=True)
 class IdleTime:
-    """The idle time of one cause in a step, mean: its range and API call where it has one, and its gaps."""
+    """The idle time of one cause in a step, mean: its range and API call where it has one, its gaps and its lines."""
 
     cause: Cause
     range: str | None
     api: str | None
     ms: float
     gaps: float
+    lines: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ class StepSummary(DissectedSteps):
         devices: every device that the process uses.
         unprofiled_ms: None where nothing tells it.
         profiler_overhead_ms: the least and the most that the profiler takes of a step, where it hides the program.
+        lines: those of the program at which it is longest in a step, where its stacks were sampled.
     """
 
     instances: int
@@ -195,6 +198,7 @@ class StepSummary(DissectedSteps):
     queue: Queue | None = None
     unprofiled_ms: UnprofiledStep | None = None
     profiler_overhead_ms: tuple[float, float] | None = None
+    lines: tuple[Line, ...] = ()
 
     @property
     def said_ms(self) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from nsys_analyzer.analysis.intervals import LONG_AGO, NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import pieces_of
+from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
 from nsys_analyzer.analysis.steps.replay import Replay, before_on
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
@@ -73,6 +75,7 @@ class Study:
         loading: shape (calls,), True where the program loads a batch in the pause behind the call.
         measured_ns: how long these steps took under the profiler, mean, as a replay looks at them.
         low_share: the least that the profiler may have cost, as a share of the most.
+        lines: of the program, behind the idle time of a cause, or the launches of a class, phase or kernel.
     """
 
     replay: Replay
@@ -100,6 +103,7 @@ class Study:
     measured_ns: float
     low_share: float
     gpu: Gpu | None
+    lines: Mapping[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import TypeVar
@@ -14,6 +14,7 @@ from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE
+from nsys_analyzer.analysis.steps.lines import Line, Voters
 from nsys_analyzer.analysis.steps.process import AT_ONCE, CAUSES, OUTSIDE, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.step import (
     INPUT,
@@ -37,6 +38,8 @@ from nsys_analyzer.trace.columns import process_of
 
 #: Operations of a process that are dissected in all, about.
 _MOST_OPERATIONS = 300_000
+#: Kernels whose lines are looked for, the longest ones.
+_LONGEST = 10
 #: So many steps before the middle one, and from it on, tell how far the program runs ahead.
 _LOOKED_AT = 8
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime)
@@ -51,11 +54,12 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
     fewer, block = -(-operations // _MOST_OPERATIONS), max(1, AT_ONCE * len(measured) // max(operations, 1))
     if fewer > 1 and len(measured) >= 2 * fewer * block:
         windows = measured.select(np.flatnonzero(np.arange(len(measured)) // block % fewer == 0))
-    dissected = [dissect_device(work, windows, device, steps.length_ms) for device in work.devices]
+    sampled = {device: Voters(work, windows, device) for device in work.devices if process in attributed.trace.stacks}
+    dissected = [dissect_device(work, windows, device, steps.length_ms, sampled.get(device)) for device in work.devices]
     main = max(dissected, key=lambda device: device.compute_ms)
-    on_cpu = is_on_cpu(attributed.trace, process)
+    on_cpu, voters = is_on_cpu(attributed.trace, process), sampled.get(main.device)
     if on_cpu:
-        main = _by_ranges(work, windows, main)
+        main = _by_ranges(work, windows, main, voters)
         dissected = [main]
     chosen = work.devices[main.device]
     looked_at = f" (of {len(measured):,}, {len(windows):,} are looked at)" if len(windows) < len(measured) else ""
@@ -77,13 +81,32 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
         devices=tuple(narrowed(device, DeviceSteps) for device in dissected),
         launch_latency_us=latency,
         queue=queue,
+        lines=voters.of_step(steps.length_ms) if voters else (),
     )
     if on_cpu:
         return summary, None
-    return summary, study_steps(work, steps, chosen)
+    study = study_steps(work, steps, chosen)
+    if study and voters:
+        study = replace(study, lines=_lines(work, summary, voters))
+    return summary, study
 
 
-def dissect_device(work: ProcessWork, windows: Windows, device: int, length_ms: float) -> DissectedSteps:
+def _lines(work: ProcessWork, step: StepSummary, voters: Voters) -> Mapping[tuple[str, str], tuple[Line, ...]]:
+    """Returns the lines behind whatever a finding may be about."""
+    found: dict[tuple[str, str], tuple[Line, ...]]
+    found = {("idle", one): voters.of_idle(CAUSES.index(one), step.idle_of(one)) for one in CAUSES}
+    found |= {("class", name): voters.of_launches(work.label == code) for code, name in enumerate(work.classes)}
+    found |= {("phase", name): voters.of_launches(work.phase[:-1] == code) for code, name in enumerate(work.phases)}
+    code = {name: number for number, name in enumerate(work.attributed.kernels.names)}
+    longest = [one.name for one in step.kernels[:_LONGEST] if one.name]
+    return found | {
+        ("kernel", name): voters.of_launches(work.attributed.kernels.code == code[name]) for name in longest
+    }
+
+
+def dissect_device(
+    work: ProcessWork, windows: Windows, device: int, length_ms: float, voters: Voters | None = None
+) -> DissectedSteps:
     """Dissects the steps on one device; the parts add up to the length of a step."""
     kernels, starts = work.attributed.kernels, work.attributed.trace.operations.start
     # Behind all kernels stands, without a name, what of each class is none: fills, and opaque graphs.
@@ -147,8 +170,9 @@ def dissect_device(work: ProcessWork, windows: Windows, device: int, length_ms: 
                 CAUSES[cause],
                 (ranges[range_] or None) if range_ != NONE else None,
                 apis[api].partition("_v")[0] if api != NONE else None,  # without the version that CUPTI puts behind it
-                ns / (steps * 1e6) * waits,
+                ms := ns / (steps * 1e6) * waits,
                 gaps / steps,
+                voters.of_idle(cause, ms, range_, api) if voters else (),
             )
             for (cause, range_, api), (ns, gaps) in idle_ns.items()
         ),
@@ -183,7 +207,7 @@ def _launching(work: ProcessWork, measured: Windows, chosen: SmallInts) -> tuple
     return LaunchLatency(*latency), Queue(float(np.median(waiting)), int(waiting.max()))
 
 
-def _by_ranges(work: ProcessWork, windows: Windows, device: DissectedSteps) -> DissectedSteps:
+def _by_ranges(work: ProcessWork, windows: Windows, device: DissectedSteps, voters: Voters | None) -> DissectedSteps:
     """Tells the steps of a program without a GPU: each phase by its ranges, the loading of batches, and the rest.
 
     Nothing is launched there: the time in which no operator runs is the program's own.
@@ -209,11 +233,12 @@ def _by_ranges(work: ProcessWork, windows: Windows, device: DissectedSteps) -> D
         left -= ms
     compute = max(device.compute_ms - sum(phase.compute_ms for phase in phases), 0.0)
     phases.append(PhaseParts(compute, 0.0, 0.0, max(left - compute, 0.0), OUTSIDE))
+    lines = voters.of_operators(device.idle_ms) if voters else ()
     idle_ms, gaps = device.idle_ms, sum(idle.gaps for idle in device.idle_by_cause)
     return replace(
         device,
         phases=tuple(phases),
-        idle_by_cause=_longest([IdleTime("host", None, None, idle_ms, gaps)]),
+        idle_by_cause=_longest([IdleTime("host", None, None, idle_ms, gaps, lines)]),
         causes=_longest([CauseTime("host", idle_ms, None)]),
         own_pauses_ms=0.0,
     )

@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 _NVTX, _PACKAGE = ("range_push", "range_start"), ("push_range", "start_range", "annotate")
 _OURS = "_of_nsys_analyze"
 #: Is replaced by the rank of the process in the name of a file that is each rank's own.
-_OF_RANK = "%q{RANK}"
+OF_RANK = "%q{RANK}"
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 
 
@@ -70,6 +70,11 @@ class Ranges:
     def start(self, name: str) -> Any:
         """Opens a range that need not nest in the program's; the handle is for ``end``, None where there is none."""
         return None if name in self._own else self._start(name)
+
+    def note(self, text: str) -> None:
+        """Writes a text into the capture, as a range that ends at once."""
+        self._push(text)
+        self._pop()
 
     def end(self, handle: Any) -> None:
         """Closes the range of a handle."""
@@ -175,8 +180,8 @@ class Results:
     def __init__(self, path: str | None) -> None:
         self.is_measured = self._is_written = False
         rank = os.environ.get("RANK", "0")
-        is_written = path is not None and (rank == "0" or _OF_RANK in path)
-        self._path = Path(str(path).replace(_OF_RANK, rank)) if is_written else None
+        is_written = path is not None and (rank == "0" or OF_RANK in path)
+        self._path = Path(str(path).replace(OF_RANK, rank)) if is_written else None
         self._notes: list[str] = []
         self._cost_ns = 0
 

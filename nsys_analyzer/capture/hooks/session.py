@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 from .flops import CountedStep
 from .modules import Backward, Modules
 from .ranges import Clock, Ranges, Results
+from .stacks import Sampler
 
 #: What a program writes that opens the capture range by itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
@@ -83,6 +84,7 @@ class Session:
         results: what is left for the report.
         thread: that thread, None before.
         ranges: what it writes.
+        sampler: looks at its stack while it is recorded.
         steps: how many have ended.
         training: whether there is an optimizer.
         holds_calls: whether a call of a module is part of a phase already.
@@ -100,6 +102,7 @@ class Session:
         self.holds_calls = False
         self.training = False
         self.ranges = Ranges(torch, settings.spellings, self.own_window_opens, self.own_window_closes)
+        self.sampler = Sampler(settings.stacks, self.ranges)
         self.modules = Modules(torch, self.ranges)
         self.root_classes: set[type] = set()
         self.passes: int | None = None
@@ -342,6 +345,7 @@ class Session:
 
     def _begin_step(self) -> None:
         if self._open:
+            self.sampler.mark()
             self._step = self.ranges.start("step")
             if self._clock:
                 self._clock.step_begins()
@@ -366,6 +370,7 @@ class Session:
             self._end_step()
         else:
             self._opened()
+        self.sampler.mark()
         if self.training:
             self._begin_step()
 
@@ -377,6 +382,8 @@ class Session:
 
     def _opened(self) -> None:
         self._open = True
+        self.sampler.open()
+        self.sampler.mark()
         self.modules.active = self.modules.written = self.settings.modules and self.settings.results is None
         if self.settings.results is not None:
             self._clock = Clock(self.torch)
@@ -388,6 +395,7 @@ class Session:
 
     def _shut(self, *, stops: bool = False) -> None:
         self._open, self._closed = False, True
+        self.sampler.close()
         self.results.is_measured = False
         self.modules.active = self.modules.written = False
         if self._clock is None:
@@ -424,6 +432,7 @@ class Session:
             steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
             few = f"the program ended after {steps}, and the first {self.settings.warmup_steps} are not recorded"
             self.results.say(f"{few}: give --warmup {min(1, self.steps - 1)}")
+        self.sampler.close()
         self.results.write_notes()
 
     def _find_own_window(self) -> None:

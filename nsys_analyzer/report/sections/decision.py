@@ -15,6 +15,7 @@ from nsys_analyzer.report.model import Answer, Block, Cell, Listing, Paragraph, 
 from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, to_fix
 from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
+from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about, about_milliseconds, about_percent, milliseconds_between
 from nsys_analyzer.text import Text, Words, code, joined, listed, phrase, plural, spans
@@ -75,6 +76,9 @@ def _of_step(capture: CaptureSummary) -> Iterator[Block]:
     yield Answer(_length(capture, step), title)
     if bars := bars_of_step(step, title, on_cpu=capture.on_cpu):
         yield bars
+    if capture.on_cpu and step.lines:
+        yield Paragraph(f"The lines at which the program is longest in {'it' if step.is_pass else 'a step'}:", title)
+        yield from lines_of_program(step.lines, title)
     first = to_fix(capture)[:FIRST]
     if first:
         yield _do_first(capture)
@@ -149,6 +153,7 @@ def _do_first(capture: CaptureSummary) -> Table:
     fields: tuple[Field[_Saving], ...] = (
         Field("#", "text", lambda row: str(row[0])),
         Field("Do first", "text", lambda row: row[1]),
+        Field("line", "code", lambda row: first[row[0] - 1].lines[0].place if first[row[0] - 1].lines else None),
         Field(f"saves {step_noun(capture.step)}, ms", "ms", lambda row: row[2]),
         Field("", "bar", lambda row: row[3]),
     )

@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import step_noun
 from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Section, Seen
+from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plural, strong
@@ -90,6 +91,7 @@ def _explained(finding: Finding, capture: str) -> tuple[Block, ...]:
     """What was seen, what to type, where the timeline shows it; folded, what the saving rests on."""
     return (
         Paragraph(joined(" ", finding.evidence[:_SENTENCES]), capture),
+        *lines_of_program(finding.lines, capture),
         Listing(finding.remedy, "python", capture),
         *((Seen(finding.place, capture),) if finding.place else ()),
         Details(
@@ -131,6 +133,7 @@ _IN_CAPTURES: tuple[Field[_Found], ...] = (
     Field("capture", "text", lambda row: row[0].title),
     Field("saves ms", "ms", lambda row: saving(row[1])),
     Field("share of the step", "percent", lambda row: row[1].share_of_step),
+    Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
     Field("what was seen", "text", lambda row: row[1].evidence[0] if row[1].evidence else None),
 )
 

@@ -9,6 +9,7 @@ from nsys_analyzer.analysis.steps.step import DeviceSteps, PhaseParts, StepSumma
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Block, Cell, Details, Paragraph, Table
+from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about, about_milliseconds, counted, format_number, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plural
@@ -42,6 +43,8 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
     idle = [row for device in devices for row in _idle(device)]
     if idle and not capture.on_cpu:
         yield Details(f"Idle time of {of} by cause", (_table(_CAUSES, idle, step, title),), title)
+    if step.lines and not capture.on_cpu:
+        yield Details(f"Where the program is in {of}", tuple(lines_of_program(step.lines, title)), title)
 
 
 #: A row of a device: its cells after the device's number.
@@ -64,7 +67,13 @@ _PHASES = _fields(
     ("idle ms", "ms"), ("all ms", "ms"),
 )  # fmt: skip
 _CAUSES = _fields(
-    ("cause", "text"), ("range", "code"), ("API call", "code"), ("ms", "ms"), ("share", "percent"), ("gaps", "count")
+    ("cause", "text"),
+    ("range", "code"),
+    ("API call", "code"),
+    ("ms", "ms"),
+    ("share", "percent"),
+    ("gaps", "count"),
+    ("line", "code"),
 )
 
 
@@ -94,10 +103,12 @@ def _idle(device: DeviceSteps) -> Iterator[_Row]:
     """The largest causes, and the sum of the others."""
     rows = [row for row in device.idle_by_cause if row.ms >= _LEAST_SHARE * device.total_ms][:_MOST_ROWS]
     for row in rows:
-        yield device, (CAUSE_WORDS[row.cause], row.range, row.api, row.ms, row.ms / device.total_ms, round(row.gaps, 1))
+        line = row.lines[0].place if row.lines else None
+        share = row.ms / device.total_ms
+        yield device, (CAUSE_WORDS[row.cause], row.range, row.api, row.ms, share, round(row.gaps, 1), line)
     if others := device.idle_by_cause[len(rows) :]:
         ms, gaps = sum(row.ms for row in others), sum(row.gaps for row in others)
-        yield device, (f"{len(others)} smaller ones", None, None, ms, ms / device.total_ms, round(gaps, 1))
+        yield device, (f"{len(others)} smaller ones", None, None, ms, ms / device.total_ms, round(gaps, 1), None)
 
 
 def _queue(step: StepSummary) -> str:

@@ -1,0 +1,170 @@
+"""The lines of the program behind idle time and findings: the sampled stacks that fall into their stretches vote.
+
+The line of a stack is its innermost one that the program's author wrote; what that calls is not his to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals import NONE, overlaps
+from nsys_analyzer.analysis.steps.anatomy import reached_before
+from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
+from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import SYNCHRONIZE
+from nsys_analyzer.trace.stacks import Frame
+
+#: Lines that are named, the share that each has at least, and the samples that tell them at least.
+_MOST, _LEAST_SHARE, _FEWEST = 3, 0.05, 3
+#: Lines of the source that are shown around the first.
+_AROUND = 5
+#: Code that Python puts into a function of its own, inside the one that holds it.
+_INSIDE = re.compile(r"\.<(?:genexpr|listcomp|dictcomp|setcomp|lambda)>")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the program, and its part of some time.
+
+    Attributes:
+        called_from: file and line of the call of its function, empty where the program does not call it.
+        share: of the time in question.
+        ms: in a step; None where only the share is known.
+        source: the lines around it, with their numbers; of the first line alone.
+    """
+
+    file: str
+    line: int
+    function: str
+    called_from: str
+    share: float
+    ms: float | None = None
+    source: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """File and line: ``train.py:212``."""
+        return f"{self.file}:{self.line}"
+
+
+class Voters:
+    """The sampled stacks of a process, and what its program did meanwhile.
+
+    Attributes:
+        stretches: of each idle cause: the calls that wait, the program's pauses and its time in the allocator; of
+            causes that are none of these, the idle time itself.
+    """
+
+    def __init__(self, work: ProcessWork, windows: Windows, device: int) -> None:
+        self._work, self._stacks = work, work.attributed.trace.stacks[work.process]
+        self._windows, self._device = windows, device
+        # A device that computes on the CPU has no calls, and is idle for the program's own reasons.
+        calls, waiting = work.calls, work.waiting
+        is_copy = calls.call[waiting] != SYNCHRONIZE
+        waits = Stretches(
+            calls.start[waiting], calls.end[waiting],
+            np.where(is_copy, CAUSES.index("copy"), CAUSES.index("sync")),
+            work.ranges_at(calls.start[waiting]), calls.name[waiting].astype(np.int64),
+        )  # fmt: skip
+        idle = work.find_idle(windows, device)
+        others = np.isin(idle.cause, [CAUSES.index(cause) for cause in ("launch", "communication", "unknown")])
+        left = Stretches(idle.start, idle.end, idle.cause, idle.range, idle.api).select(others)
+        self.stretches = [self._inside(waits), self._inside(work.busy), left]
+
+    def of_idle(self, cause: int, ms: float, range_: int | None = None, api: int | None = None) -> tuple[Line, ...]:
+        """The lines behind the idle time of a cause, of one range and API call where these are given."""
+        chosen = []
+        for some in self.stretches:
+            mask = some.cause == cause
+            if range_ is not None:
+                mask &= (some.range == range_) & (some.api == api)
+            chosen.append(some.select(np.flatnonzero(mask)))
+        one = max(chosen, key=len)  # a cause is of one kind of stretches
+        return self.hottest(one.start, one.end, ms)
+
+    def of_launches(self, operations: Bools) -> tuple[Line, ...]:
+        """The lines that launch some operations of the trace: those at which the program is before their calls."""
+        work, position = self._work, np.full(len(self._work.attributed.trace.launches) + 1, NONE)
+        position[work.index] = np.arange(len(work.index))
+        called = np.unique(position[work.attributed.attribution.launch[operations]])
+        called = called[called > 0]
+        start, end = reached_before(work.calls.end)[called], work.calls.end[called]
+        inside = Stretches(start, np.maximum(end, start), *np.zeros((3, len(start)), np.int64))
+        inside = self._inside(inside)
+        return self.hottest(inside.start, inside.end)
+
+    def of_step(self, ms: float) -> tuple[Line, ...]:
+        """The lines at which the program is in a step."""
+        windows = self._windows
+        return self.hottest(np.maximum(windows.start, reached_before(windows.end)), windows.end, ms)
+
+    def of_operators(self, ms: float) -> tuple[Line, ...]:
+        """The lines at which no operator of a program runs that computes on the CPU."""
+        idle = self._work.find_idle(self._windows, self._device)
+        return self.hottest(idle.start, idle.end, ms)
+
+    def hottest(self, start: Ints, end: Ints, ms: float | None = None) -> tuple[Line, ...]:
+        """The lines with most of the samples in some stretches, which do not overlap; none where too few tell them.
+
+        A sample counts for the time to the next one, and for all that it was waited for.
+        """
+        stacks = self._stacks
+        sample, _, low, high = overlaps(start, end, np.minimum(stacks.asked, stacks.taken - 1), stacks.taken)
+        weight = (high - low + stacks.period_ns * (high == stacks.taken[sample])).astype(np.float64)
+        if len(np.unique(sample)) < _FEWEST:
+            return ()
+        by_line: dict[Frame, dict[str, float]] = {}
+        for stack, ns in zip(*_summed(stacks.stack[sample], weight), strict=True):
+            if frames := stacks.stacks[stack]:
+                callers = by_line.setdefault(_plain(frames[0]), {})
+                caller = _caller(frames)
+                callers[caller] = callers.get(caller, 0.0) + ns
+        ranked = sorted(by_line, key=lambda frame: -sum(by_line[frame].values()))[:_MOST]
+        total = float(weight.sum())
+        found: list[Line] = []
+        for frame in ranked:
+            callers = by_line[frame]
+            share = sum(callers.values()) / total
+            if share >= _LEAST_SHARE:
+                source = () if found else tuple(self._source(frame))
+                caller = max(callers, key=lambda one: callers[one])
+                found.append(Line(*frame, caller, share, None if ms is None else share * ms, source))
+        return tuple(found)
+
+    def _inside(self, stretches: Stretches) -> Stretches:
+        """The stretches that begin in a step, cut where they overlap."""
+        windows = self._windows
+        place = np.searchsorted(windows.start, stretches.start, side="right") - 1
+        inside = (place >= 0) & (stretches.start < np.append(windows.end, 0)[place])
+        chosen = stretches.select(np.flatnonzero(inside))
+        start = np.maximum(chosen.start, reached_before(chosen.end))
+        return Stretches(start, np.maximum(chosen.end, start), chosen.cause, chosen.range, chosen.api)
+
+    def _source(self, frame: Frame) -> Iterator[str]:
+        text = self._stacks.source.get(frame.file, {})
+        for number in range(frame.line - _AROUND, frame.line + _AROUND + 1):
+            if number in text:
+                yield f"{'>' if number == frame.line else ' '} {number:>4} {text[number]}"
+
+
+def _summed(code: Ints, weight: np.ndarray) -> tuple[list[int], list[float]]:
+    used, place = np.unique(code, return_inverse=True)
+    return used.tolist(), np.bincount(place, weight).tolist()
+
+
+def _plain(frame: Frame) -> Frame:
+    """The frame in the function that its author named."""
+    return frame._replace(function=_INSIDE.sub("", frame.function))
+
+
+def _caller(frames: tuple[Frame, ...]) -> str:
+    """Where the program calls the function of a stack's innermost line; empty where it does not."""
+    here = _plain(frames[0])
+    outside = (one for one in frames[1:] if _plain(one)[::2] != here[::2])
+    caller = next(outside, None)
+    return f"{caller.file}:{caller.line}" if caller else ""

@@ -1,0 +1,134 @@
+"""Where the program is while it is recorded: its stack, some 200 times a second, for the lines that a report names.
+
+A sample is taken when Python's lock is free. Where the program holds it longer, as in a collection of garbage, the
+stack is the same until then, so each sample says when it was asked for, too. Times are those of the monotonic clock;
+ranges that have a time in their name tell what the capture's clock said then.
+"""
+
+from __future__ import annotations
+
+import dis
+import gzip
+import itertools
+import json
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+import time
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+from .ranges import OF_RANK, Ranges
+
+PERIOD_NS = 5_000_000
+#: The clocks are compared so often at most.
+_BETWEEN_MARKS_NS = 100_000_000
+#: Lines of the source that are kept before and behind each line.
+_AROUND = 5
+#: The folders of what is none of the program's: Python's, ours, and whatever was installed or generated.
+_OTHERS = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+_INSTALLED = ("site-packages", "dist-packages", "torchinductor", f"{os.sep}torch{os.sep}")
+
+
+class Sampler:
+    """The stacks of one thread, from ``open`` to ``close``, which writes them; nothing is done without a path."""
+
+    def __init__(self, path: str | None, ranges: Ranges) -> None:
+        self._path = Path(path.replace(OF_RANK, os.environ.get("RANK", "0"))) if path else None
+        self._ranges = ranges
+        self._sampling: threading.Thread | None = None
+        self._goes_on = False
+        self._marked_ns = 0
+        self._codes: dict[int, Any] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._samples: list[tuple[int, int, int]] = []
+
+    def open(self) -> None:
+        """Samples this thread from now on."""
+        if self._path and not self._sampling:
+            self._goes_on = True
+            self._sampling = threading.Thread(
+                target=self._sample, args=(threading.get_ident(),), name="nsys-analyze", daemon=True
+            )
+            self._sampling.start()
+
+    def mark(self) -> None:
+        """Says in the capture what the clock is; often enough, for clocks drift apart."""
+        if self._goes_on and (now := time.monotonic_ns()) - self._marked_ns >= _BETWEEN_MARKS_NS:
+            self._marked_ns = now
+            self._ranges.note(f"nsys-analyze clock {os.getpid()} {time.monotonic_ns()}")
+
+    def close(self) -> None:
+        """Writes the samples, once; the file is complete or absent."""
+        if not self._goes_on or not self._path or not self._sampling:
+            return
+        self._goes_on = False
+        self._sampling.join()
+        unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        with gzip.open(unfinished, "wt", encoding="utf-8") as file:
+            json.dump(self._written(), file, separators=(",", ":"))
+        unfinished.replace(self._path)
+
+    def _sample(self, thread: int) -> None:
+        clock, codes, numbers = time.monotonic_ns, self._codes, self._numbers
+        asked = clock()
+        while self._goes_on:
+            asked += PERIOD_NS
+            time.sleep(max(asked - clock(), 0) / 1e9)
+            taken = clock()
+            frame, key = sys._current_frames().get(thread), []
+            while frame is not None:
+                code = frame.f_code
+                codes[id(code)] = code  # which keeps it, and so its ID
+                key += [id(code), frame.f_lasti]
+                frame = frame.f_back
+            self._samples.append((asked, taken, numbers.setdefault(tuple(key), len(numbers))))
+            asked = taken
+
+    def _written(self) -> dict[str, Any]:
+        """The samples, and of each stack the lines of the program, the innermost first."""
+        lines = {name: list(dis.findlinestarts(code)) for name, code in self._codes.items() if _is_of_program(code)}
+        frames: dict[tuple[str, int, str], int] = {}
+        stacks, source = list[list[int]](), dict[str, dict[int, str]]()
+        for key in self._numbers:
+            stack: list[int] = []
+            for name, offset in itertools.zip_longest(*[iter(key)] * 2):
+                if name not in lines:
+                    continue
+                code = self._codes[name]
+                at = bisect_right([start for start, _ in lines[name]], offset) - 1
+                line = lines[name][at][1] or code.co_firstlineno
+                # Before Python 3.11 a code has no qualified name.
+                function = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+                frame = (_relative(code.co_filename), line, function)
+                if not stack:
+                    text, first = linecache.getlines(code.co_filename), max(line - _AROUND, 1)
+                    kept = enumerate(text[first - 1 : line + _AROUND], first)
+                    source.setdefault(frame[0], {}).update((number, one.rstrip("\n")) for number, one in kept)
+                stack.append(frames.setdefault(frame, len(frames)))
+            stacks.append(stack)
+        return {
+            "pid": os.getpid(),
+            "period_ns": PERIOD_NS,
+            "asked_ns": [asked for asked, _, _ in self._samples],
+            "taken_ns": [taken for _, taken, _ in self._samples],
+            "stack": [number for _, _, number in self._samples],
+            "stacks": stacks,
+            "frames": list(frames),
+            "source": source,
+        }
+
+
+def _is_of_program(code: Any) -> bool:
+    """Whether the program's author wrote it: it is no code of Python's, of ours or of an installed package."""
+    file = code.co_filename
+    return not (file.startswith(("<", *_OTHERS)) or any(part in file for part in _INSTALLED))
+
+
+def _relative(file: str) -> str:
+    """The path as seen from the working folder, where it lies in that."""
+    path, folder = os.path.abspath(file), os.getcwd() + os.sep  # noqa: PTH100, PTH109
+    return path[len(folder) :] if path.startswith(folder) else path

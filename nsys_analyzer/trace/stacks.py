@@ -1,0 +1,111 @@
+"""The stacks that our hooks sampled while a program was recorded, from the file beside its capture."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from nsys_analyzer.errors import TraceError
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import Ranges, process_of
+from nsys_analyzer.trace.sources import trace_stem
+
+SUFFIX = ".stacks.gz"
+#: A range of our hooks: the ID of its process, and the monotonic clock when it began.
+CLOCK = re.compile(r"nsys-analyze clock (\d{1,10}) (\d{1,18})")
+
+
+class Frame(NamedTuple):
+    """A line of the program: its file, as seen from the folder that the program ran in, and its function."""
+
+    file: str
+    line: int
+    function: str
+
+
+class _File(msgspec.Struct):
+    """The samples of one process: times in ns of the monotonic clock, frames by their places, innermost first."""
+
+    pid: int
+    period_ns: int
+    asked_ns: list[int]
+    taken_ns: list[int]
+    stack: list[int]
+    stacks: list[list[int]]
+    frames: list[Frame]
+    source: dict[str, dict[int, str]]
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """The stack of a process's main thread at many moments.
+
+    Attributes:
+        asked, taken: shape (samples,), ns of the capture's clock: a sample is as old as the moment it was asked for
+            where the program held Python's lock until it was taken.
+        period_ns: from one sample to the next.
+        stack: shape (samples,), index into ``stacks``: the lines of the program's own, the innermost first.
+        source: lines of its files by their numbers.
+    """
+
+    asked: Ints
+    taken: Ints
+    period_ns: int
+    stack: Ints
+    stacks: tuple[tuple[Frame, ...], ...]
+    source: Mapping[str, Mapping[int, str]]
+
+
+def stacks_beside(capture: Path) -> list[Path]:
+    """Returns the files of stacks that belong to a capture: its own, or those of the ranks that it holds."""
+    stem = trace_stem(capture)
+    names = re.compile(rf"{re.escape(stem)}(_rank\d+)?{re.escape(SUFFIX)}")
+    return sorted(path for path in capture.parent.iterdir() if names.fullmatch(path.name))
+
+
+def are_clocks(ranges: Ranges) -> Bools:
+    """Marks the ranges that only say what the clock was."""
+    named: Bools = np.array([*(CLOCK.fullmatch(name) is not None for name in ranges.names), False])[ranges.name]
+    return named
+
+
+def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
+    """Returns the stacks of each process of a capture, by its global ID, from the files beside it.
+
+    Args:
+        capture: the capture.
+        clocks: the ranges of :func:`are_clocks`.
+
+    Raises:
+        TraceError: a file is damaged.
+    """
+    said = [CLOCK.fullmatch(clocks.names[name]) for name in clocks.name.tolist()]
+    own = np.array([(int(match[1]), int(match[2])) for match in said if match], np.int64).reshape(-1, 2)
+    found = {}
+    for path in stacks_beside(capture) if len(own) else ():
+        try:
+            file = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_File)
+            stacks = tuple(tuple(file.frames[place] for place in stack) for stack in file.stacks)
+            samples = np.array([file.asked_ns, file.taken_ns, file.stack], np.int64)
+        except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+            raise TraceError(f"{path} cannot be read ({error})", "Remove it: the report then names no lines") from error
+        mine = np.flatnonzero(own[:, 0] == file.pid)
+        if len(mine):
+            mine = mine[np.argsort(own[mine, 1])]
+            clock = own[mine, 1]
+            ahead = clocks.start[mine] - clock
+            since = samples[:2] - clock[0]
+            # The clocks drift apart, by milliseconds in a long run.
+            drift = np.interp(since, clock - clock[0], ahead - ahead[0]).astype(np.int64)
+            asked, taken = since + drift + clocks.start[mine[0]]
+            process = int(process_of(clocks.thread[mine[0]]))
+            found[process] = Stacks(asked, taken, file.period_ns, samples[2], stacks, file.source)
+    return found
