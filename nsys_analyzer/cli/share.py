@@ -26,8 +26,12 @@ _WIDTH = 100
 )  # fmt: skip
 @option(SHOWN, "--keep", multiple=True, metavar="REGEX", help="Keep names that match this as a whole. Repeatable.")
 @option(SHOWN, "--keep-all-names", is_flag=True, help="Keep all names.")
+@option(SHOWN, "--keep-source", is_flag=True,
+              help="Keep the stacks of the program, with its paths and lines of its source.")  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True, help="Replace a file that is there already; make a missing folder.")
-def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool, force: bool) -> None:
+def share(
+    trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool, keep_source: bool, force: bool
+) -> None:
     """Write a copy of TRACE to give to others: small, without private data, with the same figures.
 
     An export holds the environment variables, host name, processes and paths of its machine. The copy has only the
@@ -47,7 +51,7 @@ def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool
     from nsys_analyzer.share import share as write_copy
 
     patterns = [_pattern(text) for text in ((".*",) if keep_all_names else keep)]
-    for line in _lines(write_copy(trace, output, force=force, keep=patterns)):
+    for line in _lines(write_copy(trace, output, force=force, keep=patterns, keep_source=keep_source)):
         click.echo(line)
 
 
@@ -64,6 +68,8 @@ def _lines(shared: Shared) -> Iterator[str]:
     yield f"Left out: {len(shared.tables)} tables{tables}, {shared.strings:,} strings that nothing refers to now"
     if shared.rows:
         yield f"Left out of tables that are kept: rows{_listed(shared.rows)}"
+    if shared.stacks:
+        yield "Left out: the program's stacks, its paths and lines; --keep-source keeps them"
     yield f"Messages and properties of the machine that lost words: {shared.texts:,}"
     yield f"Names replaced by an alias: {len(shared.renamed):,}"
     for renamed in shared.renamed:  # on one line, control characters escaped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table,
 from nsys_analyzer.trace.ranks import noted_calls, read_nccl_calls, read_ranks
 from nsys_analyzer.trace.reader import Reader, write_sqlite
 from nsys_analyzer.trace.schema import Column, Table
-from nsys_analyzer.trace.sources import check_no_input, open_capture
+from nsys_analyzer.trace.sources import check_no_input, open_capture, trace_stem
+from nsys_analyzer.trace.stacks import stacks_beside
 from nsys_analyzer.trace.trace import check_recorded, costly_tables
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class Shared:
         strings: rows of ``StringIds`` to which nothing refers any more.
         texts: how many messages and properties of the machine lost words.
         renamed: names that have an alias in the copy.
+        stacks: the files of the program's stacks that are not beside the copy.
     """
 
     path: Path
@@ -83,9 +86,12 @@ class Shared:
     strings: int
     texts: int
     renamed: tuple[Renamed, ...]
+    stacks: tuple[Path, ...] = ()
 
 
-def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = ()) -> Shared:
+def share(
+    trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = (), keep_source: bool = False
+) -> Shared:
     """Copies what analysis needs of a trace into a new SQLite export, which appears whole or not at all.
 
     The copy gives the same figures as the trace; the program's command line is not in its report, and names that
@@ -96,6 +102,7 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
         output: the copy, ``.sqlite``; its folder is made as needed.
         force: whether a file that is there already is replaced. The trace itself never is.
         keep: names that match one of these as a whole stay as they are.
+        keep_source: whether the stacks beside the trace are copied, too, with the program's paths and lines.
 
     Raises:
         TraceError: the trace cannot be read, as by ``Trace.load``.
@@ -105,7 +112,7 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
     reader = open_capture(trace)
     _check_output(reader.path, output, force=force)  # which may have been made just now
     check_recorded(reader, reader.path)
-    scrubber = Scrubber(keep)
+    scrubber, stacks = Scrubber(keep), stacks_beside(trace)
     tables = _copied_tables(reader, scrubber) | _tables_of_ranks(reader)
     after = {name: table.num_rows for name, table in tables.items()}
     # Verdicts depend on whether these things were recorded, and on nothing that the tables hold.
@@ -115,6 +122,8 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(output) as unfinished:
             write_sqlite(tables, unfinished)
+        for path in stacks if keep_source else ():
+            shutil.copyfile(path, output.with_name(path.name.replace(trace_stem(trace), output.stem, 1)))
     except OSError as error:
         reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or error
         raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
@@ -124,7 +133,8 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
     others = {name: count for name, count in before.items() if count and not after.get(name)}
     fewer = {name: before[name] - count for name, count in after.items() if count and before.get(name, 0) > count}
     unused = fewer.pop(schema.STRINGS.aliases[0], 0)
-    return Shared(output, *sizes, others, fewer, unused, len(scrubber.changed), tuple(scrubber.renamed))
+    left = () if keep_source else tuple(stacks)
+    return Shared(output, *sizes, others, fewer, unused, len(scrubber.changed), tuple(scrubber.renamed), left)
 
 
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:

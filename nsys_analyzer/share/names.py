@@ -31,6 +31,7 @@ from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.metadata import touches_no_figure
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL, MODULE_WITH_PATH, normalized_name, served_step
+from nsys_analyzer.trace.stacks import CLOCK
 
 #: Stands where something was taken out.
 MARK = "…"
@@ -151,7 +152,7 @@ def is_public(text: str, role: str) -> bool:
     """Returns whether a name of a role stays as it is."""
     if "\0" in text:
         return False
-    if not text or _is_alias(text) or _TORCH.fullmatch(text) or _is_phase(text):
+    if not text or _is_alias(text) or _TORCH.fullmatch(text) or CLOCK.fullmatch(text) or _is_phase(text):
         return True
     if role == KERNEL:
         return not _ADDRESS_OR_CARD.search(text) and _is_of_a_library(text)

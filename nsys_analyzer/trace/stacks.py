@@ -22,6 +22,9 @@ SUFFIX = ".stacks.gz"
 #: A range of our hooks: the ID of its process, and the monotonic clock when it began.
 CLOCK = re.compile(r"nsys-analyze clock (\d{1,10}) (\d{1,18})")
 
+#: Those of one row are nearer to each other than this.
+_ROW_NS = 50_000_000
+
 
 class Frame(NamedTuple):
     """A line of the program: its file, as seen from the folder that the program ran in, and its function."""
@@ -101,11 +104,11 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
         if len(mine):
             mine = mine[np.argsort(own[mine, 1])]
             clock = own[mine, 1]
-            ahead = clocks.start[mine] - clock
-            since = samples[:2] - clock[0]
-            # The clocks drift apart, by milliseconds in a long run.
-            drift = np.interp(since, clock - clock[0], ahead - ahead[0]).astype(np.int64)
-            asked, taken = since + drift + clocks.start[mine[0]]
+            row = np.flatnonzero(np.diff(clock, prepend=clock[0] - 2 * _ROW_NS) > _ROW_NS)
+            # The shortest way from the clock to the range is the best. The clocks drift apart in a long run.
+            ahead = np.minimum.reduceat(clocks.start[mine] - clock, row)
+            drift = np.interp(samples[:2] - clock[0], clock[row] - clock[0], ahead - ahead[0])
+            asked, taken = samples[:2] + ahead[0] + drift.astype(np.int64)
             process = int(process_of(clocks.thread[mine[0]]))
             found[process] = Stacks(asked, taken, file.period_ns, samples[2], stacks, file.source)
     return found

@@ -56,8 +56,8 @@ class Voters:
     """The sampled stacks of a process, and what its program did meanwhile.
 
     Attributes:
-        stretches: of each idle cause: the calls that wait, the program's pauses and its time in the allocator; of
-            causes that are none of these, the idle time itself.
+        stretches: the calls that wait; the pauses and the calls of the allocator in which the device idles; and of
+            causes that have none of these the idle time itself.
     """
 
     def __init__(self, work: ProcessWork, windows: Windows, device: int) -> None:
@@ -72,9 +72,11 @@ class Voters:
             work.ranges_at(calls.start[waiting]), calls.name[waiting].astype(np.int64),
         )  # fmt: skip
         idle = work.find_idle(windows, device)
-        others = np.isin(idle.cause, [CAUSES.index(cause) for cause in ("launch", "communication", "unknown")])
-        left = Stretches(idle.start, idle.end, idle.cause, idle.range, idle.api).select(others)
-        self.stretches = [self._inside(waits), self._inside(work.busy), left]
+        busy = np.isin(idle.cause, [CAUSES.index(cause) for cause in ("allocator", "host", "data")])
+        left = Stretches(idle.start, idle.end, idle.cause, idle.range, idle.api).select(~busy)
+        # A pause in which the device has work to do delays nothing.
+        _, delaying, _, _ = overlaps(work.busy.start, work.busy.end, idle.start[busy], idle.end[busy])
+        self.stretches = [self._inside(waits), work.busy.select(np.unique(delaying)), left]
 
     def of_idle(self, cause: int, ms: float, range_: int | None = None, api: int | None = None) -> tuple[Line, ...]:
         """The lines behind the idle time of a cause, of one range and API call where these are given."""
@@ -84,7 +86,7 @@ class Voters:
             if range_ is not None:
                 mask &= (some.range == range_) & (some.api == api)
             chosen.append(some.select(np.flatnonzero(mask)))
-        one = max(chosen, key=len)  # a cause is of one kind of stretches
+        one = next(filter(len, chosen), chosen[0])
         return self.hottest(one.start, one.end, ms)
 
     def of_launches(self, operations: Bools) -> tuple[Line, ...]:

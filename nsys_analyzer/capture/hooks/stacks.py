@@ -24,8 +24,11 @@ from typing import Any
 from .ranges import OF_RANK, Ranges
 
 PERIOD_NS = 5_000_000
-#: The clocks are compared so often at most.
-_BETWEEN_MARKS_NS = 100_000_000
+#: How long Python's lock is waited for, s. In its 5 ms a program comes to a line that releases the lock by itself, and
+#: such lines would have the samples of all others.
+_PATIENCE_S = 0.0005
+#: The clocks are compared so often at most, and so many times in a row: the thread may lose its core meanwhile.
+_BETWEEN_MARKS_NS, _MARKS = 100_000_000, 3
 #: Lines of the source that are kept before and behind each line.
 _AROUND = 5
 #: The folders of what is none of the program's: Python's, ours, and whatever was installed or generated.
@@ -49,7 +52,8 @@ class Sampler:
     def open(self) -> None:
         """Samples this thread from now on."""
         if self._path and not self._sampling:
-            self._goes_on = True
+            self._goes_on, self._patience_s = True, sys.getswitchinterval()
+            sys.setswitchinterval(_PATIENCE_S)
             self._sampling = threading.Thread(
                 target=self._sample, args=(threading.get_ident(),), name="nsys-analyze", daemon=True
             )
@@ -59,7 +63,8 @@ class Sampler:
         """Says in the capture what the clock is; often enough, for clocks drift apart."""
         if self._goes_on and (now := time.monotonic_ns()) - self._marked_ns >= _BETWEEN_MARKS_NS:
             self._marked_ns = now
-            self._ranges.note(f"nsys-analyze clock {os.getpid()} {time.monotonic_ns()}")
+            for _ in range(_MARKS):
+                self._ranges.note(f"nsys-analyze clock {os.getpid()} {time.monotonic_ns()}")
 
     def close(self) -> None:
         """Writes the samples, once; the file is complete or absent."""
@@ -67,6 +72,7 @@ class Sampler:
             return
         self._goes_on = False
         self._sampling.join()
+        sys.setswitchinterval(self._patience_s)
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with gzip.open(unfinished, "wt", encoding="utf-8") as file:
             json.dump(self._written(), file, separators=(",", ":"))

@@ -1,0 +1,309 @@
+"""The line of code: stacks that are sampled while a program is recorded, and the lines that they name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.steps.lines import Line
+from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.capture.nsys import ProfileOptions
+from nsys_analyzer.capture.profilers import annotating
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.errors import TraceError
+from nsys_analyzer.report.sections.lines import in_words
+from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.runs.targets import Annotation
+from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.text import plain
+from nsys_analyzer.trace.sources import export_of
+from tests.support.export import PID
+from tests.support.prepared import run_prepared
+from tests.support.program import FREE, SYNC, Program
+from tests.test_real_nsys import profiled
+
+MS, US = 1_000_000, 1_000
+#: What the monotonic clock says at the capture's moment 0.
+AHEAD = 5_000_000_000
+SOURCE = {"train.py": {29: "def log():", 30: "    print(loss.item())", 31: "    return"}}
+#: A sample: when it was asked for and taken, µs of the capture, and its frames by their places, the innermost first.
+Sample = tuple[float, float, Sequence[int]]
+
+
+def write_stacks(folder: Path, samples: Sequence[Sample], *, pid: int = PID, drift: float = 0.0) -> None:
+    """The stacks beside ``t.sqlite``, on a monotonic clock that runs so much faster than the capture's."""
+    frames = [("train.py", 9, "<module>"), ("train.py", 30, "log"), ("data.py", 5, "load"), ("train.py", 7, "free")]
+
+    def monotonic(us: float) -> int:
+        return round(us * US * (1 + drift)) + AHEAD
+
+    values = {
+        "pid": pid, "period_ns": 100 * US,
+        "asked_ns": [monotonic(asked) for asked, _, _ in samples],
+        "taken_ns": [monotonic(taken) for _, taken, _ in samples],
+        "stack": list(range(len(samples))), "stacks": [list(stack) for _, _, stack in samples],
+        "frames": frames, "source": SOURCE,
+    }  # fmt: skip
+    (folder / "t.stacks.gz").write_bytes(gzip.compress(json.dumps(values).encode()))
+
+
+def clocked(program: Program, *at: float, pid: int = PID, drift: float = 0.0) -> Program:
+    """The program, whose hooks say the clock at some moments, µs."""
+    for us in at:
+        program.open(f"nsys-analyze clock {pid} {round(us * US * (1 + drift)) + AHEAD}", us, us + 0.5)
+    return program
+
+
+def waiting() -> Program:
+    """A step [0, 1000) µs: a kernel, a wait for it to 210, nothing to 400, memory is freed to 600, another kernel."""
+    made = Program().step(0, 1000).work((-10, -6), (0, 200))
+    made.api(SYNC, 20, 210)
+    made.api(FREE, 400, 600)
+    made.work((700, 704), (706, 1000))
+    return made
+
+
+def step_of(program: Program, folder: Path) -> StepSummary:
+    (summary,) = summarize(Trace.load(program.write(folder / "t.sqlite")), "t")
+    assert summary.step is not None
+    return summary.step
+
+
+def named(step: StepSummary, cause: str) -> list[tuple[str, str, float]]:
+    """The lines of a cause of idle time: place, the caller's, and share."""
+    rows = [row for row in step.idle_by_cause if row.cause == cause]
+    return [(line.place, line.called_from, round(line.share, 4)) for line in rows[0].lines]
+
+
+def test_the_samples_inside_a_wait_a_pause_and_the_allocator_name_their_lines(tmp_path: Path) -> None:
+    # Every 50 µs: 20 to 210 waits in log(), 210 to 400 pauses in load(), 400 to 600 frees.
+    moments: list[Sample] = [(at, at, (1, 0)) for at in range(25, 210, 50)]
+    moments += [(at, at, (2, 0)) for at in range(225, 400, 50)]
+    moments += [(at, at, (3, 0)) for at in range(425, 600, 50)] + [(800, 800, (0,))]
+    write_stacks(tmp_path, moments)
+    step = step_of(clocked(waiting(), -20, 900), tmp_path)
+    assert named(step, "host") == [("data.py:5", "train.py:9", 1.0)]
+    assert named(step, "allocator") == [("train.py:7", "train.py:9", 1.0)]
+    # The GPU idles after the wait for 10 µs, but the line is that of the wait itself.
+    assert named(step, "sync") == [("train.py:30", "train.py:9", 1.0)]
+    # 13 samples: 4 of each, and one in the main program, which no line of the program calls.
+    assert [(line.place, round(line.share * 13), line.called_from) for line in step.lines] == [
+        ("train.py:30", 4, "train.py:9"), ("data.py:5", 4, "train.py:9"), ("train.py:7", 4, "train.py:9"),
+    ]  # fmt: skip
+    assert step.lines[0].source == ("    29 def log():", ">   30     print(loss.item())", "    31     return")
+    assert not step.lines[1].source
+
+
+def test_a_sample_counts_for_as_long_as_it_was_waited_for(tmp_path: Path) -> None:
+    # Python's lock was held from 220 to 390: 170 µs and a period of 100; two others count for a period each.
+    write_stacks(tmp_path, [(215, 215, (0,)), (220, 390, (2, 0)), (395, 395, (0,))])
+    step = step_of(clocked(waiting(), -20), tmp_path)
+    assert named(step, "host") == [
+        ("data.py:5", "train.py:9", round(270 / 470, 4)),
+        ("train.py:9", "", round(200 / 470, 4)),
+    ]
+
+
+def test_clocks_that_drift_apart_are_aligned(tmp_path: Path) -> None:
+    # By the first mark alone the samples would be 0.3 % of 100 ms late: 300 µs, in the time that frees.
+    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)], drift=0.003)
+    step = step_of(clocked(waiting(), -100_000, 900, drift=0.003), tmp_path)
+    assert named(step, "host") == [("data.py:5", "train.py:9", 1.0)]
+    assert named(step, "allocator") == []
+
+
+def test_the_quickest_mark_of_a_row_is_believed(tmp_path: Path) -> None:
+    # The thread lost its core for 300 µs between the clock and the range, twice of three times.
+    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)])
+    late = clocked(waiting(), 1)
+    for moment in (0, 2):
+        late.open(f"nsys-analyze clock {PID} {AHEAD + moment * US}", 300 + moment, 301 + moment)
+    assert named(step_of(late, tmp_path), "host") == [("data.py:5", "train.py:9", 1.0)]
+
+
+def test_marks_of_the_clock_are_no_ranges_of_the_program(tmp_path: Path) -> None:
+    trace = Trace.load(clocked(waiting(), 5, 300).write(tmp_path / "t.sqlite"))
+    assert [trace.ranges.names[code] for code in trace.ranges.name] == ["step"]
+    assert not trace.stacks
+
+
+@pytest.mark.parametrize("clock", [(), (0.0,)])
+def test_stacks_of_another_process_or_without_a_clock_are_left_alone(tmp_path: Path, clock: Sequence[float]) -> None:
+    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)], pid=PID + bool(clock))
+    step = step_of(clocked(waiting(), *clock), tmp_path)
+    assert not step.lines
+
+
+@pytest.mark.parametrize("content", [b"no stacks", gzip.compress(b"{}", mtime=0), gzip.compress(b'{"pid": 1', mtime=0)])
+def test_damaged_stacks_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "t.stacks.gz").write_bytes(content)
+    with pytest.raises(TraceError, match=r"t\.stacks\.gz cannot be read"):
+        Trace.load(clocked(waiting(), 0).write(tmp_path / "t.sqlite"))
+
+
+def test_two_samples_tell_nothing(tmp_path: Path) -> None:
+    write_stacks(tmp_path, [(at, at, (2, 0)) for at in (225, 275)])
+    assert not step_of(clocked(waiting(), 0), tmp_path).lines
+
+
+def test_a_line_in_words() -> None:
+    # 9.8 ms are 97 % of 10.1 ms.
+    line = Line("train.py", 212, "log_norms", "train.py:140", 9.8 / 10.1, 9.8)
+    assert plain(in_words(line)) == "train.py:212 in log_norms, called from train.py:140 · 9.8 of 10.1\xa0ms (97\xa0%)"
+    share = Line("train.py", 3, "<module>", "", 0.5)
+    assert plain(in_words(share)) == "train.py:3 in <module> · 50\xa0% of the time in which it is launched"
+
+
+def test_findings_and_the_idle_table_name_lines(tmp_path: Path) -> None:
+    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)])
+    clocked(waiting(), 0).write(tmp_path / "t.sqlite")
+    shown = CliRunner().invoke(cli, ["report", str(tmp_path / "t.sqlite"), "-o", str(tmp_path / "t.md")])
+    assert shown.exit_code == 0, shown.output
+    row = next(line for line in (tmp_path / "t.md").read_text().splitlines() if "other CPU work" in line)
+    assert "`data.py:5`" in row
+
+
+def test_share_leaves_the_stacks_out_but_where_they_are_asked_for(tmp_path: Path) -> None:
+    write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)])
+    export = clocked(waiting(), 0).write(tmp_path / "t.sqlite")
+    told = CliRunner().invoke(cli, ["share", str(export), "-o", str(tmp_path / "small.sqlite")])
+    assert "--keep-source keeps them" in told.output
+    assert not (tmp_path / "small.stacks.gz").exists()
+    with closing(sqlite3.connect(tmp_path / "small.sqlite")) as copy:
+        assert not any("train.py" in str(row) for row in copy.execute("SELECT value FROM StringIds"))
+    kept = CliRunner().invoke(cli, ["share", str(export), "-o", str(tmp_path / "own.sqlite"), "--keep-source"])
+    assert kept.exit_code == 0, kept.output
+    (summary,) = load_captures([tmp_path / "own.sqlite"]).captures
+    assert summary.step
+    assert named(summary.step, "host") == [("data.py:5", "train.py:9", 1.0)]
+
+
+# --- programs that are sampled
+
+TRAINING = """
+import gc, time, torch
+from torch import nn
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def step(batch):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+#: Each program loses its time at the line that is marked.
+PLANTED = {
+    "loader": """
+class Texts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        return torch.tensor([tokenize(str(index) * 40000)] * 8, dtype=torch.float)
+def tokenize(text):
+    return [sum(int(letter) for letter in text)]  # planted
+texts = Texts()
+for batch in torch.utils.data.DataLoader(texts, batch_size=8):
+    step(torch.ones(8, 8))
+""",
+    "transform": """
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        return transform(torch.ones(8))
+def transform(image):
+    time.sleep(0.004)  # planted
+    return image
+for batch in torch.utils.data.DataLoader(Images(), batch_size=8):
+    step(batch)
+""",
+    "collection": """
+heap = [{"index": index, "spans": [index]} for index in range(300_000)]
+for _ in range(40):
+    step(torch.ones(8, 8))
+    gc.collect()  # planted
+""",
+    "loop": """
+def norm(values):
+    total = 0.0
+    for value in values:
+        total += value * value  # planted
+    return total
+for _ in range(40):
+    step(torch.ones(8, 8))
+    norm([1.0] * 400_000)
+""",
+}
+RECORDED = """
+import sys
+from nsys_analyzer.capture import recorder
+sys.exit(recorder.main(["--output", "t.json.gz", "--", "train.py"]))
+"""
+ASKED = Annotation(warmup_steps=3, steps=6)
+
+
+def record(folder: Path, text: str, asked: Annotation = ASKED) -> None:
+    """Records a program with the hooks."""
+    (folder / "train.py").write_text(text)
+    (folder / "program.py").write_text(RECORDED)
+    environment = {**os.environ, **annotating(asked, stacks=folder / "t.stacks.gz")}
+    ended = run_prepared(folder / "program.py", environment)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", PLANTED)
+def test_the_line_that_plants_a_fault_is_named_first(tmp_path: Path, fault: str) -> None:
+    text = TRAINING + PLANTED[fault]
+    record(tmp_path, text)
+    planted = next(number for number, line in enumerate(text.splitlines(), 1) if "# planted" in line)
+    (summary,) = load_captures([tmp_path / "t.json.gz"]).captures
+    step: Any = summary.step
+    for lines in (step.lines, step.idle_by_cause[0].lines):
+        assert lines[0].place == f"train.py:{planted}", lines
+        assert any("# planted" in line for line in lines[0].source)
+    assert step.lines[0].share > 0.5
+
+
+@pytest.mark.slow
+def test_no_stacks_are_sampled_where_none_are_wanted(tmp_path: Path) -> None:
+    record(tmp_path, TRAINING + PLANTED["loop"], Annotation(warmup_steps=3, steps=6, stacks=False))
+    assert not (tmp_path / "t.stacks.gz").exists()
+    assert not Trace.load(tmp_path / "t.json.gz").stacks
+
+
+@pytest.mark.nsys
+@pytest.mark.slow
+def test_a_real_nsys_keeps_the_clock(nsys: Nsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of the time inside a range of NVTX name the line that sleeps there, and no other line does."""
+    pytest.importorskip("nvtx", reason="no NVTX for this Python: pip install 'nvtx==0.2.11'")
+    text = TRAINING + "import nvtx\nfor _ in range(12):\n    step(torch.ones(8, 8))\n    with nvtx.annotate('nap'):\n"
+    (tmp_path / "train.py").write_text(f"{text}        time.sleep(0.05)\n")
+    asked = annotating(Annotation(warmup_steps=3, steps=6, window=False), stacks=tmp_path / "run" / "capture.stacks.gz")
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    report = profiled(nsys, [sys.executable, "train.py"], ProfileOptions(capture_range=False), tmp_path / "run")
+    trace = Trace.load(export_of(report))
+    (stacks,) = trace.stacks.values()
+    ranges = trace.ranges.select(trace.ranges.name == trace.ranges.names.index("nap"))
+    line = len(text.splitlines()) + 1
+    asleep = np.array([bool(frames) and frames[0].line == line for frames in stacks.stacks])[stacks.stack]
+    place = np.searchsorted(ranges.start, stacks.taken) - 1
+    inside = (place >= 0) & (stacks.taken < ranges.end[place])
+    edges = np.concatenate([ranges.start, ranges.end])
+    near = (np.abs(stacks.taken[:, None] - edges) < MS).any(axis=1)
+    assert asleep.sum() > 30  # 12 × 50 ms hold 120 samples; a busy machine takes fewer
+    assert (asleep == inside)[~near].all()
