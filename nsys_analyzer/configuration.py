@@ -196,6 +196,7 @@ class Run(Options[None]):
         group: the same word for all ranks of one run, and for no other run.
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
         flops: counted while a program of the user's ran.
+        waits: how often each line of it waits for the GPU in a step, as PyTorch warns of it.
         hooks_ms: the time of the CPU that the hooks took in a step of that run.
         stopped_after: the step of the user's program after which it was ended, for all was recorded that was asked for.
         not_annotated: what of the user's program was not found, and why.
@@ -232,6 +233,7 @@ class Run(Options[None]):
     group: str | None = None
     peak_memory_bytes: CountOrNone | None = None
     flops: CountedFlops | None = field(default=None, hash=False)
+    waits: dict[str, CountOrNone] | None = field(default=None, hash=False)
     timed_by: str | None = None
     hooks_ms: Annotated[float, Meta(ge=0)] | None = None
     stopped_after: CountOrNone | None = None

@@ -277,6 +277,48 @@ def test_the_line_that_plants_a_fault_is_named_first(tmp_path: Path, fault: str)
     assert step.lines[0].share > 0.5
 
 
+#: A PyTorch of a CPU that warns as one of a GPU does.
+WAITING = """
+import warnings
+mode = "default"
+def set_mode(new):
+    global mode
+    mode = new
+torch.cuda.is_available, torch.cuda.is_initialized = lambda: True, lambda: False
+torch.cuda.get_sync_debug_mode, torch.cuda.set_sync_debug_mode = lambda: mode, set_mode
+def item(loss):
+    if mode == "warn":
+        warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)")
+    return loss
+def log(loss):
+    print("loss", item(loss))
+for number in range(20):
+    step(torch.ones(8, 8))
+    log(1.0)
+    log(2.0)
+    warnings.warn(f"something else in step {number}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stacks", [True, False])
+def test_what_waits_in_a_step_by_the_warnings_of_pytorch(tmp_path: Path, stacks: bool) -> None:
+    asked = Annotation(warmup_steps=4, steps=4, stacks=stacks)
+    text = TRAINING + WAITING
+    (tmp_path / "program.py").write_text(text)
+    ended = run_prepared(tmp_path / "program.py", {**os.environ, **annotating(asked, tmp_path / "results.json")})
+    assert ended.returncode == 0, ended.stderr
+    at = {words: number for number, line in enumerate(text.splitlines(), 1) if (words := line.strip())}
+    warned = at['warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)")']
+    found = json.loads((tmp_path / "results.json").read_text())["waits"]
+    # The step that is looked at ends with an optimizer's step: both calls lie behind the step before it.
+    called = at['print("loss", item(loss))']
+    line = f"program.py:{warned} in item, called from program.py:{called}"
+    assert found == ({line: 2} if stacks else None)
+    assert "synchronizing" not in ended.stderr
+    assert ended.stderr.count("Warning: something else") == 7  # the program is stopped in its 8th step
+
+
 @pytest.mark.slow
 def test_no_stacks_are_sampled_where_none_are_wanted(tmp_path: Path) -> None:
     record(tmp_path, TRAINING + PLANTED["loop"], Annotation(warmup_steps=3, steps=6, stacks=False))

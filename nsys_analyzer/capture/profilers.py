@@ -136,7 +136,7 @@ def annotating(asked: Annotation | None, results: Path | None = None, stacks: Pa
     settings = {
         **asdict(asked),
         "results": str(results.absolute()) if results else None,
-        "stacks": str(stacks.absolute()) if stacks and asked.stacks else None,
+        "samples": str(stacks.absolute()) if stacks and asked.stacks else None,
         "spellings": {phase: list(DEFAULT_NAMES[phase]) for phase in _PHASES},
     }
     folder = str(Path(hooks.__file__).with_name("injected"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, three
@@ -87,6 +87,8 @@ _UNEXPLAINED = Place("idle", "unknown")
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause", "gap")
 #: A GPU that computes for less of a step than this is mostly idle.
 _BUSY = 0.7
+#: Lines that wait, as many as are named.
+_WAITING = 3
 #: What the program does while the GPU idles, and the lines that tell more.
 _TITLES: dict[Cause, str] = {
     "sync": "the program waits for it",
@@ -156,6 +158,8 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     overhead = (profiled - longest, profiled - shortest) if hides else None
     placed = ((one, (one.place.kind, one.place.name) if one.place else ("", "")) for one in findings)
     found = tuple(replace(one, lines=study.lines.get(place, ())) for one, place in placed)
+    if capture.run and capture.run.waits:
+        found = tuple(_with_waits(one, capture.run.waits) if one.id == "host_sync" else one for one in found)
     return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, found, why)
 
 
@@ -169,6 +173,15 @@ def baselines_of(capture: CaptureSummary, study: Study) -> tuple[tuple[Replay, .
     # What a replay says of the steps that it looks at holds for the length of a step.
     length_ms = capture.step.length_ms if capture.step else 0.0
     return baselines, length_ms / (study.replay.step_ns / 1e6) if study.replay.step_ns else 1.0
+
+
+def _with_waits(finding: Finding, waits: Mapping[str, int]) -> Finding:
+    """Returns a finding with what PyTorch warns of in a step: the lines that wait most often."""
+    most = sorted(waits.items(), key=lambda pair: -pair[1])[:_WAITING]
+    said = phrase(
+        f"PyTorch names what waits in a step: {', '.join(['`{}` ({:,} times)'] * len(most))}.", *sum(most, ())
+    )
+    return replace(finding, evidence=(*finding.evidence, said))
 
 
 def _timed(study: Study, step_ns: float) -> Replay:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 from .flops import CountedStep
 from .modules import Backward, Modules
 from .ranges import Clock, Ranges, Results
-from .stacks import Sampler
+from .stacks import Sampler, Waits
 
 #: What a program writes that opens the capture range by itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
@@ -102,7 +102,7 @@ class Session:
         self.holds_calls = False
         self.training = False
         self.ranges = Ranges(torch, settings.spellings, self.own_window_opens, self.own_window_closes)
-        self.sampler = Sampler(settings.stacks, self.ranges)
+        self.sampler, self._waits = Sampler(settings.samples, self.ranges), Waits(torch)
         self.modules = Modules(torch, self.ranges)
         self.root_classes: set[type] = set()
         self.passes: int | None = None
@@ -122,6 +122,7 @@ class Session:
         """The annotation ends: from here on the program is as it would be without it."""
         self.thread = _NO_THREAD
         self._counted.close(well=False)
+        self._waits.close()
         self.modules.active = False
 
     @harmless
@@ -296,6 +297,7 @@ class Session:
         self.steps += 1
         self._ends.append(time.perf_counter())
         self._counted.close()
+        self._waits.close()
         if self._open:
             self._end_step()
             self._recorded += 1
@@ -321,6 +323,10 @@ class Session:
             self.on_settled = None
         if self.settings.results is not None and self.steps == _COUNTED and warmup > _COUNTED:
             self._count_flops()
+        # The next step is like those that are recorded; on a CPU nothing waits.
+        looks = self.settings.stacks and self.settings.results is not None and self.torch.cuda.is_available()
+        if looks and self.steps == _COUNTED + 1 < warmup:
+            self._waits.open()
         if self._own_window or self.steps < warmup:
             return
         taken = [end - before for before, end in pairwise(self._ends)]
@@ -365,6 +371,7 @@ class Session:
         if self._closed or (self._recorded and not self._own_window):
             return
         self._counted.close(well=False)
+        self._waits.close()
         self._own_window = True
         if self._open:
             self._end_step()
@@ -401,7 +408,13 @@ class Session:
         if self._clock is None:
             return
         steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
-        values = {**self._clock.machine(), **steps, **self._counted.manifest, "times_ms": self._clock.times_ms()}
+        values = {
+            **self._clock.machine(),
+            **steps,
+            **self._counted.manifest,
+            "waits": self._waits.found or None,
+            "times_ms": self._clock.times_ms(),
+        }
         if stops:
             values["stopped_after"] = self.steps
         if "flops" in values and has_compiled():

@@ -7,6 +7,7 @@ ranges that have a time in their name tell what the capture's clock said then.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import gzip
 import itertools
@@ -17,7 +18,9 @@ import sys
 import sysconfig
 import threading
 import time
+import warnings
 from bisect import bisect_right
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,8 @@ PERIOD_NS = 5_000_000
 _PATIENCE_S = 0.0005
 #: The clocks are compared so often at most, and so many times in a row: the thread may lose its core meanwhile.
 _BETWEEN_MARKS_NS, _MARKS = 100_000_000, 3
+#: What PyTorch says of a call that waits.
+_SYNCHRONIZING = "called a synchronizing CUDA operation"
 #: Lines of the source that are kept before and behind each line.
 _AROUND = 5
 #: The folders of what is none of the program's: Python's, ours, and whatever was installed or generated.
@@ -126,6 +131,49 @@ class Sampler:
             "frames": list(frames),
             "source": source,
         }
+
+
+class Waits:
+    """The lines at which the program waits for the GPU: PyTorch warns of each, from ``open`` to ``close``.
+
+    Attributes:
+        found: how often each waits, by its words.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.found: Counter[str] = Counter()
+        self._cuda = torch.cuda
+        self._open = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """Has PyTorch warn; its other warnings, and the program's, are shown as before."""
+        self._open.enter_context(warnings.catch_warnings())
+        show = warnings.showwarning
+        warnings.filterwarnings("always", message=f".*{_SYNCHRONIZING}")
+
+        def note(message: Any, *rest: Any, **more: Any) -> None:
+            if _SYNCHRONIZING in str(message):
+                self._note(sys._getframe())
+            else:
+                show(message, *rest, **more)
+
+        warnings.showwarning = note
+        self._open.callback(self._cuda.set_sync_debug_mode, self._cuda.get_sync_debug_mode())
+        self._cuda.set_sync_debug_mode("warn")
+
+    def close(self) -> None:
+        """PyTorch warns as it did before."""
+        self._open.close()
+
+    def _note(self, frame: Any) -> None:
+        places = []
+        while frame is not None:
+            if _is_of_program(frame.f_code):
+                places.append((f"{_relative(frame.f_code.co_filename)}:{frame.f_lineno}", frame.f_code.co_name))
+            frame = frame.f_back
+        if places:
+            called = next((f", called from {place}" for place, name in places[1:] if name != places[0][1]), "")
+            self.found[f"{' in '.join(places[0])}{called}"] += 1
 
 
 def _is_of_program(code: Any) -> bool:
