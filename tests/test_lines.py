@@ -43,7 +43,9 @@ SOURCE = {"train.py": {29: "def log():", 30: "    print(loss.item())", 31: "    
 Sample = tuple[float, float, Sequence[int]]
 
 
-def write_stacks(folder: Path, samples: Sequence[Sample], *, pid: int = PID, drift: float = 0.0) -> None:
+def write_stacks(
+    folder: Path, samples: Sequence[Sample], *, pid: int = PID, drift: float = 0.0, loader: int | None = None
+) -> None:
     """The stacks beside ``t.sqlite``, on a monotonic clock that runs so much faster than the capture's."""
     frames = [("train.py", 9, "<module>"), ("train.py", 30, "log"), ("data.py", 5, "load"), ("train.py", 7, "free")]
 
@@ -51,13 +53,14 @@ def write_stacks(folder: Path, samples: Sequence[Sample], *, pid: int = PID, dri
         return round(us * US * (1 + drift)) + AHEAD
 
     values = {
-        "pid": pid, "period_ns": 100 * US,
+        "pid": pid, "loads": loader is not None, "period_ns": 100 * US,
         "asked_ns": [monotonic(asked) for asked, _, _ in samples],
         "taken_ns": [monotonic(taken) for _, taken, _ in samples],
         "stack": list(range(len(samples))), "stacks": [list(stack) for _, _, stack in samples],
         "frames": frames, "source": SOURCE,
     }  # fmt: skip
-    (folder / "t.stacks.gz").write_bytes(gzip.compress(json.dumps(values).encode()))
+    name = "t.stacks.gz" if loader is None else f"t_loader{loader}.stacks.gz"
+    (folder / name).write_bytes(gzip.compress(json.dumps(values).encode()))
 
 
 def clocked(program: Program, *at: float, pid: int = PID, drift: float = 0.0) -> Program:
@@ -115,6 +118,23 @@ def test_a_sample_counts_for_as_long_as_it_was_waited_for(tmp_path: Path) -> Non
         ("data.py:5", "train.py:9", round(270 / 470, 4)),
         ("train.py:9", "", round(200 / 470, 4)),
     ]
+
+
+def test_processes_of_the_loader_have_lines_of_their_own(tmp_path: Path) -> None:
+    # Two of them, one after the other: 6 samples at a line, and 2 in which they wait for something to do.
+    write_stacks(tmp_path, [(at, at, (0,)) for at in range(225, 400, 50)])
+    write_stacks(tmp_path, [(at, at, (2,)) for at in (100, 200, 300)], loader=7)
+    write_stacks(
+        tmp_path,
+        [(at, at, stack) for at, stack in ((500, (2,)), (600, ()), (700, ()), (800, (2,)), (900, (2,)))],
+        loader=8,
+    )
+    step = step_of(clocked(waiting(), -20).open("next batch", 230, 380), tmp_path)
+    for lines in (step.lines, next(row.lines for row in step.idle_by_cause if row.cause == "data")):
+        assert [(line.place, line.loads, round(line.share, 4)) for line in lines] == [
+            ("train.py:9", False, 1.0), ("data.py:5", True, 0.75),
+        ]  # fmt: skip
+    assert plain(in_words(step.lines[-1])).endswith(" · 75\xa0% of the time of a process that loads data")
 
 
 def test_clocks_that_drift_apart_are_aligned(tmp_path: Path) -> None:
@@ -229,6 +249,19 @@ def transform(image):
 for batch in torch.utils.data.DataLoader(Images(), batch_size=8):
     step(batch)
 """,
+    "transform in a process": """
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        return transform(torch.ones(8))
+def transform(image):
+    time.sleep(0.004)  # planted
+    return image
+loader = torch.utils.data.DataLoader(Images(), batch_size=8, num_workers=1)
+for batch in loader:
+    step(batch)
+""",
     "collection": """
 heap = [{"index": index, "spans": [index]} for index in range(300_000)]
 for _ in range(40):
@@ -271,10 +304,12 @@ def test_the_line_that_plants_a_fault_is_named_first(tmp_path: Path, fault: str)
     planted = next(number for number, line in enumerate(text.splitlines(), 1) if "# planted" in line)
     (summary,) = load_captures([tmp_path / "t.json.gz"]).captures
     step: Any = summary.step
+    in_process = "process" in fault
     for lines in (step.lines, step.idle_by_cause[0].lines):
+        lines = [line for line in lines if line.loads == in_process]
         assert lines[0].place == f"train.py:{planted}", lines
         assert any("# planted" in line for line in lines[0].source)
-    assert step.lines[0].share > 0.5
+        assert lines[0].share > 0.5
 
 
 #: A PyTorch of a CPU that warns as one of a GPU does.

@@ -6,7 +6,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +35,13 @@ class Frame(NamedTuple):
 
 
 class _File(msgspec.Struct):
-    """The samples of one process: times in ns of the monotonic clock, frames by their places, innermost first."""
+    """The samples of one process: times in ns of the monotonic clock, frames by their places, innermost first.
+
+    ``pid`` is that of the program's process, also where this one ``loads`` data for it.
+    """
 
     pid: int
+    loads: bool
     period_ns: int
     asked_ns: list[int]
     taken_ns: list[int]
@@ -57,6 +61,7 @@ class Stacks:
         period_ns: from one sample to the next.
         stack: shape (samples,), index into ``stacks``: the lines of the program's own, the innermost first.
         source: lines of its files by their numbers.
+        loader: those of a process that loads its data, one after the other where several did.
     """
 
     asked: Ints
@@ -65,12 +70,22 @@ class Stacks:
     stack: Ints
     stacks: tuple[tuple[Frame, ...], ...]
     source: Mapping[str, Mapping[int, str]]
+    loader: Stacks | None = None
+
+    def followed_by(self, other: Stacks | None) -> Stacks:
+        """Returns these and later ones."""
+        if other is None:
+            return self
+        asked, taken = np.append(self.asked, other.asked), np.append(self.taken, other.taken)
+        stack = np.append(self.stack, other.stack + len(self.stacks))
+        source = {file: {**self.source.get(file, {}), **lines} for file, lines in other.source.items()}
+        return Stacks(asked, taken, self.period_ns, stack, (*self.stacks, *other.stacks), {**self.source, **source})
 
 
 def stacks_beside(capture: Path) -> list[Path]:
-    """Returns the files of stacks that belong to a capture: its own, or those of the ranks that it holds."""
+    """Returns the files of stacks that belong to a capture: its own, or those of its ranks, and of their loaders."""
     stem = trace_stem(capture)
-    names = re.compile(rf"{re.escape(stem)}(_rank\d+)?{re.escape(SUFFIX)}")
+    names = re.compile(rf"{re.escape(stem)}(_rank\d+)?(_loader\d+)?{re.escape(SUFFIX)}")
     return sorted(path for path in capture.parent.iterdir() if names.fullmatch(path.name))
 
 
@@ -92,7 +107,7 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
     """
     said = [CLOCK.fullmatch(clocks.names[name]) for name in clocks.name.tolist()]
     own = np.array([(int(match[1]), int(match[2])) for match in said if match], np.int64).reshape(-1, 2)
-    found = {}
+    found, loaders = dict[int, Stacks](), dict[int, Stacks]()
     for path in stacks_beside(capture) if len(own) else ():
         try:
             file = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_File)
@@ -110,5 +125,9 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
             drift = np.interp(samples[:2] - clock[0], clock[row] - clock[0], ahead - ahead[0])
             asked, taken = samples[:2] + ahead[0] + drift.astype(np.int64)
             process = int(process_of(clocks.thread[mine[0]]))
-            found[process] = Stacks(asked, taken, file.period_ns, samples[2], stacks, file.source)
-    return found
+            one = Stacks(asked, taken, file.period_ns, samples[2], stacks, file.source)
+            if file.loads:
+                loaders[process] = one.followed_by(loaders.get(process))
+            else:
+                found[process] = one
+    return {process: replace(one, loader=loaders.get(process)) for process, one in found.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import SYNCHRONIZE
-from nsys_analyzer.trace.stacks import Frame
+from nsys_analyzer.trace.stacks import Frame, Stacks
 
 #: Lines that are named, the share that each has at least, and the samples that tell them at least.
 _MOST, _LEAST_SHARE, _FEWEST = 3, 0.05, 3
@@ -33,6 +33,7 @@ class Line:
 
     Attributes:
         called_from: file and line of the call of its function, empty where the program does not call it.
+        loads: whether a process of the data loader is at this line, and its time is the one in question.
         share: of the time in question.
         ms: in a step; None where only the share is known.
         source: the lines around it, with their numbers; of the first line alone.
@@ -45,6 +46,7 @@ class Line:
     share: float
     ms: float | None = None
     source: tuple[str, ...] = ()
+    loads: bool = False
 
     @property
     def place(self) -> str:
@@ -87,7 +89,7 @@ class Voters:
                 mask &= (some.range == range_) & (some.api == api)
             chosen.append(some.select(np.flatnonzero(mask)))
         one = next(filter(len, chosen), chosen[0])
-        return self.hottest(one.start, one.end, ms)
+        return self.hottest(one.start, one.end, ms) + (self.of_loader() if CAUSES[cause] == "data" else ())
 
     def of_launches(self, operations: Bools) -> tuple[Line, ...]:
         """The lines that launch some operations of the trace: those at which the program is before their calls."""
@@ -103,19 +105,29 @@ class Voters:
     def of_step(self, ms: float) -> tuple[Line, ...]:
         """The lines at which the program is in a step."""
         windows = self._windows
-        return self.hottest(np.maximum(windows.start, reached_before(windows.end)), windows.end, ms)
+        start = np.maximum(windows.start, reached_before(windows.end))
+        return self.hottest(start, windows.end, ms) + self.of_loader()
+
+    def of_loader(self) -> tuple[Line, ...]:
+        """The lines at which a process of the data loader is during the steps."""
+        windows, loader = self._windows, self._stacks.loader
+        start = np.maximum(windows.start, reached_before(windows.end))
+        found = self.hottest(start, windows.end, stacks=loader) if loader else ()
+        return tuple(replace(line, loads=True) for line in found)
 
     def of_operators(self, ms: float) -> tuple[Line, ...]:
         """The lines at which no operator of a program runs that computes on the CPU."""
         idle = self._work.find_idle(self._windows, self._device)
-        return self.hottest(idle.start, idle.end, ms)
+        return self.hottest(idle.start, idle.end, ms) + self.of_loader()
 
-    def hottest(self, start: Ints, end: Ints, ms: float | None = None) -> tuple[Line, ...]:
+    def hottest(
+        self, start: Ints, end: Ints, ms: float | None = None, stacks: Stacks | None = None
+    ) -> tuple[Line, ...]:
         """The lines with most of the samples in some stretches, which do not overlap; none where too few tell them.
 
         A sample counts for the time to the next one, and for all that it was waited for.
         """
-        stacks = self._stacks
+        stacks = stacks or self._stacks
         sample, _, low, high = overlaps(start, end, np.minimum(stacks.asked, stacks.taken - 1), stacks.taken)
         weight = (high - low + stacks.period_ns * (high == stacks.taken[sample])).astype(np.float64)
         if len(np.unique(sample)) < _FEWEST:
@@ -133,7 +145,7 @@ class Voters:
             callers = by_line[frame]
             share = sum(callers.values()) / total
             if share >= _LEAST_SHARE:
-                source = () if found else tuple(self._source(frame))
+                source = () if found else tuple(_source(frame, stacks))
                 caller = max(callers, key=lambda one: callers[one])
                 found.append(Line(*frame, caller, share, None if ms is None else share * ms, source))
         return tuple(found)
@@ -147,11 +159,12 @@ class Voters:
         start = np.maximum(chosen.start, reached_before(chosen.end))
         return Stretches(start, np.maximum(chosen.end, start), chosen.cause, chosen.range, chosen.api)
 
-    def _source(self, frame: Frame) -> Iterator[str]:
-        text = self._stacks.source.get(frame.file, {})
-        for number in range(frame.line - _AROUND, frame.line + _AROUND + 1):
-            if number in text:
-                yield f"{'>' if number == frame.line else ' '} {number:>4} {text[number]}"
+
+def _source(frame: Frame, stacks: Stacks) -> Iterator[str]:
+    text = stacks.source.get(frame.file, {})
+    for number in range(frame.line - _AROUND, frame.line + _AROUND + 1):
+        if number in text:
+            yield f"{'>' if number == frame.line else ' '} {number:>4} {text[number]}"
 
 
 def _summed(code: Ints, weight: np.ndarray) -> tuple[list[int], list[float]]:

@@ -37,8 +37,10 @@ def hook(name: str) -> None:
     if name != "torch":
         _patch_generation(session, sys.modules[name].GenerationMixin)
         return
+    from torch.utils.data._utils import worker
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+    _replace(worker, "_worker_loop", _loading(session, worker._worker_loop))
     _patch_calls(session, torch.nn.Module)
     for backward in ("backward", "grad"):
         _replace(torch.autograd, backward, _backward(session, getattr(torch.autograd, backward)))
@@ -95,6 +97,23 @@ def _phase(session: Session, name: str, function: Function) -> Function:
             session.leave(phase)
 
     return in_a_phase
+
+
+def _loading(session: Session, loop: Function) -> Function:
+    """What each process of a data loader runs; the first one of each loader stands for all of them."""
+    signature = inspect.signature(loop)
+
+    def loading(*arguments: Any, **keywords: Any) -> Any:
+        if signature.bind_partial(*arguments, **keywords).arguments.get("worker_id"):
+            return loop(*arguments, **keywords)
+        sampler = session.sampler.of_loader(loading.__code__)
+        sampler.open()
+        try:
+            return loop(*arguments, **keywords)
+        finally:
+            sampler.close()
+
+    return loading
 
 
 def _as_step(session: Session, function: Function, arguments: Any, keywords: Any) -> Any:

@@ -41,12 +41,19 @@ _OTHERS = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(os.path
 _INSTALLED = ("site-packages", "dist-packages", "torchinductor", f"{os.sep}torch{os.sep}")
 
 
-class Sampler:
-    """The stacks of one thread, from ``open`` to ``close``, which writes them; nothing is done without a path."""
+def path_of(name: str | None) -> Path | None:
+    """The file of this process: each rank has its own."""
+    return Path(name.replace(OF_RANK, os.environ.get("RANK", "0"))) if name else None
 
-    def __init__(self, path: str | None, ranges: Ranges) -> None:
-        self._path = Path(path.replace(OF_RANK, os.environ.get("RANK", "0"))) if path else None
-        self._ranges = ranges
+
+class Sampler:
+    """The stacks of one thread, from ``open`` to ``close``, which writes them; nothing is done without a path.
+
+    ``loop``: the code in which a process of a data loader works, for its sampler; what called that is none of its own.
+    """
+
+    def __init__(self, path: Path | None, ranges: Ranges, loop: Any = None) -> None:
+        self._path, self._ranges, self._loop = path, ranges, loop
         self._sampling: threading.Thread | None = None
         self._goes_on = False
         self._marked_ns = 0
@@ -57,7 +64,7 @@ class Sampler:
     def open(self) -> None:
         """Samples this thread from now on."""
         if self._path and not self._sampling:
-            self._goes_on, self._patience_s = True, sys.getswitchinterval()
+            self._goes_on, self._pid, self._patience_s = True, os.getpid(), sys.getswitchinterval()
             sys.setswitchinterval(_PATIENCE_S)
             self._sampling = threading.Thread(
                 target=self._sample, args=(threading.get_ident(),), name="nsys-analyze", daemon=True
@@ -73,7 +80,7 @@ class Sampler:
 
     def close(self) -> None:
         """Writes the samples, once; the file is complete or absent."""
-        if not self._goes_on or not self._path or not self._sampling:
+        if not self._goes_on or not self._path or not self._sampling or self._pid != os.getpid():  # a copy of it
             return
         self._goes_on = False
         self._sampling.join()
@@ -83,6 +90,11 @@ class Sampler:
             json.dump(self._written(), file, separators=(",", ":"))
         unfinished.replace(self._path)
 
+    def of_loader(self, loop: Any) -> Sampler:
+        """A sampler for a process of a data loader, which began as a copy of this one's, or anew."""
+        name = self._path and self._path.name.replace(".stacks", f"_loader{os.getpid()}.stacks")
+        return Sampler(self._path.with_name(name) if self._path and name else None, self._ranges, loop)
+
     def _sample(self, thread: int) -> None:
         clock, codes, numbers = time.monotonic_ns, self._codes, self._numbers
         asked = clock()
@@ -91,8 +103,7 @@ class Sampler:
             time.sleep(max(asked - clock(), 0) / 1e9)
             taken = clock()
             frame, key = sys._current_frames().get(thread), []
-            while frame is not None:
-                code = frame.f_code
+            while frame is not None and (code := frame.f_code) is not self._loop:
                 codes[id(code)] = code  # which keeps it, and so its ID
                 key += [id(code), frame.f_lasti]
                 frame = frame.f_back
@@ -122,7 +133,8 @@ class Sampler:
                 stack.append(frames.setdefault(frame, len(frames)))
             stacks.append(stack)
         return {
-            "pid": os.getpid(),
+            "pid": os.getppid() if self._loop else os.getpid(),
+            "loads": self._loop is not None,
             "period_ns": PERIOD_NS,
             "asked_ns": [asked for asked, _, _ in self._samples],
             "taken_ns": [taken for _, taken, _ in self._samples],
