@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
 import sqlite3
 import sys
@@ -30,6 +31,7 @@ from nsys_analyzer.runs.targets import Annotation
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.sources import export_of
+from tests.conftest import ROOT
 from tests.support.export import PID
 from tests.support.prepared import run_prepared
 from tests.support.program import FREE, SYNC, Program
@@ -184,7 +186,7 @@ def test_a_line_in_words() -> None:
     line = Line("train.py", 212, "log_norms", "train.py:140", 9.8 / 10.1, 9.8)
     assert plain(in_words(line)) == "train.py:212 in log_norms, called from train.py:140 · 9.8 of 10.1\xa0ms (97\xa0%)"
     share = Line("train.py", 3, "<module>", "", 0.5)
-    assert plain(in_words(share)) == "train.py:3 in <module> · 50\xa0% of the time in which it is launched"
+    assert plain(in_words(share)) == "train.py:3 in <module> · 50\xa0% of the samples"
 
 
 def test_findings_and_the_idle_table_name_lines(tmp_path: Path) -> None:
@@ -384,3 +386,51 @@ def test_a_real_nsys_keeps_the_clock(nsys: Nsys, tmp_path: Path, monkeypatch: py
     near = (np.abs(stacks.taken[:, None] - edges) < MS).any(axis=1)
     assert asleep.sum() > 30  # 12 × 50 ms hold 120 samples; a busy machine takes fewer
     assert (asleep == inside)[~near].all()
+
+
+#: Where each fault of the real captures lies: its finding, and the range in which the program is meanwhile.
+PLACES = {
+    "loader": ("data_loading", "data"), "item": ("host_sync", "log"), "pageable": ("pageable_copy", "data"),
+    "foreach": ("unfused_optimizer", "optimizer"), "empty_cache": ("allocator", "step"),
+    "collector": ("host_stall", "step"), "checkpoint": ("device_to_host_copy", "checkpoint"),
+}  # fmt: skip
+RANGES = ("step", "data", "forward", "loss", "backward", "log", "optimizer", "checkpoint")
+
+
+def with_stacks_of_ranges(fault: str, folder: Path) -> Path:
+    """A real capture with a sample every 5 ms whose line is the place of the program's innermost range in RANGES."""
+    export = folder / "t.sqlite"
+    export.write_bytes(lzma.decompress((ROOT / f"examples/faults/captures/{fault}.sqlite.xz").read_bytes()))
+    ranges = Trace.load(export).ranges
+    program = ranges.select(np.isin(ranges.name, [ranges.names.index(one) for one in RANGES if one in ranges.names]))
+    program = program.select(np.argsort(program.start, kind="stable"))
+    thread, begun, ended = int(program.thread[0]), int(program.start.min()), int(program.end.max())
+    moments = np.arange(begun, ended, 5 * MS)
+    inside = (program.start <= moments[:, None]) & (moments[:, None] < program.end)
+    innermost = np.where(inside.any(axis=1), inside.shape[1] - 1 - inside[:, ::-1].argmax(axis=1), 0)
+    stack = [RANGES.index(program.names[program.name[one]]) for one in innermost.tolist()]
+    clock = [{"start": at, "text": f"nsys-analyze clock {PID} {at - begun}"} for at in (begun, ended)]
+    with closing(sqlite3.connect(export)) as file, file:
+        columns = "(start, end, eventType, globalTid, text) VALUES (:start, :start + 1, 59, :thread, :text)"
+        file.executemany(f"INSERT INTO NVTX_EVENTS {columns}", [{**one, "thread": thread} for one in clock])
+    times = (moments - begun).tolist()
+    values = {
+        "pid": PID, "loads": False, "period_ns": 5 * MS, "asked_ns": times, "taken_ns": times, "stack": stack,
+        "stacks": [[place] for place in range(len(RANGES))],
+        "frames": [("train.py", place, name) for place, name in enumerate(RANGES)], "source": {},
+    }  # fmt: skip
+    (folder / "t.stacks.gz").write_bytes(gzip.compress(json.dumps(values).encode()))
+    return export
+
+
+@pytest.mark.parametrize("fault", PLACES)
+def test_a_finding_of_a_real_capture_names_the_line_at_which_the_program_is(tmp_path: Path, fault: str) -> None:
+    export = with_stacks_of_ranges(fault, tmp_path)
+    waits = {"train.py:5 in log": 222, "train.py:7 in checkpoint": 1}
+    (tmp_path / "t.manifest.json").write_text(json.dumps({"waits": waits}))
+    (capture,) = load_captures([export]).captures
+    name, place = PLACES[fault]
+    finding = next(one for one in capture.findings or () if one.id == name)
+    assert finding.lines[0].function == place, finding.lines
+    said = "PyTorch names what waits in a step: `train.py:5 in log` (222 times), `train.py:7 in checkpoint` (1 times)."
+    assert (said in [plain(one, "`") for one in finding.evidence]) == (name == "host_sync")

@@ -182,6 +182,7 @@ def test_timings_of_the_users_own_are_not_replaced(desk: Desk, run: Run) -> None
         (("--steps", "3", "--no-annotate", "--", "python", "a.py"), "Error: --steps is for annotated programs"),
         (("--", "python", "-BI", "a.py"), "Error: python -BI ignores PYTHONPATH or sitecustomize, through which steps"),
         (("--no-annotate",), "Error: --no-annotate is for a program of yours"),
+        (("--no-stacks",), "Error: --no-stacks is for a program of yours"),
         (("--run-to-end",), "Error: --run-to-end is for a program of yours"),
         (("--compile", "--", "python", "a.py"), "Error: --compile is for our transformer"),
         (("--model", "small,medium", "--", "python", "a.py"), "Error: --model has several values for one program"),

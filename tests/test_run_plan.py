@@ -128,6 +128,16 @@ def test_every_light_default_can_be_changed_and_then_nothing_is_said() -> None:
     assert "context 64, 1 + 2 steps" in plan(context_length=(64,)).notices[1]
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_stacks_of_a_program_are_sampled_but_where_that_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    machine(monkeypatch, gpus=0)
+    (target,) = plan(program=("python", "train.py"), no_stacks=not wanted).targets
+    assert target.annotation
+    assert target.annotation.stacks == wanted
+
+
 def test_a_program_as_several_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine(monkeypatch, gpus=2, nsys=make_recording_nsys(tmp_path))
     made = plan(program=("python", "train.py"), nproc=2)

@@ -80,8 +80,13 @@ class Voters:
         _, delaying, _, _ = overlaps(work.busy.start, work.busy.end, idle.start[busy], idle.end[busy])
         self.stretches = [self._inside(waits), work.busy.select(np.unique(delaying)), left]
 
-    def of_idle(self, cause: int, ms: float, range_: int | None = None, api: int | None = None) -> tuple[Line, ...]:
-        """The lines behind the idle time of a cause, of one range and API call where these are given."""
+    def of_idle(
+        self, cause: int, ms: float | None = None, range_: int | None = None, api: int | None = None
+    ) -> tuple[Line, ...]:
+        """The lines behind the idle time of a cause; of so many ms where they are of one range and API call.
+
+        Else they are of all the time in which the program waits or pauses for this cause.
+        """
         chosen = []
         for some in self.stretches:
             mask = some.cause == cause
@@ -89,6 +94,8 @@ class Voters:
                 mask &= (some.range == range_) & (some.api == api)
             chosen.append(some.select(np.flatnonzero(mask)))
         one = next(filter(len, chosen), chosen[0])
+        if ms is None:
+            ms = int((one.end - one.start).sum()) / len(self._windows) / 1e6
         return self.hottest(one.start, one.end, ms) + (self.of_loader() if CAUSES[cause] == "data" else ())
 
     def of_launches(self, operations: Bools) -> tuple[Line, ...]:

@@ -94,7 +94,9 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
 def _lines(work: ProcessWork, step: StepSummary, voters: Voters) -> Mapping[tuple[str, str], tuple[Line, ...]]:
     """Returns the lines behind whatever a finding may be about."""
     found: dict[tuple[str, str], tuple[Line, ...]]
-    found = {("idle", one): voters.of_idle(CAUSES.index(one), step.idle_of(one)) for one in CAUSES}
+    found = {
+        ("idle", one): voters.of_idle(CAUSES.index(one), None if one == "copy" else step.idle_of(one)) for one in CAUSES
+    }
     found |= {("class", name): voters.of_launches(work.label == code) for code, name in enumerate(work.classes)}
     found |= {("phase", name): voters.of_launches(work.phase[:-1] == code) for code, name in enumerate(work.phases)}
     code = {name: number for number, name in enumerate(work.attributed.kernels.names)}

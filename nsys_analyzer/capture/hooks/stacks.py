@@ -37,8 +37,14 @@ _SYNCHRONIZING = "called a synchronizing CUDA operation"
 #: Lines of the source that are kept before and behind each line.
 _AROUND = 5
 #: The folders of what is none of the program's: Python's, ours, and whatever was installed or generated.
-_OTHERS = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
-_INSTALLED = ("site-packages", "dist-packages", "torchinductor", f"{os.sep}torch{os.sep}")
+_OTHERS = (
+    "<",
+    sysconfig.get_path("stdlib"),
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),  # noqa: PTH100, PTH120 - the hooks import little
+    os.path.dirname(str(getattr(sys.modules.get("torch"), "__file__", "<"))) or "<",  # noqa: PTH120
+    os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "<",
+)
+_INSTALLED = ("site-packages", "dist-packages", "torchinductor_")
 
 
 def path_of(name: str | None) -> Path | None:
@@ -191,7 +197,7 @@ class Waits:
 def _is_of_program(code: Any) -> bool:
     """Whether the program's author wrote it: it is no code of Python's, of ours or of an installed package."""
     file = code.co_filename
-    return not (file.startswith(("<", *_OTHERS)) or any(part in file for part in _INSTALLED))
+    return not (file.startswith(_OTHERS) or any(part in file for part in _INSTALLED))
 
 
 def _relative(file: str) -> str:

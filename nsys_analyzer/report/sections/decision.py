@@ -153,9 +153,9 @@ def _do_first(capture: CaptureSummary) -> Table:
     fields: tuple[Field[_Saving], ...] = (
         Field("#", "text", lambda row: str(row[0])),
         Field("Do first", "text", lambda row: row[1]),
-        Field("line", "code", lambda row: first[row[0] - 1].lines[0].place if first[row[0] - 1].lines else None),
         Field(f"saves {step_noun(capture.step)}, ms", "ms", lambda row: row[2]),
         Field("", "bar", lambda row: row[3]),
+        Field("line", "code", lambda row: first[row[0] - 1].lines[0].place if first[row[0] - 1].lines else None),
     )
     return table(fields, rows, capture=capture.title, names=2)
 

@@ -14,7 +14,7 @@ def in_words(line: Line) -> Words:
     """A line and its part: "train.py:212 in log_norms, called from train.py:140 · 9.8 of 10.1 ms (97 %)"."""
     called = phrase(", called from `{}`", line.called_from) if line.called_from else ""
     share = about_percent(line.share)
-    part = f" · {share} of the time {'of a process that loads data' if line.loads else 'in which it is launched'}"
+    part = f" · {share} of {'the time of a process that loads data' if line.loads else 'the samples'}"
     if line.ms is not None:
         part = f" · {about(line.ms)} of {about_milliseconds(line.ms / line.share)} ({share})"
     return phrase("`{}` in `{}`", line.place, line.function) + called + part
