@@ -23,7 +23,7 @@ SUFFIX = ".stacks.gz"
 CLOCK = re.compile(r"nsys-analyze clock (\d{1,10}) (\d{1,18})")
 
 #: Those of one row are nearer to each other than this.
-_ROW_NS = 50_000_000
+_ROW_NS = 10_000_000
 
 
 class Frame(NamedTuple):

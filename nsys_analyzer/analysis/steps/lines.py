@@ -33,10 +33,10 @@ class Line:
 
     Attributes:
         called_from: file and line of the call of its function, empty where the program does not call it.
-        loads: whether a process of the data loader is at this line, and its time is the one in question.
         share: of the time in question.
         ms: in a step; None where only the share is known.
         source: the lines around it, with their numbers; of the first line alone.
+        loads: whether a process of the data loader is at this line, and its time is the one in question.
     """
 
     file: str
@@ -65,6 +65,7 @@ class Voters:
     def __init__(self, work: ProcessWork, windows: Windows, device: int) -> None:
         self._work, self._stacks = work, work.attributed.trace.stacks[work.process]
         self._windows, self._device = windows, device
+        self._start = np.maximum(windows.start, reached_before(windows.end))
         # A device that computes on the CPU has no calls, and is idle for the program's own reasons.
         calls, waiting = work.calls, work.waiting
         is_copy = calls.call[waiting] != SYNCHRONIZE
@@ -105,21 +106,17 @@ class Voters:
         called = np.unique(position[work.attributed.attribution.launch[operations]])
         called = called[called > 0]
         start, end = reached_before(work.calls.end)[called], work.calls.end[called]
-        inside = Stretches(start, np.maximum(end, start), *np.zeros((3, len(start)), np.int64))
-        inside = self._inside(inside)
+        inside = self._inside(Stretches(start, np.maximum(end, start), *np.zeros((3, len(start)), np.int64)))
         return self.hottest(inside.start, inside.end)
 
     def of_step(self, ms: float) -> tuple[Line, ...]:
         """The lines at which the program is in a step."""
-        windows = self._windows
-        start = np.maximum(windows.start, reached_before(windows.end))
-        return self.hottest(start, windows.end, ms) + self.of_loader()
+        return self.hottest(self._start, self._windows.end, ms) + self.of_loader()
 
     def of_loader(self) -> tuple[Line, ...]:
         """The lines at which a process of the data loader is during the steps."""
-        windows, loader = self._windows, self._stacks.loader
-        start = np.maximum(windows.start, reached_before(windows.end))
-        found = self.hottest(start, windows.end, stacks=loader) if loader else ()
+        loader = self._stacks.loader
+        found = self.hottest(self._start, self._windows.end, stacks=loader) if loader else ()
         return tuple(replace(line, loads=True) for line in found)
 
     def of_operators(self, ms: float) -> tuple[Line, ...]:
@@ -140,7 +137,8 @@ class Voters:
         if len(np.unique(sample)) < _FEWEST:
             return ()
         by_line: dict[Frame, dict[str, float]] = {}
-        for stack, ns in zip(*_summed(stacks.stack[sample], weight), strict=True):
+        used, place = np.unique(stacks.stack[sample], return_inverse=True)
+        for stack, ns in zip(used.tolist(), np.bincount(place, weight).tolist(), strict=True):
             if frames := stacks.stacks[stack]:
                 callers = by_line.setdefault(_plain(frames[0]), {})
                 caller = _caller(frames)
@@ -172,11 +170,6 @@ def _source(frame: Frame, stacks: Stacks) -> Iterator[str]:
     for number in range(frame.line - _AROUND, frame.line + _AROUND + 1):
         if number in text:
             yield f"{'>' if number == frame.line else ' '} {number:>4} {text[number]}"
-
-
-def _summed(code: Ints, weight: np.ndarray) -> tuple[list[int], list[float]]:
-    used, place = np.unique(code, return_inverse=True)
-    return used.tolist(), np.bincount(place, weight).tolist()
 
 
 def _plain(frame: Frame) -> Frame:

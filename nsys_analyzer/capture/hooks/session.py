@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 from .flops import CountedStep
 from .modules import Backward, Modules
 from .ranges import Clock, Ranges, Results
-from .stacks import Sampler, Waits, path_of
+from .stacks import Sampler, Waits
 
 #: What a program writes that opens the capture range by itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
@@ -102,7 +102,7 @@ class Session:
         self.holds_calls = False
         self.training = False
         self.ranges = Ranges(torch, settings.spellings, self.own_window_opens, self.own_window_closes)
-        self.sampler, self._waits = Sampler(path_of(settings.samples), self.ranges), Waits(torch)
+        self.sampler, self._waits = Sampler(settings.samples, self.ranges), Waits(torch)
         self.modules = Modules(torch, self.ranges)
         self.root_classes: set[type] = set()
         self.passes: int | None = None

@@ -31,7 +31,8 @@ PERIOD_NS = 5_000_000
 #: such lines would have the samples of all others.
 _PATIENCE_S = 0.0005
 #: The clocks are compared so often at most, and so many times in a row: the thread may lose its core meanwhile.
-_BETWEEN_MARKS_NS, _MARKS = 100_000_000, 3
+_BETWEEN_MARKS_NS, _MARKS = 20_000_000, 3
+_SUFFIX = ".stacks.gz"
 #: What PyTorch says of a call that waits.
 _SYNCHRONIZING = "called a synchronizing CUDA operation"
 #: Lines of the source that are kept before and behind each line.
@@ -47,19 +48,15 @@ _OTHERS = (
 _INSTALLED = ("site-packages", "dist-packages", "torchinductor_")
 
 
-def path_of(name: str | None) -> Path | None:
-    """The file of this process: each rank has its own."""
-    return Path(name.replace(OF_RANK, os.environ.get("RANK", "0"))) if name else None
-
-
 class Sampler:
     """The stacks of one thread, from ``open`` to ``close``, which writes them; nothing is done without a path.
 
     ``loop``: the code in which a process of a data loader works, for its sampler; what called that is none of its own.
     """
 
-    def __init__(self, path: Path | None, ranges: Ranges, loop: Any = None) -> None:
-        self._path, self._ranges, self._loop = path, ranges, loop
+    def __init__(self, path: str | None, ranges: Ranges, loop: Any = None) -> None:
+        self._path = Path(path.replace(OF_RANK, os.environ.get("RANK", "0"))) if path else None
+        self._ranges, self._loop = ranges, loop
         self._sampling: threading.Thread | None = None
         self._goes_on = False
         self._marked_ns = 0
@@ -98,8 +95,8 @@ class Sampler:
 
     def of_loader(self, loop: Any) -> Sampler:
         """A sampler for a process of a data loader, which began as a copy of this one's, or anew."""
-        name = self._path and self._path.name.replace(".stacks", f"_loader{os.getpid()}.stacks")
-        return Sampler(self._path.with_name(name) if self._path and name else None, self._ranges, loop)
+        own = f"_loader{os.getpid()}{_SUFFIX}"
+        return Sampler(str(self._path).replace(_SUFFIX, own) if self._path else None, self._ranges, loop)
 
     def _sample(self, thread: int) -> None:
         clock, codes, numbers = time.monotonic_ns, self._codes, self._numbers
