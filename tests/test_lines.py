@@ -400,7 +400,7 @@ RANGES = ("step", "data", "forward", "loss", "backward", "log", "optimizer", "ch
 def with_stacks_of_ranges(fault: str, folder: Path) -> Path:
     """A real capture with a sample every 5 ms whose line is the place of the program's innermost range in RANGES."""
     export = folder / "t.sqlite"
-    export.write_bytes(lzma.decompress((ROOT / f"examples/faults/captures/{fault}.sqlite.xz").read_bytes()))
+    export.write_bytes(lzma.decompress((ROOT / f"examples/faults/captures/transformer/{fault}.sqlite.xz").read_bytes()))
     ranges = Trace.load(export).ranges
     program = ranges.select(np.isin(ranges.name, [ranges.names.index(one) for one in RANGES if one in ranges.names]))
     program = program.select(np.argsort(program.start, kind="stable"))
