@@ -31,7 +31,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from zipfile import is_zipfile
 
 from nsys_analyzer.errors import ExportError, NoSpaceError, NsysAnalyzerError
@@ -43,6 +43,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 NOTHING_RECORDED = 4
 """The exit code where the program ended well and no trace was written; 3 is what our targets say of memory."""
 
+_TERMINATED = 128 + signal.SIGTERM
 _VARIABLE = re.compile(r"%q\{(\w+)\}")
 _COMPRESSION = 4  # of a trace's size it takes all but a few per cent, in a third of the time of gzip's default
 
@@ -360,7 +361,7 @@ def record(
     """
     if whole_program:  # the program's own starts and stops are ignored
         install(recorder.ranges, lambda: None, lambda: None)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was recorded is written
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that what was recorded is written
         if delay_s or duration_s:
             threading.Thread(target=_record_by_time, args=(recorder, delay_s, duration_s), daemon=True).start()
         else:
@@ -388,10 +389,7 @@ def record(
     threading._shutdown()  # type: ignore[attr-defined]  # as Python does at a program's end: it waits for threads
     if recorder.is_forked:
         # PyTorch's profiler waits at the process's end for threads that a child does not have.
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _leave(code)
     if code == 0 or whole_program:
         recorder.stop()
     recorder.discard()
@@ -399,7 +397,17 @@ def record(
         _say(str(recorder.failure))
     elif not recorder.has_recorded and code == 0:
         _say("the program never called cudaProfilerStart; --whole-program records all of it")
+    if code == _TERMINATED:  # PyTorch may crash where threads of a server still use it
+        _leave(code)
     return code or (0 if recorder.has_recorded and not recorder.failure else NOTHING_RECORDED)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process at once, behind the functions of ``atexit``."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _record_by_time(recorder: Recorder, delay_s: float, duration_s: float) -> None:
