@@ -31,6 +31,7 @@ from nsys_analyzer.runs.targets import Annotation
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.sources import export_of
+from nsys_analyzer.trace.stacks import stacks_beside
 from tests.conftest import ROOT
 from tests.support.export import PID
 from tests.support.prepared import run_prepared
@@ -174,6 +175,17 @@ def test_damaged_stacks_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t.stacks.gz").write_bytes(content)
     with pytest.raises(TraceError, match=r"t\.stacks\.gz cannot be read"):
         Trace.load(clocked(waiting(), 0).write(tmp_path / "t.sqlite"))
+
+
+def test_the_files_of_stacks_that_belong_to_a_capture(tmp_path: Path) -> None:
+    for name in ("", "_loader7", "_rank1", "_rank1_loader9", "_rank10", "_other"):
+        (tmp_path / f"capture{name}.stacks.gz").touch()
+    own = ["capture.stacks.gz", "capture_loader7.stacks.gz"]
+    first = ["capture_rank1.stacks.gz", "capture_rank1_loader9.stacks.gz"]
+    # One capture may hold all ranks.
+    of_all = {path.name for path in stacks_beside(tmp_path / "capture.sqlite")}
+    assert of_all == {*own, *first, "capture_rank10.stacks.gz"}
+    assert [path.name for path in stacks_beside(tmp_path / "capture_rank1.json.gz")] == first
 
 
 def test_two_samples_tell_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import sysconfig
 import threading
 import time
 import warnings
+from array import array
 from bisect import bisect_right
 from collections import Counter
 from pathlib import Path
@@ -62,7 +63,7 @@ class Sampler:
         self._marked_ns = 0
         self._codes: dict[int, Any] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._samples: list[tuple[int, int, int]] = []
+        self._samples = array("q")  # when each was asked for and taken, and its stack
 
     def open(self) -> None:
         """Samples this thread from now on."""
@@ -110,7 +111,7 @@ class Sampler:
                 codes[id(code)] = code  # which keeps it, and so its ID
                 key += [id(code), frame.f_lasti]
                 frame = frame.f_back
-            self._samples.append((asked, taken, numbers.setdefault(tuple(key), len(numbers))))
+            self._samples.extend((asked, taken, numbers.setdefault(tuple(key), len(numbers))))
             asked = taken
 
     def _written(self) -> dict[str, Any]:
@@ -139,9 +140,9 @@ class Sampler:
             "pid": os.getppid() if self._loop else os.getpid(),
             "loads": self._loop is not None,
             "period_ns": PERIOD_NS,
-            "asked_ns": [asked for asked, _, _ in self._samples],
-            "taken_ns": [taken for _, taken, _ in self._samples],
-            "stack": [number for _, _, number in self._samples],
+            "asked_ns": self._samples[0::3].tolist(),
+            "taken_ns": self._samples[1::3].tolist(),
+            "stack": self._samples[2::3].tolist(),
             "stacks": stacks,
             "frames": list(frames),
             "source": source,
