@@ -444,5 +444,5 @@ def test_a_finding_of_a_real_capture_names_the_line_at_which_the_program_is(tmp_
     name, place = PLACES[fault]
     finding = next(one for one in capture.findings or () if one.id == name)
     assert finding.lines[0].function == place, finding.lines
-    said = "PyTorch names what waits in a step: `train.py:5 in log` (222 times), `train.py:7 in checkpoint` (1 times)."
+    said = "PyTorch names what waits in a step: `train.py:5 in log` 222×, `train.py:7 in checkpoint` 1×."
     assert (said in [plain(one, "`") for one in finding.evidence]) == (name == "host_sync")

@@ -178,9 +178,7 @@ def baselines_of(capture: CaptureSummary, study: Study) -> tuple[tuple[Replay, .
 def _with_waits(finding: Finding, waits: Mapping[str, int]) -> Finding:
     """Returns a finding with what PyTorch warns of in a step: the lines that wait most often."""
     most = sorted(waits.items(), key=lambda pair: -pair[1])[:_WAITING]
-    said = phrase(
-        f"PyTorch names what waits in a step: {', '.join(['`{}` ({:,} times)'] * len(most))}.", *sum(most, ())
-    )
+    said = phrase(f"PyTorch names what waits in a step: {', '.join(['`{}` {:,}×'] * len(most))}.", *sum(most, ()))
     return replace(finding, evidence=(*finding.evidence, said))
 
 

@@ -67,14 +67,9 @@ _PHASES = _fields(
     ("idle ms", "ms"), ("all ms", "ms"),
 )  # fmt: skip
 _CAUSES = _fields(
-    ("cause", "text"),
-    ("range", "code"),
-    ("API call", "code"),
-    ("ms", "ms"),
-    ("share", "percent"),
-    ("gaps", "count"),
+    ("cause", "text"), ("range", "code"), ("API call", "code"), ("ms", "ms"), ("share", "percent"), ("gaps", "count"),
     ("line", "code"),
-)
+)  # fmt: skip
 
 
 def _table(
