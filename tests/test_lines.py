@@ -333,7 +333,8 @@ mode = "default"
 def set_mode(new):
     global mode
     mode = new
-torch.cuda.is_available, torch.cuda.is_initialized = lambda: True, lambda: False
+number = 0
+torch.cuda.is_initialized = lambda: number < 3
 torch.cuda.get_sync_debug_mode, torch.cuda.set_sync_debug_mode = lambda: mode, set_mode
 def item(loss):
     if mode == "warn":

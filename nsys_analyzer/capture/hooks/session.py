@@ -323,8 +323,8 @@ class Session:
             self.on_settled = None
         if self.settings.results is not None and self.steps == _COUNTED and warmup > _COUNTED:
             self._count_flops()
-        # The next step is like those that are recorded; on a CPU nothing waits.
-        looks = self.settings.stacks and self.settings.results is not None and self.torch.cuda.is_available()
+        # The next step is like those that are recorded; nothing waits for a GPU that the program does not use.
+        looks = self.settings.stacks and self.settings.results is not None and self.torch.cuda.is_initialized()
         if looks and self.steps == _COUNTED + 1 < warmup:
             self._waits.open()
         if self._own_window or self.steps < warmup:
