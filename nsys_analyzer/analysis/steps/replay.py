@@ -88,11 +88,10 @@ class Replay:
 
         One or two steps are looked at as if they came again and again; both of two are then left out once.
         """
-        if self.steps >= _FEWEST:
-            return self.mean_ns(*self._run())
         if self.once:
             return self.total_ns
-        return (self._again(_FEWEST).total_ns - self.total_ns) / (self.steps * (_FEWEST - 1))
+        steps, left_out = (self, 1) if self.steps >= _FEWEST else (self._again(_FEWEST), self.steps)
+        return steps.mean_ns(*steps._run(), left_out)
 
     @property
     def total_ns(self) -> float:
@@ -110,14 +109,14 @@ class Replay:
         first_call = (self.first_call[:-1] + np.arange(times)[:, None] * len(self.after)).ravel()
         return replace(self, **repeated, first_call=np.append(first_call, times * len(self.after)))
 
-    def mean_ns(self, starts: Floats, done: Floats) -> float:
+    def mean_ns(self, starts: Floats, done: Floats, left_out: int = 1) -> float:
         """How long a step but the first takes, by when each call starts (and one behind the last) and each piece ends.
 
         A step begins with its first call, or where the GPU has done what came before, if that is later. The last place
-        of ``done`` is that of what ran before the first piece.
+        of ``done`` is that of what ran before the first piece; ``left_out`` is the number of the first steps.
         """
         bounds = np.maximum(starts[self.first_call], self._ends(done))
-        return float(bounds[-1] - bounds[1]) / (self.steps - 1)
+        return float(bounds[-1] - bounds[left_out]) / (self.steps - left_out)
 
     def _ends(self, done: Floats) -> Floats:
         """When the GPU has done what came before each step, and all."""
