@@ -261,6 +261,13 @@ def operators(*rows: tuple[str, int, int], trace: Kineto | None = None) -> Kinet
     return trace
 
 
+def decoding(module: str, us: int) -> Kineto:
+    """A step that launches a graph of 100 us, and calls one module."""
+    trace = Kineto().gpu().range("step[DECODE bs=1]", 0, 200)
+    trace.launch(1, 10, api="cudaGraphLaunch").kernel(GEMM, 1, 20, 100)
+    return trace.module(module, 130, 20).launch(2, 135).kernel(ADD, 2, 150, us)
+
+
 def closure(at: int) -> list[tuple[str, int, int]]:
     """The operators of a step whose optimizer runs the model."""
     forward, backward = ((("aten::mm", MAIN_OF_TORCH), (20, 60)), ((ENGINE, TORCH_AUTOGRAD), (200, 240)))
@@ -312,6 +319,9 @@ TRAINED = {"forward": (1, 1), "backward": (1, 1)}
             ),
             {"forward": (1, 1), "backward": (1, 2)},
         ),
+        # The model is a graph of 100 us; beside it a sampler of 11 us is no forward, a head of 12 us may be one.
+        (decoding("Sampler_0", 11), {"step": (1, 2)}),
+        (decoding("Head_0", 12), {"forward": (1, 1), "step": (1, 2)}),
         # A step of inference has no inferred forward.
         (
             operators(("aten::mm", 5, MAIN_OF_TORCH), trace=Kineto().gpu().range("ProfilerStep#1", 0, 100)),

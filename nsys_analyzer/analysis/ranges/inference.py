@@ -45,6 +45,9 @@ _OPTIMIZER, _ZERO_GRAD, _PROFILER_STEP = "Optimizer.step#", "Optimizer.zero_grad
 FUNCTION_RANGES, _OPERATORS, _MODULES = "nsys's function ranges", "autograd's operators", "PyTorch's module calls"
 BY_THREADS = "autograd's threads and the optimizer's kernels"
 
+#: Modules that launch no more than this share of a process's work are not the model.
+_LEAST = 0.1
+
 _Spans = list[tuple[int, int]]
 
 
@@ -167,7 +170,8 @@ class _Inference:
     def _of_modules(self) -> _Found | None:
         """A forward pass from each call of the model: of the modules that none calls, the one that launches most work.
 
-        What is called behind it, such as a head, is part of its pass.
+        What is called behind it, such as a head, is part of its pass. Beside the replay of a graph that holds the
+        model, calls of its sampler are no forward.
         """
         calls = self.ranges.select(self.mine & named(self.ranges, _MODULE.fullmatch))
         threads = _by_frequency(calls.thread)
@@ -181,7 +185,7 @@ class _Inference:
         work = np.append(0, np.cumsum(self.work[here]))
         first, behind = (np.searchsorted(self.launches.start[here], time) for time in (calls.start, calls.end))
         of_model = np.bincount(calls.name, work[behind] - work[first])
-        if not of_model.any():
+        if of_model.sum() <= _LEAST * self.work.sum():
             return None
         model = int(of_model.argmax())
         first = np.flatnonzero(calls.name == model)
