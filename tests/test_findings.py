@@ -52,7 +52,7 @@ from nsys_analyzer.trace.columns import (
 )
 from tests.conftest import ROOT
 from tests.support.export import ADD, GEMM, SOFTMAX
-from tests.support.program import NCCL
+from tests.support.program import NCCL, Program
 from tests.support.steps import H200, US, Steps
 
 FAULTS = ROOT / "examples" / "faults"
@@ -605,6 +605,30 @@ def test_an_unknown_cause_is_told_only_where_a_replay_can_be_trusted(cause: str,
     diagnosis = diagnose(Steps().kernel(100).capture(measured_us=1_300, **{cause: 1.2}))
     assert diagnosis is not None
     assert [one.id for one in diagnosis.findings] == ["gpu_idle"] * said
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "said"), [("backward", "", True), ("", "", False), ("backward", "decode", False)]
+)
+def test_remedies_are_of_training_where_something_trains(phase: str, kind: str, said: bool) -> None:
+    """A value that is read, and a collective: gradients are spoken of only beside a backward pass."""
+    steps = replace(Steps(phase=phase), kind=kind).kernel(20).copy(2, DEVICE_TO_PAGEABLE, 4).sync(50).kernel(9, NCCL)
+    remedies = [
+        line for rule in (find_host_sync, find_exposed_communication) for line in next(rule(steps.case())).remedy
+    ]
+    assert [word in " ".join(remedies) for word in ("p.grad", "gradient_as_bucket_view")] == [said, said]
+
+
+@pytest.mark.parametrize(("kernel", "said"), [("void at::native::sum(int)", True), ("void life(int*)", False)])
+def test_a_program_without_pytorch_is_told_nothing_of_it(tmp_path: Path, kernel: str, said: bool) -> None:
+    """Three steps of 5 ms, in each of which the program works 4.491 ms between two kernels."""
+    program = Program()
+    for at in range(0, 15_000, 5_000):
+        program.step(at, at + 5_000).work((at + 5, at + 9), (at + 10, at + 20), name=kernel)
+        program.work((at + 4_500, at + 4_504), (at + 4_505, at + 4_600), name=kernel)
+    (capture,) = summarize(program.write(tmp_path / "life.sqlite"))
+    assert capture.is_torch is said
+    assert [any("Python" in line for line in one.remedy) for one in capture.findings or ()] == [said]
 
 
 def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:

@@ -188,11 +188,13 @@ def test_another_process_does_not_count(tmp_path: Path) -> None:
 def test_names_of_an_input_pipeline() -> None:
     loading = (
         "data", "DataLoader", "load_batch", "fetch next batch 7", "get_batch", "next batch", "load inputs", NEXT_BATCH,
+        "torch/utils/data/dataloader.py(701): __next__", "src/dataset.py(9): __getitem__", "train.py(30): get_batch",
     )  # fmt: skip
     others = (
         "update", "database", "inputs_embeds", "input_layernorm", "BatchNorm2d", "workload", "", "Batch 7",
         "DistributedDataParallel.forward", "load_balancing_loss", "process_batch", "eval_batch", "load_checkpoint",
-        "expert load balance",
+        "expert load balance", "prefetch_h2d_w3", "prefetch_h2d_wo", "fetch_expert_3",
+        "/data/flashinfer/cubin_loader.py(185): get_cubin", "models/loader.py(7): load_model",
     )  # fmt: skip
     assert [name for name in (*loading, *others) if is_loading(name)] == list(loading)
 

@@ -23,6 +23,7 @@ from nsys_analyzer.analysis.findings.serving import (
     of_serving,
 )
 from nsys_analyzer.analysis.findings.waits import (
+    WITHOUT_TORCH,
     find_allocator,
     find_data_loading,
     find_device_to_host_copy,
@@ -141,9 +142,11 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     without = _TOLD_OF_RUNS if has_others else frozenset()
     findings: list[Finding] = []
     if not why:
-        case = Case(step, study, baselines, scale, (low + high) / 2)
+        case = Case(step, study, baselines, scale, (low + high) / 2, capture.is_torch)
         candidates = [candidate for rule in RULES for candidate in rule(case) if candidate.id not in without]
         candidates = list(map(of_serving, candidates)) if step.kind else candidates
+        if not case.is_torch:
+            candidates = [replace(one, remedy=WITHOUT_TORCH.get(one.id, one.remedy)) for one in candidates]
         findings = list(_ranked(case, candidates))
     told = {finding.place.name for finding in findings if finding.place} | ({"communication"} if without else set())
     known_ms, serving = profiled if why else (low + high) / 2, capture.serving

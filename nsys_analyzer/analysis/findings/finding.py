@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.text import Words, plural
 from nsys_analyzer.trace.arrays import Bools
 
+_BACKWARD = re.compile("(?i)backward|_bwd")
 #: Callers that are named.
 _CALLERS = 3
 #: A share for each piece of the GPU's work, shape (pieces,).
@@ -115,6 +117,7 @@ class Case:
         baselines: the steps without the profiler, by the least and by the most that it may have cost.
         scale: the length of a step ÷ that of the replayed steps.
         step_ms: what a step takes without the profiler, the middle of both.
+        is_torch: whether PyTorch runs, whose functions a remedy may name.
     """
 
     step: StepSummary
@@ -122,6 +125,14 @@ class Case:
     baselines: tuple[Replay, ...]
     scale: float
     step_ms: float
+    is_torch: bool = True
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward pass or an optimizer is seen, by the phases or the names of kernels."""
+        study = self.study
+        seen = study.in_phase("backward", "optimizer") | study.of_class("optimizer") | study.named(_BACKWARD)
+        return bool(seen.any()) and not self.step.kind
 
     def paused_ms(self, calls: Bools) -> float:
         """Returns the pauses behind some calls in a profiled step, ms, scaled to its length."""

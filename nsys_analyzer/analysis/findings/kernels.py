@@ -367,8 +367,7 @@ def find_exposed_communication(case: Case) -> Iterator[Candidate]:
     collectives = study.of_class("communication")
     if not collectives.any():
         return
-    trains = study.in_phase("backward").any() or not study.in_phase("forward").any()
-    saved, remedy = (_SAVED_IN_TRAINING, _TRAINING_REMEDY) if trains else (_SAVED_IN_INFERENCE, _INFERENCE_REMEDY)
+    saved, remedy = (_SAVED_IN_TRAINING, _TRAINING_REMEDY) if case.trains else (_SAVED_IN_INFERENCE, _INFERENCE_REMEDY)
     ms, whole = study.ms(collectives), study.duration[collectives].sum() / study.steps / 1e6
     exposed = np.where(collectives, study.exposed / np.maximum(study.replay.work, 1), 0.0)
     yield Candidate(

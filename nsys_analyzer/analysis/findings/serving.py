@@ -55,7 +55,7 @@ _OVERLAP = (
 def of_serving(candidate: Candidate) -> Candidate:
     """Returns a candidate with what an engine is told instead, where that differs."""
     disproof = candidate.disproof
-    if isinstance(disproof, str) and disproof.startswith("Train on"):
+    if isinstance(disproof, str) and disproof.startswith("Run on"):
         disproof = "Serve one request again and again: if the step is no shorter, the copies do not hold it up."
     return replace(candidate, remedy=REMEDIES.get(candidate.id, candidate.remedy), disproof=disproof)
 

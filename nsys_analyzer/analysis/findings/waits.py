@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -25,14 +25,40 @@ from nsys_analyzer.trace.columns import (
 
 #: What it takes to get a batch that is ready: out of a queue, as far as the loop's own thread works for it, ns.
 _READY_NS = (500_000, 50_000)
-_READING = (
+_READING_IN_TRAINING = (
     "total = torch.stack([p.grad.norm() for p in model.parameters()]).norm()  # stays on the GPU",
     "if step % 100 == 0: print(total.item())  # one wait in 100 steps",
 )
+_READING = (
+    "values.append(x)  # a tensor: it stays on the GPU",
+    "print(torch.stack(values).tolist())  # one wait for all",
+)
+_AS_TORCH = ", as .item() and .cpu() do"
 _SYNCHRONIZING = (
-    "# leave out of the loop: torch.cuda.synchronize(), which timing needs and training does not",
+    "# leave out of the loop: torch.cuda.synchronize(), which timing alone needs",
     "# CUDA events time the GPU's work without a wait: torch.cuda.Event(enable_timing=True)",
 )
+#: By the ID of a finding: what to type where the program is not PyTorch's.
+_ASYNCHRONOUS = (
+    "cudaMallocHost(&host, bytes);  // pinned, once",
+    "cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);  // on a stream of its own, beside kernels",
+)
+_JOINED = ("// one kernel in place of several that follow each other, or more work for each",)
+WITHOUT_TORCH: Mapping[str, tuple[str, ...]] = {
+    "data_loading": ("// read what comes next on another thread while the GPU computes", *_ASYNCHRONOUS),
+    "host_sync": ("// keep on the GPU what kernels need, and read the rest once for many steps", *_ASYNCHRONOUS[1:]),
+    "pageable_copy": _ASYNCHRONOUS,
+    "device_to_host_copy": _ASYNCHRONOUS,
+    "host_stall": ("# perf record -g -p PID  # shows what the program does in the pause",),
+    "allocator": ("cudaMallocAsync(&memory, bytes, stream);  // from a pool that keeps it; or once, before the loop",),
+    "launch_bound": (
+        "cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);  // once; then cudaGraphLaunch(graph, stream)",
+    ),
+    "fp32_matmul": ("cublasSetMathMode(handle, CUBLAS_TF32_TENSOR_OP_MATH);  // TF32: 10 bits of mantissa",),
+    "small_grids": ("// a larger problem at once, or several on streams of their own",),
+    "unfused_elementwise": _JOINED,
+    "layout_copies": _JOINED,
+}
 #: A pause from here on is no part of launching work (a slow CPU prepares an optimizer's launches for up to 2.4 ms), and
 #: what is left of it when its cause is gone, ns.
 _LONG_PAUSE_NS, _STALL_LEFT_NS = 3_000_000, (200_000, 20_000)
@@ -77,7 +103,7 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
             "                    persistent_workers=True, prefetch_factor=4)",
             "batch = batch.to(device, non_blocking=True)",
         ),
-        "Train on one batch that is made before the loop: if the step is no shorter, loading does not hold it up.",
+        "Run on one batch that is made before the loop: if the step is no shorter, loading does not hold it up.",
         of_cpu=True,
         explains=True,
         place=Place("idle", "data"),
@@ -115,7 +141,7 @@ def find_pageable_copy(case: Case) -> Iterator[Candidate]:
             "loader = DataLoader(..., pin_memory=True)",
             "batch = batch.to(device, non_blocking=True)  # best on a side stream, a batch ahead",
         ),
-        "Train on a batch that is on the GPU already: if the step is no shorter, the copies are hidden.",
+        "Run on a batch that is on the GPU already: if the step is no shorter, the copies are hidden.",
         of_cpu=True,
         explains=True,
         place=Place("idle", "copy"),
@@ -174,7 +200,7 @@ def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
             "side.wait_stream(torch.cuda.current_stream())",
             "with torch.cuda.stream(side):",
             "    for k, v in state.items(): host[k].copy_(v, non_blocking=True)",
-            "# before the next optimizer.step(): torch.cuda.current_stream().wait_stream(side)",
+            "# before the tensors change: torch.cuda.current_stream().wait_stream(side)",
             "# before host is written to a file: side.synchronize()",
         ),
         "Leave the copies out for a run: if the step is no shorter, they are hidden.",
@@ -223,7 +249,8 @@ def find_host_sync(case: Case) -> Iterator[Candidate]:
     def without(replay: Replay) -> Replay:
         return replay.without_calls(waiting).with_work(gone)
 
-    remedy = _READING if reads >= 1 else _SYNCHRONIZING
+    reading_remedy = _READING_IN_TRAINING if case.trains else _READING
+    remedy = reading_remedy if reads >= 1 else _SYNCHRONIZING
     yield Candidate(
         "host_sync",
         "The program waits for the GPU inside the step",
@@ -232,14 +259,14 @@ def find_host_sync(case: Case) -> Iterator[Candidate]:
             f"Each step waits in {times(study.calls(waits), 'call')}: {apis}"
             f"{f', in ranges such as {names}' if ', ' in names else f', in the range {names}' if names else ''}.",
             *(
-                [f"{times(reads, 'value')} a step are copied to the host, as .item() and .cpu() do."]
+                [f"{times(reads, 'value')} a step are copied to the host{_AS_TORCH if case.is_torch else ''}."]
                 if reads >= 1
                 else []
             ),
             *case.called_by(waiting),
         ),
-        "The step is replayed without the waits and half of what Python does for them, and without the calls and their "
-        "copies altogether.",
+        "The step is replayed without the waits and half of what the program does for them, and without the calls and "
+        "their copies altogether.",
         remedy,
         "Comment the calls out for a run: if the step is no shorter, the GPU had work enough to bridge the wait.",
         of_cpu=True,
@@ -313,7 +340,7 @@ def find_allocator(case: Case) -> Iterator[Candidate]:
         (
             "# leave out: torch.cuda.empty_cache()",
             "# where the cache is too small for the sizes in turn:",
-            "# PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
+            "# export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         ),
         "torch.cuda.memory_stats()['num_device_alloc'] stays the same over the steps afterwards.",
         of_cpu=True,

@@ -11,6 +11,7 @@ the device ran dry, in the allocator, at work of its own, or because launching t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -66,14 +67,21 @@ _LOADING = (
 _VERBS = ("get", "next", "load", "collate", "read")
 _NOUNS = ("batch", "batches", "input", "inputs", "sample", "samples")
 #: Starts of words that name a part of the model: ``BatchNorm2d``, ``DistributedDataParallel.forward``, ``input_proj``.
-_OF_THE_MODEL = ("norm", "parallel", "embed", "proj", "layer", "forward", "backward", "loss")
+#: What is fetched may be weights, too: ``prefetch_h2d_wo``, ``fetch_expert_3``.
+_OF_THE_MODEL = re.compile(r"norm|parallel|embed|proj|layer|forward|backward|loss|weight|param|expert|kv|w[a-z]?\d*$")
+#: A frame of Python, as the profiler of PyTorch writes it with stacks, and the words of files that load batches.
+_FRAME = re.compile(r"(?:.*/)?(?P<file>[^/]*)\.py\(\d+\): (?P<function>.*)")
+_OF_FILES = frozenset(("data", "dataset", "datasets", "dataloader", "datamodule"))
 
 
 def is_loading(name: str) -> bool:
     """Tells whether a name is that of a range around the input pipeline."""
+    if frame := _FRAME.fullmatch(name):  # of a Python function, whose file may be a loader of anything
+        of_file = _OF_FILES.isdisjoint(normalized_name(frame["file"]).split())
+        return not of_file or is_loading(frame["function"])
     words = set(normalized_name(name).split())
     together = not words.isdisjoint(_VERBS) and not words.isdisjoint(_NOUNS)
-    of_the_model = any(word.startswith(_OF_THE_MODEL) for word in words)
+    of_the_model = any(_OF_THE_MODEL.match(word) for word in words)
     return (together or not words.isdisjoint(_LOADING)) and not of_the_model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -153,6 +154,8 @@ class Limits:
 STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
 #: Phases with less of the GPU time than this hide too much to answer for a capture alone.
 _NEARLY_ALL = 0.9
+#: What the kernels of a program that runs PyTorch have among their names.
+_OF_TORCH = re.compile(r"\bat::|\bc10::|\bat_cuda|^triton_")
 #: Passes of one program launch about as many kernels each.
 _EVEN = 1.5
 
@@ -423,6 +426,19 @@ class Summary:
         """True where it was read and holds no kernel, and no graph that may hide some."""
         hidden = self.whole is not None and self.whole.opaque
         return self.coverage is not None and not self.coverage.kernels and not hidden
+
+    @property
+    def is_torch(self) -> bool:
+        """False where nsys recorded every kernel of a program, and none of PyTorch's is among them."""
+        if self.profiler != "nsys" or self.whole is None or self.whole.opaque:
+            return True
+        return any(_OF_TORCH.search(row.name) for row in self.whole.kernels)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward pass or an optimizer is seen."""
+        seen = any(self.phase(name) for name in ("backward", "optimizer"))
+        return seen or any(row.kernel_class == "optimizer" for row in (self.whole.kernels if self.whole else ()))
 
     @property
     def holds_model(self) -> bool:

@@ -161,7 +161,7 @@ _COUNTS: tuple[Field[_Covered], ...] = (
 _SUM = (
     "Same thread + other thread + graph + no range = all kernels: each is counted once. *Same thread*: launched inside "
     "a range of its own thread; *other thread*: launched by a thread that takes over the ranges of the thread that "
-    "waits for it, as PyTorch's autograd threads do; *graph*: launched by the replay of a CUDA graph inside a range; "
+    "waits for it{autograd}; *graph*: launched by the replay of a CUDA graph inside a range; "
     "*no range*: launched outside every range. *Warm-up*: kernels of warm-up instances, which are left out of all "
     "figures. *Dropped*: launches whose kernel is not in the capture."
 )
@@ -172,7 +172,9 @@ def _attribution(evidence: Evidence) -> Iterator[Block]:
     covered = [(capture.title, capture.coverage) for capture in evidence.captures if capture.coverage]
     if covered:
         yield table(_COUNTS, covered)
-        yield Paragraph(phrase(_SUM.replace("kernel", kernel_word(*_measured(evidence)))))
+        autograd = ", as PyTorch's autograd threads do" if any(c.trains for c in evidence.captures) else ""
+        said = _SUM.replace("{autograd}", autograd)
+        yield Paragraph(phrase(said.replace("kernel", kernel_word(*_measured(evidence)))))
 
 
 def _measured(evidence: Evidence) -> tuple[CaptureSummary, ...]:
@@ -243,11 +245,13 @@ def terms_of(evidence: Evidence) -> dict[str, str]:
         term: meaning.format(busy=about_percent(GPU_BOUND), idle=about_percent(IDLE), costs=costs)
         for term, meaning in _GPU_TERMS.items()
     }
+    backward = "; backward is twice that" if any(c.trains for c in measured) else ""
+    of_limits = {term: meaning.format(backward=backward) for term, meaning in _LIMIT_TERMS.items()}
     parts = (
         (True, _TERMS),
         (any(not c.on_cpu for c in measured), of_gpu),
         (any(c.on_cpu for c in measured), _CPU_TERMS),
-        (any(c.limits and (c.limits.phases or c.limits.classes) for c in measured), _LIMIT_TERMS),
+        (any(c.limits and (c.limits.phases or c.limits.classes) for c in measured), of_limits),
         (any(c.attention for c in measured), _ATTENTION_TERMS),
     )
     return {term: meaning for held, terms in parts if held for term, meaning in terms.items()}
@@ -295,8 +299,8 @@ _CPU_TERMS = {
 }
 _LIMIT_TERMS = {
     "MFU": "the model's FLOPs ÷ time ÷ peak of the precisions of its matmuls, each by its time. One forward pass is "
-    "8·B·S·d²·L of projections, 4·B·S²·d·L of attention, 6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head; "
-    "backward is twice that. Where a run counted FLOPs, they are PyTorch's: a matmul of (m, k) and (k, n) is 2·m·k·n. "
+    "8·B·S·d²·L of projections, 4·B·S²·d·L of attention, 6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the "
+    "head{backward}. Where a run counted FLOPs, they are PyTorch's: a matmul of (m, k) and (k, n) is 2·m·k·n. "
     "Work beyond the model's (a recomputed forward) makes rates too low; a causal kernel that does half of S × S, too "
     "high.",
     "time of a rate": "without the profiler where it is known; else of a step as estimated, of a phase its profiled "
