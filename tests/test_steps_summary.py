@@ -119,6 +119,18 @@ def test_latency_and_queue(tmp_path: Path) -> None:
     assert summary.queue == Queue(1.5, 3)
 
 
+def test_the_nodes_of_a_graph_are_one_launch(tmp_path: Path) -> None:
+    """Launched at 10 and at 20, started 5 and 15 µs later; when the second comes, the first has two nodes to go."""
+    export = Export().gpu().range("step", 0, 100_000)
+    launch = export.call("cudaGraphLaunch_v10000", 10_000)
+    for start in (15_000, 25_000, 30_000):
+        export.kernel(GEMM, None, start, start + 5_000, correlation=launch)
+    summary = summary_of(export.kernel(ADD, 20_000, 35_000, 40_000), tmp_path)
+    assert summary.queue == Queue(0.5, 1)
+    assert summary.launch_latency_us is not None
+    assert summary.launch_latency_us.median == pytest.approx(10)
+
+
 # --- laws
 
 NAMES = (GEMM, ADD, NCCL, "copy")

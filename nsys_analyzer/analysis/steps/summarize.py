@@ -203,9 +203,13 @@ def _launching(work: ProcessWork, measured: Windows, chosen: SmallInts) -> tuple
     mine = chosen[(time >= measured.called[low]) & (time < measured.left[high])]
     if not len(mine):
         return None, None
-    latency = (np.percentile(work.attributed.wait(mine), [50, 90]) / 1e3).tolist()
-    launched, ended = np.sort(work.launched[mine]), np.sort(work.attributed.trace.operations.end[mine])
-    waiting = np.maximum(np.arange(len(mine)) - np.searchsorted(ended, launched, side="right"), 0)
+    # The nodes of a graph are one launch, which starts with the first and ends with the last of them.
+    starts, ends = (getattr(work.attributed.trace.operations, name)[mine] for name in ("start", "end"))
+    order = np.lexsort((starts, launch := work.attributed.attribution.launch[mine]))
+    first = np.flatnonzero(np.diff(launch[order], prepend=NONE - 1))
+    latency = (np.percentile(work.attributed.wait(mine[order[first]]), [50, 90]) / 1e3).tolist()
+    launched, ended = np.sort(work.launched[mine[order[first]]]), np.sort(np.maximum.reduceat(ends[order], first))
+    waiting = np.maximum(np.arange(len(first)) - np.searchsorted(ended, launched, side="right"), 0)
     return LaunchLatency(*latency), Queue(float(np.median(waiting)), int(waiting.max()))
 
 
