@@ -492,9 +492,9 @@ def _on_gpu_timeline(windows: Windows, work: _Work) -> Windows:
     called, own = int(windows.start[0]), mine[windows.step_at(time) == 0]
     first = int(operations.start[own].min()) if len(own) else called
     if not late or attributed.trace.metadata.ranges_on_gpu:
-        waits = _waits_for_unseen(work, mine, called, _LATE * int(windows.length[0]))
-        start = np.append(first, windows.start[1:]) if waits else windows.start
-        return replace(windows, start=start, end=np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1]))))
+        end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1])))
+        waits = first < end[0] and _waits_for_unseen(work, mine, called, _LATE * int(windows.length[0]))
+        return replace(windows, start=np.append(first, windows.start[1:]) if waits else windows.start, end=end)
     ends = np.maximum.accumulate(np.maximum(last, windows.end))
     length = float(np.median(np.diff(ends, prepend=called)))
     first = first if first - called > _LATE * length else called
