@@ -427,6 +427,7 @@ def test_a_real_step_adds_up(cpu_train: Path) -> None:
         (b"[1, 2]", "no events of PyTorch's profiler: "),
         (Kineto().operator("aten::mm", 0, 1).array().encode()[:-9], "is not JSON, or only a part of it"),
         (b'{"captures": []}', "it has no traceEvents"),
+        (b'{"rocprofiler-sdk-tool": [{"a": ' + b"1" * 9, "is of rocprofv3, whose JSON is not read"),
         (b'{"traceEvents": {}}', "it has no traceEvents"),
         (b'{"traceEvents": [{"ph": "X", "cat": "toplevel", "name": "a", "ts": 1}]}', "no events of PyTorch's profiler"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"}]}', "no events of PyTorch's profiler: "),

@@ -152,6 +152,9 @@ def test_figures_are_those_of_a_step_else_of_a_forward(tmp_path: Path) -> None:
         forward_and_backward(export, at)
     modules = modules_of(export, tmp_path)
     assert (modules.per, times(modules)) == ("forward", PASS)
+    # One step of the profiler around all of them is not theirs.
+    modules = modules_of(export.range("ProfilerStep#1", 0, 2900), tmp_path)
+    assert (modules.per, times(modules)) == ("forward", PASS)
 
 
 def test_without_any_forward_figures_are_those_of_the_capture(tmp_path: Path) -> None:

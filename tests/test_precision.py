@@ -60,6 +60,8 @@ NAMES = [
         "cutlass::arch::Sm80, (bool)1, (int)64, (int)64, (int)64, (bool)1, (bool)1>::Params)",
         "bf16",
     ),
+    # What an enumerator is called says nothing of its value.
+    ("paged_attention_ll4mi_QKV_mfma16_kernel<0, __hip_bfloat16, __hip_bfloat16, (vllm::Fp8KVCacheDataType)0>", "bf16"),
     # Tensile and hipBLASLt: bf16 and fp32 operands seen beside the first four; the rest as Tensile writes its types.
     ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT128x64x128_MI16x16x1_SN_LDSB1_AFC0_AG0_AFEM1_AFEM1", "bf16"),
     ("Cijk_Ailk_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT16x448x64_MI16x16x1_SN_LDSB1_AFC1_AFEM1_AFEM1", "bf16"),

@@ -452,6 +452,13 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         FN + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW))",
         "batched_transpose_64x16_pack_4x1_ediv_2x1_half",
     ),
+    # what stands before or behind a matmul
+    Rule("reduction", FN + r"_finalize_matmul", "_finalize_matmul_scatter_bf16"),
+    Rule(
+        "copy/layout",
+        FN + r"(?:\w+::)*\w*gemm\w*::(?:\w+::)*transpose",
+        "void grouped_gemm::utils::transpose<float>(float*, float const*, int)",
+    ),
     # matmul
     Rule("matmul", FN + r"nvjet_", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT", _OF_CONVOLUTION),
     Rule(
@@ -477,6 +484,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         FN + r"(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas|" + FN + r"cublas",
         "void reduce_1Block_kernel<float, 128, 7, cublasGemvTensorStridedBatched<float> >",
     ),
+    Rule("matmul", IN + r"ck_moe_stage\d", "ck_moe_stage1_kernel<BF16, 128, 128>"),
     Rule("matmul", FN + r"(?:\w*?fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "fused_moe_kernel"),
     Rule(
         "matmul",  # TensorRT-LLM's, by the types of output and inputs.

@@ -234,8 +234,11 @@ class _Sums(NamedTuple):
     flops: Ints
 
 
-def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | None:
+def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: bool = True) -> Modules | None:
     """Sums up the time of each module of one process, mean of a step; None where no range names a module.
+
+    Where ranges do not tell the steps (``by_ranges``), as one of the profiler around several does not, the figures are
+    those of a forward pass.
 
     Counted are the kernels of measured phases: those of backward phases as backward, all others as forward. Optimizers
     are no part of a module.
@@ -244,7 +247,7 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     if calls is None:
         return None
     trace = attributed.trace
-    per, units, counted = _units(attributed, process)
+    per, units, counted = _units(attributed, process, by_ranges=by_ranges)
     is_backward = attributed.instances.phase == attributed.instances.phases.index("backward")
     # Of each instance of a phase; the last entry serves what is in none.
     direction = np.append(np.where(counted, np.where(is_backward, BACKWARD, FORWARD), NONE), NONE)
@@ -302,7 +305,7 @@ def _is_softmax(attributed: AttributedTrace, calls: Calls, call: Ints, classes: 
     return by_range if by_range.any() else by_name
 
 
-def _units(attributed: AttributedTrace, process: int) -> tuple[str, int, Bools]:
+def _units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tuple[str, int, Bools]:
     """Returns what figures are a mean of, how many these are, and the instances of phases that count.
 
     Units are measured steps that hold phases, else forward passes.
@@ -317,7 +320,7 @@ def _units(attributed: AttributedTrace, process: int) -> tuple[str, int, Bools]:
     lines = Timeline(instances.process[steps], instances.start[steps], instances.end[steps], latest=True)
     in_step = ~is_unit[STEP] & (instances.phase != instances.phases.index(OTHER_STEP))
     in_step &= lines.at(instances.process, instances.start) != NONE
-    if in_step.any():
+    if in_step.any() and by_ranges:
         return STEP, len(steps), counted & in_step
     forwards = int((mine & is_unit["forward"]).sum())
     return ("forward", forwards, counted) if forwards else ("capture", 1, counted)

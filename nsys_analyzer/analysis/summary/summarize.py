@@ -118,7 +118,8 @@ class _ProcessView:
         whole = self.whole() if len(self.operations) else None
         coverage = self.coverage()
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
-        modules = summarize_modules(self.attributed, self.process.global_pid)
+        by_ranges = self.steps is None or self.steps.windows.source in _BY_RANGES
+        modules = summarize_modules(self.attributed, self.process.global_pid, by_ranges=by_ranges)
         summary = CaptureSummary(
             name=name,
             process=self.process.label or None,

@@ -152,6 +152,10 @@ def read_kineto(path: Path) -> KinetoTrace:
     return KinetoTrace(path, properties, events, texts, places, remarks, on_cpu)
 
 
+#: What rocprofv3 writes all of its JSON below.
+_OF_ROCPROFV3 = "rocprofiler-sdk-tool"
+
+
 def _read(text: JsonText, events: _Events) -> dict[str, Any]:
     """Reads a trace: the events into ``events``; returns the properties that are of use as they are written."""
     if not text.next():
@@ -168,6 +172,8 @@ def _read(text: JsonText, events: _Events) -> dict[str, Any]:
             key = text.value()
             if not isinstance(key, str) or not text.take(":"):
                 raise text.broken("no property")
+            if key == _OF_ROCPROFV3:
+                raise TraceError(f"{text.path} is of rocprofv3, whose JSON is not read", RECORD)
             if key == "traceEvents" and text.take("["):
                 _read_events(text, events)
                 has_events = True
