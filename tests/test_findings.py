@@ -42,6 +42,7 @@ from nsys_analyzer.analysis.findings.waits import (
     find_launch_bound,
     find_pageable_copy,
 )
+from nsys_analyzer.analysis.steps.step import IdleTime
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (
     DEVICE_TO_PAGEABLE,
@@ -605,6 +606,28 @@ def test_an_unknown_cause_is_told_only_where_a_replay_can_be_trusted(cause: str,
     diagnosis = diagnose(Steps().kernel(100).capture(measured_us=1_300, **{cause: 1.2}))
     assert diagnosis is not None
     assert [one.id for one in diagnosis.findings] == ["gpu_idle"] * said
+
+
+@pytest.mark.parametrize(("second", "said"), [(0.2, True), (0.19, False)])
+def test_most_is_half_or_more(second: float, said: bool) -> None:
+    """Idle time of 0.3 ms and 0.2 in two calls of a range, of 0.3 and 0.2 in two others: half of it is most."""
+    capture = kernels(2, 100).capture(measured_us=1_300, sync=1.0)
+    assert capture.step is not None
+    parts = (("a", 0.3), ("a", second), ("b", 0.3), ("c", 0.2))
+    rows = tuple(IdleTime("sync", range_, f"call {place}", ms, 1) for place, (range_, ms) in enumerate(parts))
+    diagnosis = diagnose(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
+    assert diagnosis is not None
+    (idle,) = diagnosis.findings
+    assert ("most of it in the range" in plain(idle.evidence[0], "")) is said
+
+
+def test_a_pause_here_and_there_is_mostly_nowhere() -> None:
+    """Of eleven pauses of 5 ms in ranges of their own none holds a tenth of the time."""
+    steps = Steps()
+    for number in range(11):
+        steps.call(EVENT, 5_000, pause=f"part {number}")
+    (candidate,) = find_host_stall(steps.kernel(100).case())
+    assert "makes no CUDA call." in plain(candidate.evidence[0], "")
 
 
 @pytest.mark.parametrize(

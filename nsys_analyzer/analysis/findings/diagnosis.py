@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from nsys_analyzer.analysis.findings.serving import (
     of_serving,
 )
 from nsys_analyzer.analysis.findings.waits import (
+    MOSTLY,
     WITHOUT_TORCH,
     find_allocator,
     find_data_loading,
@@ -296,8 +298,11 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
     ms, cause, title = max(rest)
     if cause in told or not ms:
         return None
-    where = max((row for row in step.idle_by_cause if row.cause == cause), key=lambda row: row.ms, default=None)
-    place = f", most of it in the range {where.range}" if where and where.range else ""
+    by_range = defaultdict[str, float](float)
+    for row in step.idle_by_cause:
+        by_range[row.range or ""] += row.ms * (row.cause == cause)
+    where, there = max(by_range.items(), key=lambda pair: pair[1], default=("", 0.0))
+    place = f", most of it in the range {where}" if where and there >= MOSTLY * causes.get(cause, 0.0) else ""
     ms, of = min(ms, step_ms), "the capture" if step.is_pass else "a step"
     return Finding(
         "gpu_idle",

@@ -64,6 +64,8 @@ WITHOUT_TORCH: Mapping[str, tuple[str, ...]] = {
 _LONG_PAUSE_NS, _STALL_LEFT_NS = 3_000_000, (200_000, 20_000)
 #: A range with less of the time of all pauses than this is not worth a word.
 _MINOR = 0.1
+#: From this share on, a part is most of something.
+MOSTLY = 0.5
 #: What a copy from pinned memory reaches over 16 lanes of PCIe 4.0 at least, bytes/s.
 _PINNED_BYTES_PER_S = 25e9
 #: A smaller copy is no batch.
@@ -293,7 +295,7 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
         (
             f"Each step holds {times(count, 'pause')} of {_LONG_PAUSE_NS / 1e6:.0f} ms or more"
             f"{'' if count == round(count) else ' on average'}, {three(ms)} ms together, "
-            f"in which the program makes no CUDA call, most of it in {where}.",
+            f"in which the program makes no CUDA call{where}.",
             f"The longest takes {three(pause[stalls].max() / 1e6)} ms.",
         ),
         "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",
@@ -419,8 +421,11 @@ def _shorter_pauses(calls: Bools, ns: float) -> Change:
 
 
 def _longest_ranges(codes: Ints, ns: Floats, ranges: Sequence[str], most: int = 3) -> str:
-    """Names the ranges in which the most of some time passes, by the codes of their names, "no range" for -1."""
+    """Names the ranges in which half of some time passes, by the codes of their names (-1 is none), or nothing."""
     total = {code: float(ns[codes == code].sum()) for code in np.unique(codes).tolist()}
     by_time = sorted(total, key=lambda code: -total[code])
     longest = [code for code in by_time if total[code] >= _MINOR * sum(total.values())][:most]
-    return ", ".join(f"the range {ranges[code]}" if code >= 0 else "no range" for code in longest)
+    if sum(total[code] for code in longest) < MOSTLY * sum(total.values()):
+        return ""
+    names = (f"the range {ranges[code]}" if code >= 0 else "no range" for code in longest)
+    return f", most of it in {', '.join(names)}"

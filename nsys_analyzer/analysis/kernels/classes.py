@@ -191,7 +191,9 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
         r"(?:fp16|bf16|f16)_sgemm|simt_sgemm", "fp32", "volta_fp16_sgemm_fp16_32x128_nn"
     ),
     PrecisionRule(
-        r"(?i)e4m3|e5m2|fp8(?!kvcachedatatype)|float8", "fp8", "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 160u, 128u, 0u>"
+        r"(?i)e4m3|e5m2|fp8(?!kvcachedatatype)|float8",
+        "fp8",
+        "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 160u, 128u, 0u>",
     ),
     PrecisionRule(r"(?i)tf32", "tf32", "cutlass_80_tensorop_s1688tf32gemm_256x128_16x3_nn_align4"),
     PrecisionRule(r"(?i)bf16|bfloat16", "bf16", "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8"),
