@@ -56,7 +56,7 @@ def test_step_ranges_around_the_optimizer_alone_are_no_training_step(tmp_path: P
     text = report_of(summary)
     # Without the optimizer among the phases the sum is forward + backward: 300 of 360; forward alone is 100 of 120.
     assert "83.3 % of forward+backward" in text
-    assert "Against inference (the forward pass) that of the forward+backward is about the same." in text
+    assert "In the forward+backward it is about the same as in inference (the forward pass)." in text
     assert "--phase-name optimizer=step" in text
 
 
@@ -116,7 +116,7 @@ def test_inference_of_another_precision_is_another_configuration(tmp_path: Path)
         summary_of(training_step(Export().thread(AUTOGRAD, "pt_autograd_0")), tmp_path, "large_ctx256_fp32_train"),
     ]
     text = report_of(*captures)
-    assert text.count("Against inference (the forward pass) ") == 1  # of the training step alone, its own
+    assert text.count("in inference (the forward pass)") == 1  # of the training step alone, its own
 
 
 def test_a_launch_that_failed_is_no_missing_kernel(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_the_page_of_one_capture_and_of_one_of_each_rank(
         for said in (
             "2 ranks, data parallel (DDP): 1 ms a step under the profiler.",
             "Rank 1 is late by 0.1 ms in 3 of 3 steps, 0.1 ms of compute (matmul) in backward; but a step would",
-            "On rank 0 0.2 ms of communication is exposed in the median step, 20 % of the step, of which it waits 0.1",
+            "A step of rank 0 has 0.2 ms of exposed communication, 20 % of it: 0.1 ms of waiting.",
             "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.900 | 0.000 |",
             "| rank 1 | 1.000 | 0.280 | 0.000 | 0.100 | 0.620 | 1.000 | 0.100 |",
             *clocks,

@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
@@ -135,7 +134,7 @@ def of_matmul(data: Json, _: CaptureSummary) -> Iterator[tuple[str, float]]:
 
 
 def of_limits(data: Json, capture: CaptureSummary) -> Iterator[tuple[str, float]]:
-    """How much of the time the matmuls take, and what they reach of the peak."""
+    """How much of the time the matmuls take, what they reach of the peak, and what each of both costs."""
     limits = capture.limits
     if limits is None or limits.chief is None or not limits.peak_flops:
         return
@@ -144,8 +143,8 @@ def of_limits(data: Json, capture: CaptureSummary) -> Iterator[tuple[str, float]
     rows = [one for one in rows if chief.phase in ("step", one.phase)]
     flops, ms = sum(one.flops or 0 for one in rows), sum(one.ms for one in rows)
     if flops:
-        yield "%", round(chief.model_flops / flops) * ms / chief.ms
-        yield "%", flops / (ms / 1e3) / limits.peak_flops
+        covered, reached = round(chief.model_flops / flops) * ms / chief.ms, flops / (ms / 1e3) / limits.peak_flops
+        yield from (("%", one) for one in (covered, reached, covered * (1 - reached), 1 - covered))
     yield "ms", chief.ms
     yield "per second", chief.flops_per_s
     assert data["limits"] is not None
@@ -263,10 +262,7 @@ def test_the_sentences_of_ranks(captures: tuple[CaptureSummary, ...]) -> None:
         values = {*values_of({name: data[name] for name in ("ranks", "lost", "skew_ms", "slowed_ms")})}
         values |= {("steps", data["steps"]), *(("steps", one["slowest_steps"]) for one in data["ranks"])}
         for rank in data["ranks"]:
-            exposed = median(step["exposed_communication_ms"] for step in rank["steps"])
-            waits = [step["exposed_waiting_ms"] for step in rank["steps"] if step["exposed_waiting_ms"] is not None]
-            values |= {("ms", exposed), ("%", exposed / rank["step_ms"]["median"])}
-            values |= {("ms", median(waits))} if waits else set()
+            values.add(("%", rank["exposed_communication_ms"] / rank["step_ms"]["median"]))
         values |= {("ms", ms) for one in run.findings for ms in (one.saves_ms_low, one.saves_ms_high)}
         said = [
             block

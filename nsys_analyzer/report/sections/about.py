@@ -24,7 +24,7 @@ def about(evidence: Evidence) -> Section:
     """Everything below the answers, folded."""
     parts: tuple[tuple[str, tuple[Block, ...]], ...] = (
         ("Conditions", tuple(_conditions(evidence))),
-        ("Kernel attribution check", tuple(_attribution(evidence))),
+        (f"{kernel_word(*evidence.captures).capitalize()} attribution check", tuple(_attribution(evidence))),
         (count_of_warnings(evidence), tuple(_warnings(evidence))),
         ("Full kernel names", tuple(_names(evidence))),
         ("How this report was made", how_made(evidence)),

@@ -184,8 +184,8 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
     if inference and step:
         of = f"of {share.inference_of}" if share.inference_of else "the forward pass"
         alone = ", without communication," if step.communicates or inference.communicates else ""
-        change = _change(inference.computing(), step.computing())
-        text += f" Against inference ({of}) that of the {step.scope}{alone} is {change}."
+        change = _change(inference.computing(), step.computing(), f"in inference ({of})")
+        text += f" In the {step.scope}{alone} it is {change}."
     return text
 
 
@@ -201,21 +201,21 @@ def _matmul(shares: ClassShares) -> str:
     return percent(shares.of(MATMUL)) + (f" ({computing} without communication)" if shares.communicates else "")
 
 
-def _change(inference: ClassShares, step: ClassShares) -> str:
+def _change(inference: ClassShares, step: ClassShares, there: str) -> str:
     """By how much the share changes, and which classes take or give it."""
     change = step.of(MATMUL) - inference.of(MATMUL)
     if abs(change) < _SMALL:
-        return "about the same"
+        return f"about the same as {there}"
     others = {row.kernel_class for row in (*inference.classes, *step.classes)} - {MATMUL}
     towards = -1 if change < 0 else 1
     change_of = {name: (inference.of(name) - step.of(name)) * towards for name in others}
     named = [
-        f"{name} has {percent(step.of(name))} in place of {percent(inference.of(name))}"
+        f"{name} takes {percent(step.of(name))} instead of {percent(inference.of(name))}"
         for name in sorted(others, key=lambda name: (-change_of[name], name))[:2]
         if change_of[name] >= _SMALL
     ]
-    points = f"{abs(change) * 100:.1f} percentage points {'lower' if change < 0 else 'higher'}"
-    return "; ".join([points, *named])
+    points = f"{abs(change) * 100:.1f} percentage points {'lower' if change < 0 else 'higher'} than {there}"
+    return f"{points}: {', '.join(named)}" if named else points
 
 
 def _class_table(

@@ -76,7 +76,7 @@ def _of_best(limits: Limits, phase: PhaseRate) -> str:
 
 
 def _meaning(limits: Limits, chief: PhaseRate) -> str:
-    """Whether the rate of the matmuls, or the time without any, takes more of the peak."""
+    """What the rate of the matmuls costs, and what the time without any."""
     parts = [one for one in limits.classes if one.kernel_class in (MATMUL, FUSED) and one.flops is not None]
     own = [one for one in parts if chief.phase in (STEP, one.phase)]
     # Of a step whose other half is not known, nothing follows.
@@ -85,12 +85,11 @@ def _meaning(limits: Limits, chief: PhaseRate) -> str:
     if not passes or abs(chief.model_flops / flops / passes - 1) > 1e-6 or not limits.peak_flops:
         return ""
     inside, covered = flops / (ms / 1e3) / limits.peak_flops, min(1.0, passes * ms / chief.ms)
-    slow, rest = "slow matmuls", "the time without matmuls"
-    most = f"{rest} costs more than {slow}" if covered < inside else f"{slow} cost more than {rest}"
     who = "Matmuls and fused attention" if any(one.kernel_class == FUSED for one in own) else "Matmuls"
     return (
         f"{who} take {percent(covered)} of this time and reach {percent(inside)} of the {_precisions(limits)} "
-        f"peak while they run: {most}."
+        f"peak while they run: at the peak it would be {percent(covered * (1 - inside))} shorter, without all else "
+        f"{percent(1 - covered)}."
     )
 
 

@@ -144,7 +144,7 @@ def _how_steps_are_known(captures: Sequence[CaptureSummary]) -> str:
     said = ", ".join(
         f"{words} the profiler{f' ({number})' if len(count) > 1 else ''}" for words, number in count.items()
     )
-    return f"Steps are {said}; phases are under it where they were not timed without it."
+    return f"Steps are {said}; phases are profiled, unless they were timed without it."
 
 
 def _most_often(captures: Sequence[CaptureSummary]) -> str:

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.steps.process import OUTSIDE
@@ -100,6 +99,7 @@ def _open_question(evidence: Evidence, alone: Sequence[RankFigures]) -> Words:
 def _of_run(run: ParallelRun, torch: AbstractSet[str]) -> Iterator[Block]:
     """What is said of a run; ``torch`` are the files that PyTorch's profiler wrote."""
     yield Answer(_sentence(run), run.name)
+    yield Answer(_communication(run), run.name)
     if bars := bars_of_run(run):
         yield bars
     yield from findings_of_run(run)
@@ -123,13 +123,13 @@ def are_ranks(captures: Iterable[CaptureSummary], runs: Iterable[ParallelRun]) -
 
 
 def _sentence(run: ParallelRun) -> Words:
-    """How many ranks share the work and how, how long a step takes, who is late and why, what is exposed."""
+    """How many ranks share the work and how, how long a step takes, who is late and why."""
     count = max(len(run.ranks), run.world_size or 0)
     what = plural(count, "device" if all(one.rank is None for one in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
     step = max((one.step_ms.median or 0.0) for one in run.ranks)
     first = f"{count} {what}{shared}: {about_milliseconds(step)} a step under the profiler."
-    return joined(" ", (first, _who_is_late(run), _communication(run)))
+    return joined(" ", (first, _who_is_late(run)))
 
 
 def _who_is_late(run: ParallelRun) -> Words:
@@ -149,14 +149,15 @@ def _who_is_late(run: ParallelRun) -> Words:
     ]
     late += [joined("", (", ", _loss(most)))] if most else []
     finding = next((one for one in run.findings if one.id == _LATE_RANK), None)
-    if finding:
-        late.append(
-            f"; without that a step is {milliseconds_between(finding.saves_ms_low, finding.saves_ms_high)} shorter"
-        )
     own = slowest.own_ms.median if slowest.own_ms else None
-    if own and own - run.least_cpu_ms < run.skew_ms / 2:
-        needs = about_milliseconds(run.least_cpu_ms)
-        late.append(f"; but a step would hardly be shorter: the other programs need {needs} of the CPU for one")
+    is_bound = own and own - run.least_cpu_ms < run.skew_ms / 2
+    if finding:
+        shorter = milliseconds_between(finding.saves_ms_low, finding.saves_ms_high)
+        late.append(f"; without that a step is {shorter} shorter")
+    elif is_bound:
+        late.append("; but a step would hardly be shorter")
+    if is_bound:
+        late.append(f": the other programs need {about_milliseconds(run.least_cpu_ms)} of the CPU for one")
     return joined("", (*late, "."))
 
 
@@ -170,14 +171,12 @@ def _loss(row: LostTime) -> Words:
 
 
 def _communication(run: ParallelRun) -> str:
-    """How much of the median step is communication that nothing hides, on the rank with most of it."""
-    exposed = {one.label: median(step.exposed_communication_ms for step in one.steps) for one in run.ranks if one.steps}
-    most = max(run.ranks, key=lambda one: exposed.get(one.label, one.exposed_communication_ms))
-    ms, step = exposed.get(most.label, most.exposed_communication_ms), most.step_ms.median or 0.0
-    share = f", {about_percent(ms / step)} of the step" if step else ""
-    said = f"On {most.label} {about_milliseconds(ms)} of communication is exposed in the median step{share}"
-    waits = [step.exposed_waiting_ms for step in most.steps if step.exposed_waiting_ms is not None]
-    return f"{said}, of which it waits {about_milliseconds(median(waits))}." if waits else f"{said}."
+    """How much of a step is communication that nothing hides, on the rank with most of it."""
+    most = max(run.ranks, key=lambda one: one.exposed_communication_ms)
+    ms, step, waits = most.exposed_communication_ms, most.step_ms.median, most.exposed_waiting_ms
+    share = f", {about_percent(ms / step)} of it" if step else ""
+    said = f"A step of {most.label} has {about_milliseconds(ms)} of exposed communication{share}"
+    return f"{said}." if waits is None else f"{said}: {about_milliseconds(waits)} of waiting."
 
 
 def _own_times(run: ParallelRun) -> Lines:
