@@ -574,6 +574,7 @@ def test_the_keyboard_alone_reaches_everything(view: Callable[..., View], name: 
 
 def test_the_flame_view_opens_what_is_pressed(view: Callable[..., View]) -> None:
     page = view().page
+    page.locator("#flame summary").click()
     bars = page.locator(".flame button")
     top = bars.first
     assert top.inner_text() == "all GPU work"
@@ -591,7 +592,9 @@ def test_the_flame_view_opens_what_is_pressed(view: Callable[..., View]) -> None
 
 
 def test_a_bar_of_the_flame_is_as_wide_as_its_time(view: Callable[..., View]) -> None:
-    widths = view().page.evaluate(
+    page = view().page
+    page.locator("#flame summary").click()
+    widths = page.evaluate(
         "() => { const bars = [...document.querySelectorAll('.flame button')];"
         " return bars.map((one) => [one.offsetWidth, one.node.ns / bars[0].node.ns * bars[0].offsetWidth]); }"
     )
@@ -601,6 +604,7 @@ def test_a_bar_of_the_flame_is_as_wide_as_its_time(view: Callable[..., View]) ->
 
 def test_a_program_without_a_gpu(view: Callable[..., View]) -> None:
     shown = view("cpu")
+    shown.page.locator("#flame summary").click()
     assert shown.page.locator(".flame button").first.inner_text() == "all CPU work"
     assert "GPU" not in shown.page.locator("#flame").inner_text()
     shown.page.locator("#canvas").focus()

@@ -142,9 +142,9 @@ def test_a_collective_is_no_work(tmp_path: Path) -> None:
 def test_a_phase_that_outlasts_its_range_says_so_beside_its_figures(tmp_path: Path) -> None:
     text = answers(with_collective(), tmp_path)
     assert "the range of backward lasts 6 ms and launches 9 ms of work" in text
-    first, times = text.partition("## ")[0], text[text.index("Times in full") :]
+    first, times = text.partition("## ")[0], text[text.index("Times: median") :]
     assert "| backward | – | 9.000 | " in first  # the range is no time of the work
-    assert re.search(r"\| backward \| 6\.000 \| 9\.000 \| 9\.000 \| 4\.000 \|", times)
+    assert re.search(r"\| backward \| 1 \| 6\.000 \| 9\.000 \| 9\.000 \| 10\.00 \| 4\.000 \|", times)
 
 
 def test_copies_and_fills_have_rows(tmp_path: Path) -> None:
@@ -212,5 +212,5 @@ def test_a_step_that_alone_was_timed_has_a_verdict(tmp_path: Path) -> None:
         export, tmp_path, "--csv", str(tmp_path / "timings.csv"), "--model", "small", "--context-length", "256"
     )
     assert "| step | 1 | 8.000 | 9.000 | 2.000 | 2.000 | 2.000 |" in text
-    assert "12.5 % | GPU waits |" in text  # 9 ÷ 8 − 1; 2 of 8 ms
+    assert "12.5 % | 25.0 % | 25.0 % | GPU waits |" in text  # 9 ÷ 8 − 1; 2 of 8 ms
     assert "no timing" not in text

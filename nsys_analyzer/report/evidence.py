@@ -78,10 +78,12 @@ class Evidence:
             yield from capture.whole.kernels if capture.whole else ()
 
 
-def typical(stats: Stats | None) -> Typical | None:
-    """Median, least and most as a cell; None without figures."""
-    if stats is None or stats.median is None or stats.min is None or stats.max is None:
+def typical(stats: Stats | None) -> Typical | float | None:
+    """Median, least and most as a cell, the mean where a timing says no more; None without figures."""
+    if stats is None:
         return None
+    if stats.median is None or stats.min is None or stats.max is None:
+        return stats.typical
     return Typical(stats.median, stats.min, stats.max)
 
 

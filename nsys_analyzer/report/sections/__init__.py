@@ -23,7 +23,7 @@ from nsys_analyzer.report.sections.modules import answer_modules
 from nsys_analyzer.report.sections.overview import overview
 from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.report.sections.steps import step_details
-from nsys_analyzer.report.sections.times import answer_times, question, times_in_full, unprofiled_times
+from nsys_analyzer.report.sections.times import answer_times, question, unprofiled_times
 from nsys_analyzer.text import strong
 
 #: The sections that explain a step: what comes first, and what would make it shorter.
@@ -41,7 +41,7 @@ class Question(NamedTuple):
 
 #: In the report's order, the first five with letters; a new one is a function and an entry.
 QUESTIONS = (
-    Question("times", question, lambda capture, _: answer_times(capture), "Times by phase and clock"),
+    Question("times", question, lambda capture, _: answer_times(capture), "Times: median, minimum and maximum"),
     Question("top_kernel", lambda c: f"Which {kernel_word(c)} takes the most time?", answer_top_kernel, "By phase"),
     Question(
         "kernels", lambda c: f"Which other {kernel_word(c)}s and classes matter?", answer_other_kernels, "The longest"
@@ -134,10 +134,8 @@ def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
 
 
 def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
-    """What few readers need, folded: times in full, what fills a step, idle time by cause, all kernels."""
+    """What few readers need, folded: unprofiled times, what fills a step, idle time by cause, all kernels."""
     title = capture.title
-    if (times := times_in_full(capture)).rows:
-        yield Details("Times in full: median, minimum and maximum", (times,), title)
     if timed := tuple(unprofiled_times(capture, by_option=evidence.timings == "--step-ms")):
         yield Details("Times without the profiler", timed, title)
     yield from step_details(capture)

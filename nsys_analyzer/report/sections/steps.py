@@ -39,7 +39,7 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
     of = "the capture" if step.is_pass else "a step"
     fills = [_table(_PARTS, parts, step, title)]
     fills += [_table(_PHASES, phases, step, title, "By phase; an idle stretch counts to the phase whose work ends it:")]
-    yield Details(f"What fills {of} under the profiler", (*told, *(one for one in fills if one.rows)), title)
+    yield Details(f"What fills {of}, profiled", (*told, *(one for one in fills if one.rows)), title)
     idle = [row for device in devices for row in _idle(device)]
     if idle and not capture.on_cpu:
         yield Details(f"Idle time of {of} by cause", (_table(_CAUSES, idle, step, title),), title)

@@ -86,31 +86,18 @@ def _table(capture: CaptureSummary, phases: list[PhaseSummary]) -> Table:
     fields: tuple[Field[PhaseSummary], ...] = (
         Field("phase", "text", lambda phase: phase.label),
         Field("n", "count", lambda phase: phase.instances),
-        Field(f"{names[0]} ms", "ms", lambda phase: phase.python_ms.typical if phase.python_ms else None),
-        Field(f"{names[1]} ms", "ms", lambda phase: phase.wall_ms.typical),
-        Field(f"{names[2]} ms", "ms", lambda phase: phase.gpu_span_ms.typical if phase.gpu_ms else None),
-        Field(f"{names[3]} ms", "ms", lambda phase: phase.gpu_busy_ms.typical if phase.gpu_ms else None),
-        Field(f"{names[4]} ms", "ms", lambda phase: phase.kernel_time_ms.typical if phase.gpu_ms else None),
-        Field("profiler's overhead", "percent", lambda phase: capture.profiler_overhead(phase.phase)),
-        Field("verdict", "text", lambda phase: phase.busy_share.verdict if phase.busy_share else None),
-    )
-    return table(fields, phases, capture=capture.title, names=2)
-
-
-def times_in_full(capture: CaptureSummary) -> Table:
-    """The median of each time with its least and most."""
-    names = _CLOCKS[capture.on_cpu]
-    fields: tuple[Field[PhaseSummary], ...] = (
-        Field("phase", "text", lambda phase: phase.label),
         Field(f"{names[0]} ms", "ms", lambda phase: typical(phase.python_ms)),
         Field(f"{names[1]} ms", "ms", lambda phase: typical(phase.wall_ms)),
         Field(f"{names[2]} ms", "ms", lambda phase: typical(phase.gpu_span_ms) if phase.gpu_ms else None),
         Field(f"{names[3]} ms", "ms", lambda phase: typical(phase.gpu_busy_ms) if phase.gpu_ms else None),
+        Field(f"{names[4]} ms", "ms", lambda phase: typical(phase.kernel_time_ms) if phase.gpu_ms else None),
         Field("GPU work after the range ms", "ms", lambda p: None if p.synchronized else typical(p.gpu_lag_ms)),
+        Field("profiler's overhead", "percent", lambda phase: capture.profiler_overhead(phase.phase)),
         Field("GPU busy share", "percent", lambda phase: phase.busy_share.low if phase.busy_share else None),
         Field("at most", "percent", lambda phase: phase.busy_share.high if phase.busy_share else None),
+        Field("verdict", "text", lambda phase: phase.busy_share.verdict if phase.busy_share else None),
     )
-    return table(fields, measured(capture), capture=capture.title)
+    return table(fields, phases, capture=capture.title, names=2)
 
 
 def _bars(capture: CaptureSummary) -> Bars:

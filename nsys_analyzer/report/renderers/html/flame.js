@@ -53,11 +53,10 @@ function workTree(timeline) {
 /** Draws the tree as bars below each other, as wide as their time; a click on one fills the width with it. */
 function drawFlame(place, timeline) {
   const root = workTree(timeline);
-  place.replaceChildren();
-  if (!root.ns) return;
+  place.hidden = !root.ns;
   const { label, capture } = timeline.parts[0];
   const work = capture.on_cpu ? "CPU work" : "GPU work", those = capture.on_cpu ? "operator" : "kernel", within = capture.modules.length > 1 ? "module" : "range";
-  place.append(element("h3", `${work}${capture.steps.length ? " of all steps" : ""} by phase, ${within}, class and ${those}${label ? `, ${label}` : ""}`));
+  place.replaceChildren(element("summary", `${work}${capture.steps.length ? " of all steps" : ""} by phase, ${within}, class and ${those}${label ? `, ${label}` : ""}`));
   const said = element("p", "", { class: "hint", "aria-live": "polite" });
   const bars = element("div", "", { class: "flame", role: "group", "aria-label": `${work} by phase, ${within}, class and name` });
   place.append(said, bars);
