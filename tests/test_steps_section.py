@@ -136,14 +136,14 @@ def test_communication_is_said_beside_the_work(capture: CaptureSummary) -> None:
 
 
 def test_three_findings_come_first_and_each_is_explained(capture: CaptureSummary) -> None:
-    """(40.6 + 44.8) ÷ 2 of 88 ms is 48.5 %; of 14 letters 7.5 ÷ 42.7 are 2.5, 5.15 ÷ 42.7 are 1.7."""
+    """(40.6 + 44.8) ÷ 2 of 88 ms is 48.5 %, 7.5 are 8.5; of 12 letters 7.5 ÷ 42.7 are 2.1, 5.15 ÷ 42.7 are 1.4."""
     text = report_of(capture)
     rows = [row for row in unpadded(text.partition("\n## ")[0]).splitlines() if row[:3] in ("| 1", "| 2", "| 3", "| 4")]
     shade = "\N{DARK SHADE}"
     assert rows == [
-        f"| 1 | The GPU waits for the input pipeline | 41 – 45 | {shade * 14} |",
-        f"| 2 | Attention is not fused | 6.0 – 9.0 | {shade * 2} |",
-        f"| 3 | The optimizer is not fused | 3.1 – 7.2 | {shade * 2} |",
+        f"| 1 | The GPU waits for the input pipeline | 41 – 45 | 49 % | {shade * 12} |",
+        f"| 2 | Attention is not fused | 6.0 – 9.0 | 9 % | {shade * 2} |",
+        f"| 3 | The optimizer is not fused | 3.1 – 7.2 | 6 % | {shade} |",
     ]
     assert "**1. The GPU waits for the input pipeline: saves 41–45 ms a step (49 %)**" in text
     assert "<summary>4. Copies follow copies: saves 2.9–3.1 ms a step (3 %)</summary>" in text

@@ -109,9 +109,9 @@ def test_the_bar_the_answer_and_three_findings(capture: CaptureSummary) -> None:
     ]
     said = [" ".join(line.split()[:-1]) for line in lines[6:9]]
     assert said == [
-        "1 The GPU waits for the input pipeline 41 – 45",
-        "2 Attention is not fused 6.0 – 9.0",
-        "3 The optimizer is not fused 3.1 – 7.2",
+        "1 The GPU waits for the input pipeline 41 – 45 49%",
+        "2 Attention is not fused 6.0 – 9.0 9%",
+        "3 The optimizer is not fused 3.1 – 7.2 6%",
     ]
     assert lines[9].split()[0] == "phase"
     assert len(lines) <= ROOM

@@ -16,7 +16,7 @@ _MINUS = "\N{MINUS SIGN}"
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _ROUNDS_UP_TO_A_TENTH = 0.99995  # of a binary unit: 1,024.0 MiB is 1.0 GiB
-_BAR = 14  # letters of a whole bar
+_BAR = 12  # letters of a whole bar
 _ROUNDS_UP = 0.9995  # of a prefix: in three digits, 999.7 G is 1 T
 
 
@@ -144,8 +144,9 @@ def about_milliseconds(value: float) -> str:
 
 
 def about_percent(value: float) -> str:
-    """An estimated fraction as a percentage, for sentences: 48 %."""
-    return f"{value:.0%}".replace("%", f"{_SPACE}%").replace("-", _MINUS)
+    """An estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
+    digits = 1 if 0 < value < 0.005 else 0
+    return f"{value:.{digits}%}".replace("%", f"{_SPACE}%").replace("-", _MINUS)
 
 
 def percent(value: float) -> str:

@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word, launch_word, said_length, status_of, step_noun
 from nsys_analyzer.report.model import Answer, Block, Cell, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.bars import bars_of_step
-from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, to_fix
+from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, share_of, to_fix
 from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
 from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.tables import Field, table
@@ -83,9 +83,7 @@ def _of_step(capture: CaptureSummary) -> Iterator[Block]:
     if first:
         yield _do_first(capture)
         if step.unprofiled_ms and not (step.unprofiled_ms.timed or step.is_pass or capture.on_cpu):
-            yield Paragraph(
-                phrase("Estimates, which overlap. To narrow them: `--step-ms N`, the unprofiled step."), title
-            )
+            yield Paragraph(phrase("Estimates. To narrow them: `--step-ms N`, the unprofiled step."), title)
     if capture.findings_missing:
         yield Paragraph(capture.findings_missing, title)
     elif not first and not capture.on_cpu:
@@ -140,21 +138,23 @@ def working_share(capture: CaptureSummary) -> float | None:
     return min((step.total_ms - step.idle_ms) / length, 1.0) if length else None
 
 
-#: The place of a finding among those of its capture, its title, what it saves, and that as a share of the largest.
-_Saving = tuple[int, str, Cell, float]
+#: The place of a finding among those of its capture, its title, what it saves, of the step and of the largest.
+_Saving = tuple[int, str, Cell, str, float]
 
 
 def _do_first(capture: CaptureSummary) -> Table:
     first = to_fix(capture)[:FIRST]
     most = max(finding.saves_ms for finding in first) or 1.0
     rows: list[_Saving] = [
-        (place, finding.title, saving(finding), finding.saves_ms / most) for place, finding in enumerate(first, 1)
+        (place, finding.title, saving(finding), share_of(finding), finding.saves_ms / most)
+        for place, finding in enumerate(first, 1)
     ]
     fields: tuple[Field[_Saving], ...] = (
         Field("#", "text", lambda row: str(row[0])),
-        Field("Do first", "text", lambda row: row[1]),
+        Field("Do first" if len(first) == 1 else "Do first (savings overlap)", "text", lambda row: row[1]),
         Field(f"saves {step_noun(capture.step)}, ms", "ms", lambda row: row[2]),
-        Field("", "bar", lambda row: row[3]),
+        Field("share", "percent", lambda row: row[3]),
+        Field("", "bar", lambda row: row[4]),
         Field("line", "code", lambda row: first[row[0] - 1].lines[0].place if first[row[0] - 1].lines else None),
     )
     return table(fields, rows, capture=capture.title, names=2)
@@ -172,12 +172,13 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
         shown.setdefault(name, capture.phase(name))
     if (step := capture.phase(STEP)) and compared:
         shown.setdefault(STEP, step)
-    shown = {name: phase for name, phase in shown.items() if name != STEP} | (
-        {STEP: shown[STEP]} if STEP in shown else {}
-    )
+    order = {phase.phase: place for place, phase in enumerate(capture.phases)}
+    parts = sorted(shown.items(), key=lambda part: (part[0] == STEP, order.get(part[0], len(order))))
+    steps = capture.step.instances if capture.step else 0
     kernel = kernel_word(capture)
     fields: tuple[Field[_Part], ...] = (
         Field("phase", "text", lambda part: part[1].label if part[1] else part[0]),
+        Field("passes a step", "count", lambda part: _passes(part[1], steps)),
         Field("unprofiled ms", "ms", lambda part: timed.typical_ms(part[0]) if timed else None),
         Field("profiled ms", "ms", lambda part: _profiled(capture, *part)),
         Field(
@@ -187,9 +188,14 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
         Field(f"matmul, of {kernel} time", "percent", lambda part: _matmul(capture, *part)),
         Field(f"top {kernel} ({plural(2, launch_word(capture))} a pass)", "text", lambda part: _top(part[1], labels)),
     )  # fmt: skip
-    phases = table(fields, shown.items(), capture=capture.title)
+    phases = table(fields, parts, capture=capture.title)
     if phases.rows:
         yield phases
+
+
+def _passes(phase: PhaseSummary | None, steps: int) -> int | None:
+    """How many times a phase runs in a step; None where it is once, or not the same in each."""
+    return phase.instances // steps if phase and steps and phase.instances in range(2 * steps, 10**9, steps) else None
 
 
 def _profiled(capture: CaptureSummary, name: str, phase: PhaseSummary | None) -> float | None:
