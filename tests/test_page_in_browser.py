@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nsys_analyzer.report.renderers.html import render_fragment
 from tests.conftest import DATA
 from tests.support.export import AUTOGRAD, GEMM, Export, global_pid, training_step
 from tests.support.hostile import WORST
-from tests.support.pages import EXAMPLES, View, browser, find_browser, tabbed, unpack_ranks, write_page
+from tests.support.pages import EXAMPLES, View, browser, built, find_browser, tabbed, unpack_ranks, write_page
 from tests.test_tracks import tracks_of
 
 playwright = pytest.importorskip("playwright", reason="the pages are looked at with Playwright")
@@ -55,6 +56,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str]
             return (export.write(folder / "hours.sqlite"),)
         if name == "deep":
             return (deep_capture(folder / "deep.sqlite"),)
+        if name == "several":
+            return tuple(map(real_capture, ("train_small256", "small_ctx1024_train_fp32", "bf16_sdpa_small1024")))
         return (EXAMPLES / "sweep",) if name == "sweep" else (real_capture(name),)
 
     def path_of(name: str) -> Path:
@@ -570,6 +573,21 @@ def test_the_keyboard_alone_reaches_everything(view: Callable[..., View], name: 
     )
     assert len(reached) == count
     assert count > 40
+
+
+def test_several_captures_fit_the_page(view: Callable[..., View]) -> None:
+    """Every column of their table, on a screen that is as wide as a laptop's."""
+    table = view("several", width=1280).page.locator("#overview .table").first
+    assert table.evaluate("one => one.scrollWidth - one.clientWidth") == 0
+
+
+def test_a_notebook_in_the_dark(opened: Any, real_capture: Callable[[str], Path]) -> None:
+    """A notebook may stay white where all else is dark: what is shown in it brings its own ground and ink."""
+    page = opened.new_page(color_scheme="dark")
+    page.set_content(f"<body>{render_fragment(built(real_capture('train_small256')))}</body>")
+    colors = "one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor]"
+    assert page.locator(".nsys-analyze").evaluate(colors) == ["rgb(230, 231, 238)", "rgb(22, 23, 31)"]
+    page.close()
 
 
 def test_the_flame_view_opens_what_is_pressed(view: Callable[..., View]) -> None:

@@ -60,19 +60,13 @@ def _sentence(limits: Limits) -> Words:
     if chief.mfu is None:
         best = f", {percent(chief.mfu_of_best)} of the GPU's best peak" if chief.mfu_of_best is not None else ""
         return joined("", [f"{name.capitalize()} does {rate}{best}. ", _missing(limits), after])
-    best = "" if limits.best_precision == limits.precision else _of_best(limits, chief)
     meaning = _meaning(limits, chief)
-    said = f"MFU of {name} is {percent(chief.mfu)} of the GPU's {_precisions(limits)} peak{best}: {rate}."
+    said = f"MFU of {name} is {percent(chief.mfu)} of the GPU's {_precisions(limits)} peak: {rate}."
     return f"{said}{f' {meaning}' if meaning else ''}{after}"
 
 
 def _precisions(limits: Limits) -> str:
     return listed([name for name, _ in limits.roofs]) if limits.roofs else str(limits.precision)
-
-
-def _of_best(limits: Limits, phase: PhaseRate) -> str:
-    share = phase.mfu_of_best
-    return "" if share is None else f" ({percent(share)} of its best, in {limits.best_precision})"
 
 
 def _meaning(limits: Limits, chief: PhaseRate) -> str:

@@ -51,7 +51,8 @@ def render_fragment(report: Report) -> str:
     sections = [
         _section(one, name, blocks) for one, name in zip(report.sections, anchors(report.sections), strict=True)
     ]
-    style = _part("page.css").replace(":root", "&")  # nested: it is the element around it that has the colors
+    # Nested: it is the element around it that has the colors, of the text, too.
+    style = _part("page.css").replace(":root", "&").replace("body {", "& { padding: 0.5rem 1rem;", 1)
     heading = f"<h2>{inline(report.title)}</h2>" if report.title else ""
     inner = "\n".join([heading, *sections])
     return f'<div class="nsys-analyze"><style>.nsys-analyze {{\n{style}}}</style>\n{inner}\n</div>'
