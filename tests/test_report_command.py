@@ -284,6 +284,14 @@ CLASS = {"class", "launches_per_instance", "ms_per_instance", "share", "share_wi
 COVERAGE = {"kernels", "attributed", "in_phases", "unattributed", "kernel_ms", "attributed_ms"}
 
 
+def test_how_often_a_phase_runs_in_a_step(real_capture: RealCapture) -> None:
+    """Two micro-batches are one step; where each phase runs once, no column says so."""
+    text = re.sub(" +", " ", report(real_capture("accumulate_tf32"), "-o", "-", "--no-figures"))
+    assert "| phase | passes a step | profiled ms |" in text
+    assert all(row in text for row in ("| forward | 2 |", "| backward | 2 |", "| optimizer | 1 |"))
+    assert "passes a step" not in report(real_capture("train_small256"), "-o", "-", "--no-figures")
+
+
 def test_json_schema(real_capture: RealCapture) -> None:
     data = as_json(real_capture("train_small256"))
     assert data["schema_version"] == 1
@@ -722,7 +730,8 @@ def bad_files(here: Path) -> None:
         ("good.sqlite --csv bad.csv", "bad.csv"),
         ("good.sqlite --csv folder", "folder"),
         ("good.sqlite --phase-name forward", "is not PHASE=RANGE"),
-        ("good.sqlite --model huge", "Known models: small"),
+        ("good.sqlite --model huge", "Unknown model 'huge'. Known models: small"),
+        ("good.sqlite --model larg", "Did you mean 'large'? Known models: small"),
         ("good.sqlite -o folder", "folder is a folder"),
         ("good.sqlite -o file/report.md", "file/report.md cannot be written"),
         ("good.sqlite -o file/below/report.md", "file/below/report.md cannot be written"),

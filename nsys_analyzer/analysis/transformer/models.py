@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 
 import msgspec
@@ -102,7 +103,9 @@ def find_model(name: str) -> ModelSize:
     wanted = re.sub(r"^2[._p-]7b$", "2.7b", re.sub(r"[\s_]+", "-", name.strip().lower()))
     model = next((model for model in MODEL_SIZES if model.name.lower() == wanted), None)
     if model is None:
-        raise ConfigurationError(f"Unknown model {name!r}", f"Known models: {model_names()}")
+        meant = get_close_matches(wanted, [size.name for size in MODEL_SIZES], 1)
+        hint = f"Did you mean {meant[0]!r}? " if meant else ""
+        raise ConfigurationError(f"Unknown model {name!r}", f"{hint}Known models: {model_names()}")
     return model
 
 

@@ -178,7 +178,7 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
     kernel = kernel_word(capture)
     fields: tuple[Field[_Part], ...] = (
         Field("phase", "text", lambda part: part[1].label if part[1] else part[0]),
-        Field("passes a step", "count", lambda part: _passes(part[1], steps)),
+        Field("passes a step", "count", lambda part: _passes(part[1], steps), lambda cell: cell not in (None, 1)),
         Field("unprofiled ms", "ms", lambda part: timed.typical_ms(part[0]) if timed else None),
         Field("profiled ms", "ms", lambda part: _profiled(capture, *part)),
         Field(
@@ -194,8 +194,8 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
 
 
 def _passes(phase: PhaseSummary | None, steps: int) -> int | None:
-    """How many times a phase runs in a step; None where it is once, or not the same in each."""
-    return phase.instances // steps if phase and steps and phase.instances in range(2 * steps, 10**9, steps) else None
+    """How many times a phase runs in a step; None where it is not the same in each."""
+    return phase.instances // steps or None if phase and steps and not phase.instances % steps else None
 
 
 def _profiled(capture: CaptureSummary, name: str, phase: PhaseSummary | None) -> float | None:
