@@ -36,7 +36,8 @@ def test_the_markdown_is_that_of_the_command_but_for_it(tmp_path: Path, monkeypa
     path = two_steps().write(tmp_path / "train.sqlite")
     said = CliRunner().invoke(cli, ["report", str(path), "-o", "-"]).stdout
     told = render(build_report(summarize(path)))
-    assert re.sub(r"\n```sh\n# this report\n.*?```\n", "", said, flags=re.DOTALL) == told
+    made = r"<details><summary>How this report was made</summary>\n\n```sh\n# this report\n.*?```\n\n</details>\n\n"
+    assert re.sub(made, "", said, flags=re.DOTALL) == told
 
 
 def test_what_is_given_counts(tmp_path: Path) -> None:

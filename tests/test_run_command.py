@@ -102,7 +102,7 @@ def test_timings_alone(desk: Desk, run: Run) -> None:
     assert desk.timings() == [(name, phase, "ok") for name in (MEDIUM, SMALL) for phase in ("forward", "step")]
     report = (desk.runs / "report.md").read_text()
     row = next(line for line in report.splitlines() if line.startswith(f"| {SMALL}"))
-    assert row.split("|")[3].strip() == "3.000"  # the mean step of 2 and 4 ms
+    assert row.split("|")[2].strip() == "3.000"  # the mean step of 2 and 4 ms
     assert ended.out.splitlines()[-1] == "runs/report.md"
 
 

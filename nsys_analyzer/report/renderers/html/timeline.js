@@ -106,7 +106,7 @@ class Timeline {
   /** A time in ms, as finely as the stretch that is shown needs. */
   momentOf(ns) {
     const digits = Math.min(Math.max(2 - Math.floor(Math.log10((this.high - this.low) / 1e6)), 0), 6);
-    return inMs(ns, digits);
+    return inMs(ns, digits).replace("-", "−");
   }
 
   textOf(lane, one) {
