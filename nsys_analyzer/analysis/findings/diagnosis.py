@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, three
@@ -78,6 +78,8 @@ _TRUSTED = 0.1
 _HIDES = 0.3
 #: What saves less than this share of a step on one baseline is not looked at on others.
 _NEGLIGIBLE = 0.005
+#: Steps whose lengths differ by this much at most take as long.
+_SAME = 0.03
 #: How often the profiler's cost is halved in on, where the step's unprofiled time is known; its largest multiple.
 _ROUNDS, _MOST = 16, 4.0
 #: What of a process alone nobody knows: whether its collectives wait for another rank. The findings of a run tell it.
@@ -144,7 +146,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     without = _TOLD_OF_RUNS if has_others else frozenset()
     findings: list[Finding] = []
     if not why:
-        case = Case(step, study, baselines, scale, (low + high) / 2, capture.is_torch)
+        case = Case(step, study, baselines, scale, (low + high) / 2, capture.is_torch, bool(unprofiled))
         candidates = [candidate for rule in RULES for candidate in rule(case) if candidate.id not in without]
         candidates = list(map(of_serving, candidates)) if step.kind else candidates
         if not case.is_torch:
@@ -170,11 +172,14 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
 
 def baselines_of(capture: CaptureSummary, study: Study) -> tuple[tuple[Replay, ...], float]:
     """Returns the steps as they may be without the profiler, and the length of a step ÷ that of the replayed ones."""
-    if unprofiled := capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None:
-        return (_timed(study, unprofiled * 1e6),), 1.0
     # Without the least and without the most that the profiler may have cost.
     most = study.replay.with_events_costing(1.0)
     baselines = (study.replay.with_events_costing(study.low_share), most, most.at_pace(_CPU))
+    if unprofiled := capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None:
+        step_ns = unprofiled * 1e6
+        # A step that the GPU fills takes as long whatever launching costs: its length does not tell that cost.
+        near = [replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _SAME]
+        return tuple(_lasting(replay, step_ns) for replay in near or _fitted(study, most, step_ns)), 1.0
     # What a replay says of the steps that it looks at holds for the length of a step.
     length_ms = capture.step.length_ms if capture.step else 0.0
     return baselines, length_ms / (study.replay.step_ns / 1e6) if study.replay.step_ns else 1.0
@@ -187,22 +192,30 @@ def _with_waits(finding: Finding, waits: Mapping[str, int]) -> Finding:
     return replace(finding, evidence=(*finding.evidence, said))
 
 
-def _timed(study: Study, step_ns: float) -> Replay:
+def _fitted(study: Study, most: Replay, step_ns: float) -> list[Replay]:
     """Returns the steps with so much of the profiler's cost taken off that they take their unprofiled time.
 
-    Where that does not suffice, or they are shorter than that as they were recorded, the machine's pace was another
-    one: all of their times are scaled.
+    Where it is more than the most that recording costs, the CPU may as well have been faster: they are returned, too.
     """
-    low, high = 0.0, _MOST
+    cost = _halved(0.0, _MOST, lambda cost: study.replay.with_events_costing(cost).step_ns > step_ns)
+    fitted = [study.replay.with_events_costing(cost)]
+    if cost > 1:
+        fitted.append(most.at_pace(_halved(1.0, 0.0, lambda pace: most.at_pace(pace).step_ns > step_ns)))
+    return fitted
+
+
+def _halved(low: float, high: float, is_low: Callable[[float], bool]) -> float:
+    """Returns the end of an interval that is left when it was halved, at the side that is not low."""
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
-        if study.replay.with_events_costing(middle).step_ns > step_ns:
-            low = middle
-        else:
-            high = middle
-    unprofiled = study.replay.with_events_costing(high)
-    pace = step_ns / unprofiled.step_ns if unprofiled.step_ns else 1.0
-    return replace(unprofiled, **{name: getattr(unprofiled, name) * pace for name in _TIMES})
+        low, high = (middle, high) if is_low(middle) else (low, middle)
+    return high
+
+
+def _lasting(replay: Replay, step_ns: float) -> Replay:
+    """Returns steps of a length, with all of their times scaled: the machine's pace was another one."""
+    pace = step_ns / replay.step_ns if replay.step_ns else 1.0
+    return replace(replay, **{name: getattr(replay, name) * pace for name in _TIMES})
 
 
 def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
@@ -254,7 +267,7 @@ def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate]) -> tup
         saved_ms += [max(saved_ns, 0.0) / 1e6 * case.scale for saved_ns in ns]
         if max(saved_ms) < _NEGLIGIBLE * case.step_ms:
             return 0.0, 0.0  # other baselines differ by less
-    low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=len(case.baselines) == 1)
+    low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=case.timed)
     return low, min(high, case.step_ms)
 
 

@@ -118,6 +118,7 @@ class Case:
         scale: the length of a step ÷ that of the replayed steps.
         step_ms: what a step takes without the profiler, the middle of both.
         is_torch: whether PyTorch runs, whose functions a remedy may name.
+        timed: whether the step was timed without the profiler.
     """
 
     step: StepSummary
@@ -126,6 +127,7 @@ class Case:
     scale: float
     step_ms: float
     is_torch: bool = True
+    timed: bool = False
 
     @property
     def trains(self) -> bool:

@@ -28,6 +28,8 @@ from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
 
+#: So many times what a launch usually takes, the first launch of a kernel takes at least: it loads the kernel.
+_LOADING = 10
 #: How much faster TF32 is than fp32 in practice, of what the peaks say: the least and the most.
 _OF_TF32_PEAK = (0.3, 0.8)
 #: Products with a vector read each number once: no other cores make them faster.
@@ -388,7 +390,7 @@ def find_exposed_communication(case: Case) -> Iterator[Candidate]:
 def _less_of(share: Shares, calls: Bools, kept: float) -> Change:
     """Returns a change that saves a share of each piece's work, and keeps ``kept`` of the time behind some calls.
 
-    None saves more than what launching takes as a rule: the first launch of a kernel loads it.
+    None saves more than ten launches as they usually are: the first launch of a kernel loads it.
     """
     work, after = (1 - share).astype(np.float64), np.where(calls, kept, 1.0)
-    return lambda replay: replay.with_launching(after, replay.launching_ns).with_work(work)
+    return lambda replay: replay.with_launching(after, _LOADING * replay.launching_ns).with_work(work)

@@ -34,6 +34,8 @@ GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
 _PROFILER_STEP = "ProfilerStep#"
 #: GPU work that ends later than this share of a step behind its range is not of the time that the range shows.
 _LATE = 0.1
+#: A launch that waits for this share of a step, while nothing runs, waits for work of before the capture.
+_UNSEEN = 0.5
 #: So many steps in the middle show whether their work ends late.
 _SAMPLE = 32
 #: Phases that span a step hold at least this share of the time of all operations.
