@@ -202,6 +202,55 @@ def test_phases(tmp_path: Path, text: str, expected: Bounds) -> None:
     assert bounds(windows) == expected
 
 
+def test_a_first_step_of_fewer_kernels_that_takes_long_starts_up(tmp_path: Path) -> None:
+    """One kernel forward and four backward in 3 ms, then one and nine in each 1: it is no part of a step."""
+    program = Program()
+    for at, length, count in ((0, 3000, 4), (3000, 1000, 9), (4000, 1000, 9)):
+        program.open("forward", at, at + 100).work((at + 1, at + 2), (at + 5, at + 20))
+        program.open("backward", at + 100, at + length)
+        for number in range(count):
+            begin = at + 100 + 50 * number
+            program.work((begin + 1, begin + 2), (begin + 5, begin + 20))
+    found = steps_of(program, tmp_path)
+    assert (found.every.source, found.every.cut) == ("phases", 0)
+    assert [(group.kind, group.steps) for group in found.groups] == [("usual", 2), ("first", 1)]
+
+
+ALIKE = (GEMM, ADD, GEMM)
+
+
+def covered(name: str, count: int, *, kernels: tuple[str, ...] = ALIKE, outside: bool = False) -> Export:
+    """Ranges of 900 ns around the same kernels, numbered where their name has room; one more kernel outside of all."""
+    export = Export().range("simulation", 0, 1000 * count)
+    for number in range(count):
+        export.range(name.format(number), 1000 * number, 1000 * number + 900)
+        for place, kernel in enumerate(kernels if number % 2 else ALIKE):
+            at = 1000 * number + 200 * place
+            export.kernel(kernel, at + 5, at + 10, at + 110)
+    return export.kernel(SOFTMAX, 1950, 1960, 1970) if outside else export
+
+
+@pytest.mark.parametrize("name", ["token_{}_processing", "MoE[experts=8, tokens=512]", "request {}"])
+def test_ranges_that_hold_all_work_are_steps(tmp_path: Path, name: str) -> None:
+    """Four ranges; what lies behind each is the time of the one before."""
+    windows = windows_of(covered(name, 4), tmp_path)
+    assert (windows.source, windows.unit) == ("range", f"a range such as {name.format(0)}")
+    assert bounds(windows) == [(0, 1000), (1000, 2000), (2000, 3000), (3000, 3900)]
+
+
+@pytest.mark.parametrize(
+    "export",
+    [
+        covered("layer_{}", 4),  # a part of a model
+        covered("gemm {}", 4, kernels=(SOFTMAX, GEMM)),  # each does something else
+        covered("token_{}", 4, outside=True),
+        covered("token_{}", 2),  # too few
+    ],
+)
+def test_ranges_that_hold_something_else_are_none(tmp_path: Path, export: Export) -> None:
+    assert windows_of(export, tmp_path).source == "pass"
+
+
 def test_models_that_train_in_turns_are_one_step(tmp_path: Path) -> None:
     """A GAN: an optimizer step of the discriminator, then one of the generator, whose kernels are others."""
     export = Export()
@@ -316,6 +365,12 @@ def test_what_is_one_pass(tmp_path: Path, kernels: list[str]) -> None:
 def test_repeats_inside_a_single_phase_are_its_layers(tmp_path: Path) -> None:
     export = sequence(Export(), a_pass(20) * 4).range("optimizer", 50, 90_000)
     assert windows_of(export, tmp_path).source == "pass"
+
+
+def test_what_sets_a_program_up_may_take_longer_than_its_steps(tmp_path: Path) -> None:
+    """A copy of 100 µs, and 3 · 76 kernels of 80 ns to the end, 18 µs: most operations, not most of the time."""
+    export = Export().memory("MEMCPY", 0, 10, 100_010)
+    assert windows_of(sequence(export, a_pass(12) * 3, at=100_100), tmp_path).source == "repetition"
 
 
 def test_steps_of_the_device_that_works_most(tmp_path: Path) -> None:

@@ -66,7 +66,10 @@ def find_repeats(symbols: Integers, ns: Ints, pause: Ints, count: int = 0) -> It
         starts = _starts(symbols, pause, period, first, behind)
         end = int(min(starts[-1] + period, len(symbols)))
         low, high = min(first, int(starts[0])), max(behind, end)
-        if running[high] - running[low] < _MOST * total or count not in (0, len(starts)):
+        # Where the same follows to the end of all, what sets the program up before may take longer.
+        to_the_end = alike == 1 and (first, behind) == (starts[0], len(symbols)) and len(starts) >= _LAYERS
+        held = behind - first if to_the_end else running[high] - running[low]
+        if held < _MOST * (len(symbols) if to_the_end else total) or count not in (0, len(starts)):
             continue
         # Few operations more between two units do not end the stretch.
         regular, until = _longest(np.abs(np.diff(np.append(starts, end)) - period) <= (1 - _ALIKE) * period)
@@ -139,7 +142,7 @@ def _starts(symbols: Integers, pause: Ints, period: int, first: int, behind: int
     """Where the units begin: at the first operation where nothing is left over, else behind the longest pause."""
     whole = (behind - first) // period
     offset = first
-    if first > 0 or behind < len(symbols) or (behind - first) % period:
+    if behind < len(symbols) or (behind - first) % period:
         table = pause[first : first + whole * period].reshape(whole, period)
         offset += int(np.argmax(np.median(table[1:] if whole > 1 else table, axis=0)))
     starts = np.arange(offset, behind - period + 1, period)

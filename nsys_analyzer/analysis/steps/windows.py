@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.inference import BY_THREADS
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP, is_framework_name
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
@@ -42,6 +42,11 @@ _SAMPLE = 32
 _MOST = 0.8
 #: A first or last step with fewer launches than this share of the usual was not recorded whole.
 _WHOLE = 0.9
+#: So many ranges of one name that hold all work are steps, at least; these names are of parts of a model, operators,
+#: and calls of modules and compiled graphs.
+_FEWEST = 3
+_NUMBERS = re.compile(r"\d+")
+_IS_NO_STEP = re.compile(r"(?i)layer|block|stage|encoder|decoder|head|::|^nn\.Module: |^## Call|\.py\(")
 #: What computes in a layer.
 _COMPUTING = ("matmul", "fused attention", "convolution")
 #: A step that takes so many times the median of the others, or so much less, is unlike them.
@@ -195,7 +200,7 @@ def _marks(attributed: AttributedTrace, process: int, every: Windows) -> tuple[S
     instances, ranges = attributed.instances, attributed.trace.ranges
     steps = [instances.phases.index(name) for name in (STEP, OTHER_STEP)]
     mine = np.flatnonzero((instances.process == process) & np.isin(instances.phase, steps))
-    if every.source != "range":
+    if every.source != "range" or not len(mine):
         return ()
     chosen = mine[np.searchsorted(instances.start[mine], every.called)]
     marks = [served_step(ranges.names[code]) for code in ranges.name[instances.range[chosen]].tolist()]
@@ -212,7 +217,13 @@ def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
         # The profiler may have been told of one step around several passes.
         phases = _of_phases(work)
         windows = phases if phases and (windows is None or len(phases) > 1) else windows
-    windows = windows or _of_repetition(work) or _of_phases(work, by_threads=True) or _as_said(work)
+    windows = (
+        windows
+        or _of_covering_ranges(work)
+        or _of_repetition(work)
+        or _of_phases(work, by_threads=True)
+        or _as_said(work)
+    )
     return _on_gpu_timeline(windows, work) if windows else work.whole
 
 
@@ -346,6 +357,7 @@ def _of_phases(work: _Work, *, by_threads: bool = False) -> Windows | None:
     launches = np.bincount(windows.step_at(work.time) + 1, minlength=len(windows) + 1)[1:]
     is_whole = launches >= _WHOLE * np.median(launches)
     is_whole[1:-1] = True
+    is_whole[0] |= windows.length[0] > _UNUSUAL * np.median(windows.length[1:])  # a program that starts up
     if is_whole.any():
         windows = replace(windows.select(is_whole), cut=cut + int((~is_whole).sum()))
     return _joined_turns(windows, work) if "O" in text else windows
@@ -398,6 +410,37 @@ def _joined_turns(windows: Windows, work: _Work) -> Windows:
             bounds = windows.start[first], windows.end[last], windows.ended[last]
             return Windows.of("phases", f"{turns} optimizer steps that take turns", *bounds, windows.cut)
     return windows
+
+
+# --- ranges that hold everything
+
+
+def _of_covering_ranges(work: _Work) -> Windows | None:
+    """Returns the outermost ranges of one name, but for numbers in it, that hold all work, each the same kernels."""
+    attributed, ranges = work.attributed, work.attributed.trace.ranges
+    keys = [_NUMBERS.sub("#", name) for name in ranges.names]
+    may_be = np.array([*(not (_IS_NO_STEP.search(key) or is_framework_name(key)) for key in keys), False])[ranges.name]
+    may_be &= (process_of(ranges.thread) == work.process) & ~attributed.roles.any_phase
+    may_be &= ~attributed.in_warmup(process_of(ranges.thread), ranges.start)
+    code = np.unique(keys, return_inverse=True)[1][ranges.name] if keys else ranges.name
+    order = np.argsort(work.time, kind="stable")
+    time, symbols = work.time[order], _symbols(work, work.index[order])
+    for key in sorted(np.unique(code[may_be]).tolist(), key=lambda one: (may_be & (code == one)).sum()):
+        chosen = np.flatnonzero(may_be & (code == key))
+        chosen = chosen[np.argsort(ranges.start[chosen], kind="stable")]
+        start, end = ranges.start[chosen], ranges.end[chosen]
+        first, behind = np.searchsorted(time, start), np.searchsorted(time, end)
+        if len(chosen) < _FEWEST or attributed.roles.names.steps or (start[1:] < end[:-1]).any():
+            continue
+        if first[0] or behind[-1] < len(time) or (first[1:] != behind[:-1]).any():
+            continue
+        works = Counter(symbols[low:high].tobytes() for low, high in zip(first, behind, strict=True))
+        ((same, many),) = works.most_common(1)
+        left = np.append(start[1:], end[-1:])
+        windows = Windows.of("range", f"a range such as {ranges.names[ranges.name[chosen[0]]]}", start, left, end)
+        if same and many >= _SAME_WORK * len(chosen) and not _in_one_range(work, windows):
+            return windows
+    return None
 
 
 # --- repetition
