@@ -553,7 +553,7 @@ def _waits_for_unseen(work: _Work, mine: Ints, called: int, long: float) -> bool
     """Tells whether the first work from a moment on starts long after its launch, while nothing recorded runs."""
     trace, launch = work.attributed.trace, work.attributed.attribution.launch
     start, end = trace.operations.start[mine], trace.operations.end[mine]
-    if not (start >= called).any():
+    if trace.metadata.ranges_on_gpu or not (start >= called).any():
         return False
     first = int(start[start >= called].min())
     launched = int(trace.launches.end[launch[mine[start == first][0]]])
