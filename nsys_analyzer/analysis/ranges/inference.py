@@ -231,6 +231,8 @@ class _Inference:
         order = np.argsort(self.launches.start[here], kind="stable")
         outside, classes = self.launches.start[here][order], self.classes[here][order]
         backward = self._backward(self.operators, threads[0], outside)
+        if not backward:  # the capture begins in it
+            return None
         optimizer = []
         for (_, ended), (following, _) in zip(backward, [*backward[1:], (np.iinfo(np.int64).max, 0)], strict=True):
             between = slice(*np.searchsorted(outside, (ended, following)))
