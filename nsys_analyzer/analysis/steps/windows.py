@@ -1,8 +1,9 @@
 """The steps of a process: what one pass of the program's loop is, when each begins and ends, and which are measured.
 
 In this order: a range or annotation that names the step; its phases, from one forward pass to the next; ranges of one
-name that hold all of its work alike; the period at which the whole sequence of its work repeats; the number that a person says. Else the capture is one pass. A layer, one
-parameter's update, a micro-batch of a step that has an optimizer, or a loop beside the model is never a step.
+name that hold all of its work alike; the period at which the whole sequence of its work repeats; the number that a
+person says. Else the capture is one pass. A layer, one parameter's update, a micro-batch of a step that has an
+optimizer, or a loop beside the model is never a step.
 
 Steps of one program differ: the first one starts things up, some wait for a batch, some hold an evaluation. What is
 alike is a group, with a count; a length that is given for all of them must not hide one.
