@@ -539,7 +539,7 @@ def _on_gpu_timeline(windows: Windows, work: _Work) -> Windows:
     first = int(operations.start[own].min()) if len(own) else called
     if not late or attributed.trace.metadata.ranges_on_gpu:
         end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1])))
-        waits = first < end[0] and _waits_for_unseen(work, mine, called, _LATE * int(windows.length[0]))
+        waits = first < end[0] and _waits_for_unseen(work, mine, called, _UNSEEN * int(windows.length[0]))
         return replace(windows, start=np.append(first, windows.start[1:]) if waits else windows.start, end=end)
     ends = np.maximum.accumulate(np.maximum(last, windows.end))
     length = float(np.median(np.diff(ends, prepend=called)))
