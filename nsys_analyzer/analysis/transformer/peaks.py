@@ -48,9 +48,9 @@ _HGX, _NVL72 = "NVIDIA HGX platform datasheet, an eighth of HGX", "NVIDIA {0} NV
 PEAKS: tuple[Peaks, ...] = (
     # name, TFLOP/s in fp32 (CUDA cores), tf32, bf16 and fp16, fp8, fp4; TB/s; datasheet; MiB of L2
     _peaks("GB300", 80, 1250, 2500, 5000, 15000, 8.0, _NVL72.format("GB300")),
-    _peaks("B300 SXM6 AC", 75, 1125, 2250, 4500, 13500, 8.0, f"{_HGX} B300"),
+    _peaks("B300 SXM6 AC", 75, 1100, 2250, 4500, 13500, 7.7, f"{_HGX} B300"),
     _peaks("GB200", 80, 1250, 2500, 5000, 10000, 8.0, _NVL72.format("GB200")),
-    _peaks("B200", 75, 1125, 2250, 4500, 9000, 8.0, f"{_HGX} B200"),
+    _peaks("B200", 75, 1100, 2250, 4500, 9000, 7.7, f"{_HGX} B200"),
     _peaks("H200", 67, 494.7, 989.4, 1978.9, None, 4.8, "NVIDIA H200 Tensor Core GPU datasheet, SXM", 60),
     _peaks("H100 PCIe", 51, 378, 756, 1513, None, 2.0, "NVIDIA H100 Tensor Core GPU datasheet, PCIe", 50),
     _peaks("H100 NVL", 60, 417.5, 835.5, 1670.5, None, 3.9, "NVIDIA H100 Tensor Core GPU datasheet, NVL"),
