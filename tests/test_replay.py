@@ -256,6 +256,20 @@ def test_steps_worked_out_by_hand() -> None:
     assert replace(replay, pause=replay.after).with_pauses(np.ones(3, np.bool_), 3).step_ns == 81
 
 
+def test_a_graph_whose_nodes_were_recorded() -> None:
+    """The launch of two nodes takes 900 ns, the first starts behind it, and a wait ends 2 behind the second."""
+    replay = Replay(
+        floats([900, 4]), floats([0, 3]), np.array([-1, 1]), floats([0, 2]), np.array([0, 0]),
+        floats([905, 905]), floats([1, 1]), floats([30, 40]), np.array([0, 2]), floats([0, 0]), floats([0, 0]),
+        np.array([0, 0]), np.array([-1, -1]), floats([0, 0]), once=True,
+    )  # fmt: skip
+    # 905 + 30 + 1 + 40 = 976, the wait until 978, and 4.
+    assert replay.step_ns == 982
+    # A launch of 100 and its latency are 800 shorter; one of 1,000 at most is as it was.
+    assert replay.with_graph_launches(100).step_ns == 182
+    assert replay.with_graph_launches(1_000).step_ns == 982
+
+
 # --- programs whose timing is that of the model
 
 

@@ -23,7 +23,7 @@ from tests.support.steps import Steps
 
 
 def timed(steps: Steps, us: float) -> CaptureSummary:
-    """Steps that were timed without the profiler, which cost nothing: one replay, and no doubt."""
+    """Steps that were timed without the profiler, which cost nothing; where the GPU fills them, the CPU may need 84 %."""
     capture = steps.capture(unprofiled_us=us)
     return replace(capture, diagnosis=diagnose(capture))
 
@@ -38,16 +38,16 @@ def run_ahead() -> CaptureSummary:
 
 
 def test_a_step_is_shorter_until_something_else_limits_it() -> None:
-    """Without matmuls the GPU has 40 µs less to do, but launching takes 20 µs: 30 are saved, 3 % more or less."""
+    """Without matmuls the GPU has 40 µs less to do, but launching takes 20 µs, or 16.8: 30 to 33.2 are saved, ± 3 %."""
     found = what_if(run_ahead(), classes={"matmul": 0})
-    assert (found.step_ms, found.less_ms, found.saves_ms, found.new_step_ms) == pytest.approx((0.05, 0.04, 0.03, 0.02))
-    assert (found.saves_ms_low, found.saves_ms_high) == pytest.approx((0.97 * 0.03, 1.03 * 0.03))
+    assert (found.step_ms, found.less_ms, found.saves_ms, found.new_step_ms) == pytest.approx((0.05, 0.04, 0.0316, 0.0184))
+    assert (found.saves_ms_low, found.saves_ms_high) == pytest.approx((0.97 * 0.03, 1.03 * 0.0332))
     assert {part.part: (part.before_ms, part.after_ms) for part in found.path} == {
         "matmul": pytest.approx((0.04, 0)), "elementwise": pytest.approx((0.01, 0)),
         LAUNCHING: pytest.approx((0, 0.02)),
     }  # fmt: skip
-    assert "A step would take 0.02 ms instead of 0.05 ms" in said(found)
-    assert "0.04 ms less to do save 0.03 ms, since the step then waits for the CPU: 0.02 ms" in said(found)
+    assert "A step would take 0.0184 ms instead of 0.05 ms" in said(found)
+    assert "0.04 ms less to do save 0.0316 ms, since the step then waits for the CPU: 0.02 ms" in said(found)
 
 
 def test_what_limits_the_step_saves_all_of_its_time() -> None:
@@ -65,11 +65,11 @@ def test_a_step_may_become_longer() -> None:
 
 
 def test_changes_are_made_together() -> None:
-    """Half of either alone: nothing for launches; of both 25 µs for the GPU and 10 for the CPU."""
+    """Half of either alone: nothing for launches; of the work 15 µs, then launching takes 20 or 16.8; of both 15 µs."""
     capture = timed(Steps().kernel(20).kernel(10, ADD), 30)
     halves = {"classes": {"matmul": 0.5, "elementwise": 0.5}, "launches": 0.5}
     assert what_if(capture, launches=0.5).saves_ms == pytest.approx(0)
-    assert what_if(capture, classes={"matmul": 0.5, "elementwise": 0.5}).new_step_ms == pytest.approx(0.02)
+    assert what_if(capture, classes={"matmul": 0.5, "elementwise": 0.5}).new_step_ms == pytest.approx(0.0184)
     assert what_if(capture, **halves).new_step_ms == pytest.approx(0.015)  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ def test_cheaper_launches() -> None:
 def test_copies_from_pinned_memory() -> None:
     """250 kB in 100 µs, which the program waits for, and 10 behind them; at 25 GB/s 10 µs, and no wait."""
     found = what_if(timed(Steps().copy(100, PAGEABLE_TO_DEVICE, 250_000, waits=True), 110), pinned=True)
-    assert (found.step_ms, found.new_step_ms) == pytest.approx((0.11, 0.01))
+    assert (found.step_ms, found.new_step_ms) == pytest.approx((0.11, 0.01), rel=0.01)
 
 
 @pytest.mark.parametrize(
