@@ -68,7 +68,7 @@ PLANTED = {
 }  # fmt: skip
 IDS = {
     *PLANTED.values(), "small_grids", "exposed_communication", "gpu_idle",
-    "between_steps", "small_batch", "cache_copies", "prefill_in_between",
+    "between_steps", "small_batch", "cache_copies",
 }  # fmt: skip
 CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::OpaqueType<2u>, 4, 64, 64>(int)"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import api
-from nsys_analyzer.analysis.findings.serving import find_prefill_in_between
 from nsys_analyzer.analysis.steps.serving import Serving, StepKind
 from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.statistics import Stats
@@ -115,9 +114,6 @@ def test_decode_that_waits_behind_prefill(tmp_path: Path) -> None:
     assert held is not None
     # Of five decode steps behind another one, that at 80 waits for the prefill of 20 ms: 4 ms for each.
     assert (held.steps, held.of, held.wait_ms.median, held.per_step_ms) == (1, 5, 20, 4)
-    finding = find_prefill_in_between(held, 10.0)
-    assert finding is not None
-    assert (finding.saves_ms_low, finding.saves_ms_high) == (0, 4)
 
 
 def test_time_without_a_request_is_no_step(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.support.steps import Steps
 
 
 def timed(steps: Steps, us: float) -> CaptureSummary:
-    """Steps that were timed without the profiler, which cost nothing; where the GPU fills them, the CPU may need 84 %."""
+    """Steps timed without the profiler, which cost nothing; where the GPU fills them, the CPU may be faster."""
     capture = steps.capture(unprofiled_us=us)
     return replace(capture, diagnosis=diagnose(capture))
 
@@ -40,7 +40,9 @@ def run_ahead() -> CaptureSummary:
 def test_a_step_is_shorter_until_something_else_limits_it() -> None:
     """Without matmuls the GPU has 40 µs less to do, but launching takes 20 µs, or 16.8: 30 to 33.2 are saved, ± 3 %."""
     found = what_if(run_ahead(), classes={"matmul": 0})
-    assert (found.step_ms, found.less_ms, found.saves_ms, found.new_step_ms) == pytest.approx((0.05, 0.04, 0.0316, 0.0184))
+    assert (found.step_ms, found.less_ms, found.saves_ms, found.new_step_ms) == pytest.approx(
+        (0.05, 0.04, 0.0316, 0.0184)
+    )
     assert (found.saves_ms_low, found.saves_ms_high) == pytest.approx((0.97 * 0.03, 1.03 * 0.0332))
     assert {part.part: (part.before_ms, part.after_ms) for part in found.path} == {
         "matmul": pytest.approx((0.04, 0)), "elementwise": pytest.approx((0.01, 0)),

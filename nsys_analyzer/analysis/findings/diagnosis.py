@@ -19,7 +19,6 @@ from nsys_analyzer.analysis.findings.kernels import (
 from nsys_analyzer.analysis.findings.serving import (
     find_between_steps,
     find_cache_copies,
-    find_prefill_in_between,
     find_small_batch,
     of_serving,
 )
@@ -156,14 +155,11 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
             candidates = [replace(one, remedy=WITHOUT_TORCH.get(one.id, one.remedy)) for one in candidates]
         findings = list(_ranked(case, candidates))
     told = {finding.place.name for finding in findings if finding.place} | ({"communication"} if without else set())
-    known_ms, serving = profiled if why else (low + high) / 2, capture.serving
-    held = find_prefill_in_between(serving.held_up, known_ms) if serving and step.kind == "decode" else None
-    held = held if held and held.saves_ms >= LEAST * known_ms else None
-    for unsure in (_find_idle_gpu(step, known_ms, told), held):
-        if unsure and not records and not (why and unsure.place == _UNEXPLAINED):
-            place = sum(finding.saves_ms >= unsure.saves_ms for finding in findings)
-            left = findings[place - 1].left_after_all_ms if place else unsure.step_ms
-            findings.insert(place, replace(unsure, left_after_all_ms=left))
+    unsure = _find_idle_gpu(step, profiled if why else (low + high) / 2, told)
+    if unsure and not records and not (why and unsure.place == _UNEXPLAINED):
+        place = sum(finding.saves_ms >= unsure.saves_ms for finding in findings)
+        left = findings[place - 1].left_after_all_ms if place else unsure.step_ms
+        findings.insert(place, replace(unsure, left_after_all_ms=left))
     hides = profiled - longest > _HIDES * profiled
     overhead = (profiled - longest, profiled - shortest) if hides else None
     placed = ((one, (one.place.kind, one.place.name) if one.place else ("", "")) for one in findings)

@@ -11,14 +11,12 @@ import numpy as np
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
     Case,
-    Finding,
     Place,
     saved_launches,
     saved_work,
     three,
     times,
 )
-from nsys_analyzer.analysis.steps.serving import HeldUp
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import ON_DEVICE
 
@@ -141,31 +139,4 @@ def find_cache_copies(case: Case) -> Iterator[Candidate]:
         ),
         "Decode behind a prompt twice as long: if the copies take no longer, they are not those of the cache.",
         place=Place("class", "copy/layout"),
-    )
-
-
-def find_prefill_in_between(held: HeldUp | None, step_ms: float) -> Finding | None:
-    """Finds decode steps that wait behind prefill; None without any. What waits is a token, and no step is shorter."""
-    if held is None:
-        return None
-    ms = min(held.per_step_ms, step_ms)
-    return Finding(
-        "prefill_in_between",
-        "Prefill holds decode up",
-        0.0,
-        ms,
-        step_ms,
-        step_ms,
-        (
-            f"{held.steps:,} of {held.of:,} decode steps that follow another one wait behind prefill, for "
-            f"{three(held.wait_ms.median)} ms (median); {three(held.per_step_ms)} ms for each decode step on average.",
-        ),
-        "The wait for the next token is between nothing and all of this shorter where a prompt's chunks are part of "
-        "decode steps; the work of prefill stays.",
-        (
-            "# vLLM: --enable-chunked-prefill --max-num-batched-tokens 2048",
-            "# SGLang: --enable-mixed-chunk --chunked-prefill-size 2048; TensorRT-LLM: enable_chunked_prefill: true",
-            "# or prefill on other GPUs (disaggregated)",
-        ),
-        "Serve with prompts of one token: if inter-token latency stays as uneven, prefill is not the cause.",
     )

@@ -9,7 +9,7 @@ from nsys_analyzer.analysis.steps.step import IdleTime, KernelTime
 from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
-from nsys_analyzer.report.model import Answer, Block, Details, Paragraph
+from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import (
     INTER_TOKEN,
@@ -28,6 +28,13 @@ _DEFINITIONS = phrase(
     "steps in their time. *Between steps* is the CPU's time from the end of one step's range to the start of the next: "
     "the scheduler, and what else the program does there."
 )
+#: What lets decode go on beside prefill, in the engines' own options.
+_BESIDE_PREFILL = (
+    "# vLLM: --enable-chunked-prefill --max-num-batched-tokens 2048",
+    "# SGLang: --enable-mixed-chunk --chunked-prefill-size 2048; TensorRT-LLM: enable_chunked_prefill: true",
+    "# or prefill on other GPUs (disaggregated)",
+    "# to check: serve prompts of one token; if inter-token latency stays as uneven, prefill is not the cause",
+)
 #: Rows of idle time of a kind, and the share of its step that each has at least.
 _ROWS, _LEAST_SHARE = 4, 0.01
 
@@ -42,6 +49,8 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
     for said in (*_said(serving), *map(_least, serving.kinds)):
         if said:
             yield Paragraph(said, title)
+    if serving.held_up:
+        yield Details("How decode goes on beside prefill", (Listing(_BESIDE_PREFILL, "python", title),), title)
     kinds: tuple[Field[StepKind], ...] = (
         Field("kind", "text", lambda one: f"{one.kind}{' (inferred)' if serving.inferred else ''}"),
         Field("steps", "count", lambda one: one.steps),
@@ -111,7 +120,8 @@ def _said(serving: Serving) -> Iterator[Words]:
     if held := serving.held_up:
         yield (
             f"{held.steps:,} of {held.of:,} decode steps that follow another one wait behind prefill, each for "
-            f"{_times(held.wait_ms, held.steps)}: so much later do the sequences of the batch get their next token."
+            f"{_times(held.wait_ms, held.steps)}: so much later do the sequences of the batch get their next token, "
+            f"{about_milliseconds(held.per_step_ms)} for each decode step on average. The steps are no shorter without."
         )
     if serving.inferred:
         yield (
