@@ -77,6 +77,7 @@ GIVEN = (
     "(fp32, context 512). The optimizer",
     "At context 512 in fp32 small becomes",
     "Profiling such a step costs most",  # `sweep.launches` finds the two highest
+    "--model small --precision bf16 --requests 16 --batch-size 8 --tokens 32",  # the command line of the server
 )
 
 

@@ -149,9 +149,9 @@ def test_a_bar_is_letters_in_a_fence() -> None:
 
 
 def test_a_share_is_a_bar_of_letters() -> None:
-    """Of 14 letters; a share that is nearly nothing is one."""
+    """Of 12 letters; a share that is nearly nothing is one."""
     cells = [
         line.split("|")[1].strip()
         for line in render_block(Table((Column("", "bar"),), ((1.0,), (0.5,), (0.001,))), {}).splitlines()
     ]
-    assert cells[2:] == ["\N{DARK SHADE}" * count for count in (14, 7, 1)]
+    assert cells[2:] == ["\N{DARK SHADE}" * count for count in (12, 6, 1)]

@@ -48,6 +48,7 @@ class FakeProfiler:
     name: str = "nsys"
     code: int = 0
     suffix: str = ".sqlite"
+    runs_on: bool = False
 
     def described(self) -> dict[str, str]:
         return {"nsys": "2025.3.2"}

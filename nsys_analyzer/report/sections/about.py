@@ -173,8 +173,8 @@ def _attribution(evidence: Evidence) -> Iterator[Block]:
     if covered:
         yield table(_COUNTS, covered)
         autograd = ", as PyTorch's autograd threads do" if any(c.trains for c in evidence.captures) else ""
-        said = _SUM.replace("{autograd}", autograd)
-        yield Paragraph(phrase(said.replace("kernel", kernel_word(*_measured(evidence)))))
+        kernel = kernel_word(*_measured(evidence))
+        yield Paragraph(phrase(_SUM.replace("{autograd}", autograd).replace("kernel", kernel)))
 
 
 def _measured(evidence: Evidence) -> tuple[CaptureSummary, ...]:
