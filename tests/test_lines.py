@@ -237,6 +237,17 @@ def step(batch):
     model(batch).sum().backward()
     optimizer.step()
 """
+#: A data set whose samples take their time.
+_IMAGES = """
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        return transform(torch.ones(8))
+def transform(image):
+    time.sleep(0.004)  # planted
+    return image
+"""
 #: Each program loses its time at the line that is marked.
 PLANTED = {
     "loader": """
@@ -251,27 +262,13 @@ texts = Texts()
 for batch in torch.utils.data.DataLoader(texts, batch_size=8):
     step(torch.ones(8, 8))
 """,
-    "transform": """
-class Images(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1000
-    def __getitem__(self, index):
-        return transform(torch.ones(8))
-def transform(image):
-    time.sleep(0.004)  # planted
-    return image
+    "transform": _IMAGES
+    + """
 for batch in torch.utils.data.DataLoader(Images(), batch_size=8):
     step(batch)
 """,
-    "transform in a process": """
-class Images(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1000
-    def __getitem__(self, index):
-        return transform(torch.ones(8))
-def transform(image):
-    time.sleep(0.004)  # planted
-    return image
+    "transform in a process": _IMAGES
+    + """
 loader = torch.utils.data.DataLoader(Images(), batch_size=8, num_workers=1)
 for batch in loader:
     step(batch)

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.findings.diagnosis import baselines_of, interval_of
-from nsys_analyzer.analysis.findings.finding import Change
+from nsys_analyzer.analysis.findings.finding import Change, saved_work
 from nsys_analyzer.analysis.findings.waits import cheaper_launches, pageable_copies, pinned_copies
 from nsys_analyzer.analysis.kernels.class_rules import FILLS, UNKNOWN
 from nsys_analyzer.analysis.steps.replay import Replay
@@ -109,11 +109,11 @@ def what_if(
         return replay
 
     baselines, scale = baselines_of(capture, study)
-    saved_ms = [(replay.step_ns - changed(replay).step_ns) / 1e6 * scale for replay in baselines]
+    pairs = [(replay, changed(replay)) for replay in baselines]
+    saved_ms = [(before.step_ns - after.step_ns) / 1e6 * scale for before, after in pairs]
     of_cpu = bool(ranges) or pinned or launches is not None
     low, high = interval_of(saved_ms, of_cpu=of_cpu, timed=found.timed)
-    middle = sorted(baselines, key=lambda replay: replay.step_ns)[len(baselines) // 2]
-    after = changed(middle)
+    before, after = sorted(pairs, key=lambda pair: pair[0].step_ns)[len(pairs) // 2]
     return WhatIf(
         capture.title,
         tuple(changes),
@@ -121,8 +121,8 @@ def what_if(
         (min(saved_ms) + max(saved_ms)) / 2,
         low,
         min(high, found.step_ms),
-        (_work_ms(middle) - _work_ms(after)) * scale,
-        _path(study, middle, after, scale),
+        (_work_ms(before) - _work_ms(after)) * scale,
+        _path(study, before, after, scale),
     )
 
 
@@ -135,7 +135,7 @@ def _changes(
         if not pieces.any():
             held = sorted({study.classes[code] for code in np.unique(study.kernel).tolist() if code >= 0})
             raise ConfigurationError(f"The steps hold no kernel of class {name!r}", f"They hold: {', '.join(held)}")
-        yield f"{name} × {factor:g}", _work_times(np.where(pieces, factor, 1.0))
+        yield f"{name} × {factor:g}", saved_work(pieces * (1 - factor))
     for name, factor in ranges.items():
         if name not in (held := sorted({study.ranges[code] for code in study.spans[:, 0].tolist()})):
             raise ConfigurationError(f"The steps hold no range {name!r}", f"They hold: {', '.join(held) or 'none'}")
@@ -146,10 +146,6 @@ def _changes(
         yield "copies from pinned memory", pinned_copies(study)
     if launches is not None:
         yield f"launches × {launches:g}", cheaper_launches(study, launches)
-
-
-def _work_times(factor: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Change:
-    return lambda replay: replay.with_work(factor)
 
 
 def _range_times(study: Study, name: str, factor: float) -> Change:
