@@ -88,6 +88,11 @@ class Pair:
         finding = self.finding(diagnosis)
         return bool(finding and finding.saves_ms_low <= self.saved_ms <= finding.saves_ms_high)
 
+    def meets(self, diagnosis: Diagnosis) -> bool:
+        """Tells whether the rounds' savings reach into the interval, or lie on both sides of it."""
+        finding, saved = self.finding(diagnosis), self.measured.saved_ms
+        return bool(finding and min(saved) <= finding.saves_ms_high and max(saved) >= finding.saves_ms_low)
+
 
 def main() -> None:
     """Writes the page, and prints its summary."""
@@ -130,8 +135,10 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
     yield ""
     yield (
         f"The constants of the rules and the widths of the intervals were chosen with the {CALIBRATED} at hand, and "
-        "kept. How a timed step is explained was changed with both networks at hand: where the GPU fills it, by every "
-        "cost of launching that the length allows."
+        "kept. How a timed step is explained was changed with the transformer and six faults of the encoder at "
+        "hand: where the GPU fills it, by every cost of launching that the length allows. The encoder's other five and the "
+        "convolution were measured afterwards, and nothing was changed for them. The convolution's steps are as long "
+        "as the CPU takes to launch them: their times differ by a fifth from round to round, and from process to process."
     )
     for network in dict.fromkeys(pair.network for pair in pairs):
         yield ""
@@ -159,6 +166,10 @@ def summary(pairs: Sequence[Pair]) -> Iterator[str]:
         (
             "measured savings inside the interval",
             lambda planted, found: f"{sum(map(Pair.is_inside, planted, found)) / len(planted):.0%}",
+        ),
+        (
+            "… or no further off than the rounds differ",
+            lambda planted, found: f"{sum(map(Pair.meets, planted, found)) / len(planted):.0%}",
         ),
         ("half the interval ÷ its middle, median", _widths),
     ]
