@@ -65,6 +65,7 @@ class Voters:
     def __init__(self, work: ProcessWork, windows: Windows, device: int) -> None:
         self._work, self._stacks = work, work.attributed.trace.stacks[work.process]
         self._windows, self._device = windows, device
+        self._backward = work.phases.index("backward") if "backward" in work.phases else NONE
         self._start = np.maximum(windows.start, reached_before(windows.end))
         # A device that computes on the CPU has no calls, and is idle for the program's own reasons.
         calls, waiting = work.calls, work.waiting
@@ -100,7 +101,12 @@ class Voters:
         return self.hottest(one.start, one.end, ms) + (self.of_loader() if CAUSES[cause] == "data" else ())
 
     def of_launches(self, operations: Bools) -> tuple[Line, ...]:
-        """The lines that launch some operations of the trace: those at which the program is before their calls."""
+        """The lines that launch some operations of the trace: those at which the program is before their calls.
+
+        The backward pass has one line for all that it launches: what else launches such operations tells them apart.
+        """
+        ahead = operations & (self._work.phase[:-1] != self._backward)
+        operations = ahead if ahead.any() else operations
         work, position = self._work, np.full(len(self._work.attributed.trace.launches) + 1, NONE)
         position[work.index] = np.arange(len(work.index))
         called = np.unique(position[work.attributed.attribution.launch[operations]])
