@@ -135,10 +135,11 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
     yield ""
     yield (
         f"The constants of the rules and the widths of the intervals were chosen with the {CALIBRATED} at hand, and "
-        "kept. How a timed step is explained was changed with the transformer and six faults of the encoder at "
-        "hand: where the GPU fills it, by every cost of launching that the length allows. The encoder's other five and the "
-        "convolution were measured afterwards, and nothing was changed for them. The convolution's steps are as long "
-        "as the CPU takes to launch them: their times differ by a fifth from round to round, and from process to process."
+        "kept. How a timed step is explained was changed with the transformer and six faults of the encoder at hand: "
+        "where the GPU fills it, by every cost of launching that the length allows. The encoder's other five and the "
+        "convolution were measured afterwards, and nothing was changed for them. The convolution's steps are as "
+        "long as the CPU takes to launch them: their times differ by a fifth from round to round, and from process to "
+        "process."
     )
     for network in dict.fromkeys(pair.network for pair in pairs):
         yield ""
