@@ -163,6 +163,7 @@ def summary(pairs: Sequence[Pair]) -> Iterator[str]:
                 str(sum(map(told, map(Pair.rank, planted, found)))) for told in (bool, lambda rank: rank == 1)
             ),
         ),
+        ("error of the step with the fault, unprofiled: median", _errors_before),
         ("error of the step after the fix: median; nine of ten within", _errors),
         (
             "measured savings inside the interval",
@@ -177,6 +178,11 @@ def summary(pairs: Sequence[Pair]) -> Iterator[str]:
     for title, value in rows:
         cells = (value(planted, [of(pair) for pair in planted]) for _, planted, of in columns)
         yield f"| {title} | {' | '.join(cells)} |"
+
+
+def _errors_before(planted: list[Pair], found: list[Diagnosis]) -> str:
+    pairs = [(one.step_ms, statistics.median(pair.measured.fault_ms)) for pair, one in zip(planted, found, strict=True)]
+    return "given" if found[0].timed else f"{statistics.median(abs(ms / true - 1) for ms, true in pairs):.1%}"
 
 
 def _errors(planted: list[Pair], found: list[Diagnosis]) -> str:
