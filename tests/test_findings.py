@@ -212,6 +212,7 @@ def optimizer(count: int, us: float, name: str = ADD) -> Steps:
 
 
 GTX_1080 = replace(H200, name="NVIDIA GeForce GTX 1080")
+MI355X = replace(H200, name="AMD Instinct MI355X")
 #: A rule, steps, the idle time of the cause that it asks for (ms), what each assumption saves (µs), and what is said.
 SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 3,000 + 10 µs of calls, 100 of work. A batch that is ready leaves 500 + 10, or the work.
@@ -412,7 +413,7 @@ NOTHING: list[tuple[Rule, Steps]] = [
     (find_fp32_matmul, Steps().kernel(1_000, BF16_GEMM)),
     (find_fp32_matmul, Steps().kernel(1_000, ADD)),
     (find_fp32_matmul, Steps(gpu=None).kernel(1_000, GEMM)),
-    (find_fp32_matmul, Steps(gpu=GTX_1080).kernel(1_000, GEMM)),  # without TF32
+    *((find_fp32_matmul, Steps(gpu=gpu).kernel(1_000, GEMM)) for gpu in (GTX_1080, MI355X)),  # without TF32
     (find_unfused_optimizer, optimizer(39, 20)),
     (find_unfused_optimizer, kernels(60, 20, ADD, steps=optimizer(1, 20, FUSED_ADAM))),
     (find_unfused_optimizer, kernels(100, 20, ADD, steps=Steps(phase="backward"))),

@@ -135,7 +135,7 @@ def find_limits(results: Results, precision: str) -> Limits | None:
     """Returns the datasheet's peaks of the GPU, else the measured ceilings; None where neither is known."""
     peaks = find_peaks(results.gpu)
     in_three = results.on_gpu and any(row.case.fp32_products == "tf32x3" for row in results.rows_of(TARGET))
-    if peaks and precision == "fp32" and in_three:
+    if peaks and "tf32" in peaks.flops_per_s and precision == "fp32" and in_three:
         source = "the datasheet's peaks, an fp32 matmul as three in TF32"
         return Limits(peaks.flops_per_s["tf32"] / 3, peaks.bytes_per_s, source)
     if peaks and precision in peaks.flops_per_s:

@@ -88,7 +88,7 @@ def find_fp32_matmul(case: Case) -> Iterator[Candidate]:
     """Finds matmuls whose kernels multiply in fp32 on CUDA cores, on a GPU whose TF32 peak is known."""
     study = case.study
     peaks = find_peaks(study.gpu.name if study.gpu else None)
-    if peaks is None:
+    if peaks is None or "tf32" not in peaks.flops_per_s:
         return
     speedup = peaks.flops_per_s["tf32"] / peaks.flops_per_s["fp32"]
     slow_names = (gemm_precision(name) == "fp32" and not _NO_TILES.search(name) for name in study.kernels)

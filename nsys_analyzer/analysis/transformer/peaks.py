@@ -40,17 +40,18 @@ def _peaks(
     return Peaks(name, flops, bandwidth * 1e12, source, l2_mib and l2_mib << 20)
 
 
-_HGX, _NVL72 = "NVIDIA HGX platform datasheet, an eighth of HGX", "NVIDIA {0} NVL72 datasheet, a 72nd"
+_NVL72 = "NVIDIA {0} NVL72 datasheet, a 72nd"
 
 # Datasheets give tensor rates "with sparsity": twice the dense ones, which stand here. Of GeForce those that add up in
-# fp32, as libraries do. fp4 is NVFP4 or MXFP4, where the GPU has it. L2: NVIDIA's architecture whitepapers of A100,
-# H100, Ada and RTX Blackwell; of the H200 what the driver says (62,914,560 bytes).
+# fp32, as libraries do. fp4 is NVFP4 or MXFP4, where the GPU has it; of the B300 an eighth of the 108 PFLOP/s of HGX.
+# L2: NVIDIA's architecture whitepapers of A100, H100, Ada and RTX Blackwell; of the H200 what the driver says
+# (62,914,560 bytes).
 PEAKS: tuple[Peaks, ...] = (
     # name, TFLOP/s in fp32 (CUDA cores), tf32, bf16 and fp16, fp8, fp4; TB/s; datasheet; MiB of L2
     _peaks("GB300", 80, 1250, 2500, 5000, 15000, 8.0, _NVL72.format("GB300")),
-    _peaks("B300 SXM6 AC", 75, 1100, 2250, 4500, 13500, 7.7, f"{_HGX} B300"),
+    _peaks("B300 SXM6 AC", 75, 1100, 2250, 4500, 13500, 7.7, "NVIDIA Blackwell Ultra datasheet, HGX B300"),
     _peaks("GB200", 80, 1250, 2500, 5000, 10000, 8.0, _NVL72.format("GB200")),
-    _peaks("B200", 75, 1100, 2250, 4500, 9000, 7.7, f"{_HGX} B200"),
+    _peaks("B200", 75, 1100, 2250, 4500, 9000, 7.7, "NVIDIA Blackwell datasheet, HGX B200"),
     _peaks("H200", 67, 494.7, 989.4, 1978.9, None, 4.8, "NVIDIA H200 Tensor Core GPU datasheet, SXM", 60),
     _peaks("H100 PCIe", 51, 378, 756, 1513, None, 2.0, "NVIDIA H100 Tensor Core GPU datasheet, PCIe", 50),
     _peaks("H100 NVL", 60, 417.5, 835.5, 1670.5, None, 3.9, "NVIDIA H100 Tensor Core GPU datasheet, NVL"),
