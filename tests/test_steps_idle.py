@@ -18,8 +18,8 @@ from tests.support.export import AUTOGRAD, MAIN, global_pid
 from tests.support.program import COPY, FREE, LAUNCH, MALLOC, NCCL, SYNC, US, Program, attributed, idle_of
 from tests.support.program import summary_of_steps as summarize
 
-OTHER_PID = 200
-VERSIONED = {name.partition("_v")[0]: name for name in (SYNC, COPY, MALLOC, FREE)}
+OTHER_PID, GRAPH = 200, "cudaGraphLaunch_v10000"
+VERSIONED = {name.partition("_v")[0]: name for name in (SYNC, COPY, MALLOC, FREE, GRAPH)}
 NEXT_BATCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 #: A method of ``Program`` and what it is called with, µs.
 Event = tuple[Any, ...]
@@ -82,10 +82,21 @@ IDLE: dict[str, tuple[list[Event], dict[tuple[str, str, str], float]]] = {
     "an asynchronous copy": ([("copy", (196, 201), (198, 200), 8), last(205, 230)], {("launch", "", ""): 30}),
     # The kernel is launched at 205, after another call: a gap of 20 µs, no longer than launches take.
     "launch": ([("api", "cudaStreamIsCapturing_v10000", 198, 204), last(205, 220)], {("launch", "", ""): 20}),
-    # From 198 to 350 a module is loaded: of the gap [200, 370), all is launching's, kept open by that call.
+    # From 198 to 350 a module is loaded: of the gap [200, 370), 150 are that call's, 20 the launch's.
     "a call that takes long": (
         [("open", "forward", 190, 400), ("api", "cuLibraryLoadData", 198, 350), last(355, 370)],
-        {("launch", "forward", "cuLibraryLoadData"): 170},
+        {("launch", "forward", "cuLibraryLoadData"): 150, ("launch", "", ""): 20},
+    ),
+    # As ``.item()`` before the launch of a graph: of the gap [202, 600) the wait has [202, 220), up to the next call.
+    "a launch that takes long behind a wait": (
+        [("copy", (10, 13), (200, 202)), ("api", SYNC, 14, 204), ("work", (220, 620), (600, 1000), {"api": GRAPH})],
+        {("sync", "", SYNC): 18, ("launch", "", GRAPH): 380},
+    ),
+    # The GPU runs dry at 200, inside the call that launches what runs from 600 on.
+    "a launch that takes long": ([("work", (150, 620), (600, 1000), {"api": GRAPH})], {("launch", "", GRAPH): 400}),
+    # The same for a copy that waits for the kernel before it: what the GPU needs from one to the next.
+    "a copy that waits": (
+        [("copy", (50, 300), (205, 298)), last(301, 302)], {("launch", "", ""): 5, ("copy", "", COPY): 4},
     ),
     # What the GPU needs from one kernel to the next that it has in its queue is launching's, too.
     "queued kernels": ([last(10, 202)], {("launch", "", ""): 2}),
@@ -261,8 +272,9 @@ def test_the_causes_add_up_to_the_gaps(folder: Path, draws: Draws, bounds: list[
     inside = np.isin(idle.start, idle.end) & ~np.isin(idle.start, gaps.start)
     assert idle.start[~inside].tolist() == gaps.start.tolist()
     assert np.bincount(np.cumsum(~inside) - 1, idle.end - idle.start).tolist() == (gaps.end - gaps.start).tolist()
-    # A gap has one cause besides pauses and allocations.
+    # A gap has one cause besides pauses, allocations and launches that take long.
     base = ~np.isin(idle.cause, [CAUSES.index(cause) for cause in ("host", "data", "allocator")])
+    base &= (idle.cause != CAUSES.index("launch")) | (idle.api == -1)
     gap = np.cumsum(~inside)[base]
     assert len(set(zip(gap.tolist(), idle.cause[base].tolist(), strict=True))) == len(set(gap.tolist()))
     assert idle.begins[base].sum() == len(set(gap.tolist()))

@@ -6,7 +6,7 @@ launching threads are looked at as one sequence.
 Every nanosecond in which a device idles belongs to one cause, by what the program did meanwhile. A gap is looked at
 from the side of the operation that ends it. Where that was launched before the gap began, the device had it in its
 queue: nothing of the program's keeps it waiting. Else the program came too late, because it was in a blocking call when
-the device ran dry, in the allocator, at work of its own, or because launching takes its time.
+the device ran dry, in the allocator or another slow call, at work of its own, or because launching takes its time.
 """
 
 from __future__ import annotations
@@ -131,8 +131,9 @@ class ProcessWork:
         slow: the positions of other calls that take long, such as one that loads a module.
         allocating: the positions of those that allocate or free the device's memory.
         ranges: the indices of the ranges of its program, without autograd's.
-        busy: the program's pauses and its time in the allocator; a pause is "data" where the program loads a batch: in
-            a range that says so, or in none, with a copy to the device behind it, and not at the end of a step.
+        busy: the program's pauses and its time in the allocator and in slow calls; a pause is "data" where the program
+            loads a batch: in a range that says so, or in none, with a copy to the device behind it, and not at the end
+            of a step.
     """
 
     def __init__(self, attributed: AttributedTrace, process: int, windows: Windows) -> None:
@@ -194,13 +195,13 @@ class ProcessWork:
         self.slow = np.flatnonzero(others & (lasting >= PAUSE_NS))
 
     def _find_busy(self, first: int, last: int) -> Stretches:
-        """Finds the stretches between two moments in which the program pauses or is in the allocator."""
-        calls, index = self.calls, self.allocating
-        # Where two threads are in the allocator, a moment is that of the first.
+        """Finds the stretches between two moments in which the program pauses, allocates, or is in a slow call."""
+        calls, index = self.calls, np.union1d(self.allocating, self.slow)
+        # Where two threads are in such calls, a moment is that of the first.
         begin = np.maximum(calls.start[index], reached_before(calls.end[index]))
         index, begin = index[calls.end[index] > begin], begin[calls.end[index] > begin]
         around, api = self.ranges_at(calls.start[index]), calls.name[index].astype(np.int64)
-        allocator = (begin, calls.end[index], np.full(len(index), _ALLOCATOR), around, api)
+        in_calls = (begin, calls.end[index], np.where(np.isin(index, self.slow), _LAUNCH, _ALLOCATOR), around, api)
         reached = np.maximum.accumulate(calls.end)
         start, end = np.append(first, reached), np.append(calls.start, last)
         long = (end - start >= PAUSE_NS) & bool(len(calls))
@@ -211,7 +212,7 @@ class ProcessWork:
         serves = any(served_step(one) for one in self.attributed.trace.ranges.names)
         loads |= (name == NONE) & self._before_a_batch(start, end) & (not serves)
         pauses = (start, end, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
-        columns = [np.concatenate(pair) for pair in zip(pauses, allocator, strict=True)]
+        columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]
         return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))
 
     def _before_a_batch(self, start: Ints, end: Ints) -> Bools:
@@ -271,9 +272,13 @@ class ProcessWork:
 
     def find_causes(self, gaps: Gaps) -> Idle:
         """Finds why a device idles in its gaps."""
-        # Until the launch of what ends a gap, whatever the program does keeps the device waiting.
-        known = gaps.next != NONE
+        # Until the launch of what ends a gap, whatever the program does keeps the device waiting; so does a launch that
+        # takes long itself, as that of a graph does.
+        known, launches = gaps.next != NONE, self.attributed.trace.launches
         launch = np.where(known, self.launched[gaps.next], gaps.end)
+        returned = np.zeros(len(launches) + 1, np.int64)
+        returned[self.index[self.slow]] = self.calls.end[self.slow]
+        launch = np.maximum(launch, np.where(known, returned[self.attributed.attribution.launch[gaps.next]], 0))
         queued = known & (launch <= gaps.start - _SKEW_NS)
         until = np.where(queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
         gap, place, start, end = overlaps(self.busy.start, self.busy.end, gaps.start, until)
@@ -294,24 +299,18 @@ class ProcessWork:
         return Idle(*columns).select(np.argsort(columns[0], kind="stable"))
 
     def _bases(self, gaps: Gaps, own: Bools, queued: Bools, known: Bools) -> tuple[Ints, Ints]:
-        """Tells the cause of each gap besides pauses and the allocator, and the call that keeps it open, or -1.
-
-        That is the call that waits when the gap begins, or else one that takes long before the gap ends.
-        """
-        calls, waiting, slow = self.calls, self.waiting, self.slow
+        """Tells the cause of each gap besides what fills ``busy``, and the call that waits when it begins, or -1."""
+        calls, waiting = self.calls, self.waiting
         began = np.searchsorted(calls.start[waiting], gaps.start + _SKEW_NS, side="right") - 1
         waits = (began >= 0) & (np.append(calls.end[waiting], 0)[began] + _SKEW_NS >= gaps.start)
         is_copy = np.append(calls.call[waiting] != SYNCHRONIZE, False)[began]
-        latest = np.searchsorted(calls.start[slow], gaps.end) - 1
-        late = known & (latest >= 0) & (np.append(calls.end[slow], 0)[latest] > gaps.start)
         collective = known & (self.rank[gaps.next] == COMMUNICATING)
         base = np.select(
             [own, queued & collective, queued, waits & is_copy, waits, known],
             [_LAUNCH, _COMMUNICATION, _UNKNOWN, _COPY, _SYNC, _LAUNCH],
             _UNKNOWN,
         )
-        call = np.where(waits, np.append(waiting, NONE)[began], np.where(late, np.append(slow, NONE)[latest], NONE))
-        return base, np.where(queued, NONE, call)
+        return base, np.where(waits & ~queued, np.append(waiting, NONE)[began], NONE)
 
 
 def _inside_another(calls: Launches) -> Bools:
