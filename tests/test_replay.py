@@ -266,8 +266,11 @@ def test_a_graph_whose_nodes_were_recorded() -> None:
     # 905 + 30 + 1 + 40 = 976, the wait until 978, and 4.
     assert replay.step_ns == 982
     # A launch of 100 and its latency are 800 shorter; one of 1,000 at most is as it was.
-    assert replay.with_graph_launches(100).step_ns == 182
-    assert replay.with_graph_launches(1_000).step_ns == 982
+    assert replay.with_graph_launches(100, 0).step_ns == 182
+    assert replay.with_graph_launches(1_000, 0).step_ns == 982
+    # The second node starts 1 behind the first: 0.25 without what recording it costs, or at once.
+    assert replay.with_graph_launches(1_000, 0.75).step_ns == 981.25
+    assert replay.with_graph_launches(1_000, 9).step_ns == 981
 
 
 # --- programs whose timing is that of the model

@@ -82,11 +82,19 @@ class Replay:
         """The same steps with all of the CPU's time, and nothing of the GPU's, times a factor."""
         return replace(self, after=self.after * factor, pause=self.pause * factor)
 
-    def with_graph_launches(self, ns: float) -> Replay:
-        """The same steps with so much at most for each launch of a CUDA graph, whose nodes a profiler recorded."""
+    def with_graph_launches(self, ns: float, node_ns: float) -> Replay:
+        """The same steps as if no profiler recorded the nodes of CUDA graphs.
+
+        A graph's launch takes ``ns`` at most, and the pause before each node is ``node_ns`` shorter.
+        """
         is_graph = np.bincount(self.launch, minlength=len(self.after)) > 1
         cost = np.where(is_graph, np.maximum(self.after - self.pause - ns, 0.0), 0.0)
-        return replace(self, after=self.after - cost, latency=np.maximum(self.latency - cost[self.launch], 0.0))
+        return replace(
+            self,
+            after=self.after - cost,
+            latency=np.maximum(self.latency - cost[self.launch], 0.0),
+            spacing=self.spacing - np.where(is_graph[self.launch], np.clip(self.spacing, 0.0, node_ns), 0.0),
+        )
 
     @cached_property
     def step_ns(self) -> float:
