@@ -32,7 +32,7 @@ from nsys_analyzer.analysis.findings.kernels import (
     find_unfused_elementwise,
     find_unfused_optimizer,
 )
-from nsys_analyzer.analysis.findings.serving import find_between_steps, find_cache_copies, find_small_batch
+from nsys_analyzer.analysis.findings.serving import find_between_steps, find_cache_copies
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
     find_data_loading,
@@ -68,7 +68,7 @@ PLANTED = {
 }  # fmt: skip
 IDS = {
     *PLANTED.values(), "small_grids", "exposed_communication", "gpu_idle",
-    "between_steps", "small_batch", "cache_copies",
+    "between_steps", "cache_copies",
 }  # fmt: skip
 CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::OpaqueType<2u>, 4, 64, 64>(int)"
 
@@ -365,14 +365,6 @@ SAVED += [
         [1_010 - 210, 1_010 - 100],
         "From the last CUDA call of a step to the first of the next one pass 1 ms",
     ),
-    # 400 µs of matmuls, of which 30 % or half goes. 989.4 TFLOP/s ÷ 4.8 TB/s are 206 FLOPs for a byte.
-    (
-        find_small_batch,
-        Steps(kind="decode", batch=8).kernel(400, BF16_GEMM).kernel(100, ADD),
-        {},
-        [120, 200],
-        "On this GPU computing takes as long as reading from a batch of about 206 on, in bf16.",
-    ),
     # 300 + 100 µs of copies: 70 % of them, or all.
     (
         find_cache_copies,
@@ -456,9 +448,6 @@ NOTHING: list[tuple[Rule, Steps]] = [
     (find_exposed_communication, kernels(3, 100)),
     (find_between_steps, Steps().kernel(100).call(EVENT, 1_000)),  # no engine's
     (find_between_steps, Steps(kind="decode").kernel(100).call(EVENT, 99)),
-    (find_small_batch, Steps(kind="decode", batch=52).kernel(400, BF16_GEMM)),  # a quarter of 206
-    (find_small_batch, Steps(kind="prefill", batch=1).kernel(400, BF16_GEMM)),
-    (find_small_batch, Steps(kind="decode", batch=1, gpu=GTX_1080).kernel(400, BF16_GEMM)),  # no peaks
     (find_cache_copies, Steps(kind="prefill").kernel(300, CAT)),
     (find_host_stall, Steps(kind="decode").kernel(100).call(EVENT, 5_000)),  # it lies between the steps
 ]

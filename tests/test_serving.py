@@ -184,6 +184,23 @@ def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
     assert capture.serving.with_least(None, 2, 4.8e12) == capture.serving
 
 
+def test_what_a_larger_batch_brings(tmp_path: Path) -> None:
+    """Matmuls take 4 of 10 ms, and 5.6 at most for twice the batch: 11.6 ms, 2 ÷ 1.16 = 1.72 times the tokens."""
+    capture = served(tmp_path, server())
+
+    def said(capture: CaptureSummary) -> str:
+        return " ".join(plain(getattr(block, "text", "")) for block in answer_serving(capture, {}))
+
+    # 989.4 TFLOP/s ÷ 4.8 TB/s are 206 FLOPs for a byte.
+    assert "Decode's batch of 4 is small" in said(capture)
+    assert "from one of about 206 on, in bf16. A step of twice the batch takes 1 to 1.2 times as long" in said(capture)
+    assert "that is 1.7 to 2 times the tokens/s" in said(capture)
+    assert "is small" not in said(replace(capture, gpu=None, device=None))  # no peaks
+    decode = kind_of(capture.serving, "decode")
+    large = replace(capture, serving=Serving((replace(decode, batch=52),), False))  # a quarter of 206 are 51.5
+    assert "is small" not in said(large)
+
+
 def test_a_report_of_serving_speaks_of_its_steps(tmp_path: Path) -> None:
     text = api.render(api.build_report([served(tmp_path, server())]))
     assert "How are requests served?" in text

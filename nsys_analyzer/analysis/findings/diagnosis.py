@@ -19,7 +19,6 @@ from nsys_analyzer.analysis.findings.kernels import (
 from nsys_analyzer.analysis.findings.serving import (
     find_between_steps,
     find_cache_copies,
-    find_small_batch,
     of_serving,
 )
 from nsys_analyzer.analysis.findings.waits import (
@@ -60,7 +59,6 @@ RULES: tuple[Rule, ...] = (
     find_exposed_communication,
     find_between_steps,
     find_cache_copies,
-    find_small_batch,
 )
 #: What saves less than this share of a step is not listed.
 LEAST = 0.03
@@ -68,8 +66,9 @@ LEAST = 0.03
 #: faster when no profiler runs beside it.
 _CPU = 0.84
 #: What the launch of a CUDA graph takes without a profiler, and what recording a node adds to the pause before it, ns.
-#: Where nodes are recorded one by one, the launch takes 0.9 to 1.3 µs for each: of 639 nodes 0.85 ms. On the GPU a graph
-#: of 692 nodes took 9.16 ms, with its nodes recorded 9.45. The step of examples/serving takes 2.93 ms in place of 1.96.
+#: Where nodes are recorded one by one, the launch takes 0.9 to 1.3 µs for each: of 639 nodes 0.85 ms. On the GPU a
+#: graph of 692 nodes took 9.16 ms, with its nodes recorded 9.45. The step of examples/serving takes 2.93 ms in place
+#: of 1.96.
 _GRAPH_NS, _NODE_NS = 50_000.0, 420.0
 #: By how much savings differ between two runs of one program: of the GPU's work; of the CPU's own time; of the latter
 #: where the step was timed without the profiler. Two of three of 26 savings, measured in another run than the captured

@@ -13,19 +13,13 @@ from nsys_analyzer.analysis.findings.finding import (
     Case,
     Place,
     saved_launches,
-    saved_work,
     three,
     times,
 )
-from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import ON_DEVICE
 
 #: What is left of the time between two steps where the next one is prepared meanwhile, ns.
 _BETWEEN_LEFT_NS = (200_000, 20_000)
-#: A batch of this share of the one at which a matmul's computing takes as long as its reading is small.
-_SMALL = 0.25
-#: Of a matmul's time, what a batch twice as large saves for each sequence: half, where reading weights is all of it.
-_SAVED_OF_MATMULS = (0.3, 0.5)
 #: What of the copies of a cache goes where new keys and values are written into their place.
 _SAVED_OF_COPIES = (0.7, 1.0)
 _CONCATENATING = re.compile("CatArrayBatchedCopy")
@@ -81,38 +75,6 @@ def find_between_steps(case: Case) -> Iterator[Candidate]:
         of_cpu=True,
         explains=True,
         place=Place("idle", "host"),
-    )
-
-
-def find_small_batch(case: Case) -> Iterator[Candidate]:
-    """Finds decode steps whose batch is too small for the weights that each reads: twice as many would take as long."""
-    study, peaks = case.study, find_peaks(case.study.gpu.name if case.study.gpu else None)
-    matmuls = study.of_class("matmul")
-    if case.step.kind != "decode" or not case.step.batch or peaks is None or not matmuls.any():
-        return
-    # A weight of two bytes takes two FLOPs for each sequence.
-    even = peaks.flops_per_s["bf16"] / peaks.bytes_per_s
-    if case.step.batch > _SMALL * even:
-        return
-    ms = study.ms(matmuls)
-    yield Candidate(
-        "small_batch",
-        "The batch is small for the weights that it reads",
-        tuple(saved_work(matmuls * share) for share in _SAVED_OF_MATMULS),
-        (
-            f"Decode runs with a batch of {case.step.batch:,.0f}; matmuls, which read every weight whatever the batch, "
-            f"take {three(ms)} ms of a step ({ms / case.step_ms:.0%}).",
-            f"On this GPU computing takes as long as reading from a batch of about {even:,.0f} on, in bf16.",
-        ),
-        f"Half a step of twice the batch, whose matmuls take as long as now: {_SAVED_OF_MATMULS[0]:.0%} to "
-        f"{_SAVED_OF_MATMULS[1]:.0%} of their time is saved for the same tokens. A single step becomes no shorter.",
-        (
-            "# serve more requests at once",
-            "# vLLM: --max-num-seqs; SGLang: --max-running-requests; TensorRT-LLM: max_batch_size",
-            "# where memory is full: --kv-cache-dtype fp8, weights in fewer bits, speculative decoding",
-        ),
-        "Serve twice as many requests at once: if tokens/s hardly rise, matmuls are not what a step waits for.",
-        place=Place("class", "matmul"),
     )
 
 

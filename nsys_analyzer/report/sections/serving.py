@@ -8,6 +8,7 @@ from nsys_analyzer.analysis.steps.serving import Quantiles, Requests, Serving, S
 from nsys_analyzer.analysis.steps.step import IdleTime, KernelTime
 from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph
 from nsys_analyzer.report.tables import Field, table
@@ -35,6 +36,15 @@ _BESIDE_PREFILL = (
     "# or prefill on other GPUs (disaggregated)",
     "# to check: serve prompts of one token; if inter-token latency stays as uneven, prefill is not the cause",
 )
+#: What lets more sequences share a step.
+_MORE_AT_ONCE = (
+    "# vLLM: --max-num-seqs; SGLang: --max-running-requests; TensorRT-LLM: max_batch_size",
+    "# where memory is full: --kv-cache-dtype fp8, weights in fewer bits, speculative decoding",
+    "# to check: serve twice as many requests at once; if tokens/s hardly rise, matmuls are not what a step waits for",
+)
+#: A batch of this share of the one at which a matmul's computing takes as long as its reading is small: twice as many
+#: sequences make a matmul take this much longer at most.
+_SMALL, _LONGER = 0.25, 0.4
 #: Rows of idle time of a kind, and the share of its step that each has at least.
 _ROWS, _LEAST_SHARE = 4, 0.01
 
@@ -46,11 +56,14 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
         return
     works = "operators run" if capture.on_cpu else "the GPU works"
     yield Answer("; ".join(_kind(one, works) for one in serving.kinds) + ".", title)
-    for said in (*_said(serving), *map(_least, serving.kinds)):
+    larger = next(filter(None, (_larger(one, find_peaks(capture.gpu)) for one in serving.kinds)), "")
+    for said in (*_said(serving), *map(_least, serving.kinds), larger):
         if said:
             yield Paragraph(said, title)
     if serving.held_up:
         yield Details("How decode goes on beside prefill", (Listing(_BESIDE_PREFILL, "python", title),), title)
+    if larger:
+        yield Details("How more sequences share a step", (Listing(_MORE_AT_ONCE, "python", title),), title)
     kinds: tuple[Field[StepKind], ...] = (
         Field("kind", "text", lambda one: f"{one.kind}{' (inferred)' if serving.inferred else ''}"),
         Field("steps", "count", lambda one: one.steps),
@@ -151,6 +164,23 @@ def _least(kind: StepKind) -> Words:
             f"{kind.length_ms.median / kind.least_ms:.3g} times as long, the GPU's work in it "
             f"{(kind.total_ms - kind.idle_ms) / kind.least_ms:.3g} times.",
         ),
+    )
+
+
+def _larger(kind: StepKind, peaks: Peaks | None) -> str:
+    """What twice the batch brings to decode whose batch is small; empty for others."""
+    matmul = sum(row.ms for row in kind.classes if row.kernel_class == MATMUL)
+    # A weight of two bytes takes two FLOPs for each sequence.
+    even = peaks.flops_per_s["bf16"] / peaks.bytes_per_s if peaks else 0.0
+    if kind.kind != "decode" or not kind.batch or not matmul or kind.batch > _SMALL * even:
+        return ""
+    longest = 1 + (_LONGER * matmul + kind.total_ms - kind.idle_ms - matmul) / kind.total_ms
+    return (
+        f"Decode's batch of {kind.batch:,.0f} is small: matmuls read every weight whatever the batch, and on this GPU "
+        f"computing takes as long as reading from one of about {even:,.0f} on, in bf16. A step of twice the batch "
+        f"takes 1 to {longest:.2g} times as long (matmuls up to {1 + _LONGER:.2g} times, the rest of the GPU's work up "
+        f"to twice, idle time as now): that is {2 / longest:.2g} to 2 times the {TOKENS_PER_S}, and a sequence's "
+        f"{INTER_TOKEN} grows as the step does."
     )
 
 
