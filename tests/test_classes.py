@@ -239,6 +239,11 @@ NAMES: dict[str, list[str]] = {
         "__amd_rocclr_copyBuffer",
         "_combined_routing_memset",
     ],
+    "input pipeline": [
+        "void dali::kernels::normalize_impl::NormalizeInvStdDevKernel<dali::kernels::Normalize<4, float, float>>(T1)",
+        "void dali::kernels::transpose_impl::TransposeDeinterleaveBatch<int>(const dali::DeinterleaveDesc<T1> *)",
+        "void dali::kernels::detail::SliceKernelImpl<float, float, false, false, 2>(float*, float const*)",
+    ],
     "other": [
         "_chunk_scan_fwd_kernel",
     ],

@@ -47,6 +47,7 @@ CLASSES: dict[str, str] = {
     "random": "Random numbers and dropout masks.",
     COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
     "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
+    "input pipeline": "Batches that are decoded, cropped, turned or scaled on the GPU: NVIDIA DALI.",
     UNKNOWN: "Kernels whose name the capture does not hold.",
     COMPILED: "Kernels of a compiler that names them by number or arguments alone: torch.compile of 2.0, nvFuser.",
     OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
@@ -293,6 +294,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         r"|exchangeSplitAndOffset|(?:put|wait)_signal)|" + FN + r"barrier_kernel",
         "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>",
     ),
+    Rule("input pipeline", FN + r"dali::", "void dali::kernels::detail::gpu::FlipKernel<4ul, true, float>(float*)"),
     # ATen, by the shape of a loop
     Rule(
         "random",

@@ -28,6 +28,7 @@ LETTERS = {
     "convolution": "V",
     "sort/scan": "K",
     "random": "D",
+    "input pipeline": "I",
     "memset/memcpy": "F",
     "communication": "G",
     "other": "Z",
