@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer import summarize
+from nsys_analyzer import api, summarize
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding, Rule
 from nsys_analyzer.analysis.findings.kernels import (
@@ -642,6 +642,8 @@ def test_a_program_without_pytorch_is_told_nothing_of_it(tmp_path: Path, kernel:
     (capture,) = summarize(program.write(tmp_path / "life.sqlite"))
     assert capture.is_torch is said
     assert [any("Python" in line for line in one.remedy) for one in capture.findings or ()] == [said]
+    text = api.render(api.build_report([capture]))
+    assert ["```python\n" in text, "```c\n" in text] == [said, not said]
 
 
 def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:

@@ -103,13 +103,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines of text that stand together: commands, lines of Python, or warnings as bullets.
+    """Lines of text that stand together: commands, lines of Python or C, or warnings as bullets.
 
     ``capture`` is the one that they tell of, or empty.
     """
 
     lines: tuple[Words, ...]
-    kind: Literal["commands", "python", "bullets"] = "bullets"
+    kind: Literal["commands", "python", "c", "bullets"] = "bullets"
     capture: str = ""
 
 

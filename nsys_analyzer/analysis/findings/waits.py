@@ -49,7 +49,7 @@ WITHOUT_TORCH: Mapping[str, tuple[str, ...]] = {
     "host_sync": ("// keep on the GPU what kernels need, and read the rest once for many steps", *_ASYNCHRONOUS[1:]),
     "pageable_copy": _ASYNCHRONOUS,
     "device_to_host_copy": _ASYNCHRONOUS,
-    "host_stall": ("# perf record -g -p PID  # shows what the program does in the pause",),
+    "host_stall": ("// in a shell: perf record -g -p PID  # shows what the program does in the pause",),
     "allocator": ("cudaMallocAsync(&memory, bytes, stream);  // from a pool that keeps it; or once, before the loop",),
     "launch_bound": (
         "cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);  // once; then cudaGraphLaunch(graph, stream)",

@@ -52,7 +52,7 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
         case Listing(lines, "bullets"):
             return "\n".join(f"- {line(one)}" for one in lines)
         case Listing(lines, kind):
-            return fence(lines, "sh" if kind == "commands" else "python")
+            return fence(lines, "sh" if kind == "commands" else kind)
         case Table():
             return _table(block, padded=not folded)
         case Choice(tables):

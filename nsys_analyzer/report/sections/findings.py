@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.findings.waits import WITHOUT_TORCH
 from nsys_analyzer.analysis.kernels.class_rules import COMPILED, MOVING, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -91,12 +92,16 @@ def findings_of_capture(capture: CaptureSummary) -> Section:
     return Section("findings", "Findings", (*blocks, *_replayed(capture, bool(blocks))))
 
 
+def _remedy(finding: Finding, capture: str = "") -> Listing:
+    return Listing(finding.remedy, "c" if finding.remedy in WITHOUT_TORCH.values() else "python", capture)
+
+
 def _explained(finding: Finding, capture: str) -> tuple[Block, ...]:
     """What was seen, what to type, where the timeline shows it; folded, what the saving rests on."""
     return (
         Paragraph(joined(" ", finding.evidence[:_SENTENCES]), capture),
         *lines_of_program(finding.lines, capture),
-        Listing(finding.remedy, "python", capture),
+        _remedy(finding, capture),
         *((Seen(finding.place, capture),) if finding.place else ()),
         Details(
             "How the saving is derived, and how to check it",
@@ -156,7 +161,7 @@ def shared_findings(captures: Sequence[CaptureSummary]) -> Section:
         heading = f"{title}: {len(rows)} {plural(len(rows), 'capture')}, {between} of the step"
         first = rows[0][1]
         reasons = Listing(_reasons(first))
-        code = Listing(first.remedy, "python")
+        code = _remedy(first)
         shown = table(_IN_CAPTURES, rows)
         if place <= FIRST:
             blocks += [Paragraph(strong(heading)), code, Details("The captures", (shown, reasons))]
