@@ -180,6 +180,7 @@ def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
     )
     text = text.replace("\N{NO-BREAK SPACE}", " ")
     assert "The step takes 152 times as long, the GPU's work in it 60.8 times." in text  # 10 and 4 ms ÷ 0.0658
+    assert "where they have fewer (GQA, MQA), the bytes are an upper limit" in text
     assert "6 decode steps of 10 ms (median; 95th percentile 10.8 ms), batch 4, 361 tokens/s" in text  # 22 ÷ 0.061
     assert capture.serving.with_least(None, 2, 4.8e12) == capture.serving
 

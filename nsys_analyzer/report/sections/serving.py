@@ -162,7 +162,8 @@ def _least(kind: StepKind) -> Words:
             f"A decode step reads {format_number(kind.weights_bytes, 'bytes')} of weights{cache} at the least "
             f"({LEAST_READ}): {about_milliseconds(kind.least_ms)} at the memory's peak{without}. The step takes ",
             f"{kind.length_ms.median / kind.least_ms:.3g} times as long, the GPU's work in it "
-            f"{(kind.total_ms - kind.idle_ms) / kind.least_ms:.3g} times.",
+            f"{(kind.total_ms - kind.idle_ms) / kind.least_ms:.3g} times. Keys and values are taken to have as many "
+            "heads as queries: where they have fewer (GQA, MQA), the bytes are an upper limit.",
         ),
     )
 
