@@ -26,6 +26,7 @@ from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding, Rule
 from nsys_analyzer.analysis.findings.kernels import (
     find_exposed_communication,
     find_fp32_matmul,
+    find_gathered_weights,
     find_layout_copies,
     find_small_grids,
     find_unfused_attention,
@@ -67,7 +68,7 @@ PLANTED = {
     "casts": "layout_copies", "eager": "unfused_elementwise",
 }  # fmt: skip
 IDS = {
-    *PLANTED.values(), "small_grids", "exposed_communication", "gpu_idle",
+    *PLANTED.values(), "small_grids", "exposed_communication", "gpu_idle", "gathered_weights",
     "between_steps", "cache_copies",
 }  # fmt: skip
 CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::OpaqueType<2u>, 4, 64, 64>(int)"
@@ -209,6 +210,12 @@ def checkpoint(inside: str, after_us: float = 0) -> Steps:
 
 def optimizer(count: int, us: float, name: str = ADD) -> Steps:
     return kernels(count, us, name, steps=Steps(phase="optimizer"))
+
+
+def experts(us: float, choice: str = TOP_K) -> Steps:
+    """A router's matmul, a choice, and two gathers of 100 µs for a matmul."""
+    steps = Steps().kernel(20, BF16_GEMM).kernel(10, choice)
+    return steps.kernel(100, GATHER).kernel(100, GATHER).kernel(us, BF16_GEMM)
 
 
 GTX_1080 = replace(H200, name="NVIDIA GeForce GTX 1080")
@@ -365,6 +372,15 @@ SAVED += [
         [1_010 - 210, 1_010 - 100],
         "From the last CUDA call of a step to the first of the next one pass 1 ms",
     ),
+    # 200 µs of gathers, more than the matmul's 150, of which 80 % or all go; and of 190 behind another such matmul.
+    (
+        find_gathered_weights,
+        experts(150),
+        {},
+        [0.8 * 200, 200],
+        "2 kernels a step behind the choice of experts gather what the matmuls behind them read, for 0.2 ms (53% of",
+    ),
+    (find_gathered_weights, experts(150).kernel(190, GATHER).kernel(150, BF16_GEMM), {}, [0.8 * 390, 390], ""),
     # 300 + 100 µs of copies: 70 % of them, or all.
     (
         find_cache_copies,
@@ -418,6 +434,9 @@ NOTHING: list[tuple[Rule, Steps]] = [
     # Experts are chosen by a softmax, and their weights gathered.
     *((find_unfused_attention, router(router(Steps(), name), name)) for name in (TOP_K, GATHER)),
     *((find_unfused_attention, router(router(Steps(), softmax=name), softmax=name)) for name in ("topkGatingSoftmax",)),
+    (find_unfused_elementwise, experts(150)),
+    (find_gathered_weights, experts(201)),  # rows of tokens, less than what they are multiplied by
+    (find_gathered_weights, experts(150, ADD)),  # nothing is chosen
     (find_unfused_attention, kernels(3, 100, SOFTMAX)),  # without matmuls around it
     (find_unfused_attention, kernels(3, 100, FLASH)),
     (find_unfused_attention, kernels(3, 100, BF16_GEMM)),
