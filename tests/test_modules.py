@@ -23,6 +23,8 @@ from nsys_analyzer.analysis.summary.modules import (
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import CountedFlops
+from nsys_analyzer.report.sections.modules import answer_modules
+from nsys_analyzer.text import plain
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, PID, Export
 
 RealCapture = Callable[[str], Path]
@@ -685,6 +687,26 @@ def step(export: Export, at: int) -> Export:
         "nn.Module: Net: Net", at + 20, at + 190
     )
     return export.kernel(GEMM, at + 30, at + 40, at + 140)
+
+
+@pytest.mark.parametrize(
+    ("by_flops", "said"),
+    [
+        (True, "has 1.75 times the mean FLOPs, and so tokens, of those that work (median of 2 layers), 2 times in "),
+        (False, "has 1.5 times the mean time of those that work (median of 2 layers), 2 times in "),
+    ],
+)
+def test_the_load_of_experts(tmp_path: Path, by_flops: bool, said: str) -> None:
+    """Of 6, 2 and 1 ms the mean is 3; of 2 and 2 it is each. Of 10, 10 and 40 FLOPs it is 20, and of 30 and 10."""
+    (summary,) = summaries(Export().gpu().range("forward", 0, 900).kernel(GEMM, 30, 40, 140), tmp_path / "t.sqlite")
+    lines = [(0, 0, 6.0, 10), (0, 1, 2.0, 10), (0, 2, 1.0, 40), (1, 4, 2.0, 30), (1, 5, 2.0, 10), (2, 0, 0.0, 0)]
+    found = [
+        replace(module(f"h.{layer}.experts.{number}", "", 0), forward=Work(ms, 2, flops if by_flops else None))
+        for layer, number, ms, flops in lines
+    ]
+    blocks = answer_modules(replace(summary, modules=of_steps(found)))
+    text = " ".join(plain(getattr(block, "text", "")) for block in blocks)
+    assert f"{said}h.0.experts." in text
 
 
 def test_a_forward_outside_every_step_is_not_counted(tmp_path: Path) -> None:

@@ -283,7 +283,18 @@ class ProcessWork:
         until = np.where(queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
         gap, place, start, end = overlaps(self.busy.start, self.busy.end, gaps.start, until)
         own = queued & (gaps.end - gaps.start <= _QUEUED_NS)
-        base, call = self._bases(gaps, own, queued, known)
+        # Besides what fills ``busy``, a gap is due to the call that waits when it begins.
+        waiting = self.waiting
+        began = np.searchsorted(self.calls.start[waiting], gaps.start + _SKEW_NS, side="right") - 1
+        waits = (began >= 0) & (np.append(self.calls.end[waiting], 0)[began] + _SKEW_NS >= gaps.start)
+        is_copy = np.append(self.calls.call[waiting] != SYNCHRONIZE, False)[began]
+        collective = known & (self.rank[gaps.next] == COMMUNICATING)
+        base = np.select(
+            [own, queued & collective, queued, waits & is_copy, waits, known],
+            [_LAUNCH, _COMMUNICATION, _UNKNOWN, _COPY, _SYNC, _LAUNCH],
+            _UNKNOWN,
+        )
+        call = np.where(waits & ~queued, np.append(waiting, NONE)[began], NONE)
         called = call != NONE
         range_, api = np.full((2, len(call)), NONE)
         range_[called] = self.ranges_at(self.calls.start[call[called]])
@@ -297,20 +308,6 @@ class ProcessWork:
         )
         columns = [np.concatenate(pair) for pair in zip(*parts, strict=True)]
         return Idle(*columns).select(np.argsort(columns[0], kind="stable"))
-
-    def _bases(self, gaps: Gaps, own: Bools, queued: Bools, known: Bools) -> tuple[Ints, Ints]:
-        """Tells the cause of each gap besides what fills ``busy``, and the call that waits when it begins, or -1."""
-        calls, waiting = self.calls, self.waiting
-        began = np.searchsorted(calls.start[waiting], gaps.start + _SKEW_NS, side="right") - 1
-        waits = (began >= 0) & (np.append(calls.end[waiting], 0)[began] + _SKEW_NS >= gaps.start)
-        is_copy = np.append(calls.call[waiting] != SYNCHRONIZE, False)[began]
-        collective = known & (self.rank[gaps.next] == COMMUNICATING)
-        base = np.select(
-            [own, queued & collective, queued, waits & is_copy, waits, known],
-            [_LAUNCH, _COMMUNICATION, _UNKNOWN, _COPY, _SYNC, _LAUNCH],
-            _UNKNOWN,
-        )
-        return base, np.where(waits & ~queued, np.append(waiting, NONE)[began], NONE)
 
 
 def _inside_another(calls: Launches) -> Bools:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from nsys_analyzer.analysis.summary.modules import Module, Modules, Outlier, Work, fold_modules
+from nsys_analyzer.analysis.summary.modules import Module, Modules, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import kernel_word
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
-from nsys_analyzer.text import Words, joined, phrase, strong
+from nsys_analyzer.text import Words, joined, phrase, plural, strong
 
 #: Rows of the table in a report, and the share that a row has at least; the command shows all.
 _MOST_ROWS, _LEAST_SHARE = 10, 0.005
@@ -37,6 +40,8 @@ LEGEND = (
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5
 
+#: An expert of a layer, by its module's path.
+_EXPERT = re.compile(r"(.*\bexperts)\.\d+")
 #: What stands before a module for each one that it lies in.
 _DEEPER = "· "
 #: A module, and the kernel time of all.
@@ -63,10 +68,20 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[
     yield _answer(title, modules, folded, time)
     yield _table(title, modules, modules.modules if every else folded, time, every=every)
     if outliers and not every:
-        yield Listing(tuple(_outlier(layer, modules) for layer in outliers[:_MOST_OUTLIERS]), capture=title)
+        unlike = [(_called(one.path, modules), one) for one in outliers[:_MOST_OUTLIERS]]
+        takes = "`{}` takes {}, the layers of its kind {} (median)."
+        lines = [phrase(takes, path, milliseconds(one.ms), milliseconds(one.median_ms)) for path, one in unlike]
+        yield Listing(tuple(lines), capture=title)
+    if experts := _experts(modules):
+        yield Paragraph(experts, capture=title)
     covered = modules.backward_coverage
     if covered is not None and covered < _COVERED * (modules.forward_coverage or 0.0):
-        yield Paragraph(_how(1 - covered), capture=title)
+        said = phrase(
+            "Which modules backward belongs to is not known for {} of its time. "
+            "`nsys-analyze run --modules` records it, and for our own targets `--autograd-ranges` does.",
+            percent(1 - covered),
+        )
+        yield Paragraph(said, capture=title)
 
 
 def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -> Answer:
@@ -90,12 +105,25 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -
     return Answer(text, title)
 
 
-def _how(unknown: float) -> Words:
-    """How the modules of the backward pass can be known."""
+def _experts(modules: Modules) -> Words:
+    """How unevenly experts are loaded: by FLOPs, of which each token takes as many, else by time; empty without any."""
+    layers = defaultdict[str, list[Module]](list)
+    for one in modules.modules:
+        if (match := _EXPERT.fullmatch(one.path)) and one.forward.ms:
+            layers[match[1]].append(one)
+    by_flops = all(one.forward.flops for layer in layers.values() for one in layer)
+    loads = []
+    for layer in layers.values():
+        work = [(by_flops and one.forward.flops) or one.forward.ms for one in layer]
+        loads += [(max(work) / statistics.mean(work), layer[work.index(max(work))].path)] if len(layer) > 1 else []
+    if not loads:
+        return ""
+    typical, (most, path) = statistics.median(load for load, _ in loads), max(loads)
+    of = "FLOPs, and so tokens," if by_flops else "time"
     return phrase(
-        "Which modules backward belongs to is not known for {} of its time. "
-        "`nsys-analyze run --modules` records it, and for our own targets `--autograd-ranges` does.",
-        percent(unknown),
+        f"The busiest expert of a layer has {typical:.3g} times the mean {of} of those that work (median of "
+        f"{len(loads)} {plural(len(loads), 'layer')}), {most:.3g} times in `{{}}`.",
+        _called(path, modules),
     )
 
 
@@ -108,11 +136,6 @@ def _called(path: str, modules: Modules) -> str:
     after = zip(modules.modules, modules.modules[1:], strict=False)
     models = [one for one, next_one in after if not one.depth and next_one.depth]
     return path.partition(".")[2] or path if len(models) == 1 and models[0].kind else path
-
-
-def _outlier(layer: Outlier, modules: Modules) -> Words:
-    called, ms, median_ms = _called(layer.path, modules), milliseconds(layer.ms), milliseconds(layer.median_ms)
-    return phrase("`{}` takes {}, the layers of its kind {} (median).", called, ms, median_ms)
 
 
 def _table(title: str, modules: Modules, shown: Sequence[Module], time: str, *, every: bool) -> Table:

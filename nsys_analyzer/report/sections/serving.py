@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nsys_analyzer.analysis.steps.serving import Quantiles, Requests, Serving, StepKind
+from nsys_analyzer.analysis.steps.serving import Quantiles, Serving, StepKind
 from nsys_analyzer.analysis.steps.step import IdleTime, KernelTime
 from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -128,8 +128,10 @@ def _times(times: Quantiles, count: int) -> str:
 
 def _said(serving: Serving) -> Iterator[Words]:
     """What a request sees, and whether prefill holds decode up."""
-    if serving.requests:
-        yield _of_requests(serving.requests)
+    if requests := serving.requests:
+        many, between = requests.count, requests.inter_token_ms
+        then = f", {INTER_TOKEN} {_times(between, 2)}." if between else "."
+        yield f"{TTFT} of {many:,} {plural(many, 'request')} is {_times(requests.ttft_ms, many)}{then}"
     if held := serving.held_up:
         yield (
             f"{held.steps:,} of {held.of:,} decode steps that follow another one wait behind prefill, each for "
@@ -140,14 +142,6 @@ def _said(serving: Serving) -> Iterator[Words]:
         yield (
             "No engine marks these steps: which are prefill is inferred from the shapes that the model was called with."
         )
-
-
-def _of_requests(requests: Requests) -> str:
-    many, ttft = requests.count, _times(requests.ttft_ms, requests.count)
-    between = requests.inter_token_ms
-    return f"{TTFT} of {many:,} {plural(many, 'request')} is {ttft}" + (
-        f", {INTER_TOKEN} {_times(between, 2)}." if between else "."
-    )
 
 
 def _least(kind: StepKind) -> Words:
