@@ -630,6 +630,18 @@ def test_most_is_half_or_more(second: float, said: bool) -> None:
     assert ("most of it in the range" in plain(idle.evidence[0], "")) is said
 
 
+def test_idle_time_in_no_range_is_said_by_its_call() -> None:
+    """Of 1.2 ms 1 is in launches of graphs: what to type is of them."""
+    capture = kernels(2, 100).capture(measured_us=1_300, launch=1.2)
+    assert capture.step is not None
+    rows = tuple(IdleTime("launch", None, api, ms, 1) for api, ms in (("cudaGraphLaunch", 1.0), (None, 0.2)))
+    diagnosis = diagnose(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
+    assert diagnosis is not None
+    (idle,) = diagnosis.findings
+    assert "1.1 ms of the rest are this, most of it in cudaGraphLaunch." in plain(idle.evidence[0], "")
+    assert "--cuda-graph-trace=graph" in idle.remedy[0]
+
+
 def test_a_pause_here_and_there_is_mostly_nowhere() -> None:
     """Of eleven pauses of 5 ms in ranges of their own none holds a tenth of the time."""
     steps = Steps()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, three
@@ -109,7 +109,10 @@ _TITLES: dict[Cause, str] = {
     "communication": "collectives wait to start",
     "unknown": "the cause is unknown",
 }
-_REMEDIES: dict[Cause, tuple[str, ...]] = {
+_REMEDIES: dict[str, tuple[str, ...]] = {
+    "cudaGraphLaunch": (
+        "# nsys profile --cuda-graph-trace=graph  # where each node is recorded, a graph's launch takes longer",
+    ),
     "copy": (
         "# copy what is needed next while the GPU computes, from pinned memory, on a stream of its own:",
         "with torch.cuda.stream(side): ahead = host.to(device, non_blocking=True)",
@@ -166,8 +169,10 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     overhead = (profiled - longest, profiled - shortest) if hides else None
     placed = ((one, (one.place.kind, one.place.name) if one.place else ("", "")) for one in findings)
     found = tuple(replace(one, lines=study.lines.get(place, ())) for one, place in placed)
-    if capture.run and capture.run.waits:
-        found = tuple(_with_waits(one, capture.run.waits) if one.id == "host_sync" else one for one in found)
+    if capture.run and capture.run.waits:  # the lines of which PyTorch warns in a step, those that wait most often
+        most = sorted(capture.run.waits.items(), key=lambda pair: -pair[1])[:_WAITING]
+        said = phrase(f"PyTorch names what waits in a step: {', '.join(['`{}` {:,}×'] * len(most))}.", *sum(most, ()))
+        found = tuple(replace(one, evidence=(*one.evidence, said)) if one.id == "host_sync" else one for one in found)
     return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, found, why)
 
 
@@ -188,13 +193,6 @@ def baselines_of(capture: CaptureSummary, study: Study) -> tuple[tuple[Replay, .
     # What a replay says of the steps that it looks at holds for the length of a step.
     length_ms = capture.step.length_ms if capture.step else 0.0
     return baselines, length_ms / (study.replay.step_ns / 1e6) if study.replay.step_ns else 1.0
-
-
-def _with_waits(finding: Finding, waits: Mapping[str, int]) -> Finding:
-    """Returns a finding with what PyTorch warns of in a step: the lines that wait most often."""
-    most = sorted(waits.items(), key=lambda pair: -pair[1])[:_WAITING]
-    said = phrase(f"PyTorch names what waits in a step: {', '.join(['`{}` {:,}×'] * len(most))}.", *sum(most, ()))
-    return replace(finding, evidence=(*finding.evidence, said))
 
 
 def _fitted(study: Study, most: Replay, step_ns: float) -> list[Replay]:
@@ -316,11 +314,11 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
     ms, cause, title = max(rest)
     if cause in told or not ms:
         return None
-    by_range = defaultdict[str, float](float)
+    by_place = defaultdict[str, float](float)
     for row in step.idle_by_cause:
-        by_range[row.range or ""] += row.ms * (row.cause == cause)
-    where, there = max(by_range.items(), key=lambda pair: pair[1], default=("", 0.0))
-    place = f", most of it in the range {where}" if where and there >= MOSTLY * causes.get(cause, 0.0) else ""
+        by_place[f"the range {row.range}" if row.range else row.api or ""] += row.ms * (row.cause == cause)
+    where, there = max(by_place.items(), key=lambda pair: pair[1], default=("", 0.0))
+    place = f", most of it in {where}" if where and there >= MOSTLY * causes.get(cause, 0.0) else ""
     ms, of = min(ms, step_ms), "the capture" if step.is_pass else "a step"
     return Finding(
         "gpu_idle",
@@ -331,7 +329,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
         step_ms,
         (f"The GPU computes for {step.compute_ms / step_ms:.0%} of {of}; {three(ms)} ms of the rest are this{place}.",),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",
-        _REMEDIES.get(cause, _LOOK),
+        _REMEDIES.get(where, _REMEDIES.get(cause, _LOOK)),
         step.in_words(_DISPROOF),
         Place("idle", cause),
     )

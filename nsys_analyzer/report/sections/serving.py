@@ -99,9 +99,11 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
         Field("launches", "count", lambda row: row[1].launches),
         Field("ms", "ms", lambda row: row[1].ms),
     )
+    why = [(one, row) for one in serving.kinds for row in one.idle_by_cause[:_ROWS]]
+    why = [(one, row) for one, row in why if row.ms >= _LEAST_SHARE * one.total_ms]
     tables = (
         table(fills, [row for one in serving.kinds for row in _parts(one)], capture=title, names=2),
-        table(idle, [(one, row) for one in serving.kinds for row in _idle(one)], capture=title, names=4),
+        table(idle, why, capture=title, names=4),
         table(kernels, [(one, row) for one in serving.kinds for row in one.kernels], capture=title, names=3),
     )
     yield Details(
@@ -184,7 +186,3 @@ def _parts(kind: StepKind) -> Iterator[tuple[StepKind, str, float]]:
     parts = [(row.kernel_class, row.ms) for row in kind.classes]
     parts += [("exposed copies", kind.exposed_copy_ms), ("exposed communication", kind.exposed_communication_ms)]
     yield from ((kind, name, ms) for name, ms in (*parts, ("idle", kind.idle_ms)) if ms)
-
-
-def _idle(kind: StepKind) -> list[IdleTime]:
-    return [row for row in kind.idle_by_cause if row.ms >= _LEAST_SHARE * kind.total_ms][:_ROWS]
