@@ -9,7 +9,7 @@ import click
 
 from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
 from nsys_analyzer.cli.options import names_options
-from nsys_analyzer.export import FORMATS
+from nsys_analyzer.export import formats
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
@@ -28,7 +28,7 @@ def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 @command(epilog="Example: nsys-analyze export capture.sqlite --format perfetto -o capture.pftrace")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE|FOLDER...")
 @option(
-    OUTPUT, "--format", "output_format", type=Choice(list(FORMATS)), default="perfetto", show_default=True,
+    OUTPUT, "--format", "output_format", type=Choice(list(formats())), default="perfetto", show_default=True,
     help="perfetto: a timeline for https://ui.perfetto.dev. Else a table with a row for each GPU operation.",
 )  # fmt: skip
 @option(

@@ -62,8 +62,15 @@ def scheduler_option(function: Command) -> Command:
     return option(INPUT, _SCHEDULER, metavar="ADDRESS", help=text)(function)
 
 
+def _use_classes(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    from nsys_analyzer.analysis.kernels.classes import use_classes
+    from nsys_analyzer.analysis.kernels.own_classes import read_classes
+
+    use_classes(read_classes(path) if path else {})
+
+
 def names_options(function: Command) -> Command:
-    """Adds the options that say what ranges are, and what a step is; the command takes them as ``names``."""
+    """Adds the options that say what ranges, steps and kernels are; the command takes the first two as ``names``."""
 
     @functools.wraps(function)
     def read(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int | None, **others: Any) -> Any:
@@ -73,6 +80,11 @@ def names_options(function: Command) -> Command:
         return function(*args, names=PhaseNames.parse(said, steps or 0), **others)
 
     for each in (
+        option(
+            INPUT, "--classes", "class_file", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
+            callback=_use_classes,
+            help="Kernel classes of your own, TOML with a table for each: [attention], kernels = [\"my_attn\"].",
+        ),
         option(
             PHASES, "--steps", type=SIZE, metavar="N",
             help="How many steps the capture holds, where neither ranges nor repeating work tell.",

@@ -1,7 +1,7 @@
 """Captures in formats of other tools: a trace for ui.perfetto.dev, and the table of GPU operations.
 
 A new format is a module, or a class in one, with ``write(captures, path)`` and ``is_ours(path)``, and an entry in
-``FORMATS``.
+``FORMATS``, or in another package an entry point whose name is that of the format, and which names its ``Format``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+
+from nsys_analyzer.system.plugins import EXPORT_FORMATS, left_out_if_it_fails, plugins
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,13 @@ FORMATS = {
     "csv": Format("nsys_analyzer.export.tables:Csv", ".csv"),
     "sqlite": Format("nsys_analyzer.export.tables:Sqlite", ".db"),
 }
+
+
+def formats() -> dict[str, Format]:
+    """Returns these, and those of installed packages."""
+    found = dict(FORMATS)
+    for point, form in plugins(EXPORT_FORMATS):
+        with left_out_if_it_fails(point):
+            _ = form.write, form.is_ours, form.suffix  # its module is there
+            found.setdefault(point.name, form)
+    return found

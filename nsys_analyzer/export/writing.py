@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.ranks.matching import Clock
 from nsys_analyzer.analysis.ranks.member import Member, record_members
 from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.export import FORMATS
+from nsys_analyzer.export import formats
 from nsys_analyzer.report.writing import Output, check_target
 from nsys_analyzer.runs.captures import find_traces
 from nsys_analyzer.runs.manifest import find_manifest
@@ -28,7 +28,7 @@ from nsys_analyzer.trace.trace import Trace
 
 def default_name(path: Path, form: str) -> Path:
     """Returns the file in the working folder that a capture, or a folder of captures, is exported to."""
-    return Path(f"{trace_stem(Path(path.resolve().name))}{FORMATS[form].suffix}")
+    return Path(f"{trace_stem(Path(path.resolve().name))}{formats()[form].suffix}")
 
 
 def export(
@@ -40,7 +40,7 @@ def export(
     Args:
         paths: the captures.
         target: the file.
-        form: one of ``FORMATS``.
+        form: one of ``formats()``.
         names: the names of phases' ranges.
         force: whether to replace a file that was not written here.
         tell: takes a line for the user.
@@ -48,7 +48,7 @@ def export(
     Raises:
         NsysAnalyzerError: a capture cannot be read, or the file cannot be written.
     """
-    chosen = FORMATS[form]
+    chosen = formats()[form]
 
     def is_ours(path: Path) -> bool:
         return path.stat().st_size == 0 or chosen.is_ours(path)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
+from nsys_analyzer.analysis.kernels.classes import given_classes, use_classes
+from nsys_analyzer.analysis.kernels.own_classes import OwnClasses
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.member import BY_ORDER
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
@@ -67,6 +69,7 @@ class _Capture:
     path: Path
     title: str
     names: PhaseNames
+    classes: OwnClasses
     given: Run
     alone: bool
     tracked: int
@@ -200,7 +203,7 @@ def load_captures(
     must_read = not beside_others and (timings is None or not folders)
     alone = must_read and len(traces) == 1 and not unread
     tracked = MOST_OPERATIONS // max(len(traces), 1) if with_tracks else 0  # a page holds so many in all
-    captures = [_Capture(trace, titles[trace], names, given, alone, tracked) for trace in traces]
+    captures = [_Capture(trace, titles[trace], names, given_classes(), given, alone, tracked) for trace in traces]
     rows = unread + [row for read in workers.map(_read, captures, partial(_read, is_lost=True)) for row in read]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
@@ -287,6 +290,7 @@ def _name(path: Path) -> str:
 def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, ...]:
     """Returns the rows of a capture; ``is_lost`` where no process has survived reading it."""
     path, given = capture.path, capture.given
+    use_classes(capture.classes)  # of another process these are none
     configuration = _overridden(configuration_from_name(_name(path)), given)
     manifest = None
     try:

@@ -20,8 +20,8 @@ from nsys_analyzer.analysis.kernels.classes import (
     LOADING,
     LONGEST_NAME,
     Alias,
-    first_rule,
     gemm_precision,
+    public_rule,
     read_alias,
     readable,
 )
@@ -193,7 +193,7 @@ def _is_of_a_library(kernel: str) -> bool:
         return False
     spaces = _NAMESPACE.findall(readable(kernel[:LONGEST_NAME]))
     known = all(space in _namespaces_of_rules() or _LIBRARIES.fullmatch(space) for space in spaces)
-    return known and (first_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
+    return known and (public_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
 
 
 @cache
@@ -276,7 +276,7 @@ class Scrubber:
         if block := _BLOCK.fullmatch(name):
             loading = f"_{LOADING}" if is_loading(name) else ""
             return f"{self._word(block['before'].rstrip('_'))}{loading}_{block['block']}"
-        rule = first_rule(name)
+        rule = public_rule(name)
         if rule is None and name.isidentifier() and name.endswith("Backward"):
             return self._word(name)
         told = Alias(rule.kernel_class, rule.part_of, gemm_precision(name)) if rule else Alias()

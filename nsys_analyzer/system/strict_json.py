@@ -1,10 +1,13 @@
-"""Strict JSON for files of unknown origin: values that a later step cannot hold are refused when they are read."""
+"""JSON and TOML of unknown origin: what a later step cannot hold is refused when it is read."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from nsys_analyzer.errors import ConfigurationError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 #: The largest whole number that a float holds together with all below it.
@@ -21,6 +24,18 @@ def decode_json(content: bytes) -> Any:
         return msgspec.json.decode(content.removeprefix(_BYTE_ORDER_MARK))
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def read_toml(path: Path, kind: Any, example: str) -> Any:
+    """Returns what a TOML file says, as a type.
+
+    Raises:
+        ConfigurationError: it is no TOML, or says something else; the ``example`` is what it may say.
+    """
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=kind)
+    except ValueError as error:  # of the types, of TOML, and of bytes that are no text
+        raise ConfigurationError(f"{path} cannot be read: {error}", f"It may say: {example}") from error
 
 
 def check_numbers(value: Any) -> None:

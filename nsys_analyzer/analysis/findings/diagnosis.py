@@ -40,6 +40,7 @@ from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.system.plugins import FINDINGS, left_out_if_it_fails, plugins
 from nsys_analyzer.text import Words, phrase
 
 #: What is looked for; of two findings that save as much, the one that is named first here comes first.
@@ -155,6 +156,11 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     if not why:
         case = Case(step, study, baselines, scale, (low + high) / 2, capture.is_torch, bool(unprofiled))
         candidates = [candidate for rule in RULES for candidate in rule(case) if candidate.id not in without]
+        for point, rule in plugins(FINDINGS):
+            with left_out_if_it_fails(point):
+                found_there = [*rule(case)]
+                _ = [_saves(case, one, ()) for one in found_there]  # its changes fail here, if they do
+                candidates += found_there
         candidates = list(map(of_serving, candidates)) if step.kind else candidates
         if not case.is_torch:
             candidates = [replace(one, remedy=WITHOUT_TORCH.get(one.id, one.remedy)) for one in candidates]

@@ -1,7 +1,7 @@
 """The table behind :func:`nsys_analyzer.analysis.kernels.classes.classify`: one row a rule, the first match wins.
 
 A new class is an entry of ``CLASSES`` and a rule; a new rule is a row of the table of its source: class, pattern, and a
-real kernel name that shows it.
+real kernel name that shows it. People's own are in ``own_classes``.
 
 torch.compile names a kernel ``triton_<kind>_fused_<op>_<op>_…_<n>``: ``poi`` pointwise, ``red`` and ``per``
 reductions, ``tem`` a template (matmul, attention), ``for`` a horizontal fusion of ``torch._foreach`` calls, as of an

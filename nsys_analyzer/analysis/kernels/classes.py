@@ -14,12 +14,13 @@ of that phase, and ``alias b 17`` one of several names that differ in the number
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER, RULES, UNKNOWN, Rule
+from nsys_analyzer.analysis.kernels.own_classes import OwnClass, OwnClasses, classes_of_plugins
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 
@@ -98,9 +99,42 @@ def _arguments(name: str, position: int) -> Iterator[str]:
             position = value.end()
 
 
+#: The classes of the person who reads the captures.
+_given: dict[str, OwnClass] = {}
+
+
+def use_classes(classes: OwnClasses) -> None:
+    """Takes these classes beside those of the package and of plugins, in place of those that were given before."""
+    if classes != _given:
+        _given.clear()
+        _given.update(classes)
+        first_rule.cache_clear()
+        classify.cache_clear()
+
+
+def given_classes() -> OwnClasses:
+    """Returns the classes that ``use_classes`` was given."""
+    return dict(_given)
+
+
+def known_classes() -> Mapping[str, str]:
+    """Returns every class with its line of the glossary, as ``CLASSES`` has those of the package."""
+    own = {name: one.meaning for name, one in {**classes_of_plugins(), **_given}.items()}
+    return {**CLASSES, **own, **CLASSES}  # the order and the words of the package
+
+
 @cache
 def first_rule(name: str) -> Rule | None:
-    """The rule that decides the class of the kernel ``name``, or None; an alias in a shared copy holds its own."""
+    """The rule that decides the class of the kernel ``name``, or None; people's own classes come before the others."""
+    text = readable(name[:LONGEST_NAME])
+    for kernel_class, one in (*_given.items(), *classes_of_plugins().items()):
+        if any(re.search(pattern, text) for pattern in one.kernels):
+            return Rule(kernel_class, "", name)
+    return public_rule(name)
+
+
+def public_rule(name: str) -> Rule | None:
+    """The rule of this package that decides the class of a kernel, or None; an alias in a shared copy holds its own."""
     if alias := read_alias(name):
         known = alias.kernel_class in CLASSES
         return Rule(alias.kernel_class, re.escape(name), name, alias.part_of) if known else None
@@ -111,12 +145,12 @@ def first_rule(name: str) -> Rule | None:
 def open_classes(name: str) -> frozenset[str]:
     """The classes that the launching operator may make of the kernel ``name``: any where no rule knows it."""
     rule = first_rule(name)
-    return frozenset(CLASSES if rule is None else rule.part_of)
+    return frozenset(known_classes() if rule is None else rule.part_of)
 
 
 @cache
 def classify(name: str, operator: str = "") -> str:
-    """The class of a kernel, a key of ``CLASSES``.
+    """The class of a kernel, a key of ``known_classes()``.
 
     Args:
         name: its full (demangled or mangled) name.

@@ -10,8 +10,8 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.attribution import HOW, range_paths
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.kernels.class_rules import CLASSES, FILLS, UNKNOWN
-from nsys_analyzer.analysis.kernels.classes import gemm_precision
+from nsys_analyzer.analysis.kernels.class_rules import FILLS, UNKNOWN
+from nsys_analyzer.analysis.kernels.classes import gemm_precision, known_classes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, launching_operators
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
@@ -114,7 +114,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
         raise MissingTableError(f"{path} holds no CUDA kernels", why or "Capture again with --trace=cuda,nvtx")
     trace, attribution, instances = attributed.trace, attributed.attribution, attributed.instances
     operations, kind, size = trace.operations, trace.operations.kind, trace.operations.size
-    classes, code = list(CLASSES), attributed.kernels.code
+    classes, code = list(known_classes()), attributed.kernels.code
     fallback = np.where(kind == GRAPH, classes.index(UNKNOWN), classes.index(FILLS))
     class_of_kernel = np.array([*(classes.index(one) for one in attributed.kernels.classes), NONE], np.int64)[code]
     operator = launching_operators(trace, attribution, np.arange(len(operations)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nsys_analyzer.analysis.kernels.class_rules import CLASSES
+from nsys_analyzer.analysis.kernels.classes import known_classes
 from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
 from nsys_analyzer.analysis.transformer.costs import forward_flops
@@ -262,7 +262,7 @@ def _glossary(evidence: Evidence) -> Iterator[Words]:
     for term, meaning in terms_of(evidence).items():
         yield joined("", (emphasis(term), f": {meaning}"))
     classes: Mapping[str, None] = dict.fromkeys(row.kernel_class for row in evidence.kernel_rows)
-    for name, meaning in CLASSES.items():
+    for name, meaning in known_classes().items():
         if name in classes:
             yield joined("", (emphasis(name), f" (class): {meaning}"))
 

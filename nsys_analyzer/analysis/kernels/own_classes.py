@@ -1,0 +1,55 @@
+"""Classes of kernels that people have of their own: in a file, or in a package that names them as an entry point."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from nsys_analyzer.system.plugins import KERNEL_CLASSES, left_out_if_it_fails, plugins
+from nsys_analyzer.system.strict_json import read_toml
+
+
+class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A class: patterns that find the names of its kernels, and its line of the glossary.
+
+    Under the name of a class of the package's it has more kernels of that class.
+    """
+
+    kernels: tuple[str, ...]
+    meaning: str = "A class of your own."
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a pattern is none."""
+        for pattern in self.kernels:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+
+
+OwnClasses: TypeAlias = Mapping[str, OwnClass]
+
+
+def read_classes(path: Path) -> OwnClasses:
+    """Returns the classes of a file: TOML with a table for each, which has ``kernels`` and perhaps a ``meaning``.
+
+    Raises:
+        ConfigurationError: it holds something else.
+    """
+    classes: OwnClasses = read_toml(path, dict[str, OwnClass], '["state space"], and below it kernels = ["^scan_"]')
+    return classes
+
+
+@cache
+def classes_of_plugins() -> OwnClasses:
+    """Returns the classes that installed packages have."""
+    classes: dict[str, OwnClass] = {}
+    for point, named in plugins(KERNEL_CLASSES):
+        with left_out_if_it_fails(point):
+            classes |= msgspec.convert(named, dict[str, OwnClass])
+    return classes
