@@ -8,8 +8,10 @@ _LONGEST = 1_000
 class NsysAnalyzerError(Exception):
     """An error for the user: one line of ``message`` and one line of remedy, ``hint``.
 
-    A message that quotes a long text of a file loses the middle.
+    A message that quotes a long text of a file loses the middle. The command ends with ``exit_status``.
     """
+
+    exit_status = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
         if len(message) > _LONGEST:
@@ -52,3 +54,9 @@ class NoSpaceError(NsysAnalyzerError):
 
 class ClusterError(NsysAnalyzerError):
     """A Dask cluster that is missing, or whose workers are of another version or see other files."""
+
+
+class OtherConditionsError(NsysAnalyzerError):
+    """Two runs on other hardware, or timed in other ways: what differs need not be the program."""
+
+    exit_status = 4

@@ -261,7 +261,7 @@ def test_group_help() -> None:
     assert [(block[0], [line.split()[0] for line in block[1:]]) for block in groups] == [
         ("Record:", ["doctor", "run", "bench"]),
         ("Read:", ["report", "explain", "what-if", "kernels", "modules", "info"]),
-        ("Compare:", ["compare"]),
+        ("Compare:", ["compare", "baseline"]),
         ("Hand on:", ["export", "share"]),
     ]
     assert "_NSYS_ANALYZE_COMPLETE=bash_source nsys-analyze" in text

@@ -57,9 +57,9 @@ def compare(run_main: Main) -> Callable[..., str]:
     return run
 
 
-def fails(run_main: Main, *arguments: object) -> str:
+def fails(run_main: Main, *arguments: object, code: int = 1) -> str:
     outcome = run_main("compare", *arguments)
-    assert (outcome.code, outcome.out) == (1, "")
+    assert (outcome.code, outcome.out) == (code, "")
     return outcome.err
 
 
@@ -125,12 +125,13 @@ def test_what_is_refused(before: Path, tmp_path: Path, run_main: Main, compare: 
     empty = Export().gpu().range("step", 0, MS).write(tmp_path / "empty.sqlite")
     partial = steps().range("forward", 100 * MS, None).write(tmp_path / "partial.sqlite")
     for path, said in (
-        (other, "before is of NVIDIA H200, other of NVIDIA A100. To compare them all the same, add --force"),
         (empty, "empty holds no kernel"),
         (partial, "partial is partial"),
         (tmp_path / "absent.sqlite", "No such file"),
     ):
         assert said in fails(run_main, before, path)
+    said = "before is of NVIDIA H200, other of NVIDIA A100. To compare them all the same, add --force"
+    assert said in fails(run_main, before, other, code=4)
     forced = "Compared all the same, as --force says, although: - before is of NVIDIA H200"
     assert forced in compare(before, other, "--force")
     assert "No change: a step takes 6.300 → 6.300 ms under the profiler" in compare(before, before)
@@ -189,7 +190,7 @@ def test_folders_are_matched(tmp_path: Path, run_main: Main, compare: Callable[.
         in text
     )
     assert "small_ctx512_train_fp32 is only before" in text
-    assert run_main("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "50%").code == 1, "one was refused"
+    assert run_main("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "50%").code == 1, "one has no match"
     forced = compare(tmp_path / "a", tmp_path / "b", "--force")
     assert "pair before after change verdict what changed most" in forced
     assert "6.300 6.800 +7.9% slower compute: matmul, " in forced  # the longer cells are broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
 
-#: The exit status where the step is slower by more than --fail-above allows.
+#: The exit status where the step is slower by more than --fail-above allows, or a budget is exceeded.
 SLOWER = 3
 
 
@@ -50,6 +51,11 @@ def _timings_option(side: str) -> Callable[[Command], Command]:
     "compared.",
 )  # fmt: skip
 @option(
+    JUDGED, "--budgets", "budgets_path", type=click.Path(path_type=Path), metavar="FILE",
+    help="The most that AFTER may take, TOML: step_ms = 40, launches, peak_memory_gib, and tables phases_ms and "
+    "classes_ms. Exit with 3 where it takes more, and more than by chance; with 1 where that is not known.",
+)  # fmt: skip
+@option(
     OUTPUT,
     "--force",
     is_flag=True,
@@ -74,6 +80,7 @@ def compare(
     output: str | None,
     output_format: str,
     fail_above: float | None,
+    budgets_path: Path | None,
     force: bool,
     repeats: bool,
     cpu_spread: float,
@@ -86,15 +93,18 @@ def compare(
     """Print what changed from BEFORE to AFTER, whether it is more than chance, and what explains it.
 
     BEFORE and AFTER are captures, reports written as JSON, or folders of captures: the runs of a folder are matched by
-    their configuration, and several runs of one are taken together.
+    their configuration, and several runs of one are taken together. BEFORE may be the folder of a baseline, too.
     """
+    from nsys_analyzer.analysis.comparison.budgets import read_budgets
     from nsys_analyzer.analysis.comparison.comparison import THRESHOLD
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.cli.run_progress import reading
-    from nsys_analyzer.experiments.loading import load_runs
+    from nsys_analyzer.errors import OtherConditionsError
+    from nsys_analyzer.experiments.loading import load_runs, reports_at
     from nsys_analyzer.report.writing import check_target
     from nsys_analyzer.system.cluster import Workers
 
+    budgets = read_budgets(budgets_path) if budgets_path else None
     _check_reports((before, csv_before, "--csv-before"), (after, csv_after, "--csv-after"), options=_of_captures(ctx))
     target = Path(output) if output and output != "-" else None
     if target:
@@ -102,12 +112,25 @@ def compare(
     workers = Workers(scheduler, reading)
     places = (before, csv_before), (after, csv_after)
     sides = [load_runs(path, csv, tell, names, given, workers) for path, csv in places]
-    found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force)
+    if before.is_dir() and reports_at(before):  # a baseline may be of several machines
+        same = {run.hardware for run in sides[1]}
+        sides[0] = tuple(run for run in sides[0] if run.hardware in same) or sides[0]
+    found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force, budgets=budgets)
     _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
-    if fail_above is not None and any(pair.is_slower_by(fail_above) for pair in found.compared):
+    of_budgets = defaultdict[str, list[str]](list)
+    for pair in found.compared:
+        for budget in pair.budgets:
+            of_budgets[budget.verdict].append(budget.what)
+    for verdict in ("exceeded", "not known"):
+        if of_budgets[verdict]:
+            tell(f"Budgets {verdict}: {', '.join(of_budgets[verdict])}")
+    is_slower = fail_above is not None and any(pair.is_slower_by(fail_above) for pair in found.compared)
+    if is_slower or of_budgets["exceeded"]:
         ctx.exit(SLOWER)
-    if fail_above is not None and (found.refused or found.unmatched):
+    if (fail_above is not None and found.unmatched) or of_budgets["not known"]:
         ctx.exit(1)
+    if fail_above is not None and found.refused:
+        ctx.exit(OtherConditionsError.exit_status if all(one.is_of_other_conditions for one in found.refused) else 1)
     if fail_above is not None:
         unclear = sum(pair.verdict(fail_above) == "unclear" for pair in found.compared)
         if unclear:
@@ -131,10 +154,10 @@ def _check_reports(*sides: tuple[Path, tuple[Path, ...], str], options: str) -> 
         ConfigurationError: an option that changes nothing.
     """
     from nsys_analyzer.errors import ConfigurationError
-    from nsys_analyzer.report.renderers.json_report import is_report
+    from nsys_analyzer.experiments.loading import reports_at
 
     remedy = "Leave it out, or give the captures in place of the report"
-    reports = [path for path, _, _ in sides if is_report(path)]
+    reports = [path for path, _, _ in sides if reports_at(path)]
     for path, csv, flag in sides:
         if csv and path in reports:
             raise ConfigurationError(f"{flag} can change nothing of {path}, a report, which holds its times", remedy)

@@ -31,7 +31,10 @@ _COMMANDS = {
         "modules": "Say which modules of the model take the time.",
         "info": "Print what a capture holds.",
     },
-    "Compare": {"compare": "Say what changed between two runs, and what explains it."},
+    "Compare": {
+        "compare": "Say what changed between two runs, and what explains it.",
+        "baseline": "Keep runs that later ones are compared with.",
+    },
     "Hand on": {
         "export": "Write a capture for ui.perfetto.dev, or as a table.",
         "share": "Copy a capture without private data.",
@@ -102,7 +105,7 @@ def main() -> None:
     try:
         cli()
     except NsysAnalyzerError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_status)
     except MemoryError:
         _fail("There is not enough memory for this. Give fewer captures at once, or a machine with more")
     except OSError as error:
@@ -114,7 +117,7 @@ def main() -> None:
         _fail(f"{where}{error.strerror or error}{remedy}")
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, status: int = 1) -> NoReturn:
     if sys.stderr is not None:
         click.echo(f"Error: {visible(message)}", err=True)
-    sys.exit(1)
+    sys.exit(status)

@@ -87,7 +87,7 @@ def load_runs(
     given: Run | None = None,
     workers: Workers = IN_TURN,
 ) -> tuple[Summary, ...]:
-    """The runs of one side of a comparison: of a capture, of a folder of captures, or of a report's JSON.
+    """The runs of one side of a comparison: of a capture, a folder of captures, a report's JSON, or a baseline.
 
     Args:
         path: where they are; for a capture ``timings.csv`` is looked for in its folder, and in the one above.
@@ -97,18 +97,27 @@ def load_runs(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    from nsys_analyzer.report.renderers.json_report import is_report, read_report
+    from nsys_analyzer.report.renderers.json_report import read_report
     from nsys_analyzer.runs.timings import NAME as TIMINGS
     from nsys_analyzer.trace.sources import is_export_folder
 
-    if is_report(path):
-        return read_report(path)
+    if reports := reports_at(path):
+        return tuple(run for report in reports for run in read_report(report))
     is_folder = path.is_dir() and not is_export_folder(path)
     folders = [path] if is_folder else [path.parent, path.resolve().parent.parent]
     near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
     timings = _read(csv_paths, None) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
     captures = load_captures((path,), names, given, timings, workers=workers).captures
     return tuple(one for one in captures if is_folder or one.source == path.name)
+
+
+def reports_at(path: Path) -> list[Path]:
+    """Returns the report's JSON that a path is, or those of the folder of a baseline, which holds nothing else."""
+    from nsys_analyzer.report.renderers.json_report import is_report
+
+    if path.is_dir():
+        return [] if holds_captures(path) else [file for file in sorted(path.glob("*.json")) if is_report(file)]
+    return [path] if is_report(path) else []
 
 
 def _read(csv_paths: Sequence[Path], selection: Selection | None) -> Timings:

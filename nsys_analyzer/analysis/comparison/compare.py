@@ -112,20 +112,13 @@ def _step_change(before: Side, after: Side, spread: Spread) -> StepChange | None
     if not all(sides):
         return None
 
-    def wall_of(step: StepSummary) -> Figure:
-        if sum(group.measured for group in step.groups) > 1:  # the length is the mean of groups, and no median
-            figure = Figure.of_mean(step.total_ms, statistics.stdev(step.wall_values_ms), step.instances)
-        else:
-            figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
-        return figure.between_runs(spread.of_step(step, figure.ms))
-
     def busy_of(step: StepSummary) -> Figure:
         return Figure.of_values(step.busy_values_ms, step.instances).between_runs(spread.of_busy(step))
 
-    wall, wall_order = _clock_changed(sides, lambda step: step.wall_values_ms, wall_of)
+    wall, wall_order = _clock_changed(sides, lambda step: step.wall_values_ms, lambda step: step_wall(step, spread))
     busy, busy_order = _clock_changed(sides, lambda step: step.busy_values_ms, busy_of)
     kernels = _kernel_changes(sides, busy_order)
-    parts = [[(step, _parts(step, spread)) for step in side] for side in sides]
+    parts = [[(step, parts_of(step, spread)) for step in side] for side in sides]
     changes = []
     for key in dict.fromkeys(key for side in parts for _, of_step in side for key in of_step):
         kind, name = key
@@ -136,6 +129,15 @@ def _step_change(before: Side, after: Side, spread: Spread) -> StepChange | None
         changes.append(PartChange(kind, name, change, of_class))
     launches = (sum(step.launches for step in side) / len(side) for side in sides)
     return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
+
+
+def step_wall(step: StepSummary, spread: Spread) -> Figure:
+    """Returns the length of a run's steps under the profiler."""
+    if sum(group.measured for group in step.groups) > 1:  # the length is the mean of groups, and no median
+        figure = Figure.of_mean(step.total_ms, statistics.stdev(step.wall_values_ms), step.instances)
+    else:
+        figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
+    return figure.between_runs(spread.of_step(step, figure.ms))
 
 
 def _changed(sides: Iterable[Sequence[Figure]], order: Order | None = None) -> Change:
@@ -158,7 +160,7 @@ def _clock_changed(
     return _changed(([figure(run) for run in side] for side in sides), order), order
 
 
-def _parts(step: StepSummary, spread: Spread) -> dict[_Key, Figure]:
+def parts_of(step: StepSummary, spread: Spread) -> dict[_Key, Figure]:
     """Returns the parts of a step, which add up to its mean duration."""
     n = step.instances
     parts: dict[_Key, Figure] = {}
@@ -243,35 +245,39 @@ def match_kernels(
 
 def _phase_changes(before: Side, after: Side, spread: Spread) -> Iterator[PhaseChange]:
     """Yields the phases that every run has, but the step."""
-
-    def wall_of(phase: PhaseSummary) -> Figure:
-        # One that nobody waits for lasts as long as launching takes.
-        figure = Figure.of_values(phase.wall_values_ms, phase.instances)
-        busy_ms = Figure.of_values(phase.busy_values_ms).ms if phase.synchronized else 0.0
-        return figure.between_runs(spread.of(busy_ms, figure.ms - busy_ms))
-
-    def busy_of(phase: PhaseSummary) -> Figure:
-        figure = Figure.of_values(phase.busy_values_ms, phase.instances)
-        return figure.between_runs(spread.of(figure.ms, 0.0))
-
     for name in (phase.phase for phase in before.runs[0].phases if phase.phase not in (STEP, OTHER_STEP)):
         sides = [[phase for run in side.runs if (phase := run.phase(name))] for side in (before, after)]
         if all(len(phases) == len(side.runs) for phases, side in zip(sides, (before, after), strict=True)):
-            wall, _ = _clock_changed(sides, lambda phase: phase.wall_values_ms, wall_of)
-            busy, _ = _clock_changed(sides, lambda phase: phase.busy_values_ms, busy_of)
+            wall, _ = _clock_changed(sides, lambda phase: phase.wall_values_ms, lambda phase: phase_wall(phase, spread))
+            busy, _ = _clock_changed(sides, lambda phase: phase.busy_values_ms, lambda phase: phase_busy(phase, spread))
             kernels = [sum(phase.kernels_per_instance for phase in side) / len(side) for side in sides]
             synchronized = all(phase.synchronized for side in sides for phase in side)
             unprofiled = _unprofiled(before, after, name, spread)
             yield PhaseChange(name, unprofiled, wall, busy, kernels[0], kernels[1], synchronized)
 
 
+def phase_wall(phase: PhaseSummary, spread: Spread) -> Figure:
+    """Returns the length of a run's phase under the profiler."""
+    # One that nobody waits for lasts as long as launching takes.
+    figure = Figure.of_values(phase.wall_values_ms, phase.instances)
+    busy_ms = Figure.of_values(phase.busy_values_ms).ms if phase.synchronized else 0.0
+    return figure.between_runs(spread.of(busy_ms, figure.ms - busy_ms))
+
+
+def phase_busy(phase: PhaseSummary, spread: Spread) -> Figure:
+    """Returns the GPU's work in a run's phase."""
+    figure = Figure.of_values(phase.busy_values_ms, phase.instances)
+    return figure.between_runs(spread.of(figure.ms, 0.0))
+
+
 def _unprofiled(before: Side, after: Side, phase: str, spread: Spread) -> Change | None:
     """Returns the change of a phase's time without the profiler; None where a side was not timed so."""
-    sides = [[figure for run in side.runs if (figure := _timed(run, phase, spread))] for side in (before, after)]
+    sides = [[figure for run in side.runs if (figure := timed(run, phase, spread))] for side in (before, after)]
     return _changed(sides) if all(sides) else None
 
 
-def _timed(run: Summary, name: str, spread: Spread) -> Figure | None:
+def timed(run: Summary, name: str, spread: Spread) -> Figure | None:
+    """Returns a phase of a run without the profiler; None where it was not timed so."""
     stats = run.unprofiled.trusted(name) if run.unprofiled else None
     if stats is None or stats.typical is None:
         return None

@@ -13,6 +13,8 @@ from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.text import Words, phrase
 
 Verdict = Literal["faster", "slower", "no change", "unclear"]
+BudgetUnit = Literal["ms", "count", "bytes"]
+BudgetVerdict = Literal["kept", "exceeded", "above, perhaps by chance", "not known"]
 PartKind = Literal["compute", "exposed copies", "exposed communication", "idle"]
 #: A change of the step that is looked for where no other is named, as a share of it.
 THRESHOLD = 0.05
@@ -173,6 +175,17 @@ class FindingChange:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """The most that a run may take of something in a step, and what it takes; None where that is not known."""
+
+    what: str
+    unit: BudgetUnit
+    most: float
+    value: float | None
+    verdict: BudgetVerdict
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two sides, and what changed from one to the other.
 
@@ -183,6 +196,7 @@ class Comparison:
         findings: those of most runs of a side, with medians of what they save; None where a side's cannot be told.
         cautions: reasons against comparing them, which ``--force`` overrode.
         same: whether both sides are the same capture.
+        budgets: what ``after`` takes of those that were given.
     """
 
     before: Side
@@ -194,6 +208,7 @@ class Comparison:
     findings: tuple[FindingChange, ...] | None
     cautions: tuple[Words, ...] = ()
     same: bool = False
+    budgets: tuple[Budget, ...] = ()
 
     def __repr__(self) -> str:
         """Returns one line: a session or a notebook shows it."""
@@ -205,6 +220,12 @@ class Comparison:
     def headline(self) -> Change | None:
         """Returns the verdict's change: that of the step without the profiler where it was timed, else under it."""
         return self.unprofiled or (self.step.wall if self.step else None)
+
+    @property
+    def is_of_other_conditions(self) -> bool:
+        """Returns whether the sides ran on other hardware, or were timed in other ways."""
+        first, *others = (*self.before.runs, *self.after.runs)
+        return any(reason for run in others for reason in _other_conditions(first, run))
 
     @property
     def is_slowed_on_one_side(self) -> bool:
@@ -287,10 +308,25 @@ def reasons_against_run(run: Summary) -> Iterator[Words]:
         yield f"{run.title} holds no step that ran on a GPU"
 
 
+def _other_conditions(one: Summary, other: Summary) -> Iterator[Words]:
+    """Yields what else than the program differs between two runs."""
+    if one.hardware and other.hardware and one.hardware != other.hardware:
+        yield f"{one.title} is of {one.hardware}, {other.title} of {other.hardware}"
+    clocks = [_clocks(run) for run in (one, other)]
+    if all(clocks) and clocks[0].isdisjoint(clocks[1]):
+        how = [" and ".join(sorted(names)) for names in clocks]
+        yield f"{one.title} was timed {how[0]}, {other.title} {how[1]}"
+
+
+def _clocks(run: Summary) -> set[str]:
+    """Returns how the steps of a run were timed."""
+    under = {f"under {run.profiler}"} if run.step and run.profiler else set()
+    return under | ({"without a profiler"} if run.unprofiled and run.unprofiled.trusted_ms(STEP) else set())
+
+
 def _reasons_against_pair(one: Summary, other: Summary) -> Iterator[Words]:
     """Yields why two runs cannot be compared with each other."""
-    if one.gpu and other.gpu and one.gpu != other.gpu:
-        yield f"{one.title} is of {one.gpu}, {other.title} of {other.gpu}"
+    yield from _other_conditions(one, other)
     for difference in differing(one, other, (*_WORK, *_DIMENSIONS)):
         what = difference.key.replace("_", " ")
         yield f"The {what} of {one.title} is {difference.before}, that of {other.title} {difference.after}"

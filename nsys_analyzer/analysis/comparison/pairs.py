@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from nsys_analyzer.analysis.comparison.budgets import Budgets, check
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD
 from nsys_analyzer.analysis.comparison.compare import compare
 from nsys_analyzer.analysis.comparison.comparison import (
@@ -19,7 +20,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
     value_of,
 )
 from nsys_analyzer.analysis.summary.summary import Summary
-from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.errors import NsysAnalyzerError, OtherConditionsError
 from nsys_analyzer.text import Words, joined, plain
 
 #: The key of a difference in what processes are in their captures.
@@ -73,6 +74,7 @@ def compare_runs(
     cpu_spread: float = CPU_SPREAD,
     repeats: bool = False,
     force: bool = False,
+    budgets: Budgets | None = None,
 ) -> Comparisons:
     """Returns every pair of runs of two sides; of several runs of one program those that can be compared.
 
@@ -81,8 +83,10 @@ def compare_runs(
         cpu_spread: as of ``compare``.
         repeats: whether all runs of a side are of one program.
         force: whether to compare those against which there are reasons, too.
+        budgets: of ``after``.
 
     Raises:
+        OtherConditionsError: they ran on other hardware, or were timed in other ways.
         NsysAnalyzerError: nothing can be compared.
     """
     pairs, unmatched = match(before, after, repeats=repeats)
@@ -101,13 +105,16 @@ def compare_runs(
             sides.append(Side(tuple(good)) if good else side)  # where none can be compared, all are refused
             unmatched += bad if good else []
         comparison = compare(sides[0], sides[1], cpu_spread)
+        if budgets:
+            comparison = replace(comparison, budgets=tuple(check(budgets, sides[1], cpu_spread)))
         (refused if comparison.cautions and not force else compared).append(comparison)
     if compared:
         unmatched.sort(key=lambda run: _SIDES.index(run.side))
         return Comparisons(tuple(compared), tuple(refused), tuple(unmatched))
     if refused:
         listed = plain(joined("; ", dict.fromkeys(reason for one in refused for reason in one.cautions)), "`")
-        raise NsysAnalyzerError(f"These cannot be compared: {listed}", "To compare them all the same, add --force")
+        kind = OtherConditionsError if all(one.is_of_other_conditions for one in refused) else NsysAnalyzerError
+        raise kind(f"These cannot be compared: {listed}", "To compare them all the same, add --force")
     near = min((one for one in unmatched if one.nearest), key=lambda one: len(one.differences), default=None)
     if near is None or near.nearest is None:
         raise NsysAnalyzerError("One of the sides holds no run", "Give captures, or folders that hold them")

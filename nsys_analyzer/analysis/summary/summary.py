@@ -417,6 +417,14 @@ class Summary:
         return f"<{type(self).__name__} {self.title}: {self.status}, steps {steps}, {len(self.phases)} phases>"
 
     @property
+    def hardware(self) -> str:
+        """The GPU that it ran on, or of a run without one the processor; empty where it is not known."""
+        run = self.run or Run()
+        if self.on_cpu or run.device == "cpu":
+            return " ".join(filter(None, (CPU, run.host_cpu)))
+        return self.gpu or run.gpu or ""
+
+    @property
     def shares_gpu(self) -> bool:
         """Whether only its ID tells the process from others of its capture, on the same GPU."""
         return self.pid is not None and self.process == label_of_pid(self.pid)

@@ -1,5 +1,6 @@
 """Comparisons as JSON: ``comparisons``, ``refused`` with the reasons, and ``unmatched`` runs.
 
+What is refused has ``other_conditions`` where the sides ran on other hardware or were timed in other ways.
 A run that is unmatched has the nearest one, and the reasons why it cannot be compared with any, if there are such.
 
 A comparison holds
@@ -8,6 +9,7 @@ A comparison holds
 - ``verdict``: faster, slower, no change, or unclear (a change of the ``threshold`` would not have been seen);
 - ``is_slower``: whether ``--fail-above`` fails: slower by more than the threshold, and by more than chance;
 - ``same``: whether both sides are the same capture; ``cautions``: the reasons that ``--force`` overrode;
+- ``budgets``: what ``after`` takes of those that were given: what, unit, most, value (null where not known), verdict;
 - ``differences``: what the sides say otherwise of themselves: key, before, after;
 - ``unprofiled``: the step without the profiler, a change, or null;
 - ``step``: under the profiler: ``wall``, the change of its length, ``busy``, that of a median; kernels launched before
@@ -37,7 +39,10 @@ def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
         "comparisons": [_comparison(one, limit) for one in found.compared],
-        "refused": [{**_sides(one), "reasons": written(one.cautions)} for one in found.refused],
+        "refused": [
+            {**_sides(one), "reasons": written(one.cautions), "other_conditions": one.is_of_other_conditions}
+            for one in found.refused
+        ],
         "unmatched": [*map(_unmatched, found.unmatched)],
     }
 
@@ -48,7 +53,10 @@ def _comparison(one: Comparison, limit: float) -> dict[str, Any]:
         "verdict": one.verdict(limit),
         "threshold": limit,
         "is_slower": one.is_slower_by(limit),
-        **{key: written(getattr(one, key)) for key in ("same", "cautions", "differences", "unprofiled", "phases")},
+        **{
+            key: written(getattr(one, key))
+            for key in ("same", "cautions", "budgets", "differences", "unprofiled", "phases")
+        },
         "step": _step(one.step) if one.step else None,
         "findings": None if one.findings is None else [_finding(finding) for finding in one.findings],
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nsys_analyzer.analysis.steps.step import narrowed
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
+from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.system.strict_json import check_numbers, decode_json
 from nsys_analyzer.text import Text, plain
@@ -58,7 +58,7 @@ def report_data(report: Report) -> dict[str, Any]:
 
 
 def captures_data(
-    captures: Sequence[CaptureSummary], runs: Sequence[ParallelRun] = (), keys: Collection[str] = ()
+    captures: Sequence[Summary], runs: Sequence[ParallelRun] = (), keys: Collection[str] = ()
 ) -> dict[str, Any]:
     """Captures as plain data, whole or with some ``keys`` alone, and the runs of ranks among them.
 

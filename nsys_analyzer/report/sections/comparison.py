@@ -8,6 +8,7 @@ from typing import Literal
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, Change
 from nsys_analyzer.analysis.comparison.comparison import (
     OPTIMIZER,
+    Budget,
     Comparison,
     Difference,
     FindingChange,
@@ -24,6 +25,7 @@ from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import (
     about_percent,
     counted,
+    format_cell,
     format_number,
     milliseconds,
     milliseconds_between,
@@ -114,6 +116,8 @@ def _of_pair(pair: Comparison, limit: float) -> Iterator[Block]:
     yield Answer(f"{word}: {_changed(change, clock) if change else 'no time of a step is known of both sides.'}", title)
     if remarks := (*_remarks(pair, limit),):
         yield Listing(remarks, capture=title)
+    if pair.budgets:
+        yield _budgets(pair, title)
     if pair.cautions:
         yield Paragraph("Compared all the same, as --force says, although:", title)
         yield Listing(pair.cautions, capture=title)
@@ -121,6 +125,18 @@ def _of_pair(pair: Comparison, limit: float) -> Iterator[Block]:
         yield _explaining(pair.step, title)
     if figures := (*_figures(pair, title),):
         yield Details("Times, kernels and findings", figures, title)
+
+
+def _budgets(pair: Comparison, title: str) -> Table:
+    """The budgets of the side after, and what it takes of each."""
+    fields: tuple[Field[Budget], ...] = (
+        Field("budget", "text", lambda one: one.what),
+        Field("at most", "text", lambda one: format_cell(one.most, one.unit)),
+        Field("is", "text", lambda one: format_cell(one.value, one.unit)),
+        Field("verdict", "text", lambda one: one.verdict),
+    )
+    clock = "without" if pair.unprofiled else "under"
+    return table(fields, pair.budgets, f"Budgets of a step, ms; it and its phases {clock} the profiler:", capture=title)
 
 
 def _changed(change: Change, clock: str) -> str:
