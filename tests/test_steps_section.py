@@ -11,10 +11,12 @@ from nsys_analyzer.analysis.findings.diagnosis import why_missing
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import (
+    PROGRAM,
     ClassTime,
     DeviceSteps,
     IdleTime,
     LaunchLatency,
+    OnPath,
     PhaseParts,
     Queue,
     StepSummary,
@@ -165,6 +167,21 @@ def test_the_parts_add_up(capture: CaptureSummary) -> None:
     assert folded(capture, "Idle time of a step by cause")[1][1:] == [
         "| loads a batch | `next batch` | – | 40.00 | 44.4 % | 1 |",
         "| waits for the GPU | – | `cudaStreamSynchronize` | 20.00 | 22.2 % | 2 |",
+    ]
+
+
+def test_what_of_a_step_is_on_its_critical_path(capture: CaptureSummary) -> None:
+    """Of 30 ms of work 20 are on the path, with all 60 ms in which the GPU is idle; 10 are left for the program."""
+    path = (OnPath("GPU", "matmul", 20.0), OnPath("idle", "data", 60.0), OnPath("CPU", PROGRAM, 10.0))
+    text, rows = folded(replace(capture, step=replace(STEP, critical_path=path)), "What fills a step")
+    assert "what the end of a step waits for" in text
+    assert rows[:6] == [
+        "| part | ms | share | on the critical path ms |",
+        "| compute: matmul | 20.00 | 22.2 % | 20.00 |",
+        "| compute: elementwise | 10.00 | 11.1 % | – |",
+        "| idle | 60.00 | 66.7 % | 60.00 |",
+        "| the program, while the GPU works | – | – | 10.00 |",
+        "| the step | 90.00 | 100.0 % | 90.00 |",
     ]
 
 

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.steps import process as processing
 from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.analysis.steps.step import DeviceSteps, Queue, StepSummary
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
-from tests.support.program import NCCL, Program, attributed, summary_of_steps
+from tests.support.program import NCCL, SYNC, Program, attributed, summary_of_steps
 
 PARTS = ("compute_ms", "exposed_copy_ms", "exposed_communication_ms", "idle_ms")
 EXACT = 1e-6  # ms: a nanosecond
@@ -41,6 +41,9 @@ def check_sums(step: StepSummary) -> None:
         assert sum(kernel.ms for kernel in kernels) == pytest.approx(one.ms, abs=EXACT)
         if len(kernels) == 1:
             assert kernels[0].std_ms == pytest.approx(one.std_ms, abs=EXACT)
+    path = [one.ms for one in step.critical_path]
+    assert min(path, default=0) >= 0
+    assert not path or sum(path) == pytest.approx(step.length_ms, abs=EXACT), "the critical path is as long as the step"
     assert step.own_pauses_ms <= sum(one.ms for one in step.causes if one.cause == "launch") + EXACT
 
 
@@ -97,6 +100,43 @@ def test_a_step_by_class_and_by_phase(tmp_path: Path) -> None:
     phases = {one.phase: (round(one.compute_ms / ns), round(one.idle_ms / ns)) for one in summary.phases}
     assert phases == {"forward": (120, 130), "backward": (240, 210), "optimizer": (80, 120), OUTSIDE: (0, 100)}
     check_sums(summary)
+
+
+def three_steps(*work: tuple[str, float, float, float], waits: tuple[float, float] | None = None) -> Program:
+    """Three steps of 100 µs, each with some kernels: its name, the start of its launch, and its own start and end."""
+    program = Program()
+    for start in (0, 100, 200):
+        program.step(start, start + 100)
+        for name, called, *ran in work:
+            program.work((start + called, start + called + 4), (start + ran[0], start + ran[1]), name=name)
+        if waits:
+            program.api(SYNC, start + waits[0], start + waits[1])
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "path"),
+    [
+        # The GPU works for all of the step, and each kernel is launched long before it starts.
+        (three_steps((GEMM, 0, 0, 60), (ADD, 4, 60, 100)), {"matmul": 60, "elementwise": 40, "idle": 0}),
+        # Launches 30 µs apart of 10 µs each: no kernel makes a step longer.
+        (
+            three_steps((GEMM, 0, 6, 16), (ADD, 30, 36, 46), (ADD, 60, 66, 76)),
+            {"program": 30, "idle": 70},
+        ),
+        # The program waits for the matmul, and works on its own then.
+        (
+            three_steps((GEMM, 0, 6, 46), waits=(5, 50)),
+            {"matmul": 40, "idle": 60},
+        ),
+    ],
+)
+def test_what_is_on_the_critical_path(tmp_path: Path, program: Program, path: dict[str, float]) -> None:
+    summary = summary_of(program, tmp_path)
+    check_sums(summary)
+    found = {one.part: one.ms * 1e3 for one in summary.critical_path if one.where != "idle"}
+    idle = sum(one.ms * 1e3 for one in summary.critical_path if one.where == "idle")
+    assert {**found, "idle": idle} == pytest.approx(path, abs=EXACT)
 
 
 def test_devices_are_dissected_one_by_one(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.steps.process import PAUSE_NS, Cause, is_loading
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import DeviceSteps, IdleTime, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.analysis.steps.windows import StepGroup
+from nsys_analyzer.analysis.steps.windows import StepGroup, Windows
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.trace import columns
@@ -132,8 +132,11 @@ class Steps:
             ns([0 if one.after < PAUSE or one.kind in (ALLOCATE, FREE) else one.after for one in self.calls]),
             each([0] * pieces), each([-1] * pieces), ns([0] * pieces),
         )  # fmt: skip
+        starts = number * int(replay.step_ns)
         return Study(
             replay,
+            Windows.of("range", "a range", starts, starts + int(replay.step_ns)),
+            np.arange(len(replay.work)),
             each([one.kind for one in self.pieces], np.int8),
             each([one.size for one in self.pieces]),
             each([one.copy for one in self.pieces], np.int8),

@@ -216,11 +216,12 @@ class Replay:
             earliest[0] = max(earliest[0], done[self.before[some][0]])
             done[some] = np.maximum.accumulate(earliest) + cost
 
-    def critical_path(self) -> tuple[Floats, Floats]:
+    def critical_path(self, *, whole: bool = False) -> tuple[Floats, Floats]:
         """The share of each call's ``after`` and of each piece's ``work`` on the critical path of the steps.
 
-        It leads from the end of the last step back to the start of the second: a little less of anything else makes no
-        step shorter. The rest of the path is from launches to their start, between pieces, and in calls that wait.
+        It leads from the end of the last step back to the start of the second, or of the first for the ``whole``: a
+        little less of anything else makes no step shorter. The rest of the path is from launches to their start,
+        between pieces, and in calls that wait.
         """
         starts, done = self._run()
         of_call, of_piece = np.zeros(len(self.after)), np.zeros(len(self.work))
@@ -243,7 +244,7 @@ class Replay:
             if place < 0:
                 break
             piece = int(self.awaited[waits[place]])
-        begun = max(starts[self.first_call[1]], self._ends(done)[1]) if self.steps >= _FEWEST else 0.0
+        begun = max(starts[self.first_call[1]], self._ends(done)[1]) if self.steps >= _FEWEST and not whole else 0.0
         calls = np.clip((starts[1:] - begun) / np.maximum(self.after, 1.0), 0.0, of_call)
         return calls, np.clip((done[:-1] - begun) / np.maximum(self.work, 1.0), 0.0, of_piece)
 

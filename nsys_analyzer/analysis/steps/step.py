@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: The loading of batches, in a program without a GPU.
 INPUT = "input"
+#: What is on the critical path where no work of the GPU is.
+PROGRAM = "program"
 #: The word, but not in an option, a call, a name, or "optimizer step".
 _WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
 
@@ -102,6 +104,20 @@ class CauseTime:
 
 
 @dataclass(frozen=True)
+class OnPath:
+    """A part of the critical path of a step, mean ms: the parts add up to the step.
+
+    Attributes:
+        where: "GPU" for work of a kernel class (of copies, of collectives), "idle" for the idle time of a cause, "CPU"
+            for what the program does while the GPU's work delays nothing.
+    """
+
+    where: Literal["GPU", "idle", "CPU"]
+    part: str
+    ms: Ms
+
+
+@dataclass(frozen=True)
 class DeviceSteps(Parts):
     """The steps on one device, which is numbered as CUDA does.
 
@@ -180,6 +196,7 @@ class StepSummary(DissectedSteps):
         unprofiled_ms: None where nothing tells it.
         profiler_overhead_ms: the least and the most that the profiler takes of a step, where it hides the program.
         lines: those of the program at which it is longest in a step, where its stacks were sampled.
+        critical_path: what the end of a step waits for, by part; empty where no replay of the steps tells it.
     """
 
     instances: int
@@ -199,6 +216,7 @@ class StepSummary(DissectedSteps):
     unprofiled_ms: UnprofiledStep | None = None
     profiler_overhead_ms: tuple[float, float] | None = None
     lines: tuple[Line, ...] = ()
+    critical_path: tuple[OnPath, ...] = ()
 
     @property
     def said_ms(self) -> float:

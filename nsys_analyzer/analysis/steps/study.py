@@ -61,7 +61,8 @@ class Study:
     """Some steps: a replay of them, and what its pieces and its calls are.
 
     Attributes:
-        kind, size, copy: shape (pieces,), as of the trace's operations.
+        windows: the steps on the capture's clock.
+        operation: shape (pieces,), index of each into the trace's operations; ``kind, size, copy`` are as of these.
         kernel: code into ``kernels``, -1 for what is no kernel; each has its class in ``classes``.
         phase: code into ``phases``.
         part: shape (pieces,), code into ``ATTENTION_PARTS`` of the range of attention it was launched in, -1 outside.
@@ -79,6 +80,8 @@ class Study:
     """
 
     replay: Replay
+    windows: Windows
+    operation: Ints
     kind: Codes
     size: Ints
     copy: SmallInts
@@ -165,6 +168,13 @@ class Study:
         inside, after = np.cumsum(bounds[0]) > np.cumsum(bounds[1]), self.replay.after
         return float(after[inside].sum() / after.sum()) if after.any() else 0.0
 
+    @property
+    def critical(self) -> Ints:
+        """The operations on the critical path of all of the steps."""
+        _, on_path = self.replay.critical_path(whole=True)
+        critical: Ints = self.operation[on_path > 0]
+        return critical
+
     def ms(self, pieces: Bools) -> float:
         """The work of some pieces in a step, ms."""
         return float(self.exposed[pieces].sum()) / self.steps / 1e6
@@ -191,15 +201,17 @@ class Study:
         return float(np.median(np.bincount(step, minlength=self.steps)[: self.steps]))
 
 
-def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | None:
-    """Studies consecutive steps that are together about as long as a step is; None where no launch is known.
+def study_steps(work: ProcessWork, steps: Steps, chosen: Integers, windows: Windows | None = None) -> Study | None:
+    """Studies some of the steps; None where no launch is known.
 
-    ``chosen``: the indices of the device's operations.
+    Args:
+        chosen: the indices of the device's operations.
+        windows: the steps that are studied; else a few that follow each other and take together as long as steps do.
     """
     attributed, operations = work.attributed, work.attributed.trace.operations
     known = operations.start[: schema.GRIDS.limit + 1][operations.kernels]
     until = int(known[-1]) if len(known) > schema.GRIDS.limit else None
-    windows = _chosen(steps, work.calls.start, until)
+    windows = _chosen(steps, work.calls.start, until) if windows is None else windows
     bounds = np.append(windows.called, windows.left[-1:])
     goes_on = bool(np.isin(bounds[-1], steps.every.called))  # with a step right behind the last one
     first_call = np.searchsorted(work.calls.start, bounds)
@@ -268,7 +280,7 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers) -> Study | No
     ]
     spans = np.stack([ranges.name[opened], *places], 1)
     return Study(
-        replay,
+        replay, windows, mine,
         operations.kind[mine], operations.size[mine], operations.copy[mine],
         kernels.code[mine], kernels.names, kernels.classes,
         work.phase[mine], work.phases,

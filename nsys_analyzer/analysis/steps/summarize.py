@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import TypeVar
@@ -11,13 +11,15 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE, Cover
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE
+from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, dissect
 from nsys_analyzer.analysis.steps.lines import Line, Voters
 from nsys_analyzer.analysis.steps.process import AT_ONCE, CAUSES, OUTSIDE, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.step import (
     INPUT,
+    PROGRAM,
     CauseTime,
     ClassTime,
     DeviceSteps,
@@ -25,6 +27,7 @@ from nsys_analyzer.analysis.steps.step import (
     IdleTime,
     KernelTime,
     LaunchLatency,
+    OnPath,
     PhaseParts,
     Queue,
     StepSummary,
@@ -42,7 +45,7 @@ _MOST_OPERATIONS = 300_000
 _LONGEST = 10
 #: So many steps before the middle one, and from it on, tell how far the program runs ahead.
 _LOOKED_AT = 8
-_Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime)
+_Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
 
 
 def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[StepSummary, Study | None]:
@@ -86,9 +89,32 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
     if on_cpu:
         return summary, None
     study = study_steps(work, steps, chosen)
+    if study:
+        summary = replace(summary, critical_path=tuple(_critical_path(work, study, summary)))
     if study and voters:
         study = replace(study, lines=_lines(work, summary, voters))
     return summary, study
+
+
+def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterator[OnPath]:
+    """Yields the parts of the critical path, the longest of each side first; they add up to the step.
+
+    Of the GPU's work it is what is on the path in the steps that are studied. While the GPU is idle, the path is where
+    the cause is, and where it works on nothing of the path, that is with the program.
+    """
+    # Of several steps the first is left out, as of a replay: it begins with an idle GPU.
+    windows = study.windows.select(np.arange(study.steps) >= int(study.steps > 2))
+    busy_ns = sum(int(anatomy.parts[:-1].sum()) for _, anatomy in work.dissect(windows, step.device))
+    fragments = dissect(windows, work.attributed.trace.operations, study.critical, work.rank).fragments
+    names = (*work.classes, "copies", COMMUNICATION)  # in the order of ranks
+    label = np.where(fragments.rank == COMPUTE, work.label[fragments.operation], len(work.classes) - 1 + fragments.rank)
+    scale = (step.total_ms - step.idle_ms) / max(busy_ns, 1)
+    by_name = np.bincount(label, fragments.share, len(names)) * scale
+    works = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
+    yield from _longest(works)
+    yield from (OnPath("idle", one.cause, one.ms) for one in step.causes)
+    program_ms = round(step.total_ms - step.idle_ms - sum(one.ms for one in works), 6)
+    yield from _longest([OnPath("CPU", PROGRAM, max(program_ms, 0.0))])
 
 
 def _lines(work: ProcessWork, step: StepSummary, voters: Voters) -> Mapping[tuple[str, str], tuple[Line, ...]]:

@@ -82,7 +82,8 @@ def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
         return step
     known = found.timed or not found.doubt
     times = UnprofiledStep(found.step_ms_low, found.step_ms_high, found.timed) if known else None
-    return replace(step, unprofiled_ms=times, profiler_overhead_ms=found.overhead_ms)
+    path = () if found.doubt else step.critical_path
+    return replace(step, unprofiled_ms=times, profiler_overhead_ms=found.overhead_ms, critical_path=path)
 
 
 def _serving(capture: CaptureSummary, serving: Serving) -> Serving:

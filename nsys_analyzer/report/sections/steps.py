@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.steps.step import DeviceSteps, PhaseParts, StepSummary
+from nsys_analyzer.analysis.steps.step import PROGRAM, DeviceSteps, PhaseParts, StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Block, Cell, Details, Paragraph, Table
@@ -19,6 +20,10 @@ _MOST_ROWS, _LEAST_SHARE = 12, 0.002
 #: With fewer operations in its queue the GPU cannot bridge a delay.
 _QUEUED = 3
 _US_PER_MS = 1e3
+_ON_PATH = (
+    "The critical path is what the end of a step waits for: less of anything else makes no step shorter. While the GPU "
+    "is idle, and while its work delays nothing, it leads through the program."
+)
 _ON_GPU = (
     "The program runs ahead of the GPU here, so a step is bounded by the GPU's work: from the end of the work of the "
     "step before it to the end of its own."
@@ -37,7 +42,7 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
     parts = [row for device in devices for row in _parts(device, step)]
     phases = [(device, _phase(part)) for device in devices for part in device.phases]
     of = "the capture" if step.is_pass else "a step"
-    fills = [_table(_PARTS, parts, step, title)]
+    fills = [_table(_PARTS, parts, step, title, _ON_PATH if step.critical_path else "")]
     fills += [_table(_PHASES, phases, step, title, "By phase; an idle stretch counts to the phase whose work ends it:")]
     yield Details(f"What fills {of}, profiled", (*told, *(one for one in fills if one.rows)), title)
     idle = [row for device in devices for row in _idle(device)]
@@ -61,7 +66,7 @@ def _fields(*columns: tuple[str, str]) -> tuple[Field[_Row], ...]:
     return (device, *(column(title, unit, place) for place, (title, unit) in enumerate(columns)))
 
 
-_PARTS = _fields(("part", "text"), ("ms", "ms"), ("share", "percent"))
+_PARTS = _fields(("part", "text"), ("ms", "ms"), ("share", "percent"), ("on the critical path ms", "ms"))
 _PHASES = _fields(
     ("phase", "text"), ("compute ms", "ms"), ("exposed copies ms", "ms"), ("exposed communication ms", "ms"),
     ("idle ms", "ms"), ("all ms", "ms"),
@@ -80,13 +85,21 @@ def _table(
 
 
 def _parts(device: DeviceSteps, step: StepSummary) -> Iterator[_Row]:
-    """The parts of a step in order, and their sum."""
-    parts = [(f"compute: {row.kernel_class}", row.ms) for row in device.classes]
-    parts += [("exposed copies", device.exposed_copy_ms), ("exposed communication", device.exposed_communication_ms)]
+    """The parts of a step in order, and their sum, each with what of it is on the critical path."""
+    path = step.critical_path if device.device == step.device else ()
+    on_path = {one.part: one.ms for one in path if one.where != "idle"}
     whole = "the capture" if step.is_pass else "the step"
-    for name, ms in (*parts, ("idle", device.idle_ms), (whole, device.total_ms)):
-        if ms:
-            yield device, (name, ms, ms / device.total_ms if device.total_ms else None)
+    rows: tuple[tuple[str, float, float | None], ...] = (
+        *((f"compute: {row.kernel_class}", row.ms, on_path.get(row.kernel_class)) for row in device.classes),
+        ("exposed copies", device.exposed_copy_ms, on_path.get("copies")),
+        ("exposed communication", device.exposed_communication_ms, on_path.get(COMMUNICATION)),
+        ("idle", device.idle_ms, sum(one.ms for one in path if one.where == "idle") or None),
+        ("the program, while the GPU works", 0.0, on_path.get(PROGRAM)),
+        (whole, device.total_ms, sum(one.ms for one in path) or None),
+    )
+    for name, ms, critical in rows:
+        if ms or critical:
+            yield device, (name, ms or None, ms / device.total_ms if ms else None, critical)
 
 
 def _phase(part: PhaseParts) -> tuple[Cell, ...]:
