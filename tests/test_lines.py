@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.steps.tracks import IdleTrack
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import annotating
@@ -111,6 +112,21 @@ def test_the_samples_inside_a_wait_a_pause_and_the_allocator_name_their_lines(tm
     ]  # fmt: skip
     assert step.lines[0].source == ("    29 def log():", ">   30     print(loss.item())", "    31     return")
     assert not step.lines[1].source
+
+
+def test_each_gap_of_a_timeline_has_the_stack_that_was_sampled_most_in_it(tmp_path: Path) -> None:
+    # The pause from 210 to 400 has two samples in load() and one in the main program, what is freed until 600 none.
+    write_stacks(tmp_path, [(225, 225, (0,)), (275, 275, (2, 0)), (325, 325, (2, 0)), (650, 650, ())])
+    program = clocked(waiting(), -20)
+    (summary,) = summarize(Trace.load(program.write(tmp_path / "t.sqlite")), "t", tracked=1_000)
+    assert summary.tracks
+    idle = next(track for track in summary.tracks.tracks if isinstance(track, IdleTrack))
+    found = {
+        start / US: summary.tracks.stacks[code]
+        for start, code in zip(idle.start.tolist(), idle.stack.tolist(), strict=True)
+    }
+    assert found[210] == ("data.py:5 in load", "train.py:9 in <module>")
+    assert found[400] == ()
 
 
 def test_a_sample_counts_for_as_long_as_it_was_waited_for(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.conftest import DATA
 from tests.support.export import AUTOGRAD, GEMM, Export, global_pid, training_step
 from tests.support.hostile import WORST
 from tests.support.pages import EXAMPLES, View, browser, built, find_browser, tabbed, unpack_ranks, write_page
+from tests.test_lines import clocked, waiting, write_stacks
 from tests.test_tracks import tracks_of
 
 playwright = pytest.importorskip("playwright", reason="the pages are looked at with Playwright")
@@ -54,6 +55,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str]
         if name == "hours":
             export = training_step(training_step(Export().gpu()), 10_000_000_000_000)
             return (export.write(folder / "hours.sqlite"),)
+        if name == "lines":
+            (folder / "lines").mkdir()
+            write_stacks(folder / "lines", [(at, at, (2, 0)) for at in range(225, 400, 50)])
+            return (clocked(waiting(), -20).write(folder / "lines" / "t.sqlite"),)
         if name == "deep":
             return (deep_capture(folder / "deep.sqlite"),)
         if name == "several":
@@ -305,6 +310,18 @@ def test_a_finding_leads_to_its_place(view: Callable[..., View]) -> None:
     assert shown.page.evaluate("document.activeElement.id") == "canvas"
     top = shown.page.locator("#canvas").bounding_box()["y"]
     assert 0 <= top < 900
+
+
+def test_a_gap_shows_the_stack_at_that_moment(view: Callable[..., View]) -> None:
+    shown = view("lines")
+    shown.page.locator("#canvas").press("]")
+    assert shown.facts()["on the critical path"] == "no"  # it was launched before the step
+    assert "on the critical path" in shown.page.locator("#legend").inner_text()
+    shown.page.locator("#canvas").press("]")
+    while "the program was at" not in (gap := shown.facts()):  # the gap is cut where its cause changes
+        shown.page.locator("#canvas").press(".")
+    assert gap["GPU idle"] == "other CPU work"
+    assert (gap["the program was at"], gap["called from"]) == ("data.py:5 in load", "train.py:9 in <module>")
 
 
 def test_a_color_of_the_legend_is_seen_alone(view: Callable[..., View]) -> None:

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.steps import process as processing
 from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.analysis.steps.step import DeviceSteps, Queue, StepSummary
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
-from tests.support.program import NCCL, SYNC, Program, attributed, summary_of_steps
+from tests.support.program import NCCL, Program, attributed, summary_of_steps, three_steps
 
 PARTS = ("compute_ms", "exposed_copy_ms", "exposed_communication_ms", "idle_ms")
 EXACT = 1e-6  # ms: a nanosecond
@@ -100,18 +100,6 @@ def test_a_step_by_class_and_by_phase(tmp_path: Path) -> None:
     phases = {one.phase: (round(one.compute_ms / ns), round(one.idle_ms / ns)) for one in summary.phases}
     assert phases == {"forward": (120, 130), "backward": (240, 210), "optimizer": (80, 120), OUTSIDE: (0, 100)}
     check_sums(summary)
-
-
-def three_steps(*work: tuple[str, float, float, float], waits: tuple[float, float] | None = None) -> Program:
-    """Three steps of 100 µs, each with some kernels: its name, the start of its launch, and its own start and end."""
-    program = Program()
-    for start in (0, 100, 200):
-        program.step(start, start + 100)
-        for name, called, *ran in work:
-            program.work((start + called, start + called + 4), (start + ran[0], start + ran[1]), name=name)
-        if waits:
-            program.api(SYNC, start + waits[0], start + waits[1])
-    return program
 
 
 @pytest.mark.parametrize(

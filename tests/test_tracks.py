@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS, Stream, Tracks,
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
-from tests.support.program import summary_of_steps, waiting_scale
+from tests.support.program import summary_of_steps, three_steps, waiting_scale
 
 
 def tracks_of(path: Path, most: int = MOST_OPERATIONS) -> list[tuple[AttributedTrace, Tracks]]:
@@ -81,6 +81,14 @@ def test_tracks_say_what_the_steps_do(real_capture: Callable[[str], Path], name:
         )
         kernels = sum((stream.wait != NONE).sum() for stream in streams(tracks))
         assert kernels >= 0.99 * (inside & (operations.kind == KERNEL)).sum()
+
+
+def test_what_is_on_the_critical_path_is_marked(tmp_path: Path) -> None:
+    """The program waits for each matmul; it goes on long after each addition has ended."""
+    program = three_steps((GEMM, 0, 6, 46), (ADD, 60, 66, 70), waits=(5, 50))
+    ((_, tracks),) = tracks_of(program.write(tmp_path / "t.sqlite"))
+    (stream,) = streams(tracks)
+    assert stream.critical.tolist() == [True, False] * 2  # of the third step the end is not known
 
 
 def test_operators_on_the_cpu_are_no_work_of_a_gpu(tmp_path: Path) -> None:

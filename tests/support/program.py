@@ -61,6 +61,18 @@ class Program(Export):
         return self.open("step", start, end)
 
 
+def three_steps(*work: tuple[str, float, float, float], waits: tuple[float, float] | None = None) -> Program:
+    """Three steps of 100 µs, each with some kernels: its name, the start of its launch, and its own start and end."""
+    program = Program()
+    for start in (0, 100, 200):
+        program.step(start, start + 100)
+        for name, called, *ran in work:
+            program.work((start + called, start + called + 4), (start + ran[0], start + ran[1]), name=name)
+        if waits:
+            program.api(SYNC, start + waits[0], start + waits[1])
+    return program
+
+
 def _ns(us: float) -> int:
     return round(us * US)
 

@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.intervals import NONE, overlaps
 from nsys_analyzer.analysis.steps.anatomy import reached_before
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints, distinct_rows
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 from nsys_analyzer.trace.stacks import Frame, Stacks
 
@@ -138,8 +138,7 @@ class Voters:
         A sample counts for the time to the next one, and for all that it was waited for.
         """
         stacks = stacks or self._stacks
-        sample, _, low, high = overlaps(start, end, np.minimum(stacks.asked, stacks.taken - 1), stacks.taken)
-        weight = (high - low + stacks.period_ns * (high == stacks.taken[sample])).astype(np.float64)
+        sample, _, weight = _sampled(stacks, start, end)
         if len(np.unique(sample)) < _FEWEST:
             return ()
         by_line: dict[Frame, dict[str, float]] = {}
@@ -169,6 +168,25 @@ class Voters:
         chosen = stretches.select(np.flatnonzero(inside))
         start = np.maximum(chosen.start, reached_before(chosen.end))
         return Stretches(start, np.maximum(chosen.end, start), chosen.cause, chosen.range, chosen.api)
+
+
+def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[Frame, ...], ...]]:
+    """The stack with most of the samples in each stretch: its code, and the stacks by their codes; 0 has no line."""
+    codes: dict[tuple[Frame, ...], int] = {(): 0}
+    code = np.array([codes.setdefault(frames, len(codes)) for frames in stacks.stacks], np.int64)
+    sample, stretch, weight = _sampled(stacks, start, end)
+    sampled = code[stacks.stack[sample]]
+    first, pair = distinct_rows(stretch, sampled)
+    rising = first[np.argsort(np.bincount(pair, weight, len(first)), kind="stable")]
+    hottest = np.zeros(len(start), np.int64)
+    hottest[stretch[rising]] = sampled[rising]  # of several the last stays
+    return hottest, tuple(codes)
+
+
+def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:
+    """The samples in stretches that do not overlap: which sample, in which stretch, and the time that it counts for."""
+    sample, stretch, low, high = overlaps(start, end, np.minimum(stacks.asked, stacks.taken - 1), stacks.taken)
+    return sample, stretch, (high - low + stacks.period_ns * (high == stacks.taken[sample])).astype(np.float64)
 
 
 def _source(frame: Frame, stacks: Stacks) -> Iterator[str]:

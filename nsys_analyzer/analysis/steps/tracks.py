@@ -14,11 +14,14 @@ from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.calls import Calls, Places, find_calls
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.lines import hottest_stacks
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
-from nsys_analyzer.analysis.steps.windows import Windows, find_steps
+from nsys_analyzer.analysis.steps.study import study_steps
+from nsys_analyzer.analysis.steps.windows import Steps, Windows, find_steps
 from nsys_analyzer.analysis.summary.statistics import memory_levels
-from nsys_analyzer.trace.arrays import Integers, Ints, distinct_rows
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, pid_of, process_of
+from nsys_analyzer.trace.stacks import Frame
 
 #: Operations that a page shows; of longer captures as many steps around the median one as have about so many in all.
 MOST_OPERATIONS = 1_000_000
@@ -57,6 +60,7 @@ class Stream(Track):
             phase and module that each belongs to, and the ranges around its launch; the first of each is empty.
         wait: shape (boxes,), from its launch to its start, ns; -1 where the launch is not known.
         thread: shape (boxes,), position among the tracks of the ranges of the thread that launched it, -1 for none.
+        critical: shape (boxes,), True for what is on the critical path of the steps.
     """
 
     phase: Ints
@@ -64,6 +68,14 @@ class Stream(Track):
     path: Ints
     wait: Ints
     thread: Ints
+    critical: Bools
+
+
+@dataclass(frozen=True)
+class IdleTrack(Track):
+    """The stretches in which a device is idle; ``stack`` is a code into ``Tracks.stacks``, 0 where none was sampled."""
+
+    stack: Ints
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,7 @@ class Tracks:
         on_cpu: whether the streams hold operators that compute on the CPU, as of a program without a GPU.
         left_out: in words, which steps are not shown; empty where all are.
         names, groups, phases, modules, paths: the texts of the codes.
+        stacks: the lines of the program in each stack, the innermost first; the first one has none.
         memory: time in ns since the origin and bytes in use from then on; empty where that was not recorded.
     """
 
@@ -93,6 +106,7 @@ class Tracks:
     phases: tuple[str, ...]
     modules: tuple[str, ...]
     paths: tuple[str, ...]
+    stacks: tuple[tuple[str, ...], ...]
     memory: tuple[Ints, Ints]
 
 
@@ -110,7 +124,7 @@ def record_tracks(attributed: AttributedTrace, process: int, most: int) -> Track
         left_out = f"{count:,} of {len(windows):,} steps are shown"
         first = min(max(windows.median - count // 2, 0), len(windows) - count)
         windows = windows.select(np.arange(first, first + count))
-    return _Recorder(attributed, process, windows).tracks(left_out)
+    return _Recorder(attributed, process, windows, steps).tracks(left_out)
 
 
 class _Texts:
@@ -133,9 +147,10 @@ class _Texts:
 class _Recorder:
     """What the tracks of one process are made from."""
 
-    def __init__(self, attributed: AttributedTrace, process: int, windows: Windows) -> None:
-        self.attributed, self.process, self.windows = attributed, process, windows
+    def __init__(self, attributed: AttributedTrace, process: int, windows: Windows, steps: Steps) -> None:
+        self.attributed, self.process, self.windows, self.steps = attributed, process, windows, steps
         self.work = ProcessWork(attributed, process, windows)
+        self.stacks: tuple[tuple[Frame, ...], ...] = ((),)
         self.start, self.end = int(windows.start[0]), int(windows.end[-1])
         self.names, self.groups, self.modules, self.paths = _Texts(""), _Texts(""), _Texts(""), _Texts("")
         operations = attributed.trace.operations
@@ -165,6 +180,7 @@ class _Recorder:
             phases=("", *self.attributed.instances.phases),
             modules=self.modules.all,
             paths=self.paths.all,
+            stacks=tuple(tuple(map(_line, one)) for one in self.stacks),
             memory=self._memory(),
         )
 
@@ -223,6 +239,10 @@ class _Recorder:
         operations, attribution = self.attributed.trace.operations, self.attributed.attribution
         path_codes, paths = range_paths(self.attributed.trace, attribution)
         place = {thread: i for i, thread in enumerate(threads.tolist())}
+        critical = np.zeros(len(operations), np.bool_)
+        for device in () if on_cpu else self.devices:
+            if study := study_steps(self.work, self.steps, self.work.devices[device], self.windows):
+                critical[study.critical] = True
         devices, streams = operations.device[self.shown], operations.stream[self.shown]
         first, code = distinct_rows(devices, streams)
         for number, (device, stream) in enumerate(zip(devices[first].tolist(), streams[first].tolist(), strict=True)):
@@ -241,17 +261,22 @@ class _Recorder:
                 path=self.paths.codes(paths, path_codes[mine]),
                 wait=np.where(attribution.launch[mine] != NONE, np.maximum(self.attributed.wait(mine), 0), NONE),
                 thread=np.array([place.get(thread, NONE) for thread in attribution.thread[mine].tolist()], np.int64),
+                critical=critical[mine],
             )
 
     def _gpu(self, device: int) -> str:
         return f"GPU {device}" if len(self.devices) > 1 else "GPU"
 
-    def _idle(self, device: int) -> Track:
-        """Returns the stretches in which a device idles, each with its cause and the range that the program was in."""
+    def _idle(self, device: int) -> IdleTrack:
+        """Returns the stretches in which a device idles, each with its cause, and where the program was."""
         idle, ranges = self.work.find_idle(self.windows, device), self.attributed.trace.ranges
         around = np.append(ranges.name, len(ranges.names))[self.work.innermost((idle.start + idle.end) // 2)]
         names, causes = self.names.codes((*ranges.names, ""), around), self.groups.codes(CAUSES, idle.cause)
-        return self._track(f"{self._gpu(device)} idle", "idle", idle.start, idle.end, names, causes)
+        track = self._track(f"{self._gpu(device)} idle", "idle", idle.start, idle.end, names, causes)
+        stack = np.zeros(len(idle), np.int64)
+        if sampled := self.attributed.trace.stacks.get(self.process):
+            stack, self.stacks = hottest_stacks(sampled, idle.start, idle.end)
+        return IdleTrack(**vars(track), stack=stack)
 
     def _names_of(self, operations: Ints) -> Ints:
         """The names of kernels, and of other operations what they are and how many bytes they move."""
@@ -291,6 +316,10 @@ class _Recorder:
         # What was allocated before the steps is a level line.
         since = np.append(0, events.start[inside] - self.start)
         return (since, bytes_in_use) if bytes_in_use.any() else (nothing, nothing)
+
+
+def _line(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line} in {frame.function}"
 
 
 def _depths(start: Ints, end: Ints) -> Ints:

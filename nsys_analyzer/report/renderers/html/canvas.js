@@ -119,6 +119,7 @@ function lanesOf(capture, at, number) {
     for (let i = 0; i < start.length; i++) members[nested ? track.depth[i] : 0].push(i);
     members.forEach((index, depth) => {
       const lane = new Lane(depth ? "" : track.title, track.kind, shown, number, Int32Array.from(index));
+      if (track.critical) lane.critical = new Row(shown, Int32Array.from(summed(track.critical)));
       if (track.kind === "ranges" && !depth) threads.push(lane);
       lanes.push(lane);
     });
@@ -251,6 +252,7 @@ class Painter {
     if (lane.kind === "memory") this.drawMemory(lane);
     else if (lane.kind === "stream" || lane.kind === "idle") this.drawWork(lane, view);
     else this.drawBoxes(lane, view);
+    if (lane.critical) this.drawCritical(lane);
     if (view.found) this.drawFound(lane, view);
   }
 
@@ -328,6 +330,15 @@ class Painter {
       }
     }
     context.globalAlpha = 1;
+  }
+
+  /** A bar below what is on the critical path; of what is narrower than a pixel one a pixel. */
+  drawCritical({ critical: { start, end, reach }, top, height }) {
+    for (let i = countUntil(reach, this.low); i < start.length && start[i] < this.high; ) {
+      const [x, wide] = this.across(start[i], end[i]);
+      this.fill(this.theme.ink, x, top + height - 1, Math.max(wide, 1), 3);
+      i = Math.max(i + 1, countUntil(start, this.low + (Math.floor(x + wide) + 1 - this.left) / this.scale, i) - 1);
+    }
   }
 
   drawMemory(lane) {

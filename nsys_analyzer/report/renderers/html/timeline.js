@@ -152,12 +152,17 @@ class Timeline {
       entry.append(patch, one.idle ? `idle: ${this.shared.causes[one.name].text}` : one.name);
       legend.append(entry);
     }
+    if (this.lanes.some((lane) => lane.critical)) {
+      const entry = element("span", "", { class: "path", title: "What the end of a step waits for" });
+      entry.append(element("i"), "on the critical path; elsewhere the program is");
+      legend.append(entry);
+    }
   }
 
   /** Shows one color of the legend alone; null is all of them. */
   showAlone(group) {
     this.shownGroup = group;
-    for (const entry of document.getElementById("legend").children) entry.setAttribute("aria-pressed", String(entry.dataset.group === group));
+    for (const entry of document.querySelectorAll("#legend button")) entry.setAttribute("aria-pressed", String(entry.dataset.group === group));
     this.redraw();
   }
 
@@ -336,12 +341,16 @@ class Timeline {
     if (lane.kind === "idle") {
       const cause = capture.groups[track.group[one]];
       facts.push(["GPU idle", this.shared.causes[cause].text], ["the program was in", capture.names[track.name[one]] || "no range"]);
+      const stack = capture.stacks[track.stack[one]], usual = capture.usual[`${cause} ${capture.names[track.name[one]]}`];
+      stack.forEach((line, place) => facts.push([place ? "called from" : "the program was at", line]));
+      if (!stack.length && usual) facts.push(["in most such gaps at", usual]);
     } else {
       facts.push(["name", capture.names[track.name[one]]]);
     }
     if (lane.kind === "stream") {
       facts.push(["class", capture.groups[track.group[one]]], ["phase", capture.phases[track.phase[one]] || "outside the phases"]);
       if (capture.modules[track.module[one]]) facts.push(["module", capture.modules[track.module[one]]]);
+      if (lane.critical) facts.push(["on the critical path", lane.critical.index[countUntil(lane.critical.index, one) - 1] === one ? "yes" : "no"]);
       facts.push(["ranges", capture.paths[track.path[one]] || "none"]);
     }
     facts.push(["duration", inUnits(track.duration[one])]);

@@ -12,13 +12,17 @@ import numpy as np
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.process import CAUSES
-from nsys_analyzer.analysis.steps.tracks import Stream, Track, Tracks
+from nsys_analyzer.analysis.steps.tracks import IdleTrack, Stream, Track, Tracks
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.figures.palette import CAUSES as CAUSE_COLORS
 from nsys_analyzer.report.figures.palette import CLASSES as CLASS_COLORS
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.text import visible
 from nsys_analyzer.trace.arrays import Ints
+
+#: What is known of a box of a stream alone.
+_OF_STREAMS = ("phase", "module", "path", "wait", "thread")
 
 
 def page_data(report: Report) -> tuple[frozenset[str], str]:
@@ -41,7 +45,7 @@ def page_data(report: Report) -> tuple[frozenset[str], str]:
         "causes": {cause: {"color": CAUSE_COLORS[cause], "text": CAUSE_WORDS[cause]} for cause in CAUSES},
     }
     views = frozenset(str(view.get("name", view["title"])) for view in together + alone)
-    return views, "\n".join(map(_packed, (shared, *(_capture(tracks, report.labels) for _, tracks in captures))))
+    return views, "\n".join(map(_packed, (shared, *(_capture(*one, report.labels) for one in captures))))
 
 
 def _together(run: ParallelRun, place: dict[tuple[str, int], int], tracks: list[Tracks]) -> dict[str, Any] | None:
@@ -63,7 +67,7 @@ def _together(run: ParallelRun, place: dict[tuple[str, int], int], tracks: list[
     return {"title": f"{name}: {len(parts)} ranks", "name": name, "parts": parts, "note": "" if aligned else note}
 
 
-def _capture(tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
+def _capture(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "duration": tracks.duration_ns,
         "steps": tracks.steps,
@@ -75,16 +79,24 @@ def _capture(tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
         "phases": list(map(visible, tracks.phases)),
         "modules": list(map(visible, tracks.modules)),
         "paths": list(map(visible, tracks.paths)),
+        "usual": {
+            f"{row.cause} {visible(row.range or '')}": visible(f"{row.lines[0].place} in {row.lines[0].function}")
+            for row in (capture.step.idle_by_cause if capture.step else ())
+            if row.lines
+        },
+        "stacks": [list(map(visible, stack)) for stack in tracks.stacks],
         "memory": {"time": _differences(tracks.memory[0]), "bytes": _differences(tracks.memory[1])},
-        "tracks": [dict(_columns(track)) for track in tracks.tracks],
+        "tracks": [dict(_columns(track, bool(capture.step and capture.step.critical_path))) for track in tracks.tracks],
     }
 
 
-def _columns(track: Track) -> Iterator[tuple[str, Any]]:
+def _columns(track: Track, has_path: bool) -> Iterator[tuple[str, Any]]:
     yield "title", visible(track.title)
     yield "kind", track.kind
     yield "start", _differences(track.start)
-    inside = ("phase", "module", "path", "wait", "thread") if isinstance(track, Stream) else ()
+    inside = _OF_STREAMS if isinstance(track, Stream) else ("stack",) if isinstance(track, IdleTrack) else ()
+    if isinstance(track, Stream) and has_path:
+        yield "critical", _differences(np.flatnonzero(track.critical))
     # Ranges and calls lie in each other, and have no color of their own.
     own = ("depth",) if track.kind in ("ranges", "calls") else ("group", *inside)
     for key in ("duration", "name", *own):
