@@ -197,6 +197,7 @@ class Run(Options[None]):
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
         flops: counted while a program of the user's ran.
         waits: how often each line of it waits for the GPU in a step, as PyTorch warns of it.
+        lines: file and line of ``forward`` of its own classes of modules, and of the first call of each phase.
         hooks_ms: the time of the CPU that the hooks took in a step of that run.
         stopped_after: the step of the user's program after which it was ended, for all was recorded that was asked for.
         not_annotated: what of the user's program was not found, and why.
@@ -234,6 +235,7 @@ class Run(Options[None]):
     peak_memory_bytes: CountOrNone | None = None
     flops: CountedFlops | None = field(default=None, hash=False)
     waits: dict[str, CountOrNone] | None = field(default=None, hash=False)
+    lines: dict[str, str] | None = field(default=None, hash=False)
     timed_by: str | None = None
     hooks_ms: Annotated[float, Meta(ge=0)] | None = None
     stopped_after: CountOrNone | None = None

@@ -229,9 +229,10 @@ def test_findings_and_the_idle_table_name_lines(tmp_path: Path) -> None:
 def test_share_leaves_the_stacks_out_but_where_they_are_asked_for(tmp_path: Path) -> None:
     write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)])
     export = clocked(waiting(), 0).write(tmp_path / "t.sqlite")
+    (tmp_path / "t.manifest.json").write_text(json.dumps({"lines": {"Net": "train.py:3"}, "waits": {"train.py:4": 1}}))
     told = CliRunner().invoke(cli, ["share", str(export), "-o", str(tmp_path / "small.sqlite")])
     assert "--keep-source keeps them" in told.output
-    assert not (tmp_path / "small.stacks.gz").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("small")] == ["small.sqlite"]
     with closing(sqlite3.connect(tmp_path / "small.sqlite")) as copy:
         assert not any("train.py" in str(row) for row in copy.execute("SELECT value FROM StringIds"))
     kept = CliRunner().invoke(cli, ["share", str(export), "-o", str(tmp_path / "own.sqlite"), "--keep-source"])
@@ -380,6 +381,60 @@ def test_what_waits_in_a_step_by_the_warnings_of_pytorch(tmp_path: Path, stacks:
     assert found == ({line: 2} if stacks else None)
     assert "synchronizing" not in ended.stderr
     assert ended.stderr.count("Warning: something else") == 7  # the program is stopped in its 8th step
+
+
+MODEL = """
+import torch
+from torch import nn
+def noted(forward):
+    @__import__("functools").wraps(forward)
+    def noting(*arguments):
+        return forward(*arguments)
+    return noting
+class Layer(nn.Linear):
+    @noted  # Layer.forward
+    def forward(self, batch):
+        return super().forward(batch)
+def block():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Layer(8, 8)
+        def forward(self, batch):
+            return self.layer(batch)
+    return Block()
+def other():
+    class Block(nn.Module):
+        def forward(self, batch):
+            return batch
+    return Block()
+model, loss = nn.Sequential(block(), other(), Layer(8, 1)), nn.MSELoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for number in range(20):
+    optimizer.zero_grad()
+    found = model(torch.ones(8, 8))  # forward
+    loss(found, torch.ones(8, 1)).backward()  # loss
+    optimizer.step()  # optimizer
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stacks", [True, False])
+def test_the_lines_of_modules_and_of_what_calls_the_phases(tmp_path: Path, stacks: bool) -> None:
+    """Each class by its ``forward``; not those of PyTorch, and not two classes of one name."""
+    (tmp_path / "model.py").write_text(MODEL)
+    asked = Annotation(warmup_steps=4, steps=4, stacks=stacks)
+    ended = run_prepared(tmp_path / "model.py", {**os.environ, **annotating(asked, tmp_path / "results.json")})
+    assert ended.returncode == 0, ended.stderr
+    at = {line.rpartition("# ")[2]: f"model.py:{number}" for number, line in enumerate(MODEL.splitlines(), 1)}
+    found = json.loads((tmp_path / "results.json").read_text())["lines"]
+    if not stacks:
+        assert found is None
+        return
+    assert found.pop("Layer") == at["Layer.forward"]
+    assert {found[phase] for phase in ("loss", "backward")} == {at["loss"]}
+    assert (found["forward"], found["optimizer"]) == (at["forward"], at["optimizer"])
+    assert set(found) == {"forward", "loss", "backward", "optimizer", "zero_grad"}
 
 
 @pytest.mark.slow

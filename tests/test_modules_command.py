@@ -218,7 +218,9 @@ def test_json_holds_every_module_as_a_reports_does(trace: Path, run_main: Main) 
     attention, work = modules["modules"][2], {"ms": pytest.approx(4), "launches": 1, "flops": None}
     assert attention.pop("own_forward_ms") == attention.pop("own_backward_ms") == pytest.approx(4)
     assert (attention.pop("forward"), attention.pop("backward")) == (work, work)
-    assert attention == {"path": "GPT.h.0.attn", "label": "attn", "kind": "Attention", "depth": 2, "count": 1}
+    assert attention == {
+        "path": "GPT.h.0.attn", "label": "attn", "kind": "Attention", "depth": 2, "count": 1, "line": "",
+    }  # fmt: skip
 
 
 def test_a_report_holds_the_section(trace: Path, run_main: Main) -> None:
@@ -285,3 +287,16 @@ def test_names_of_phases_can_be_given(tmp_path: Path, run_main: Main) -> None:
     assert NO_MODULES in run_main("modules", path).out
     text = on_one_line(run_main("modules", path, "--phase-name", "forward=model_fwd").out)
     assert "block 0 4.000 " in text
+
+
+def test_classes_of_modules_and_calls_of_phases_have_their_lines(trace: Path, run_main: Main) -> None:
+    """Those that hooks found, in the manifest; LayerNorm is none of the program's."""
+    lines = {"GPT": "model.py:90", "Block": "model.py:57", "Attention": "model.py:20", "forward": "train.py:8"}
+    trace.with_suffix(".manifest.json").write_text(json.dumps({"status": "ok", "lines": lines}))
+    table = [row.split("|") for row in run_main("modules", trace, "--format", "markdown").out.splitlines()]
+    line_of = {cells[1].strip(" ·`"): cells[-2].strip(" `") for cells in table if len(cells) > 2}
+    assert [line_of[one] for one in ("GPT", "h.*", "attn", "ln_f")] == [
+        "model.py:90", "model.py:57", "model.py:20", "–",
+    ]  # fmt: skip
+    report = run_main("report", trace, "-o", "-", "--no-figures").out
+    assert re.search(r"^\| forward \|.*\| `train.py:8` \|$", report, re.MULTILINE)

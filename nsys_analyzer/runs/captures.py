@@ -352,6 +352,9 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
         summary = replace(summary, warnings=(*summary.warnings, warning))
     if run.flops:
         summary = with_counted_flops(summary, run.flops)
+    if run.lines and summary.modules:
+        modules = tuple(replace(one, line=run.lines.get(one.kind, "")) for one in summary.modules.modules)
+        summary = replace(summary, modules=replace(summary.modules, modules=modules))
     return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message)
 
 

@@ -62,6 +62,7 @@ class Module:
         count: how many modules it stands for; their work is added up.
         forward, backward: with all modules inside.
         own_forward_ms, own_backward_ms: without them.
+        line: file and line of its class's ``forward`` in the program, empty where that is not known.
     """
 
     path: str
@@ -73,6 +74,7 @@ class Module:
     own_forward_ms: float
     own_backward_ms: float
     count: int = 1
+    line: str = ""
 
     @property
     def ms(self) -> float:

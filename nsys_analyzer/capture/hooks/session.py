@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 from .flops import CountedStep
 from .modules import Backward, Modules
 from .ranges import Clock, Ranges, Results
-from .stacks import Sampler, Waits
+from .stacks import Lines, Sampler, Waits
 
 #: What a program writes that opens the capture range by itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
@@ -103,6 +103,7 @@ class Session:
         self.training = False
         self.ranges = Ranges(torch, settings.spellings, self.own_window_opens, self.own_window_closes)
         self.sampler, self._waits = Sampler(settings.samples, self.ranges), Waits(torch)
+        self._lines = Lines() if settings.stacks and settings.results else None
         self.modules = Modules(torch, self.ranges)
         self.root_classes: set[type] = set()
         self.passes: int | None = None
@@ -150,6 +151,8 @@ class Session:
         if loads_ahead or not self.is_here() or name in self._active:
             return None
         phase = self._active[name] = Phase(name)
+        if self._lines:
+            self._lines.add_call(name)
         if begins:
             self.resume(phase)
         self._count()
@@ -228,6 +231,8 @@ class Session:
     @harmless
     def root_called(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """The program calls a module itself."""
+        if self._lines and type(module) not in self.root_classes:
+            self._lines.add_classes(module)
         self.root_classes.add(type(module))
         self._counted.call_model(module, arguments, keywords)
 
@@ -413,6 +418,7 @@ class Session:
             **steps,
             **self._counted.manifest,
             "waits": self._waits.found or None,
+            "lines": {name: line for name, line in self._lines.known.items() if line} if self._lines else None,
             "times_ms": self._clock.times_ms(),
         }
         if stops:

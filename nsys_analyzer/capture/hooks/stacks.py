@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import gzip
+import inspect
 import itertools
 import json
 import linecache
@@ -147,6 +148,35 @@ class Sampler:
             "frames": list(frames),
             "source": source,
         }
+
+
+class Lines:
+    """Where in the program the ``forward`` of its modules' classes is, and the first call of each phase.
+
+    Attributes:
+        known: file and line by the name of the class or phase; None for classes of one name in different places.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, str | None] = {}
+
+    def add_call(self, phase: str) -> None:
+        """A phase begins, which the program calls at the innermost of its lines."""
+        frame = sys._getframe() if phase not in self.known else None
+        while frame is not None and not _is_of_program(frame.f_code):
+            frame = frame.f_back
+        if frame is not None:
+            self.known[phase] = f"{_relative(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+    def add_classes(self, model: Any) -> None:
+        """The classes of a model's modules, as far as the program's author wrote them."""
+        for kind in {type(module) for module in model.modules()}:
+            forward: Any = getattr(kind, "forward", None)
+            code = getattr(inspect.unwrap(forward), "__code__", None)
+            if code is not None and _is_of_program(code):
+                place = f"{_relative(code.co_filename)}:{code.co_firstlineno}"
+                same = self.known.setdefault(kind.__name__, place) == place
+                self.known[kind.__name__] = place if same else None
 
 
 class Waits:

@@ -181,4 +181,5 @@ _FIELDS: tuple[Field[_Row], ...] = (
     Field("own", "ms", lambda row: _own_ms(row[0]) or None),
     Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
     Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
+    Field("line", "code", lambda row: row[0].line or None),
 )

@@ -40,7 +40,8 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
         told.append(Paragraph(queue, title))
     devices = step.devices or (step,)
     parts = [row for device in devices for row in _parts(device, step)]
-    phases = [(device, _phase(part)) for device in devices for part in device.phases]
+    called = (capture.run and capture.run.lines) or {}
+    phases = [(device, (*_phase(part), called.get(part.phase))) for device in devices for part in device.phases]
     of = "the capture" if step.is_pass else "a step"
     fills = [_table(_PARTS, parts, step, title, _ON_PATH if step.critical_path else "")]
     fills += [_table(_PHASES, phases, step, title, "By phase; an idle stretch counts to the phase whose work ends it:")]
@@ -69,7 +70,7 @@ def _fields(*columns: tuple[str, str]) -> tuple[Field[_Row], ...]:
 _PARTS = _fields(("part", "text"), ("ms", "ms"), ("share", "percent"), ("on the critical path ms", "ms"))
 _PHASES = _fields(
     ("phase", "text"), ("compute ms", "ms"), ("exposed copies ms", "ms"), ("exposed communication ms", "ms"),
-    ("idle ms", "ms"), ("all ms", "ms"),
+    ("idle ms", "ms"), ("all ms", "ms"), ("called from", "code"),
 )  # fmt: skip
 _CAUSES = _fields(
     ("cause", "text"), ("range", "code"), ("API call", "code"), ("ms", "ms"), ("share", "percent"), ("gaps", "count"),
