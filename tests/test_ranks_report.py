@@ -21,6 +21,7 @@ from tests.conftest import Main
 from tests.support.hostile import controls
 from tests.support.ranks import Rank, one_capture, own_captures, write
 from tests.support.rows import unpadded
+from tests.test_lines import AHEAD, write_stacks
 
 US = 1_000
 STEP = 1_000 * US
@@ -183,6 +184,26 @@ def test_explain_says_it_too(run_main: Main, apart: list[Path]) -> None:
     # The programs need the CPU for all of a step: without the lateness it would be as long, and nothing is to be saved.
     assert "but a step would hardly be shorter: the other programs need" in said
     assert "All ranks wait for one" not in said
+
+
+def test_the_line_that_makes_a_rank_late(run_main: Main, tmp_path: Path) -> None:
+    """Rank 1 sleeps for 300 µs of each step before it launches anything; its stack was sampled meanwhile."""
+    ranks = own_captures(2)
+    for at in range(0, 3 * STEP, STEP):
+        for rank in ranks:
+            ready = at + (420 if rank.number else 120) * US
+            rank.step(at, at + STEP).kernel(ready - 20 * US, ready, ready - 25 * US)
+            rank.collective("all-reduce", ready, at + 500 * US, ready - 10 * US)
+            rank.copy(at + 510 * US, at + 520 * US)
+    ranks[1].step(-10 * US, -9 * US, f"nsys-analyze clock {ranks[1].pid} {AHEAD - 10 * US}")
+    paths = write(ranks, tmp_path)
+    asleep = [at + number * 1_000.0 for number in range(3) for at in (100, 200, 300)]
+    write_stacks(tmp_path, [(at, at, (1, 0)) for at in asleep], pid=ranks[1].pid)
+    (tmp_path / "t.stacks.gz").rename(paths[1].with_suffix(".stacks.gz"))
+    said = " ".join(run_main("explain", *paths).out.split())
+    assert "Rank 1 is late by 0.3 ms in 3 of 3 steps, 0.3 ms of idle (other CPU work, train.py:30)" in said
+    (row, *_) = data(run_main, *paths)["lost"]
+    assert [(line["line"], line["called_from"]) for line in row["lines"]] == [(30, "train.py:9")]
 
 
 # --- ranks that nothing in the captures tells ---

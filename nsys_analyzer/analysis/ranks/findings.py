@@ -84,13 +84,16 @@ def find_losses(
         row = rows[largest["idle"]]
         causes = ({(idle.cause, idle.range or ""): idle.ms for idle in device.idle_by_cause} for device in devices)
         if cause := _most(row.ms, _less(*causes)):
-            rows[largest["idle"]] = replace(row, cause=cause[0], range=cause[1])
+            told = (idle.lines for idle in devices[0].idle_by_cause if (idle.cause, idle.range or "") == cause)
+            rows[largest["idle"]] = replace(row, cause=cause[0], range=cause[1], lines=next(filter(None, told), ()))
     if "compute" in largest:
         row = rows[largest["compute"]]
         classes = _less(*({each.kernel_class: each.ms for each in device.classes} for device in devices))
-        trees = (capture.modules.modules if capture.modules else () for _, capture in (slow, fast))
+        trees = [capture.modules.modules if capture.modules else () for _, capture in (slow, fast)]
         modules = _less(*({each.path: each.own_forward_ms + each.own_backward_ms for each in tree} for tree in trees))
-        explained = replace(row, kernel_class=_most(row.ms, classes) or "", module=_most(row.ms, modules) or "")
+        module = _most(row.ms, modules) or ""
+        line = next((one.line for one in trees[0] if one.path == module), "")
+        explained = replace(row, kernel_class=_most(row.ms, classes) or "", module=module, module_line=line)
         rows[largest["compute"]] = explained
     return tuple(rows), slowed
 
@@ -183,6 +186,7 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
             "# if it does the same as the others: nvidia-smi -q -d CLOCK,TEMPERATURE, and the CPUs that it may use",
         ),
         "Swap the ranks' GPUs: if the same rank is late, it is the program; if the same GPU is, the machine.",
+        lines=most_lost.lines if most_lost else (),
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import structs
 
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.text import Words
@@ -118,6 +119,8 @@ class LostTime:
         phase: the phase of the work, or of the work that ends a gap; empty of what is transferred.
         kernel_class, module: what explains most of a loss in compute, empty where nothing does.
         cause, range: the same of idle time.
+        lines: of the rank's program, behind idle time of that cause, where its stacks were sampled.
+        module_line: file and line of the module's class, empty where it is not known.
     """
 
     phase: str
@@ -127,6 +130,8 @@ class LostTime:
     module: str = ""
     cause: Cause | None = None
     range: str = ""
+    lines: tuple[Line, ...] = ()
+    module_line: str = ""
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,7 @@ def _why(row: LostTime) -> Words:
     words += [phrase("range `{}`", row.range)] if row.range else []
     words += [row.kernel_class] if row.kernel_class else []
     words += [phrase("module `{}`", row.module)] if row.module else []
+    words += [phrase("`{}`", line)] if (line := row.lines[0].place if row.lines else row.module_line) else []
     return joined(", ", words)
 
 
