@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from nsys_analyzer.experiments.attention import TARGET, AttentionCase, AttentionFigures
 from nsys_analyzer.runs.rows import Times
@@ -28,10 +25,7 @@ def measure(case: AttentionCase, figures: AttentionFigures) -> None:
     masked = later_keys(case.context_length, case.context_length, case.device)  # (S, S)
     shape = (case.batch_size, case.context_length, case.d)
     passes = Passes.random(lambda q, k, v: attend(q, k, v, masked), shape, case.device)
-    counters.clear()
     (figures.first_step_ms,) = times_ms(passes.end_to_end, case.device, warmup=0, steps=1)
-    if case.compile:
-        figures.compiled_graphs = int(counters["stats"]["unique_graphs"])
     figures.inputs_bytes = sum(tensor.nbytes for tensor in (*passes.inputs, masked, passes.gradient))
     with allocations(case.device) as counted:
         out = passes.forward()
@@ -40,7 +34,6 @@ def measure(case: AttentionCase, figures: AttentionFigures) -> None:
     with allocations(case.device) as counted:
         passes.end_to_end()
     figures.peak_bytes = counted.peak_bytes
-    figures.saved = saved_tensors(passes.forward)
     outputs: list[Tensor] = []  # forward and backward follow each other in every step
     phases = {
         "forward": lambda: outputs.append(passes.forward()),
@@ -49,24 +42,6 @@ def measure(case: AttentionCase, figures: AttentionFigures) -> None:
     synchronize(case.device)
     steps = [step_ns(phases, case.device) for _ in range(case.warmup_steps + case.steps)][case.warmup_steps :]
     figures.forward, figures.backward = (Times.of([ns[name] / 1e6 for ns in steps]) for name in phases)
-
-
-def saved_tensors(forward: Callable[[], object]) -> list[tuple[list[int], str, int, int]]:
-    """Returns shape, dtype, number and bytes of the tensors that a forward pass saves for backward, by shape."""
-    storages: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        alone = tensor.detach()  # a result that its own node saved would hold that node, and never be freed
-        storages[tensor.untyped_storage().data_ptr()] = alone
-        return alone
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        forward()
-    counts = Counter((tuple(t.shape), str(t.dtype), t.untyped_storage().nbytes()) for t in storages.values())
-    return [
-        (list(shape), dtype.removeprefix("torch."), count, count * size)
-        for (shape, dtype, size), count in counts.items()
-    ]
 
 
 if __name__ == "__main__":

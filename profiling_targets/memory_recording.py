@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiling_targets import transformer
 from profiling_targets.harness import Phases, trace_events
 from profiling_targets.transformer import Block
 
@@ -42,20 +41,16 @@ Interval = tuple[float, float, str]
 """Start and end in µs, and a name."""
 _MOST_ENTRIES = 1_000_000
 _STATISTICS = ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes")
-_DEVICE_CALLS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _TENSORS = {"alloc": 1, "free_requested": -1}
 _VIEWER_PROTOCOL = 4
-#: Prefixes of file names on this machine, the longest first: a snapshot shows what comes after them.
-_ROOTS = sorted((f"{Path(str(module.__file__)).parents[1]}/" for module in (transformer, torch)), key=len, reverse=True)
 
 
 @dataclass(frozen=True)
 class Source:
-    """The line of the model that asked for memory, empty where none did; whether a layer called it, or is it."""
+    """The line of the model that asked for memory, empty where none did; and whether a layer called it."""
 
     line: str = ""
     in_block: bool = False
-    is_residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,32 +80,20 @@ class Span:
 
 
 @dataclass(frozen=True)
-class DeviceCall:
-    """A cudaMalloc, or a cudaFree (bytes below 0): when, and the time since the allocator's event before it."""
-
-    ms: float
-    bytes: int
-    since_ms: float
-
-
-@dataclass(frozen=True)
 class Recording:
-    """One step: the tensors' events, the phases, what was alive before, and what the allocator asked of the device.
+    """One step: the tensors' events, the phases, and what was alive before.
 
     Attributes:
         events: in order.
         spans: the phases.
         base_bytes: alive when the step began.
         statistics: of each phase what the allocator itself counted; empty where it counts nothing.
-        device_calls: cudaMalloc and cudaFree.
-
     """
 
     events: list[MemoryEvent]
     spans: list[Span]
     base_bytes: int
     statistics: dict[str, dict[str, int]] = field(default_factory=dict)
-    device_calls: list[DeviceCall] = field(default_factory=list)
 
 
 def source_of(frames: Iterable[Frame]) -> Source:
@@ -118,9 +101,9 @@ def source_of(frames: Iterable[Frame]) -> Source:
     own = [frame for frame in frames if frame[0] == _MODEL]
     if not own:
         return Source()
-    is_block = [name == _FORWARD.co_name and line in _BLOCK_LINES for _, line, name in own]
+    in_block = any(name == _FORWARD.co_name and line in _BLOCK_LINES for _, line, name in own)
     _, line, name = own[0]
-    return Source(f"{Path(_MODEL).name}:{line} {name}", any(is_block), is_block[0])
+    return Source(f"{Path(_MODEL).name}:{line} {name}", in_block)
 
 
 def code_of(source: str) -> str:
@@ -155,51 +138,27 @@ def record_on_gpu(phases: Phases, snapshot: Path | None) -> Recording:
         taken = torch.cuda.memory._snapshot()
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
-    events, calls = reduced(taken["device_traces"][torch.cuda.current_device()], began)
+    events = reduced(taken["device_traces"][torch.cuda.current_device()], began)
     if snapshot:
         snapshot.parent.mkdir(parents=True, exist_ok=True)
-        snapshot.write_bytes(pickle.dumps(made_small(taken), _VIEWER_PROTOCOL))
-    return Recording(events, spans, base_bytes, statistics, calls)
+        snapshot.write_bytes(pickle.dumps(taken, _VIEWER_PROTOCOL))
+    return Recording(events, spans, base_bytes, statistics)
 
 
-def reduced(trace: Sequence[dict[str, Any]], began_ns: int) -> tuple[list[MemoryEvent], list[DeviceCall]]:
-    """Returns the tensors' events, and the allocator's calls to the device, of the entries of one device's trace.
+def reduced(trace: Sequence[dict[str, Any]], began_ns: int) -> list[MemoryEvent]:
+    """Returns the tensors' events of the entries of one device's trace.
 
     Args:
         trace: the entries; ``time_us`` is Unix time.
         began_ns: the Unix time of the step's start.
-
     """
-    events, calls, before = [], [], 0.0
+    events = []
     for entry in trace:
-        action, ms = entry["action"], entry["time_us"] / 1e3 - began_ns / 1e6
-        if action in _TENSORS:
+        if sign := _TENSORS.get(entry["action"]):
             source = source_of((frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ()))
-            size = _TENSORS[action] * entry["size"]
-            events.append(MemoryEvent(ms, size, entry["addr"], source))
-        elif action in _DEVICE_CALLS:
-            calls.append(DeviceCall(ms, _DEVICE_CALLS[action] * entry["size"], ms - before))
-        before = ms
-    return events, calls
-
-
-def made_small(taken: dict[str, Any]) -> dict[str, Any]:
-    """Returns a snapshot of which equal stacks and frames are the same objects, which pickle writes once."""
-    stacks: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    frames: dict[tuple[Any, ...], dict[str, Any]] = {}
-    blocks = [block for segment in taken["segments"] for block in segment["blocks"]]
-    entries = [entry for trace in taken["device_traces"] for entry in trace]
-
-    def short(filename: str) -> str:
-        root = next((root for root in _ROOTS if filename.startswith(root)), None)
-        return filename.removeprefix(root) if root else Path(filename).name
-
-    for entry in (*blocks, *entries):
-        stack = tuple((short(frame["filename"]), frame["line"], frame["name"]) for frame in entry.get("frames", ()))
-        for frame in stack:
-            frames.setdefault(frame, dict(zip(("filename", "line", "name"), frame, strict=True)))
-        entry["frames"] = stacks.setdefault(stack, [frames[frame] for frame in stack])
-    return taken
+            ms = entry["time_us"] / 1e3 - began_ns / 1e6
+            events.append(MemoryEvent(ms, sign * entry["size"], entry["addr"], source))
+    return events
 
 
 def record_on_cpu(phases: Phases, living: Callable[[], Iterable[Tensor]]) -> Recording:

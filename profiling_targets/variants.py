@@ -1,8 +1,6 @@
 """One attention variant at one shape: its error, its time, and all memory that it allocates.
 
-``python -m profiling_targets.variants --implementation flash --causal`` measures one. On a CPU the variants naive,
-blocked, fused and flash are those of ``attention_cpu.cpp``, forward only; the others, and all of them on a GPU, those
-of ``attention_variants.py``.
+``python -m profiling_targets.variants --implementation flash --causal`` measures one of ``attention_variants.py``.
 """
 
 from __future__ import annotations
@@ -13,20 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nsys_analyzer.experiments.variants import (
-    CPP_VARIANTS,
-    TARGET,
-    VariantPass,
-    VariantsCase,
-    VariantsFigures,
-)
+from nsys_analyzer.experiments.variants import TARGET, VariantPass, VariantsCase, VariantsFigures
 from nsys_analyzer.runs.rows import Times
 from profiling_targets.attention_variants import (
     IMPLEMENTATIONS,
-    Attend,
     Passes,
     check_error,
-    cpp_attention,
     max_error,
     relative_error,
     sdpa,
@@ -49,9 +39,13 @@ _LONG_MS, _LONG_STEPS = 1000.0, 3
 def measure(case: VariantsCase, figures: VariantsFigures) -> None:
     """Checks a variant against PyTorch's attention in fp64, then counts its memory and times it."""
     set_precision("fp32")
-    attend, has_backward = _find(case)
+    if case.implementation == "flash" and case.device == "cpu":
+        raise NotHereError("Triton's kernels need a GPU; tiled is the same algorithm")
+    attend = IMPLEMENTATIONS[case.implementation]
     shape = (case.batch_size, case.heads, case.context_length, case.d_head)
-    passes = Passes.random(attend, shape, case.device, case.precision, backward=case.backward and has_backward)
+    passes = Passes.random(
+        lambda q, k, v: attend(q, k, v, case.causal), shape, case.device, case.precision, backward=case.backward
+    )
     figures.inputs_bytes = sum(tensor.nbytes for tensor in passes.inputs)
     figures.tolerance, figures.relative_tolerance = TOLERANCES[case.precision], RELATIVE_TOLERANCES[case.precision]
     exact = passes.like(lambda q, k, v: sdpa(q, k, v, case.causal), lambda tensor: checked_heads(tensor).double())
@@ -61,16 +55,6 @@ def measure(case: VariantsCase, figures: VariantsFigures) -> None:
         figures.forward_backward = VariantPass()
         both = figures.forward_backward
         _measure("forward_backward", case, both, lambda: passes.end_to_end()[1:], lambda: exact.end_to_end()[1:])
-
-
-def _find(case: VariantsCase) -> tuple[Attend, bool]:
-    """Returns the variant, and whether it has a backward pass."""
-    if case.device == "cuda" or case.implementation not in CPP_VARIANTS:
-        attend = IMPLEMENTATIONS[case.implementation]
-        return lambda q, k, v: attend(q, k, v, case.causal), True
-    if case.precision != "fp32":
-        raise NotHereError(f"The C++ variant {case.implementation} computes in fp32 alone")
-    return lambda q, k, v: cpp_attention(case.implementation, q, k, v, case.causal), False
 
 
 def _forward(passes: Passes) -> tuple[Tensor]:

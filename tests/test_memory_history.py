@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import pickletools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,7 +44,7 @@ def test_a_layer_keeps_what_its_shapes_say(precision: str, batch_size: int) -> N
     figures = figures_of(replace(CASE, precision=precision, batch_size=batch_size))
     assert figures["layer_saves_bytes"] == figures["layer_saves_by_shapes_bytes"]
     assert sum(line["bytes"] for line in figures["layer_saves"]) == figures["layer_saves_bytes"]
-    assert figures["residual_seen_bytes"] == figures["residual_bytes"] == 4 * batch_size * 16 * 32
+    assert figures["residual_bytes"] == 4 * batch_size * 16 * 32
     # Beside the layers, the embedding, the final norm and the logits outlive forward.
     assert figures["kept_bytes"] >= 3 * figures["layer_saves_bytes"] + figures["logits_bytes"]
 
@@ -66,8 +65,7 @@ def test_a_full_step_gives_back_what_it_takes() -> None:
     assert max(levels) == figures["step_peak_bytes"]
     assert len(levels) <= 1000
     for phase in figures["phases"]:
-        assert phase["wall_ms"] >= phase["issue_ms"] > 0
-        assert phase["allocator_ms"] == pytest.approx(phase["allocations"] * figures["cached_call_us"] / 1e3)
+        assert phase["wall_ms"] > 0
 
 
 def test_the_recorder_sees_the_peak_of_an_unmarked_forward() -> None:
@@ -88,12 +86,6 @@ def test_an_allocation_is_told_its_line() -> None:
     assert lines["weights = scores.exp()"] == 1
     assert lines["x = x + self.attention(self.attention_norm(x), cos, sin, masked)"] == 1
     assert lines["weights = weights / weights.sum(dim=-1, keepdim=True)"] == 2
-
-
-def test_in_backward_a_node_of_autograd_stands_for_the_line() -> None:
-    backward = [one for one in figures_of(CASE)["largest"] if one["phase"] == "backward"]
-    assert backward
-    assert all(one["source"].endswith("Backward0") and one["code"] == "" for one in backward)
 
 
 def test_the_times_are_of_steps_without_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +125,7 @@ def test_the_innermost_line_of_the_model_is_the_source() -> None:
     of_norm = source_of([MODULE, IN_NORM, MODULE, IN_BLOCK, FINAL])
     assert of_norm.line == f"transformer.py:{NORM} forward"
     assert of_norm.in_block
-    assert not of_norm.is_residual
-    assert source_of([IN_BLOCK, MODULE, FINAL]).is_residual
+    assert source_of([IN_BLOCK, MODULE, FINAL]).in_block
     assert not source_of([MODULE, IN_NORM, FINAL]).in_block  # the final norm is in no layer
     assert source_of([MODULE]).line == ""
     assert code_of(of_norm.line).startswith("normed = x32")
@@ -161,25 +152,11 @@ def _history(began_us: int) -> list[dict[str, Any]]:
 
 
 def test_the_allocators_history_becomes_events() -> None:
-    events, calls = memory_recording.reduced(_history(5_000_000), 5_000_000_000)
+    events = memory_recording.reduced(_history(5_000_000), 5_000_000_000)
     assert [(event.ms, event.bytes, event.address) for event in events] == [
         (pytest.approx(0.1), 512, 0xA), (pytest.approx(0.45), 1000, 0xB), (pytest.approx(0.5), -512, 0xA),
     ]  # fmt: skip
-    assert [(event.source.in_block, event.source.is_residual) for event in events] == [
-        (True, False),
-        (True, True),
-        (False, False),
-    ]
-    (call,) = calls
-    assert (call.ms, call.bytes, call.since_ms) == (pytest.approx(0.4), 2 << 20, pytest.approx(0.3))
-
-
-#: What the viewer's unpickler knows. Source: ``unpickle`` in PyTorch's torch/utils/viz/MemoryViz.js.
-VIEWER_OPCODES = (
-    "APPENDS BINGET BININT BININT1 BININT2 EMPTY_DICT EMPTY_LIST FRAME LONG1 LONG_BINGET MARK MEMOIZE PROTO SETITEMS "
-    "SHORT_BINUNICODE STOP TUPLE2 APPEND NEWFALSE BINPUT BINUNICODE EMPTY_TUPLE NEWTRUE NONE BINFLOAT TUPLE TUPLE1 "
-    "TUPLE3 LONG_BINPUT LIST DICT SETITEM"
-)
+    assert [event.source.in_block for event in events] == [True, True, False]
 
 
 def _snapshot(trace: list[dict[str, Any]]) -> dict[str, Any]:
@@ -187,21 +164,6 @@ def _snapshot(trace: list[dict[str, Any]]) -> dict[str, Any]:
     block["frames"] = [{"filename": MODEL, "line": ADD, "name": "forward"}]
     segment = {"address": 0xB, "total_size": 2 << 20, "stream": 0, "segment_pool_id": (0, 0), "blocks": [block]}
     return {"segments": [segment], "device_traces": [trace], "allocator_settings": {"expandable_segments": False}}
-
-
-def test_a_snapshot_is_small_and_the_viewer_can_read_it() -> None:
-    trace = [entry for us in range(0, 200_000, 1000) for entry in _history(1_700_000_000_000_000 + us)]
-    packed = pickle.dumps(memory_recording.made_small(_snapshot(trace)), 4)
-    assert {opcode.name for opcode, _, _ in pickletools.genops(packed)} <= set(VIEWER_OPCODES.split())
-    assert len(packed) < 70 * len(trace)  # bytes of an entry, its stack written once for all
-    read = pickle.loads(packed)
-    first, second, *_ = read["device_traces"][0]
-    assert [frame["filename"] for frame in first["frames"]] == [
-        "torch/nn/modules/module.py", "profiling_targets/transformer.py",
-        "torch/nn/modules/module.py", "profiling_targets/transformer.py",
-    ]  # fmt: skip
-    assert second["frames"] == []
-    assert read["segments"][0]["blocks"][0]["frames"][0]["line"] == ADD
 
 
 class _Memory:
@@ -239,7 +201,6 @@ def test_recording_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert [span.name for span in recording.spans] == ["forward", "loss"]
     assert all(0 <= event.ms <= recording.spans[0].end_ms for event in recording.events)
     assert recording.statistics["forward"]["requested_bytes"] == 1512
-    assert len(recording.device_calls) == 1
     assert pickle.loads(path.read_bytes())["device_traces"]
 
 
@@ -259,37 +220,13 @@ def test_the_figures_of_a_gpus_recording(monkeypatch: pytest.MonkeyPatch) -> Non
     memory.install(monkeypatch)
     measured = MemoryFigures()
     recording = memory_recording.record_on_gpu({"forward": memory.work}, None)
-    memory_history.add_figures(recording, measured, {"forward": (2.0, 1.0)}, 1.0, 1)
+    memory_history.add_figures(recording, measured, {"forward": 2.0}, 1)
     figures = written(measured)
     (phase,) = figures["phases"]
-    assert figures["forward_peak_bytes"] == phase["counted_peak_bytes"] == 512 + 1000
+    assert figures["forward_peak_bytes"] == phase["peak_bytes"] == 512 + 1000
     assert figures["reserved_peak_bytes"] == 2 << 20
-    assert (phase["device_allocations"], phase["device_frees"]) == (1, 0)
-    assert phase["device_calls_ms"] == pytest.approx(0.3, abs=0.01)
-    assert figures["layer_saves_bytes"] == figures["kept_bytes"] == figures["residual_seen_bytes"] == 1000
-
-
-def test_the_cold_step_comes_after_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, for which stand a model on the CPU and an allocator that counts 5 segments for each phase."""
-    config, order = memory_history.config_of(CASE), []
-    _Memory().install(monkeypatch)
-    counts = iter((10, 15))
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"segment.all.allocated": next(counts)})
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
-    monkeypatch.setattr(memory_history, "config_of", lambda _: config)
-    monkeypatch.setattr(memory_history, "_cached_call_us", lambda *_: 2.0)
-    recorded = memory_history._recorded
-
-    def record(_: MemoryCase, training: Training) -> Any:
-        order.append("recorded")
-        return recorded(CASE, training)
-
-    monkeypatch.setattr(memory_history, "_recorded", record)
-    figures = figures_of(replace(CASE, device="cuda"))
-    assert order == ["recorded", "emptied"]
-    assert figures["cold_device_calls"] == 15 - 10
-    assert all(phase["cold_ms"] > 0 for phase in figures["phases"])
-    assert figures["cold_step_ms"] >= sum(phase["cold_ms"] for phase in figures["phases"])
+    assert phase["wall_ms"] == 2.0
+    assert figures["layer_saves_bytes"] == figures["kept_bytes"] == 1000
 
 
 def test_the_snapshot_lies_in_the_benchs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

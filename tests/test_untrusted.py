@@ -19,12 +19,13 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.experiments.model import Bench, Results
-from nsys_analyzer.experiments.results import BENCHES, read_results
+from nsys_analyzer.experiments.results import BENCHES, read_rows
+from nsys_analyzer.experiments.section import make_section
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report, Section
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.runs.rows import loaded, written
+from nsys_analyzer.runs.rows import NAME, loaded, written
 from nsys_analyzer.text import Text
 from nsys_analyzer.trace.metadata import Recording
 from tests.conftest import ROOT
@@ -149,7 +150,8 @@ COMMITTED: dict[str, tuple[Bench, Results]] = {}
 def committed(name: str) -> tuple[Bench, Results]:
     """A committed experiment, read once."""
     if name not in COMMITTED:
-        COMMITTED[name] = read_results(ROOT / "examples" / "benches" / name, name)
+        bench, _, rows = read_rows(ROOT / "examples" / "benches" / name / NAME)
+        COMMITTED[name] = bench, Results(rows, name)
     return COMMITTED[name]
 
 
@@ -166,12 +168,9 @@ def hostile_section(bench: Bench, results: Results, poison: str) -> Section:
         for row in results.rows
     ]
     broken = replace(rows[-1], status="failed", message=f"{poison}Error: it broke", figures=type(rows[-1].figures)())
-    hostile = replace(
-        results, rows=(*rows[:-1], broken), captures=poisoned(results.captures, poison), folder=f"{poison}folder"
-    )
-    return bench.section(hostile)
+    return make_section(bench, Results((*rows[:-1], broken), f"{poison}folder"))
 
 
 def figures(row: Mapping[str, Any], poison: str) -> Mapping[str, Any]:
     """The figures with hostile lines of code, which a target reads from the program, and paths of what it left."""
-    return {**row, **poisoned({key: row[key] for key in ("largest", "snapshot") if row.get(key)}, poison)}
+    return {**row, **poisoned({key: row[key] for key in ("layer_saves", "snapshot") if row.get(key)}, poison)}

@@ -61,9 +61,6 @@ def _command(experiment: Bench) -> click.Command:
         text = f"{words}. Default: {cuda}{'' if cpu == cuda else f'; {cpu} on a CPU'}."
         kind, unit = one.choices or one.kind, one.unit if one.kind is int else "NAME"
         decorators.append(valued(MEASURED, one.flag, one.name, kind, unit, text, least=one.least, in_list=one.several))
-    if experiment.captures:
-        default = "Default: nsys where it and a GPU are there, else torch."
-        decorators.append(option(MEASURED, "--profiler", type=Choice(["nsys", "torch"]), help=default))
     default = "Default: cuda where there is a GPU."
     decorators.append(option(MEASURED, "--device", type=Choice(["cuda", "cpu"]), help=default))
     decorators.append(running_options(Path("bench") / experiment.name))

@@ -1,49 +1,49 @@
-"""FlashAttention-2 in Triton against unfused attention and PyTorch's own: latency, memory, share of the roofline."""
+"""FlashAttention-2 in Triton against unfused attention and PyTorch's own: latency, memory, FLOP/s."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
 
-from nsys_analyzer.analysis.transformer.peaks import find_peaks, roofline_ms
-from nsys_analyzer.experiments.attention import WithHeads, drawn_width, fused_rates, unfused_rates
-from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
-from nsys_analyzer.experiments.section import (
-    MinimumMemory,
-    Rate,
-    curves,
-    endings,
+from nsys_analyzer.experiments.attention import drawn_width
+from nsys_analyzer.experiments.model import (
+    AnyRow,
+    Bench,
+    Results,
+    Settings,
     figure,
+    grid,
     mean_ms,
+    option,
     ratio,
-    section,
-    span,
+    several,
+    single,
 )
-from nsys_analyzer.report.model import Block, Cell, Column, Details, Figure, Section, Table
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import format_number, percent
-from nsys_analyzer.runs.rows import CaseTarget, Row, Task
-from nsys_analyzer.text import Words, phrase, plural
+from nsys_analyzer.experiments.precision import scientific
+from nsys_analyzer.experiments.section import curves, rows_table, side_by_side, span
+from nsys_analyzer.report.model import Block, Cell, Details
+from nsys_analyzer.report.units import format_number
+from nsys_analyzer.runs.rows import CaseTarget, Task
+from nsys_analyzer.text import Words, phrase
 
 IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
-NAMES = {"flash": "flash", "unfused": "unfused", "sdpa": "SDPA", "sdpa_flash": "SDPA flash"}
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
-_ALONE = {"forward": "forward", "backward": "backward"}
 _CONTEXTS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
-_ENOUGH_CALLS = 5
+#: FLOPs for each visible score and feature of a head: two matmuls forward, and five backward with one recomputed.
+_FLOPS = {"forward": 4, "backward": 10, "end_to_end": 14}
 _DEFINITIONS = phrase(
     "*Latency* is the median; *end to end* is forward and backward measured as one. At short contexts it is the fixed "
     "cost of a call, Python and launches. *÷ fastest peer* is flash's time ÷ the least time of the others: below 1 "
-    "flash is faster. The *roofline* is the least time for the matmuls of the visible scores (4·d_head FLOPs each "
-    "forward, 10·d_head backward, where they are recomputed), or for moving each tensor once, whichever is longer; a "
-    "causal mask leaves S·(S + 1) ÷ 2 of S² scores. *Error* is the largest difference from unfused attention in fp32 ÷ "
-    "its largest number, over the output and each gradient; what exceeds its tolerance is not timed."
+    "flash is faster. *FLOP/s* are those of the matmuls of the visible scores, 4·d_head for each forward and 10·d_head "
+    "backward, where they are recomputed; a causal mask leaves S·(S + 1) ÷ 2 of S² scores. *Error* is the largest "
+    "difference from unfused attention in fp32 ÷ its largest number, over the output and each gradient; what exceeds "
+    "its tolerance is not timed."
 )
 
 
 @dataclass(frozen=True)
-class FlashCase(WithHeads):
+class FlashCase:
     """One implementation and shape: queries, keys and values of (batch_size, heads, context_length, d_head)."""
 
     device: str
@@ -65,11 +65,6 @@ class FlashCase(WithHeads):
     measured_ms: int = option(100, "milliseconds that do_bench measures for, on a GPU; more for five calls")
     warmup_steps: int = option(1, "calls before the measured ones, without do_bench", least=0)
     steps: int = option(3, "measured calls without do_bench: on a CPU, and of passes longer than 100 ms")
-
-    @property
-    def name(self) -> str:
-        """The case in a sentence."""
-        return f"{NAMES[self.implementation]}, {self.precision}, d_head {self.d_head}, context {self.context_length:,}"
 
 
 @dataclass
@@ -105,260 +100,103 @@ class FlashFigures:
 
 
 TARGET = CaseTarget("profiling_targets.flash", FlashCase, FlashFigures)
-FlashRow = Row[FlashCase, FlashFigures]
 
 
 def _cases(settings: Settings) -> Iterator[Task[FlashCase]]:
     excluded = ("sdpa_flash", "fp32", "cuda")  # SDPA's FlashAttention backend takes no fp32 on a GPU
-    for task in grid(TARGET, settings, lambda case: case.name):
+    for task in grid(TARGET, settings):
         if (task.case.implementation, task.case.precision, task.case.device) != excluded:
             yield task
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Highest rates of the device in one precision, and their source."""
-
-    flops_per_s: float
-    bytes_per_s: float
-    source: str
-
-    def least_ms(self, row: FlashRow, name: str) -> float:
-        """Returns the roofline of a pass."""
-        shape = row.case.shape
-        both = ((shape.forward_flops, shape.forward_bytes), (shape.backward_flops, shape.backward_bytes))
-        forward, backward = (roofline_ms(*work, self.flops_per_s, self.bytes_per_s) for work in both)
-        return {"forward": forward, "backward": backward, "end_to_end": forward + backward}[name]
+def flops_per_s(row: AnyRow, name: str) -> float | None:
+    """Returns the matmuls' FLOP/s of a pass."""
+    case, ms = row.case, mean_ms(row, name)
+    length = case.context_length
+    scores = case.batch_size * case.heads * (length * (length + 1) / 2 if case.causal else length**2)
+    return _FLOPS[name] * case.d_head * scores / ms * 1e3 if ms else None
 
 
-def find_limits(results: Results, precision: str) -> Limits | None:
-    """Returns the datasheet's peaks of the GPU, else the measured ceilings; None where neither is known."""
-    peaks = find_peaks(results.gpu)
-    in_three = results.on_gpu and any(row.case.fp32_products == "tf32x3" for row in results.rows_of(TARGET))
-    if peaks and "tf32" in peaks.flops_per_s and precision == "fp32" and in_three:
-        source = "the datasheet's peaks, an fp32 matmul as three in TF32"
-        return Limits(peaks.flops_per_s["tf32"] / 3, peaks.bytes_per_s, source)
-    if peaks and precision in peaks.flops_per_s:
-        return Limits(peaks.flops_per_s[precision], peaks.bytes_per_s, "the datasheet's peaks")
-    ceiling = results.ceilings.get(precision)
-    matmul, copy = (figure(ceiling, name) for name in ("product_flops_per_s", "copy_bytes_per_s"))
-    return Limits(matmul, copy, "the measured ceilings") if matmul and copy else None
+def over_peers(rows: dict[str, AnyRow], name: str) -> float | None:
+    """Returns flash's time ÷ that of the fastest other implementation, of rows by implementation."""
+    times = [ms for which, row in rows.items() if which != "flash" and (ms := mean_ms(row, name))]
+    return ratio(mean_ms(rows.get("flash"), name), min(times, default=None))
 
 
-class Compared:
-    """The rows of one precision, side by side.
-
-    Attributes:
-        limits: of the device in this precision, None where they are not known.
-        implementations: those that were run, ours last.
-        shapes: each d_head and context length, the smallest first.
-    """
-
-    def __init__(self, results: Results, precision: str) -> None:
-        self.precision, self.limits = precision, find_limits(results, precision)
-        found = dict.fromkeys(row.case.implementation for row in results.rows_of(TARGET))
-        self.implementations = sorted(found, key=lambda name: name == "flash")
-        rows = [row for row in results.rows_of(TARGET) if row.case.precision == precision]
-        self.rows = sorted(rows, key=lambda row: row.case.context_length)
-        self.shapes = sorted({(row.case.d_head, row.case.context_length) for row in rows})
-        self._rows = {(row.case.implementation, row.case.d_head, row.case.context_length): row for row in rows}
-
-    def of(self, implementation: str) -> list[FlashRow]:
-        """Returns the rows of an implementation, the shortest context first."""
-        return [row for row in self.rows if row.case.implementation == implementation]
-
-    def find(self, implementation: str, d: int, length: int) -> FlashRow | None:
-        """Returns the row of a shape."""
-        return self._rows.get((implementation, d, length))
-
-    def over_peer(self, row: FlashRow, name: str, peer: str | None = None) -> float | None:
-        """Returns a row's time ÷ that of another implementation of its shape, by default the fastest, or None."""
-        peers = [peer] if peer else [other for other in self.implementations if other != row.case.implementation]
-        others = [self.find(other, row.case.d_head, row.case.context_length) for other in peers]
-        times = [time for other in others if (time := mean_ms(other, name))]
-        return ratio(mean_ms(row, name), min(times, default=None))
-
-    def of_roofline(self, row: FlashRow, name: str) -> float | None:
-        """Returns the share of the roofline that a pass reaches; None where either is not known."""
-        return ratio(self.limits.least_ms(row, name), mean_ms(row, name)) if self.limits else None
-
-
-def _section(results: Results) -> Section:
-    rows = results.rows_of(TARGET)
-    compared = [Compared(results, precision) for precision in dict.fromkeys(row.case.precision for row in rows)]
-    return section(
-        "flash",
-        "FlashAttention-2 against unfused attention and SDPA",
-        results,
-        rows,
-        lambda row: row.case.name,
-        answers=_answers(results, compared),
-        **_conditions(results, rows),
-        warnings=_few_calls(rows),
-        blocks=_blocks(compared),
-        definitions=_DEFINITIONS,
-        rates=[rate for row in rows for rate in rates(row)],
-        memory=minimum_memory(rows),
-    )
-
-
-def _answers(results: Results, every: Sequence[Compared]) -> Iterator[Words]:
-    """Yields flash's time and memory against its peers, its share of the roofline, and what failed."""
-    for compared in every:
-        if ours := [row for row in compared.of("flash") if row.ok]:
-            length = ours[-1].case.context_length
-            longest = [row for row in ours if row.case.context_length == length]
-            parts = []
-            for words, peer in (("its fastest peer", None), ("SDPA's FlashAttention backend", "sdpa_flash")):
-                factors = (compared.over_peer(row, "end_to_end", peer) for row in longest)
-                if known := [factor for factor in factors if factor is not None]:
-                    parts.append(f"{span(known, 'factor')} the time of {words}")
-            if parts:
-                where = f"At context {length:,} in {compared.precision}, forward and backward"
-                yield f"{where}, flash takes {' and '.join(parts)}."
-            if limits := compared.limits:
-                best = (f"{percent(max(compared.of_roofline(row, key) or 0 for row in ours))} {key}" for key in _ALONE)
-                reached = " and ".join(best)
-                yield f"Flash reaches at best {reached} of the {compared.precision} roofline ({limits.source})."
+def _answers(results: Results) -> Iterator[Words]:
+    """Yields flash's time against its peers, its FLOP/s, and its memory beside unfused attention."""
+    for precision in dict.fromkeys(row.case.precision for row in results.rows_of(TARGET)):
+        ours = [row for row in results.rows_of(TARGET)
+                if row.ok and (row.case.implementation, row.case.precision) == ("flash", precision)]  # fmt: skip
+        if not ours:
+            continue
+        for peer, words in (("unfused", "unfused attention"), ("sdpa", "PyTorch's SDPA")):
+            gains = [(row.case.context_length, gain) for row in ours
+                     if (gain := results.gain(row, "end_to_end", implementation=peer))]  # fmt: skip
+            if gains:
+                longest, _ = max(gains)
+                at = span(gain for length, gain in gains if length == longest)
+                where = f"At context {longest:,} in {precision}, forward and backward"
+                yield f"{where}, flash is {at} as fast as {words}."
+        rates = [max(flops_per_s(row, name) or 0.0 for row in ours) for name in ("forward", "backward")]
+        forward, backward = (format_number(rate, "flop/s") for rate in rates)
+        yield f"In {precision} flash reaches {forward} forward and {backward} backward."
         # The longest context at which the memory of both is known.
-        for row in reversed(compared.of("unfused")):
-            d, length = row.case.d_head, row.case.context_length
-            flash = figure(compared.find("flash", d, length), "peak_bytes")
-            if flash and row.figures.peak_bytes:
-                unfused, fused = (format_number(size, "bytes") for size in (row.figures.peak_bytes, flash))
-                of = f"context {length:,} ({compared.precision}, d_head {d})"
-                yield f"At {of} unfused attention needs {unfused} above its inputs, flash {fused}."
+        for row in sorted(ours, key=lambda row: -row.case.context_length):
+            unfused = figure(results.beside(row, implementation="unfused"), "peak_bytes")
+            if unfused and row.figures.peak_bytes:
+                needs, fused = (format_number(size, "bytes") for size in (unfused, row.figures.peak_bytes))
+                of = f"context {row.case.context_length:,} ({precision}, d_head {row.case.d_head})"
+                yield f"At {of} unfused attention needs {needs} above its inputs, flash {fused}."
                 break
-    yield from endings(results.rows_of(TARGET), lambda row: row.case.name, "Nothing ran out of memory.")
     if not results.on_gpu:
         yield "Without a GPU, flash is the same algorithm as tiles in PyTorch: its times say nothing of the kernels."
 
 
-def _conditions(results: Results, rows: Sequence[FlashRow]) -> dict[str, str]:
-    case = rows[0].case
-    calls = f"{case.steps} {plural(case.steps, 'call')}"
-    warmup, measured = f"{case.warmup_steps} {plural(case.warmup_steps, 'call')}", f"{calls} of each pass"
-    synchronized = "after each call"
-    if results.on_gpu:
-        warmup, measured = f"{case.warmup_ms} ms", f"{case.measured_ms} ms of each pass by triton.testing.do_bench"
-        measured += f", {calls} of one that takes over 100 ms"
-        synchronized = "by do_bench, with events around each call, the L2 cache cleared before it"
-    measured += f", batch {case.batch_size}, {case.heads} heads, {'' if case.causal else 'not '}causal"
-    gradients = "recorded in forward for queries, keys and values; backward alone is repeated from one forward"
-    return {"warmup": warmup, "measured": measured, "synchronized": synchronized, "gradients": gradients}
+def _blocks(results: Results) -> Iterator[Block]:
+    """Yields the latency of both passes, figures, errors, and the rest folded away."""
+    rows = results.rows_of(TARGET)
+    implementations = [name for name in IMPLEMENTATIONS if any(row.case.implementation == name for row in rows)]
+    tables = []
+    for name, title in PASSES.items():
 
+        def over(group: dict[str, AnyRow], name: str = name) -> Cell:
+            return over_peers(group, name)
 
-def _few_calls(rows: Sequence[FlashRow]) -> Iterator[Words]:
-    """Yields how many passes took so long that few calls fit the time of do_bench."""
-    passes = [(row.case, times) for row in rows for name in PASSES if (times := figure(row, name))]
-    few = sum(
-        times.timer == "do_bench" and (times.measured_ms or case.measured_ms) < _ENOUGH_CALLS * times.ms
-        for case, times in passes
-    )
-    if few:
-        yield phrase("**Few calls**: do_bench made fewer than {} in {} of {} passes.", _ENOUGH_CALLS, few, len(passes))
+        def rate(group: dict[str, AnyRow], name: str = name) -> Cell:
+            return flops_per_s(group["flash"], name) if "flash" in group else None
 
-
-def _blocks(every: Sequence[Compared]) -> Iterator[Block]:
-    """Yields the latency of both passes, figures, kernels with their errors, and the rest folded away."""
-    yield from (_latency(compared, "end_to_end") for compared in every)
-    for compared in every:
-        yield from _figures(compared)
-    cells: list[tuple[Cell, ...]] = []
-    for compared in every:
-        for name in compared.implementations:
-            figures = [row.figures for row in compared.of(name)]
-            kernels = ", ".join(dict.fromkeys(found.kernel for found in figures if found.kernel))
-            errors = [found.max_error for found in figures if found.max_error is not None]
-            worst = f"{max(errors):.1e}" if errors else None
-            cells.append((NAMES[name], compared.precision, kernels or None, len(errors), worst))
-    columns = (
-        Column("implementation"), Column("precision"), Column("kernel"), Column("shapes", "count"), Column("error"),
+        latency = side_by_side(
+            rows, "implementation", f"Latency {title}:",
+            {one: (f"{one} ms", "ms", f"{name}.ms") for one in implementations},
+            ("÷ fastest peer", "factor", over), ("flash FLOP/s", "flop/s", rate),
+        )  # fmt: skip
+        tables.append(latency)
+    memory = side_by_side(
+        rows, "implementation", "Peak memory of forward and backward above the inputs:",
+        {one: (one, "bytes", "peak_bytes") for one in implementations},
     )  # fmt: skip
-    caption = "Kernel, and largest error against unfused attention in fp32, up to context 4,096:"
-    yield Table(columns, tuple(cells), caption)
-    for compared in every:
-        peaks = [
-            Field(NAMES[name], "bytes", _of(compared, name, lambda row: row.figures.peak_bytes))
-            for name in compared.implementations
-        ]
-        caption = f"Peak memory of forward and backward above the inputs, {compared.precision}:"
-        memory = table((*_SHAPE, *peaks), compared.shapes, caption, names=2)
-        title = f"Forward and backward alone, and memory, {compared.precision}"
-        yield Details(title, (*(_latency(compared, name) for name in _ALONE), memory))
-
-
-_Shape: TypeAlias = tuple[int, int]
-_SHAPE: tuple[Field[_Shape], ...] = (
-    Field("d_head", "count", lambda shape: shape[0]),
-    Field("context", "count", lambda shape: shape[1]),
-)
-
-
-def _of(compared: Compared, name: str, value: Callable[[FlashRow], Cell]) -> Callable[[_Shape], Cell]:
-    """Returns a figure of an implementation by d_head and context length; where a row has none, how it ended."""
-
-    def cell(shape: _Shape) -> Cell:
-        row = compared.find(name, *shape)
-        found = value(row) if row else None
-        return row.status if row and not row.ok and found is None else found
-
-    return cell
-
-
-def _latency(compared: Compared, name: str) -> Table:
-    """Returns the latency of a pass of each implementation, and flash's against its fastest peer and the roofline."""
-    times = [
-        Field(f"{NAMES[implementation]} ms", "ms", _of(compared, implementation, lambda row: mean_ms(row, name)))
-        for implementation in compared.implementations
-    ]
-    fields: tuple[Field[_Shape], ...] = (
-        *_SHAPE,
-        *times,
-        Field("÷ fastest peer", "factor", _of(compared, "flash", lambda row: compared.over_peer(row, name))),
-        Field("of roofline", "percent", _of(compared, "flash", lambda row: compared.of_roofline(row, name))),
-    )
-    return table(fields, compared.shapes, f"Latency {PASSES[name]}, {compared.precision}:", names=2)
-
-
-def _figures(compared: Compared) -> Iterator[Figure]:
-    """Yields the latency of each pass over the context length, at one d_head."""
-    d = drawn_width(d for d, _ in compared.shapes)
-    for key, words in PASSES.items():
-        points = {
-            title: [(row.case.context_length, mean_ms(row, key)) for row in compared.of(name) if row.case.d_head == d]
-            for name, title in NAMES.items()
-        }
-        title = f"Latency of attention, {words}, {compared.precision}, d_head {d}"
-        yield from curves(f"flash-{compared.precision}-{key.replace('_', '-')}", title, points, "ms")
-
-
-def rates(row: FlashRow) -> Iterator[Rate]:
-    """Returns work of each measured pass: of fused attention what the roofline counts, of unfused attention its own."""
-    case, label = row.case, f"{{}} of {row.case.name}"
-    if case.implementation == "unfused":
-        # Forward's matmuls write and read the scores; scale, mask and softmax do both.
-        return unfused_rates(row, label, 8 if case.causal else 6)
-    # On a GPU SDPA's kernel makes an fp32 matmul of three in TF32 (CUTLASS's 3xTF32), ours where it is asked to.
-    in_fp32 = case.device == "cpu" or (case.implementation == "flash" and case.fp32_products == "ieee")
-    return fused_rates(row, label, _ALONE, in_three=case.precision == "fp32" and not in_fp32)
-
-
-def minimum_memory(rows: Sequence[FlashRow]) -> Iterator[tuple[str, MinimumMemory]]:
-    """Yields tensors at the end of backward, by the implementation."""
-    for row in rows:
-        shape, name = row.case.shape, row.case.implementation
-        least, why = 4 * shape.tensor_bytes + shape.lse_bytes, "output, three gradients, a number a row"
-        if name == "unfused":
-            least, why = 2 * shape.square_bytes + shape.tensor_bytes, "weights, their gradient, output"
-        if measured := row.figures.peak_bytes:
-            yield name, MinimumMemory(row.case.name, measured, least, why)
+    yield tables[-1]
+    yield memory
+    d = drawn_width(row.case.d_head for row in rows)
+    for precision in dict.fromkeys(row.case.precision for row in rows):
+        shown = [row for row in rows if (row.case.d_head, row.case.precision) == (d, precision)]
+        for name, title in PASSES.items():
+            key = f"flash-{precision}-{name.replace('_', '-')}"
+            title = f"Latency of attention, {title}, {precision}, d_head {d}"
+            yield from curves(key, title, shown, partial(mean_ms, path=name), "ms")
+    checked = rows_table(
+        rows, "Errors against unfused attention in fp32, up to context 4,096, and kernels:",
+        ("error", "text", lambda row: scientific(row.figures.max_error)), ("kernel", "text", "kernel"),
+    )  # fmt: skip
+    yield Details("Forward and backward alone, errors and kernels", (*tables[:-1], checked))
 
 
 BENCH = Bench(
-    "flash",
-    "FlashAttention-2 in Triton against unfused attention and SDPA: latency, memory, and the roofline.",
-    (
+    name="flash",
+    title="FlashAttention-2 against unfused attention and SDPA",
+    summary="FlashAttention-2 in Triton against unfused attention and SDPA: latency, memory, and FLOP/s.",
+    options=(
         several(FlashCase, "implementation", IMPLEMENTATIONS, ("flash", "unfused", "sdpa")),
         several(FlashCase, "precision", ("bf16", "fp32"), ("fp32",)),
         several(FlashCase, "d_head", (16, 32, 64, 128), (64,)),
@@ -366,7 +204,16 @@ BENCH = Bench(
         *single(FlashCase, "batch_size", "heads", "causal", "fp32_products", "warmup_ms", "measured_ms"),
         *single(FlashCase, "warmup_steps", "steps"),
     ),
-    lambda settings: tuple(_cases(settings)),
-    _section,
     targets=(TARGET,),
+    cases=_cases,
+    how={
+        "warm-up": "{warmup_ms} ms on a GPU, else {warmup_steps} calls",
+        "measured": "on a GPU {measured_ms} ms of each pass by triton.testing.do_bench, else {steps} calls; batch "
+        "{batch_size}, {heads} heads, causal {causal}",
+        "synchronized": "after each call; on a GPU the L2 cache is cleared before it",
+        "gradients": "recorded in forward for queries, keys and values; backward alone is repeated from one forward",
+    },
+    answers=_answers,
+    blocks=_blocks,
+    definitions=_DEFINITIONS,
 )

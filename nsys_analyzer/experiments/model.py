@@ -1,4 +1,4 @@
-"""Experiments: their options, the tasks that targets measure, and the section that is made from the rows.
+"""Experiments: their options, the tasks that targets measure, and what is said of the rows.
 
 A new experiment is a module ``experiments/NAME.py``, an entry in ``BENCHES`` and a target in ``profiling_targets/``:
 
@@ -6,40 +6,28 @@ A new experiment is a module ``experiments/NAME.py``, an entry in ``BENCHES`` an
   fields have a unit in their names and are None until they are measured, and the ``CaseTarget`` of both;
 - the target imports these and fills the figures: ``harness.main(TARGET, measure)``;
 - its ``BENCH`` says which of the case's options it has (``several`` values of one, or a ``single`` one for all tasks),
-  which tasks come of them (``grid``), and makes the section of ``results.rows_of(TARGET)``.
+  the conditions, and what answers, tables and figures the rows give. ``section`` makes the rest, the same for all.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
 
 from nsys_analyzer.configuration import OPTIONS, Option
-from nsys_analyzer.report.model import Section
+from nsys_analyzer.report.model import Block
 from nsys_analyzer.runs.rows import CaseTarget, Row, Task, written
-
-if TYPE_CHECKING:  # numpy comes with them, and help need not wait for it
-    from nsys_analyzer.analysis.summary.summary import CaptureSummary
-    from nsys_analyzer.runs.targets import Target
+from nsys_analyzer.text import Words
 
 C = TypeVar("C")
 F = TypeVar("F")
-T = TypeVar("T")
 #: A row of any target.
 AnyRow: TypeAlias = Row[Any, Any]
-
-
-def require(figure: T | None) -> T:
-    """Returns a figure that every row has which was measured to its end.
-
-    Raises:
-        LookupError: it is missing.
-    """
-    if figure is None:
-        raise LookupError("a row that was measured lacks a figure")
-    return figure
+#: Options that say how something is measured, and not what.
+CONDITIONS = ("device", "snapshot", "steps", "warmup_steps", "warmup_tokens", "warmup_ms", "measured_ms")
 
 
 def option(
@@ -95,45 +83,98 @@ class Settings:
 
 
 def grid(
-    target: CaseTarget[C, Any], settings: Settings, label: Callable[[C], str], *,
-    environment: Mapping[str, str] | None = None, **values: Sequence[Any],
-) -> Iterator[Task[C]]:  # fmt: skip
+    target: CaseTarget[C, Any],
+    settings: Settings,
+    environment: Mapping[str, str] | None = None,
+    **values: Sequence[Any],
+) -> Iterator[Task[C]]:
     """Yields a task for each combination of the settings' values, those of the last option varying fastest.
 
     ``values`` take the place of the settings.
     """
     names = {known.name for known in fields(target.case)}  # type: ignore[arg-type]
     every = {key: settings.all_of(key) for key in settings.values if key in names} | values
+    named = [key for key in every if key in values or isinstance(settings[key], tuple)]
     for combination in itertools.product(*every.values()):
         case = target.case(**{"device": settings.device, **dict(zip(every, combination, strict=True))})
-        yield Task(target, case, label(case), environment or {})
+        yield Task(target, case, describe(case, named), environment or {})
+
+
+def describe(case: Any, options: Iterable[str]) -> str:
+    """Returns the values of some options of a case, for a sentence: ``small, context length 1,024, compile on``."""
+    values = ((key, getattr(case, key)) for key in options)
+    return ", ".join(value if isinstance(value, str) else f"{words(key)} {told(value)}" for key, value in values)
+
+
+def told(value: Any) -> str:
+    """Returns the value of an option for a sentence."""
+    return f"{value:,}" if type(value) is int else str(spelled(value))
+
+
+def configuration(case: Any, without: str = "") -> Hashable:
+    """Returns what a case measures: its options but for the conditions, and for one more."""
+    keys = (one.name for one in fields(case) if one.name not in (*CONDITIONS, without))
+    return frozenset((key, getattr(case, key)) for key in keys)
+
+
+def words(option: str) -> str:
+    """Returns what an option is called in a table."""
+    return option.replace("_", " ")
+
+
+def spelled(value: Any) -> Any:
+    """Returns the value of an option as the command line has it; several with commas between them."""
+    if isinstance(value, tuple):
+        return ",".join(str(spelled(inner)) for inner in value)
+    return ("off", "on")[value] if isinstance(value, bool) else value
+
+
+def figure(row: AnyRow | None, path: str) -> Any:
+    """Returns a figure of a row by its path, such as ``forward.cv``; None where one of the two is missing."""
+    found = row.figures if row else None
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def mean_ms(row: AnyRow | None, path: str) -> float | None:
+    """Returns the time of a pass in ms; None where it was not measured."""
+    ms: float | None = figure(row, f"{path}.ms")
+    return ms
+
+
+def ratio(over: float | None, under: float | None) -> float | None:
+    """Returns the one ÷ the other; None where either is missing or 0."""
+    return over / under if over and under else None
 
 
 @dataclass(frozen=True)
 class Results:
-    """All that a bench's section is made from.
+    """All that is said of a bench is made from its ``rows``, in the order in which they were first measured.
 
     Attributes:
-        rows: those of the bench's own targets, in the order in which they were first measured.
-        ceilings: those of the device's ceilings, by precision.
-        captures: summaries of what was profiled.
-        commands: the command lines that made the rows.
         folder: the bench's folder, as the section's reader sees it.
     """
 
-    rows: tuple[Row[Any, Any], ...]
-    ceilings: Mapping[str, AnyRow] = field(default_factory=dict)
-    captures: tuple[CaptureSummary, ...] = ()
-    commands: tuple[str, ...] = ()
+    rows: tuple[AnyRow, ...]
     folder: str = ""
 
     def rows_of(self, target: CaseTarget[C, F]) -> tuple[Row[C, F], ...]:
         """Returns the rows of one target."""
         return tuple(row for row in self.rows if row.module == target.module)
 
-    def by_case(self, target: CaseTarget[C, F]) -> dict[C, Row[C, F]]:
-        """Returns the rows of one target by case; of one that was measured in several environments the last."""
-        return {row.case: row for row in self.rows_of(target)}
+    @cached_property
+    def _by_case(self) -> dict[Any, AnyRow]:
+        return {configuration(row.case): row for row in self.rows}
+
+    def beside(self, row: AnyRow, **changes: Any) -> AnyRow | None:
+        """Returns the row whose configuration differs from this one's in some options alone; None without any."""
+        case = replace(row.case, **changes)
+        return None if case == row.case else self._by_case.get(configuration(case))
+
+    def gain(self, row: AnyRow, path: str, **changes: Any) -> float | None:
+        """Returns the time of the row beside this one ÷ its own: how many times as fast this one is."""
+        return ratio(mean_ms(self.beside(row, **changes), path), mean_ms(row, path))
 
     @property
     def gpu(self) -> str | None:
@@ -146,40 +187,39 @@ class Results:
         return any(written(row.case).get("device") == "cuda" for row in self.rows)
 
 
-@dataclass(frozen=True)
-class Profiled:
-    """Targets that a bench profiles besides, and whether memory events are recorded."""
-
-    targets: tuple[Target, ...]
-    memory: bool = False
+def nothing(_: Results) -> Iterator[Words]:
+    """Yields no warnings."""
+    return iter(())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bench:
     """An experiment.
 
     Attributes:
-        name, summary: its name on the command line, and what it measures, in a line.
+        name, title, summary: its name on the command line, that of its section, and what it measures, in a line.
         options: its own options, beside those of every bench.
-        cases: makes the tasks of the settings, in order; the device's ceilings are measured before them.
-        section: makes the section of the results; a pure function.
-        captures: makes the targets to profile after the cases.
-        precisions: gives the precisions whose ceilings are measured, by default those of the option.
         targets: the programs that measure its cases.
+        cases: makes the tasks of the settings, in order; by default all combinations for the first target.
+        how: conditions, with the values of options in braces: ``{"warm-up": "{warmup_steps} steps"}``.
+        answers, blocks: sentences, and tables and figures, of the results.
+        warnings: what makes a figure suspect, beside what holds for every bench.
+        definitions: what its tables' columns mean.
     """
 
     name: str
+    title: str
     summary: str
     options: tuple[Option, ...]
-    cases: Callable[[Settings], tuple[Task[Any], ...]]
-    section: Callable[[Results], Section]
-    captures: Callable[[Settings], Profiled] | None = None
-    precisions: Callable[[Settings], tuple[str, ...]] = lambda settings: settings.all_of("precision")
-    targets: tuple[CaseTarget[Any, Any], ...] = ()
+    targets: tuple[CaseTarget[Any, Any], ...]
+    answers: Callable[[Results], Iterable[Words]]
+    blocks: Callable[[Results], Iterable[Block]]
+    cases: Callable[[Settings], Iterable[Task[Any]]] | None = None
+    how: Mapping[str, str] = field(default_factory=dict)
+    warnings: Callable[[Results], Iterable[Words]] = nothing
+    definitions: Words = ""
 
-
-def spelled(value: Any) -> Any:
-    """Returns the value of an option as the command line has it; several with commas between them."""
-    if isinstance(value, tuple):
-        return ",".join(str(spelled(inner)) for inner in value)
-    return ("off", "on")[value] if isinstance(value, bool) else value
+    def tasks(self, settings: Settings) -> tuple[Task[Any], ...]:
+        """Returns the tasks of the settings, each once."""
+        tasks = self.cases(settings) if self.cases else grid(self.targets[0], settings)
+        return tuple({task.key: task for task in tasks}.values())

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.configuration import MODES, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, several, single
-from nsys_analyzer.experiments.section import bars, factor, formatted, ratio, spread
-from nsys_analyzer.experiments.steps import (
-    SHARED,
-    TARGET,
-    StepCase,
-    StepFigures,
-    StepRow,
-    model_names,
-    step_section,
+from nsys_analyzer.experiments.model import (
+    AnyRow,
+    Bench,
+    Results,
+    Settings,
+    figure,
+    grid,
+    option,
+    ratio,
+    several,
+    single,
 )
-from nsys_analyzer.report.model import Bars, Block, Details, Paragraph, Section
+from nsys_analyzer.experiments.section import bars, namer, rows_table
+from nsys_analyzer.experiments.steps import HOW, SHARED, TARGET, StepCase
+from nsys_analyzer.report.model import Block, Details, Paragraph
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import ABSENT
+from nsys_analyzer.report.units import ABSENT, format_number
 from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.text import phrase
 
-_NAMES = {"tf32": "TF32", "bf16": "bf16 autocast"}
 _DEFINITIONS = phrase(
     "*Speed-up* is the step time in fp32 of the same configuration ÷ this one's, *memory* this peak of allocated "
     "memory ÷ that in fp32; on a CPU memory is not counted. *tf32* lets matmuls of fp32 tensors keep 10 bits of their "
     "operands; *bf16* is autocast: matmuls in bf16, parameters and gradients in fp32, the casts a part of the step; "
-    "autocast keeps its bf16 cast of every weight beside it, which may be more memory than small activations save. "
-    "FLOPs are those of the matmuls; the times hold the elementwise work as well."
+    "autocast keeps its bf16 cast of every weight beside it, which may be more memory than small activations save."
 )
 #: The term that the sums add.
 TERM = 0.01
@@ -109,200 +110,124 @@ def _cases(settings: Settings) -> Iterator[Task[StepCase] | Task[DtypesCase]]:
         name, _, batch = text.partition(":")
         if not batch.isdecimal() or int(batch) < 1:
             raise ConfigurationError(f"{text!r} is no model with a batch size", "Write it as small:64")
-        yield from grid(
-            TARGET, settings, lambda case: f"{case.model}, batch {case.batch_size}, {case.mode}, {case.precision}",
-            model=(find_model(name).name,), batch_size=(int(batch),),
-        )  # fmt: skip
-
-    def label(case: DtypesCase) -> str:
-        is_dtypes = case.experiment == "dtypes"
-        about = f"dtypes of {case.model}" if is_dtypes else case.experiment.replace("product", "matmul")
-        return f"{about}, {case.precision}, accumulation in {case.accumulation}"
-
+        yield from grid(TARGET, settings, model=(find_model(name).name,), batch_size=(int(batch),))
     models = ("toy", "transformer")
-    yield from grid(DTYPES_TARGET, settings, label, experiment=("dtypes",), model=models, precision=_AUTOCAST)
-    yield from grid(DTYPES_TARGET, settings, label, experiment=("sums",), model=("toy",), precision=("bf16",))
+    yield from grid(DTYPES_TARGET, settings, experiment=("dtypes",), model=models, precision=_AUTOCAST)
+    yield from grid(DTYPES_TARGET, settings, experiment=("sums",), model=("toy",), precision=("bf16",))
     for precision, accumulation in _PRODUCTS[settings.device]:
         yield from grid(
-            DTYPES_TARGET, settings, label, experiment=("products",), precision=(precision,),
-            accumulation=(accumulation,), model=("toy",),
+            DTYPES_TARGET, settings, experiment=("products",), precision=(precision,), accumulation=(accumulation,),
+            model=("toy",),
         )  # fmt: skip
 
 
-def _section(results: Results) -> Section:
+def _answers(results: Results) -> Iterator[str]:
+    """Yields the speed-up of each precision in the last mode, the tensors that autocast leaves in fp32, and a sum."""
     rows, other = results.rows_of(TARGET), results.rows_of(DTYPES_TARGET)
-    compared = _compare(rows)
-    return step_section(
-        "precision",
-        "fp32, TF32 and bf16 autocast",
-        results,
-        rows,
-        answers=(*_answers(compared), *_dtypes_answers(other)),
-        blocks=(
-            table(_FIELDS, compared, "Time and memory of a step by precision:", names=3),
-            *_bars(compared),
-            *_dtypes_blocks(other),
-            *_accumulation_blocks(other),
-        ),
-        definitions=_DEFINITIONS,
-    )
+    last = max((row.case.mode for row in rows), key=MODES.index, default="")
+    name = namer(rows, ["mode"])
+    gains = [(name(row), gain) for row in rows if row.case.mode == last and (gain := _speed_up(results, row))]
+    if gains:
+        listed = "; ".join(f"{what} {format_number(gain, 'factor')}" for what, gain in gains)
+        yield f"Speed of {last} against fp32: {listed}."
+    toy = [row for row in _of(other, "dtypes") if row.case.model == "toy" and row.case.precision != "fp32"]
+    if seen := [dict(row.figures.dtypes) for row in toy if row.figures.dtypes]:
+        kept = [tensor for tensor in seen[0] if all(dtypes.get(tensor) == "float32" for dtypes in seen)]
+        yield f"Under autocast these stay in fp32: {', '.join(kept) or 'none'}."
+    for row in _of(other, "sums"):
+        half, full = row.figures.sum_fp16_of_fp16, row.figures.sum_fp32_of_fp32
+        if half is not None and full is not None:
+            yield f"{TERM} added {row.case.terms:,} times gives {half:.7g} in fp16 and {full:.7g} in fp32."
 
 
-class _Compared(NamedTuple):
-    """A row beside the same setup, which is its configuration without mode and precision, in fp32."""
-
-    row: StepRow
-    setup: str
-    speed_up: float | None
-    memory: float | None
+def _speed_up(results: Results, row: AnyRow) -> float | None:
+    return results.gain(row, "step", precision="fp32")
 
 
-def _compare(rows: Sequence[StepRow]) -> list[_Compared]:
-    setup = model_names(rows, beside=("mode", "precision"))
-    measured = {row.case: row.figures for row in rows if row.ok}
-    found = []
-    for row in rows:
-        figures = measured.get(row.case, StepFigures())
-        base = measured.get(replace(row.case, precision="fp32"), StepFigures())
-        speed_up = ratio(base.step.ms, figures.step.ms) if base.step and figures.step else None
-        memory = ratio(figures.peak_allocated_bytes, base.peak_allocated_bytes)
-        found.append(_Compared(row, setup(row), speed_up, memory))
-    return found
+def _blocks(results: Results) -> Iterator[Block]:
+    rows, other = results.rows_of(TARGET), results.rows_of(DTYPES_TARGET)
 
+    def memory(row: AnyRow) -> float | None:
+        base = results.beside(row, precision="fp32")
+        return ratio(row.figures.peak_allocated_bytes, figure(base, "peak_allocated_bytes"))
 
-_FIELDS: tuple[Field[_Compared], ...] = (
-    Field("configuration", "text", lambda compared: compared.setup),
-    Field("mode", "text", lambda compared: compared.row.case.mode),
-    Field("precision", "text", lambda compared: compared.row.case.precision),
-    Field("step ms", "ms", lambda compared: spread(compared.row.figures.step)),
-    Field("speed-up", "factor", lambda compared: compared.speed_up),
-    Field("tokens/s", "count", lambda compared: compared.row.figures.tokens_per_s),
-    Field("peak", "bytes", lambda compared: compared.row.figures.peak_allocated_bytes),
-    Field("memory", "factor", lambda compared: compared.memory),
-    Field("status", "text", lambda compared: compared.row.status),
-)
-
-
-def _answers(compared: Sequence[_Compared]) -> Iterator[str]:
-    """Yields the speed-up of each precision in the last mode."""
-    last = max((pair.row.case.mode for pair in compared), key=MODES.index, default="")
-    setups: dict[str, list[str]] = {}
-    for pair in compared:
-        case = pair.row.case
-        if case.mode == last and case.precision != "fp32" and pair.speed_up:
-            setups.setdefault(pair.setup, []).append(f"{_NAMES[case.precision]} {factor(pair.speed_up)}")
-    if setups:
-        speed_ups = "; ".join(f"{setup}: {', '.join(factors)}" for setup, factors in setups.items())
-        yield f"Speed of {last} against fp32: {speed_ups}."
-
-
-def _bars(compared: Sequence[_Compared]) -> Iterator[Bars]:
-    """Yields throughput and, on a GPU, memory; a group for each configuration and mode, a bar for each precision."""
-    throughput: dict[tuple[str, str], float | None] = {}
-    memory: dict[tuple[str, str], float | None] = {}
-    for pair in sorted(compared, key=lambda pair: PRECISIONS.index(pair.row.case.precision)):
-        bar, figures = (f"{pair.setup}, {pair.row.case.mode}", pair.row.case.precision), pair.row.figures
-        peak = figures.peak_allocated_bytes
-        throughput[bar] = figures.tokens_per_s if pair.row.ok else None
-        memory[bar] = peak / 2**30 if pair.row.ok and peak is not None else None
+    yield rows_table(
+        rows, "Time and memory of a step by precision:",
+        ("step ms", "ms", "step"), ("speed-up", "factor", lambda row: _speed_up(results, row)),
+        ("tokens/s", "count", "tokens_per_s"), ("peak", "bytes", "peak_allocated_bytes"), ("memory", "factor", memory),
+    )  # fmt: skip
+    name = namer(rows, ["precision"])
+    ordered = sorted((row for row in rows if row.ok), key=lambda row: PRECISIONS.index(row.case.precision))
+    throughput = {(name(row), row.case.precision): row.figures.tokens_per_s for row in ordered}
     yield from bars("precision-throughput", "Throughput by precision", throughput, "tokens/s")
-    yield from bars("precision-memory", "Peak of allocated memory by precision", memory, "GiB")
+    peaks = {(name(row), row.case.precision): ratio(row.figures.peak_allocated_bytes, 2**30) for row in ordered}
+    yield from bars("precision-memory", "Peak of allocated memory by precision", peaks, "GiB")
+    yield from _dtypes(_of(other, "dtypes"))
+    for row in _of(other, "sums"):
+        yield from _sums(row)
+    if matmuls := _of(other, "products"):
+        yield rows_table(
+            matmuls, "Accumulation in matmuls: long sums of terms between 0 and 1, against fp64:",
+            ("error, relative", "text", lambda row: scientific(row.figures.product_error)),
+            ("rounded once", "text", lambda row: scientific(row.figures.rounding_error)),
+            ("ratio", "factor", lambda row: ratio(row.figures.product_error, row.figures.rounding_error)),
+        )  # fmt: skip
+        yield Paragraph(_HOW_ROUNDED)
+
+
+def scientific(value: float | None) -> str | None:
+    """Returns an error as text: ``1.2e-05``; None where it is missing."""
+    return None if value is None else f"{value:.1e}"
 
 
 def _of(rows: Sequence[_DtypesRow], experiment: str) -> list[_DtypesRow]:
     return [row for row in rows if row.case.experiment == experiment]
 
 
-def _dtypes_answers(rows: Sequence[_DtypesRow]) -> Iterator[str]:
-    """Yields the tensors that stay in fp32 under every autocast, and a sum in fp16 and fp32."""
-    toy = [row for row in _of(rows, "dtypes") if row.case.model == "toy" and row.case.precision != "fp32"]
-    if seen := [dict(row.figures.dtypes) for row in toy if row.figures.dtypes]:
-        kept = [tensor for tensor in seen[0] if all(dtypes.get(tensor) == "float32" for dtypes in seen)]
-        yield f"Under autocast these stay in fp32: {', '.join(kept) or 'none'}."
-    for row in _of(rows, "sums"):
-        half, full = row.figures.sum_fp16_of_fp16, row.figures.sum_fp32_of_fp32
-        if half is not None and full is not None:
-            yield f"{TERM} added {row.case.terms:,} times gives {half:.7g} in fp16 and {full:.7g} in fp32."
-
-
-def _dtypes_blocks(rows: Sequence[_DtypesRow]) -> Iterator[Block]:
+def _dtypes(rows: Sequence[_DtypesRow]) -> Iterator[Block]:
     """Yields the dtypes of each model's tensors, as far as there are rows of them."""
 
     def dtype(row: _DtypesRow, dtypes: Mapping[str, str]) -> Callable[[str], str]:
         return lambda tensor: dtypes.get(tensor, ABSENT if row.ok else row.status)
 
     for model, title in (("toy", "fc1, ReLU, LayerNorm, fc2"), ("transformer", "one block of the transformer")):
-        of_model = [row for row in _of(rows, "dtypes") if row.case.model == model]
-        columns = [(row, dict(row.figures.dtypes or ())) for row in of_model]
-        fields: list[Field[str]] = [Field("tensor", "text", str)]
+        columns = [(row, dict(row.figures.dtypes or ())) for row in rows if row.case.model == model]
+        names: list[Field[str]] = [Field("tensor", "text", str)]
         for row, dtypes in columns:
             heading = "no autocast" if row.case.precision == "fp32" else f"autocast {row.case.precision}"
-            fields.append(Field(heading, "code", dtype(row, dtypes)))
-        tensors = dict.fromkeys(tensor for _, dtypes in columns for tensor in dtypes)
-        if of_model and model == "toy":
-            caption = phrase("*Dtypes under autocast*: {}; cross entropy; parameters in fp32.", title)
-            yield table(fields, tensors, caption)
-        elif of_model:
-            yield Details(f"Dtypes under autocast: {title}", (table(fields, tensors),))
+            names.append(Field(heading, "code", dtype(row, dtypes)))
+        if tensors := dict.fromkeys(tensor for _, dtypes in columns for tensor in dtypes):
+            yield Details(f"Dtypes under autocast: {title}; parameters in fp32", (table(names, tensors),))
 
 
-class _Sum(NamedTuple):
-    """A sum of terms in an accumulator, and its relative error."""
-
-    accumulator: str
-    terms: str
-    value: float
-    error: float
-
-
-def _accumulation_blocks(rows: Sequence[_DtypesRow]) -> Iterator[Block]:
-    """Yields the tables of sums and of matmuls, as far as there are rows of them."""
-    for row in _of(rows, "sums"):
-        caption = phrase("*Accumulation*: {} added {:,} times, one by one.", TERM, row.case.terms)
-        if not row.ok:
-            yield Paragraph(phrase("{} Not measured: {}, {}.", caption, row.status, row.message))
-            continue
-        figures = row.figures
-        values = {
-            ("fp32", "fp32"): figures.sum_fp32_of_fp32,
-            ("fp16", "fp16"): figures.sum_fp16_of_fp16,
-            ("bf16", "bf16"): figures.sum_bf16_of_bf16,
-            ("fp32", "fp16"): figures.sum_fp32_of_fp16,
-            ("fp32", "fp16, converted to fp32 first"): figures.sum_fp32_of_fp16_converted,
-        }
-        exact = figures.sum_exact
-        sums = [
-            _Sum(*names, value, value / exact - 1) for names, value in values.items() if value is not None and exact
-        ]
-        yield table(_SUM, sums, caption)
-        yield Paragraph(_WHY_SUMS_DIFFER)
-    if matmuls := _of(rows, "products"):
-        length = ", ".join(dict.fromkeys(f"{row.case.length:,}" for row in matmuls))
-        caption = phrase("*Accumulation in matmuls*: sums of {} terms between 0 and 1, against fp64.", length)
-        yield table(_MATMUL, matmuls, caption)
-        yield Paragraph(_HOW_ROUNDED)
-
-
-_SUM: tuple[Field[_Sum], ...] = (
-    Field("accumulator", "text", lambda total: total.accumulator),
-    Field("terms", "text", lambda total: total.terms),
-    Field("sum", "text", lambda total: f"{total.value:.7g}"),
-    Field("error, relative", "text", lambda total: f"{total.error:+.1e}"),
-)
-_MATMUL: tuple[Field[_DtypesRow], ...] = (
-    Field("operands", "text", lambda row: row.case.precision),
-    Field("accumulation", "text", lambda row: row.case.accumulation),
-    Field("error, relative", "text", lambda row: formatted(row.figures.product_error, ".2e")),
-    Field("rounded once", "text", lambda row: formatted(row.figures.rounding_error, ".2e")),
-    Field("ratio", "factor", lambda row: ratio(row.figures.product_error, row.figures.rounding_error)),
-    Field("status", "text", lambda row: row.status),
-)
+def _sums(row: _DtypesRow) -> Iterator[Block]:
+    """Yields the sums of the same terms in accumulators of several dtypes."""
+    figures, exact = row.figures, row.figures.sum_exact
+    if not exact:
+        return
+    values = {
+        ("fp32", "fp32"): figures.sum_fp32_of_fp32,
+        ("fp16", "fp16"): figures.sum_fp16_of_fp16,
+        ("bf16", "bf16"): figures.sum_bf16_of_bf16,
+        ("fp32", "fp16"): figures.sum_fp32_of_fp16,
+        ("fp32", "fp16, converted to fp32 first"): figures.sum_fp32_of_fp16_converted,
+    }
+    columns: tuple[Field[tuple[tuple[str, str], float]], ...] = (
+        Field("accumulator", "text", lambda total: total[0][0]),
+        Field("terms", "text", lambda total: total[0][1]),
+        Field("sum", "text", lambda total: f"{total[1]:.7g}"),
+        Field("error, relative", "text", lambda total: f"{total[1] / exact - 1:+.1e}"),
+    )
+    sums = [(names, value) for names, value in values.items() if value is not None]
+    yield table(columns, sums, phrase("*Accumulation*: {} added {:,} times, one by one.", TERM, row.case.terms))
+    yield Paragraph(_WHY_SUMS_DIFFER)
 
 
 BENCH = Bench(
-    "precision",
-    "Steps in fp32, TF32 and bf16 autocast: speed, memory, dtypes, and what an accumulator's precision costs.",
-    (
+    name="precision",
+    title="fp32, TF32 and bf16 autocast",
+    summary="Steps in fp32, TF32 and bf16 autocast: speed, memory, dtypes, and what an accumulator's precision costs.",
+    options=(
         several(
             StepCase, "model", ("small:64", "large:32"), ("small:1",),
             help="sizes, each with its batch size after a colon",
@@ -313,7 +238,10 @@ BENCH = Bench(
         *SHARED,
         *single(DtypesCase, "terms", "length"),
     ),
-    lambda settings: tuple(_cases(settings)),
-    _section,
     targets=(TARGET, DTYPES_TARGET),
+    cases=_cases,
+    how=HOW,
+    answers=_answers,
+    blocks=_blocks,
+    definitions=_DEFINITIONS,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The list of the experiments, and the folder of one: its rows and captures, its section and its CSV.
+"""The list of the experiments, and the folder of one: its rows, its section and its CSV.
 
 How an experiment is added: see ``model``.
 """
@@ -15,11 +15,10 @@ from typing import Any
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import attention, decode, flash, memory, precision, timing, variants
 from nsys_analyzer.experiments import compile as compiled
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings
-from nsys_analyzer.experiments.section import TARGET as CEILINGS
-from nsys_analyzer.experiments.section import CeilingsCase
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results
+from nsys_analyzer.experiments.section import make_section
 from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
-from nsys_analyzer.runs.rows import NAME, Task, read_file, typed, written
+from nsys_analyzer.runs.rows import NAME, read_file, typed, written
 from nsys_analyzer.system.atomic_write import check_regular, write_text
 from nsys_analyzer.text import phrase
 
@@ -33,18 +32,8 @@ BENCHES: tuple[Bench, ...] = (
     compiled.BENCH,
     decode.BENCH,
 )
-CAPTURES = "captures"
 _FIRST_COLUMNS = (b"target,", b"message")  # without rows there is the latter alone
 _NEAR = 512
-
-
-def all_cases(bench: Bench, settings: Settings) -> tuple[Task[Any], ...]:
-    """Returns the device's ceilings in each precision of the bench, then the bench's own cases; each once."""
-    first = (
-        Task(CEILINGS, CeilingsCase(settings.device, precision), f"ceilings in {precision}")
-        for precision in bench.precisions(settings)
-    )
-    return tuple({case.key: case for case in (*first, *bench.cases(settings))}.values())
 
 
 def read_finished(folder: Path, seen_as: str) -> FinishedBench:
@@ -53,46 +42,30 @@ def read_finished(folder: Path, seen_as: str) -> FinishedBench:
     Raises:
         ConfigurationError: the file of rows is damaged or of another version, or its bench is unknown.
     """
-    bench, results = read_results(folder, seen_as)
+    bench, header, rows = read_rows(folder / NAME)
+    commands = tuple(header["runs"])
     nothing = Paragraph(phrase("Nothing was measured yet: the same command with `--resume` goes on."))
     section = Section(f"bench-{bench.name}", f"Bench: {bench.name}", (nothing,))
     try:
-        section = bench.section(results) if results.rows else section
+        section = make_section(bench, Results(rows, seen_as)) if rows else section
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _unreadable(folder / NAME, bench, error) from error
-    if results.commands:
-        how = Details("How these rows were made", (Listing(results.commands, "commands"),))
+    if commands:
+        how = Details("How these rows were made", (Listing(commands, "commands"),))
         section = replace(section, blocks=(*section.blocks, how))
-    return FinishedBench(bench.name, section, results.rows, results.ceilings, results.commands)
-
-
-def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
-    """Returns a folder's bench, and all that its section is made from; raises as ``read_finished``."""
-    from nsys_analyzer.runs.captures import holds_captures, load_captures  # numpy with it, which help must not wait for
-
-    bench, header, rows = read_rows(folder / NAME)
-    captures = folder / CAPTURES
-    has_captures = captures.is_dir() and holds_captures(captures)
-    summaries = load_captures([captures], beside_others=True).captures if has_captures else ()
-    ceilings = {row.case.precision: row for row in rows if row.module == CEILINGS.module and row.ok}
-    return bench, Results(own_rows(rows), ceilings, summaries, tuple(header["runs"]), seen_as)
-
-
-def own_rows(rows: Sequence[AnyRow]) -> tuple[AnyRow, ...]:
-    """Returns the rows without those of the device's ceilings."""
-    return tuple(row for row in rows if row.module != CEILINGS.module)
+    return FinishedBench(bench.name, section, rows, commands)
 
 
 def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
-    """Returns the bench, the header and the rows of a file, each case once; raises as ``read_finished``."""
+    """Returns the bench, the header and the rows of its targets, each case once; raises as ``read_finished``."""
     header, rows = read_file(path)
     by_name = {bench.name: bench for bench in BENCHES}
     if header["bench"] not in by_name:
         raise ConfigurationError(f"Unknown bench {header['bench']!r}", f"Known benches: {', '.join(by_name)}")
     bench = by_name[header["bench"]]
-    targets = {target.module: target for target in (CEILINGS, *bench.targets)}
+    targets = {target.module: target for target in bench.targets}
     try:
-        found = [typed(row, targets[row.module]) if row.module in targets else row for row in rows]
+        found = [typed(row, targets[row.module]) for row in rows if row.module in targets]
     except (ConfigurationError, TypeError, ValueError) as error:
         raise _unreadable(path, bench, error) from error
     return bench, header, tuple({row.key: row for row in found}.values())

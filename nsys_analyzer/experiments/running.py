@@ -9,20 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from nsys_analyzer.capture.jobs import already_there, locked, remaining, remaining_cases, run_cases, run_sweep
-from nsys_analyzer.capture.plan import INSTALL_TORCH, Recording, choose_device, choose_profiler
-from nsys_analyzer.capture.profilers import Profiler
+from nsys_analyzer.capture.jobs import already_there, locked, remaining_cases, run_cases
+from nsys_analyzer.capture.plan import INSTALL_TORCH, choose_device
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench, Profiled, Settings, options_of, spelled
-from nsys_analyzer.experiments.results import (
-    CAPTURES,
-    all_cases,
-    check_rows_replaceable,
-    own_rows,
-    read_finished,
-    read_rows,
-    write_rows,
-)
+from nsys_analyzer.experiments.model import AnyRow, Bench, Settings, options_of, spelled
+from nsys_analyzer.experiments.results import check_rows_replaceable, read_finished, read_rows, write_rows
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
 from nsys_analyzer.runs.machine import provenance, torch_version
@@ -36,20 +27,18 @@ Shown: TypeAlias = Callable[[int, int], AbstractContextManager[Progress]]
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """A bench with its cases, what is profiled besides and by what, and what the user should know before.
+    """A bench with its cases, and what the user should know before.
 
     ``shared`` holds the settings that all cases have: the device, and each option that takes one value.
     """
 
     bench: Bench
     cases: tuple[Task[Any], ...]
-    profiled: Profiled
-    profiler: Profiler | None
-    notices: tuple[str, ...]
+    notices: tuple[str, ...] = ()
     shared: Mapping[str, Any] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
-        """Yields every case as the command that measures it alone, and every program that is profiled."""
+        """Yields every case as the command that measures it alone."""
         for task in self.cases:
             words = [f"{key}={value}" for key, value in task.environment.items()]
             words += ["python", "-m", task.target.module]
@@ -59,8 +48,6 @@ class BenchPlan:
                 switch = flag if value else flag.replace("--", "--no-", 1)
                 words += [switch] if isinstance(value, bool) else [flag, str(value)]
             yield shlex.join(words)
-        for target in self.profiled.targets:
-            yield shlex.join(["python", *target.program[1:]])
 
 
 def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) -> BenchPlan:
@@ -78,18 +65,13 @@ def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) 
         for option in bench.options
     }
     settings = Settings(device, values)
-    profiled = bench.captures(settings) if bench.captures else Profiled(())
-    profiler: Profiler | None = None
     notices: tuple[str, ...] = ()
-    if profiled.targets:
-        profiler, notices = choose_profiler(Recording(options["profiler"], memory=profiled.memory), device)
     if device == "cpu" and any(
         option.default_on("cpu") != option.default and option.name not in given for option in bench.options
     ):
-        notices = (*notices, "On the CPU the defaults are smaller; --help lists them beside those of a GPU.")
+        notices = ("On the CPU the defaults are smaller; --help lists them beside those of a GPU.",)
     shared = {option.name: spelled(settings[option.name]) for option in bench.options if not option.several}
-    cases = all_cases(bench, settings)
-    return BenchPlan(bench, cases, profiled, profiler, notices, {"device": device, **shared})
+    return BenchPlan(bench, bench.tasks(settings), notices, {"device": device, **shared})
 
 
 def run_bench(
@@ -103,7 +85,7 @@ def run_bench(
         timeout_s: seconds for each case.
         resume: True keeps finished rows, False replaces them, None refuses to choose.
         shown: shows the progress.
-        command: the command line, for the file of rows and the manifests.
+        command: the command line, for the file of rows.
 
     Returns:
         The section as a report, and whether no case needs a second try.
@@ -118,24 +100,16 @@ def run_bench(
     with locked(folder):
         rows = _prepared(plan, folder, resume, command)
         todo = remaining_cases(plan.cases, rows)
-        captures = folder / CAPTURES
-        targets = remaining(plan.profiled.targets, captures, plan.profiler, resume is not False)
-        if resume and (todo or targets):
+        if resume and todo:
             note_command(folder, command)
-        total = len(plan.cases) + len(plan.profiled.targets)
-        with shown(total, total - len(todo) - len(targets)) as progress:
+        with shown(len(plan.cases), len(plan.cases) - len(todo)) as progress:
             run_cases(todo, folder, timeout_s, progress)
-            captures_ended = []
-            if targets:
-                captures.mkdir(exist_ok=True)
-                captures_ended = run_sweep(targets, captures, plan.profiler, timeout_s, progress, command)
         *_, rows = read_rows(folder / NAME)
-        write_rows(own_rows(rows), folder / f"{plan.bench.name}.csv")
+        write_rows(rows, folder / f"{plan.bench.name}.csv")
         report = Report(f"nsys-analyze bench {plan.bench.name}", (read_finished(folder, "").section,))
         write_as("markdown", report, folder / f"{plan.bench.name}.md")
     keys = {case.key for case in plan.cases}
-    ends = [*(row.status for row in rows if row.key in keys), *(capture.status for capture in captures_ended)]
-    return report, all(status in _NEEDS_NO_RETRY for status in ends)
+    return report, all(row.status in _NEEDS_NO_RETRY for row in rows if row.key in keys)
 
 
 def _prepared(plan: BenchPlan, folder: Path, resume: bool | None, command: str) -> Sequence[AnyRow]:

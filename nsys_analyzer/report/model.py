@@ -267,12 +267,11 @@ class Section:
 
 @dataclass(frozen=True)
 class FinishedBench:
-    """An experiment that has run: its section, its rows, those of the device's ceilings, and its commands."""
+    """An experiment that has run: its section, its rows, and its commands."""
 
     name: str
     section: Section
     rows: tuple[Row[Any, Any], ...] = ()
-    ceilings: Mapping[str, Row[Any, Any]] = field(default_factory=dict)
     commands: tuple[str, ...] = ()
 
 

@@ -1,13 +1,14 @@
-"""A whole experiment, as one is added: its case and figures, its target and its section. It counts primes."""
+"""A whole experiment, as one is added: its case, figures, target and what is said of its rows. It counts primes."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nsys_analyzer.experiments.model import Bench, Results, grid, option, require, several
-from nsys_analyzer.report.model import Paragraph, Section
-from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.experiments.model import Bench, Results, option, several
+from nsys_analyzer.experiments.section import rows_table
+from nsys_analyzer.report.model import Block
 from nsys_analyzer.runs.rows import CaseTarget
 
 
@@ -29,24 +30,22 @@ class PrimesFigures:
 TARGET = CaseTarget("tests.support.new_experiment", PrimesCase, PrimesFigures)
 
 
-def _section(results: Results) -> Section:
-    rows = results.rows_of(TARGET)
-    columns = (
-        Field("limit", "count", lambda row: row.case.limit),
-        Field("primes", "count", lambda row: row.figures.primes_count),
-    )
-    most = max(require(row.figures.primes_count) for row in rows)
-    return Section("bench-primes", "Primes", (Paragraph(f"Up to {most} primes."), table(columns, rows, "Primes:")))
+def _answers(results: Results) -> Iterator[str]:
+    yield f"Up to {max(row.figures.primes_count or 0 for row in results.rows_of(TARGET))} primes."
+
+
+def _blocks(results: Results) -> Iterator[Block]:
+    yield rows_table(results.rows, "Primes:", ("primes", "count", "primes_count"))
 
 
 BENCH = Bench(
-    "primes",
-    "How many primes there are.",
-    (several(PrimesCase, "limit", (10, 100)),),
-    lambda settings: tuple(grid(TARGET, settings, lambda case: f"below {case.limit}")),
-    _section,
-    precisions=lambda _: (),
+    name="primes",
+    title="primes",
+    summary="How many primes there are.",
+    options=(several(PrimesCase, "limit", (10, 100)),),
     targets=(TARGET,),
+    answers=_answers,
+    blocks=_blocks,
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings
+from nsys_analyzer.experiments.section import make_section
 from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.rows import CaseTarget, Row, typed
@@ -25,7 +26,7 @@ def unpadded(page: str) -> str:
 
 def page(bench: Bench, rows: Sequence[AnyRow], **more: Any) -> str:
     """The section of rows as markdown; ``more`` is what else the results hold."""
-    report = Report("x", (bench.section(Results(tuple(rows), **more)),))
+    report = Report("x", (make_section(bench, Results(tuple(rows), **more)),))
     return unpadded(render(report, {figure.key: figure.key for figure in report.figures}))
 
 
@@ -37,7 +38,7 @@ def check(text: str, says: Sequence[str], says_not: Sequence[str] = ()) -> None:
 
 def table(bench: Bench, rows: Sequence[AnyRow], caption: str = "") -> Table:
     """The first table of a section whose caption begins so."""
-    blocks = unfolded(bench.section(Results(tuple(rows))).blocks)
+    blocks = unfolded(make_section(bench, Results(tuple(rows))).blocks)
     return next(block for block in blocks if isinstance(block, Table) and str(block.caption).startswith(caption))
 
 
@@ -49,7 +50,7 @@ def cells(bench: Bench, rows: Sequence[AnyRow], caption: str = "") -> list[dict[
 
 def figures(bench: Bench, rows: Sequence[AnyRow], **more: Any) -> dict[str, Any]:
     """The figures of a section by their keys."""
-    blocks = unfolded(bench.section(Results(tuple(rows), **more)).blocks)
+    blocks = unfolded(make_section(bench, Results(tuple(rows), **more)).blocks)
     return {block.key: block for block in blocks if isinstance(block, Bars | Lines)}
 
 

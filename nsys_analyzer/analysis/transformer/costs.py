@@ -9,8 +9,6 @@ of the same three matrices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from nsys_analyzer.analysis.transformer.models import ModelSize
 
 SOFTMAX_FLOPS_PER_SCORE = 5
@@ -19,8 +17,6 @@ SOFTMAX_FLOPS_PER_SCORE = 5
 #: Bytes of an element that a matmul of this precision reads and writes.
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 _FP32, _HALF = 4, 2
-#: Of one number per row in fp32, from which backward recomputes the probabilities.
-_LSE_BYTES = 4
 
 
 def projection_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
@@ -145,81 +141,3 @@ def layer_saved_bytes(
         4 * d_ff * wide,  # w1 x, its SiLU, w3 x, and their product
     )
     return sum(sizes)
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """The shape of one attention, and its costs: queries, keys and values are (B, H, S, d) in ``precision``.
-
-    Causal: a token sees no later one. Softmax is not counted. Fused attention reads and writes queries, keys, values,
-    output and their gradients alone, not its scores.
-    """
-
-    batch_size: int
-    heads: int
-    context_length: int
-    d_head: int
-    causal: bool
-    precision: str
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Returns B, H, S and d."""
-        return self.batch_size, self.heads, self.context_length, self.d_head
-
-    @property
-    def tensor_bytes(self) -> int:
-        """Counts the bytes of the queries; keys, values, output and each gradient take as many."""
-        return self.batch_size * self.heads * self.context_length * self.d_head * ELEMENT_BYTES[self.precision]
-
-    @property
-    def lse_bytes(self) -> int:
-        """Counts the bytes of the log-sum-exp: one number in each row, saved for backward."""
-        return self.batch_size * self.heads * self.context_length * _LSE_BYTES
-
-    @property
-    def square(self) -> int:
-        """Counts the numbers in all scores of unfused attention, masked ones too: B·H·S²."""
-        return self.batch_size * self.heads * self.context_length**2
-
-    @property
-    def square_bytes(self) -> int:
-        """Counts the bytes of all scores, or of all weights, of unfused attention."""
-        return self.square * ELEMENT_BYTES[self.precision]
-
-    @property
-    def scores(self) -> int:
-        """Counts the pairs of a query and a key that it sees: B·H·S², or B·H·S·(S + 1) ÷ 2 of causal attention."""
-        length = self.context_length
-        pairs = length * (length + 1) // 2 if self.causal else length**2
-        return self.batch_size * self.heads * pairs
-
-    @property
-    def forward_flops(self) -> int:
-        """Counts the FLOPs of forward: 4·d for each score, for q·kᵀ and for its weight times v."""
-        return 4 * self.d_head * self.scores
-
-    @property
-    def backward_flops(self) -> int:
-        """Counts the FLOPs of backward: 10·d for each score.
-
-        Five matmuls: q·kᵀ once more, dv, the weights' gradient, dk and dq; four (8·d) where the weights were saved.
-        Source: Dao, FlashAttention-2, 2023, section 4.1: backward counts 2.5 forwards.
-        """
-        return 10 * self.d_head * self.scores
-
-    @property
-    def forward_bytes(self) -> int:
-        """Counts the minimum bytes of forward.
-
-        q, k and v are read, the output and the log-sum-exp written, each once.
-        """
-        return 4 * self.tensor_bytes + self.lse_bytes
-
-    @property
-    def backward_bytes(self) -> int:
-        """Counts the minimum bytes of backward.
-
-        q, k, v, output, its gradient and lse are read, three gradients written, once.
-        """
-        return 8 * self.tensor_bytes + self.lse_bytes

@@ -99,14 +99,6 @@ def l2_bytes(gpu: Gpu | None) -> int | None:
     return (gpu.l2_bytes if gpu else 0) or (peaks.l2_bytes if peaks else None)
 
 
-def roofline_ms(flops: float, moved_bytes: float, flops_per_s: float, bytes_per_s: float) -> float:
-    """Returns the least milliseconds for the work: the longer of computing and moving, which at best overlap.
-
-    Source: Williams, Waterman and Patterson, Roofline, Communications of the ACM 52 (4), 2009.
-    """
-    return max(flops / flops_per_s, moved_bytes / bytes_per_s) * 1e3
-
-
 #: From this share of the wall on, busy, a phase is GPU-bound; from this share on, idle, the GPU waits for the CPU.
 GPU_BOUND, IDLE = 0.9, 0.3
 

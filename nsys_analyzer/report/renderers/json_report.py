@@ -49,7 +49,6 @@ def report_data(report: Report) -> dict[str, Any]:
         {
             "name": bench.name,
             "runs": list(bench.commands),
-            "ceilings": {precision: row.written()["figures"] for precision, row in bench.ceilings.items()},
             "rows": [row.written() for row in bench.rows],
         }
         for bench in report.benches
