@@ -6,7 +6,7 @@ import heapq
 import lzma
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer import Trace
+from nsys_analyzer import Trace, summarize
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.ranks.together import replayable
+from nsys_analyzer.analysis.steps.replay import OF_CALLS, OF_PIECES, Replay, run_together
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.trace.columns import SYNCHRONIZE
-from tests.support.export import ADD, global_pid
+from tests.support.export import ADD, MAIN, global_pid
 from tests.support.program import LAUNCH, NCCL, SYNC, US, Program, attributed
 
 ROOT = Path(__file__).parent.parent
@@ -82,45 +83,167 @@ def replays(draw: st.DrawFn, least: int = 1, most: int = 4, streams: int = 3) ->
     )  # fmt: skip
 
 
-def simulated(replay: Replay) -> float:
-    """How long all steps take, event by event: a program that calls, streams that work in order, waits for both."""
-    pieces, calls = range(len(replay.work)), len(replay.after)
+@st.composite
+def runs(draw: st.DrawFn, most: int = 3) -> list[Replay]:
+    """Two or three ranks that meet in as many collectives, each the next piece of a rank that is left for one.
+
+    Of some pieces a rank does not wait for the others, as of what it sends.
+    """
+    steps = draw(st.integers(1, most))
+    ranks = [draw(replays(steps, steps)) for _ in range(draw(st.integers(2, 3)))]
+    met = draw(st.integers(0, min(len(rank.work) for rank in ranks)))
+    found = []
+    for rank in ranks:
+        meets = np.full(len(rank.work), -1)
+        places = sorted(draw(st.permutations(range(len(rank.work))))[:met])
+        meets[places] = [number if draw(st.integers(0, 3)) else -2 - number for number in range(met)]
+        found.append(replace(rank, meets=meets, begin=(float(draw(st.integers(0, 50))),)))
+    return found
+
+
+def joined(ranks: list[Replay]) -> Replay:
+    """One replay of them all: positions are those among all calls, and among all pieces."""
+    calls = np.cumsum([0, *(len(rank.after) for rank in ranks)])
+    pieces = np.cumsum([0, *(len(rank.work) for rank in ranks)])
+    columns = {name: [getattr(rank, name) for rank in ranks] for name in (*OF_CALLS, *OF_PIECES, "meets")}
+    for name, before in (("launch", calls), ("first_call", calls), ("awaited", pieces), ("behind", pieces)):
+        values = [getattr(rank, name) for rank in ranks]
+        columns[name] = [np.where(one >= 0, one + at, -1) for one, at in zip(values, before, strict=False)]
+    begin = tuple(rank.begin[0] for rank in ranks)
+    return replace(ranks[0], **{name: np.concatenate(each) for name, each in columns.items()}, begin=begin)
+
+
+def simulated(*ranks: Replay) -> float:
+    """How long all steps take, event by event: programs that call, streams that work in order, waits for both.
+
+    A piece that meets others ends its work's time after the last of them has started, and after its own start if it
+    does not wait.
+    """
     # What must have happened before a piece starts, each with the time from there: launch, piece before, other stream.
-    before = [max((j for j in range(i) if replay.stream[j] == replay.stream[i]), default=-1) for i in pieces]
-    needs: list[dict[tuple[str, int], float]] = [{("call", int(replay.launch[i])): replay.latency[i]} for i in pieces]
-    for i in pieces:
-        if before[i] >= 0:
-            needs[i]["end", before[i]] = replay.spacing[i]
-        if replay.behind[i] >= 0:
-            needs[i]["end", int(replay.behind[i])] = replay.gap[i]
-    ready, happened, last = [0.0] * len(pieces), dict[tuple[str, int], float](), 0.0
-    events = [(0.0, "call", 0)]
+    needs: dict[tuple[int, int], dict[tuple[str, int, int], float]] = {}
+    for rank, replay in enumerate(ranks):
+        for i in range(len(replay.work)):
+            before = max((j for j in range(i) if replay.stream[j] == replay.stream[i]), default=-1)
+            needs[rank, i] = {("call", rank, int(replay.launch[i])): replay.latency[i]}
+            if before >= 0:
+                needs[rank, i]["end", rank, before] = replay.spacing[i]
+            if replay.behind[i] >= 0:
+                needs[rank, i]["end", rank, int(replay.behind[i])] = replay.gap[i]
+    meeting = {key: int(ranks[key[0]].meets[key[1]]) if len(ranks[key[0]].meets) else -1 for key in needs}
+    ready, happened, last = dict.fromkeys(needs, 0.0), dict[tuple[str, int, int], float](), 0.0
+    events = [(replay.begin[0], "call", rank, 0) for rank, replay in enumerate(ranks)]
+    heapq.heapify(events)
     while events:
-        time, kind, number = heapq.heappop(events)
-        happened[kind, number] = last = time
-        for i in pieces:
-            if (kind, number) in needs[i]:
-                ready[i] = max(ready[i], time + needs[i].pop((kind, number)))
-                if not needs[i]:
-                    heapq.heappush(events, (ready[i] + replay.work[i], "end", i))
+        time, kind, rank, number = heapq.heappop(events)
+        happened[kind, rank, number] = last = time
+        replay = ranks[rank]
+        for key, waits in needs.items():
+            if (kind, rank, number) in waits:
+                ready[key] = max(ready[key], time + waits.pop((kind, rank, number)))
+                if not waits:
+                    heapq.heappush(events, (ready[key], "start", *key))
+        if kind == "start":
+            code = meeting[rank, number]
+            others = [key for key, met in meeting.items() if code != -1 and max(met, -2 - met) == max(code, -2 - code)]
+            all_started = all(("start", *key) in happened for key in others)
+            ending = [key for key in others if meeting[key] >= 0] if all_started else []
+            for at, piece in [*ending, *([(rank, number)] if code < 0 else [])]:
+                heapq.heappush(events, (time + ranks[at].work[piece], "end", at, piece))
         # The program goes on behind a call, or once both the call and what it waits for have happened.
-        for call in [number] if kind == "call" else np.flatnonzero(replay.awaited == number).tolist():
-            if call == calls or ("call", call) not in happened:
+        waiting = np.flatnonzero(replay.awaited == number).tolist() if kind == "end" else []
+        for call in [number] if kind == "call" else waiting:
+            if call == len(replay.after) or ("call", rank, call) not in happened:
                 continue
-            piece, goes_on = int(replay.awaited[call]), happened["call", call]
+            piece, goes_on = int(replay.awaited[call]), happened["call", rank, call]
             if piece >= 0:
-                if ("end", piece) not in happened:
+                if ("end", rank, piece) not in happened:
                     continue
-                goes_on = max(goes_on + replay.own[call], happened["end", piece] + replay.lag[call])
-            heapq.heappush(events, (goes_on + replay.after[call], "call", call + 1))
+                goes_on = max(goes_on + replay.own[call], happened["end", rank, piece] + replay.lag[call])
+            heapq.heappush(events, (goes_on + replay.after[call], "call", rank, call + 1))
     return last
+
+
+@given(runs())
+def test_ranks_take_what_a_simulation_takes(ranks: list[Replay]) -> None:
+    """All at once; and each is what it was when they are taken apart again."""
+    together = joined(ranks)
+    assert together.total_ns == simulated(*ranks)
+    for apart, rank in zip(together.ranks, ranks, strict=True):
+        assert all(np.array_equal(getattr(apart, one), getattr(rank, one)) for one in ("awaited", "behind", "launch"))
+
+
+@given(runs(most=2), st.sampled_from([0.5, 0.25]))
+def test_only_the_critical_path_makes_ranks_shorter(ranks: list[Replay], left: float) -> None:
+    """Of all ranks; a rank that nobody waits for has no part in it."""
+    together = joined(ranks)
+    calls, pieces = together.critical_path()
+    less = replace(together, after=together.after * np.maximum(calls, left)).with_work(np.maximum(pieces, left))
+    assert less.total_ns == together.total_ns
+    alone = replace(together, on_time=frozenset([0]))
+    assert alone.total_ns <= together.total_ns
+    calls, pieces = alone.critical_path()
+    assert not calls[: len(ranks[0].after)].any()
+    assert not pieces[: len(ranks[0].work)].any()
+
+
+def test_two_ranks_worked_out_by_hand() -> None:
+    """Each launches A and a collective of 5, 2 apart, on one stream, 4 before they can start, and waits 1 for it.
+
+    A takes 30 on rank 0, and 50 on rank 1: [4, 34) and [4, 54). The collective starts at 54 for both, and ends at 59;
+    the waits end at 60, and the steps at 62.
+    """
+    late, early = (
+        Replay(
+            floats([2, 2, 2]), floats([0, 0, 1]), np.array([-1, -1, 1]), floats([0, 0, 1]), np.array([0, 1]),
+            floats([4, 4]), floats([0, 0]), floats([work, 5]), np.array([0, 3]), floats([0, 0, 0]), floats([0, 0, 0]),
+            np.array([0, 0]), np.array([-1, -1]), floats([0, 0]), meets=np.array([-1, 0]),
+        )
+        for work in (50, 30)
+    )  # fmt: skip
+    together = joined([early, late])
+    assert together.step_ns == 62
+    # Nobody waits for rank 1: [34, 39), 40, 42. The same where rank 0 does not wait for it, but the step is rank 1's.
+    assert replace(together, on_time=frozenset([1])).step_ns == 42
+    assert joined([replace(early, meets=np.array([-1, -2])), late]).step_ns == 62
+    # The collective, on one of both, and rank 1's A.
+    assert together.critical_path()[1].tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["ddp", *(f"ranks/{one}" for one in (
+    "fsdp", "late_rank", "one_bucket", "one_report", "pipeline", "tensor", "usual_buckets"
+))])  # fmt: skip
+def test_a_replay_of_ranks_gives_their_steps(name: str, tmp_path: Path) -> None:
+    """They wait for each other as long as they did: the steps but the first last as long as in the capture."""
+    folder = ROOT / "examples" / ("ranks" if "/" in name else "programs") / "captures"
+    paths = []
+    for path in sorted(folder.glob(f"{name.partition('/')[2] or name}*.sqlite.xz")):
+        paths.append(tmp_path / path.stem)
+        paths[-1].write_bytes(lzma.decompress(path.read_bytes()))
+    (run,) = replayable(summarize(*paths))
+    assert run.study is not None
+    assert len(run.labels) == 2
+    started, ended = run.study.started, run.study.begin + run.study.duration
+    for rank, times in zip(run.study.replay.ranks, run_together(run.study.replay.ranks), strict=True):
+        calls, pieces = len(rank.after), len(rank.work)
+        last = started[calls - 1] + rank.own[-1] * (rank.awaited[-1] >= 0) + rank.after[-1]
+        recorded = rank.lengths_of(np.append(started[:calls], last), np.append(ended[:pieces], -(2.0**62)))
+        assert rank.lengths_of(*times)[1:-1].sum() == pytest.approx(recorded[1:-1].sum(), rel=0.01)
+        started, ended = started[calls:], ended[pieces:]
+
+
+def ran(rank: Generator[object, float, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """What one rank that meets no other one gives back."""
+    with pytest.raises(StopIteration) as ended:
+        next(rank)
+    times: tuple[np.ndarray, np.ndarray] = ended.value.value  # type: ignore[type-arg]
+    return times
 
 
 @given(replays())
 def test_all_steps_take_what_a_simulation_takes(replay: Replay) -> None:
     """Piece by piece, and at once for all from one wait to the next."""
     waits, joins = np.flatnonzero(replay.awaited >= 0), np.flatnonzero(replay.behind >= 0)
-    (starts, done), at_once = replay._one_by_one(waits), replay._between_waits(waits, joins)
+    (starts, done), at_once = ran(replay._one_by_one(waits, joins)), ran(replay._between_waits(waits, joins))
     assert starts.tolist() == at_once[0].tolist()
     assert done.tolist() == at_once[1].tolist()
     assert replay.total_ns == simulated(replay)
@@ -350,7 +473,66 @@ def data_parallel(steps: int) -> tuple[Program, float]:
     return program, 130
 
 
-@pytest.mark.parametrize("made", [launch_bound, gpu_bound, run_ahead, data_parallel])
+def one_bucket(steps: int) -> tuple[Program, float]:
+    """A of 40 µs, a collective of 60 on a side stream behind it, and a copy of 10 that waits for it, at once.
+
+    Between the collective's launch and the copy's a third stream waits, too: A runs [6, 46), the collective [48, 108),
+    the copy [110, 120); the wait ends at 122, the step at 130.
+    """
+    program = Program()
+    for step in range(steps):
+        at = 130 * step + 1
+        program.step(at, at + 130)
+        program.work((at, at + 4), (at + 6, at + 46))
+        program.api(RECORD, at + 10, at + 11)
+        program.api(WAIT, at + 12, at + 13)
+        program.work((at + 14, at + 18), (at + 48, at + 108), name=NCCL, stream=17)
+        for number in range(2):
+            program.api(RECORD, at + 20 + 4 * number, at + 21 + 4 * number)
+            program.api(WAIT, at + 22 + 4 * number, at + 23 + 4 * number)
+        program.copy((at + 32, at + 36), (at + 110, at + 120))
+        program.api(SYNC, at + 40, at + 122)
+    return program, 130
+
+
+def test_what_begins_with_the_end_of_another_streams_work_waits_for_it(tmp_path: Path) -> None:
+    """A collective without length is done at 48, the copy runs [50, 60), the wait ends at 62, the step at 70."""
+    study = study_of(one_bucket(6)[0], tmp_path)
+    assert study.replay.with_work(np.where(study.of_class("communication"), 0.0, 1.0)).step_ns == 70 * US
+
+
+def two_devices(steps: int) -> tuple[Program, float]:
+    """A of 40 µs on one device; autograd's thread launches B of 60 behind it on another, whose stream is 7, too.
+
+    A runs [6, 46), B 2 µs behind it [48, 108); C of 90 beside both, on a third device, [26, 116). The main thread waits
+    until 2 µs behind that, and the step ends at 130.
+    """
+    program = Program()
+    for step in range(steps):
+        at = 130 * step + 1
+        program.step(at, at + 130)
+        program.work((at, at + 4), (at + 6, at + 46))
+        program.api(RECORD, at + 6, at + 7, tid=MAIN + 1)
+        program.api(WAIT, at + 8, at + 9, tid=MAIN + 1)
+        program.work((at + 10, at + 14), (at + 48, at + 108), name=ADD, device=1, tid=MAIN + 1)
+        program.work((at + 20, at + 24), (at + 26, at + 116), name=NCCL, device=2, tid=MAIN + 1)
+        program.api(SYNC, at + 25, at + 118)
+    return program, 130
+
+
+def test_the_devices_of_a_process_work_at_once(tmp_path: Path) -> None:
+    """The replay holds all three; what is told in ms and counts is of the device that computes most."""
+    study = study_of(two_devices(6)[0], tmp_path)
+    matmul, addition, collective = map(study.of_class, ("matmul", "elementwise", "communication"))
+    assert (study.ms(addition), study.ms(matmul)) == (0.06, 0)
+    assert (study.count(addition), study.count(matmul)) == (1, 0)
+    assert study.busy_ms == 0.06
+    # A and B end sooner, and the wait is for C; C ends 90 later.
+    assert study.replay.with_work(np.where(matmul, 0.5, 1.0)).step_ns == 130 * US
+    assert study.replay.with_work(np.where(collective, 2.0, 1.0)).step_ns == 220 * US
+
+
+@pytest.mark.parametrize("made", [launch_bound, gpu_bound, run_ahead, data_parallel, one_bucket, two_devices])
 @pytest.mark.parametrize("steps", [4, 5, 20])
 def test_a_replay_gives_the_step_of_a_program(
     tmp_path: Path, made: Callable[[int], tuple[Program, float]], steps: int

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import lzma
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nsys_analyzer import render, what_if
+from nsys_analyzer import render, summarize, what_if
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.findings.what_if import LAUNCHING, WhatIf
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -19,7 +21,22 @@ from nsys_analyzer.report.sections.what_if import answer
 from nsys_analyzer.trace.columns import PAGEABLE_TO_DEVICE
 from tests.conftest import Main
 from tests.support.export import ADD
+from tests.support.program import SYNC, Program
 from tests.support.steps import Steps
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The path of a capture of the examples, uncompressed."""
+
+    def path_of(name: str) -> Path:
+        path = tmp_path_factory.getbasetemp() / f"{Path(name).name}.sqlite"
+        path.write_bytes(lzma.decompress((ROOT / "examples" / f"{name}.sqlite.xz").read_bytes()))
+        return path
+
+    return path_of
 
 
 def timed(steps: Steps, us: float) -> CaptureSummary:
@@ -126,6 +143,83 @@ def test_copies_from_pinned_memory() -> None:
 def test_what_cannot_be_asked(asked: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         what_if(logging_loop(), **asked)  # type: ignore[arg-type]
+
+
+# --- groups of steps
+
+
+def stalling(steps: int, folder: Path) -> CaptureSummary:
+    """A kernel of 40 µs, launched in 10, and a wait; every third step sleeps 200 µs behind it, in `sleep`."""
+    program, at = Program(), 1.0
+    for step in range(steps):
+        sleeps = 200.0 * (step % 3 == 2)
+        program.step(at, at + 100 + sleeps).work((at, at + 4), (at + 6, at + 46)).api(SYNC, at + 10, at + 48)
+        if sleeps:
+            program.open("sleep", at + 50, at + 250)
+        at += 100 + sleeps
+    (capture,) = summarize(program.write(folder / "t.sqlite"))
+    return capture
+
+
+def test_each_group_of_steps_by_itself(tmp_path: Path) -> None:
+    """Of 12 steps 8 take 100 µs and 4 take 300: (8 × 100 + 4 × 300) ÷ 12. Sleep is in the latter alone."""
+    found = what_if(stalling(12, tmp_path), ranges={"sleep": 0})
+    usual, longer, mean = found.groups
+    assert (usual.group, usual.steps, longer.group, longer.steps) == ("usual", 8, "longer", 4)
+    assert (usual.step_ms, longer.step_ms) == pytest.approx((0.1, 0.3), rel=0.15)  # the CPU may be faster
+    # The pause from the wait's end to the next step is 252 µs long, or up to a quarter shorter without the profiler.
+    assert usual.saves_ms == pytest.approx(0)
+    assert 0.75 * 0.252 < longer.saves_ms < 0.252
+    assert (mean.step_ms, mean.saves_ms) == pytest.approx((found.step_ms, found.saves_ms))
+    assert found.saves_ms == pytest.approx((8 * usual.saves_ms + 4 * longer.saves_ms) / 12)
+    assert "| all | 12 |" in said(found)
+
+
+def test_a_finding_says_what_it_saves_in_each_group(tmp_path: Path) -> None:
+    capture = stalling(12, tmp_path)
+    assert capture.findings
+    (sync,) = (finding for finding in capture.findings if finding.id == "host_sync")
+    assert re.fullmatch(r"That is 0.0\d+ ms of a usual step and 0.\d+ ms of a longer step.", str(sync.evidence[-1]))
+
+
+def test_prefill_and_decode_are_replayed_apart(packed: Callable[[str], Path]) -> None:
+    """By how many there are of each: 58 and 16."""
+    (capture,) = summarize(packed("serving/captures/eager"))
+    found = what_if(capture, launches=0)
+    decode, prefill, mean = found.groups
+    assert [(group.group, group.steps) for group in found.groups] == [("decode", 58), ("prefill", 16), ("all", 74)]
+    assert decode.saves_ms == found.saves_ms
+    assert mean.step_ms == pytest.approx((58 * decode.step_ms + 16 * prefill.step_ms) / 74)
+    assert mean.saves_ms == pytest.approx((58 * decode.saves_ms + 16 * prefill.saves_ms) / 74)
+
+
+# --- ranks of a run
+
+
+def test_a_rank_on_time(packed: Callable[[str], Path]) -> None:
+    """Rank 1 sleeps 10 ms in each step; the same program without that takes 31.75 ms of 40.26 under the profiler."""
+    ranks = summarize(*(packed(f"ranks/captures/late_rank_rank{rank}") for rank in (0, 1)))
+    found = what_if(*ranks, on_time=[1])
+    assert found.saves_ms_low < 40.26 - 31.75 < found.saves_ms_high
+    assert found.saves_ms == pytest.approx(40.26 - 31.75, rel=0.15)
+    assert found.on_path_ms("rank 0")[1] > 20 > 0 == found.on_path_ms("rank 1")[1]
+    assert "are then on rank 0" in said(found)
+    assert what_if(*ranks, on_time=[0]).saves_ms == pytest.approx(0, abs=0.2)
+
+
+def test_a_faster_network(packed: Callable[[str], Path]) -> None:
+    """One bucket is reduced when backward is done: half of its 7.6 ms at most is saved, all but 0.1 ms of it or not.
+
+    What it waits for the other rank is not divided. Of a rank alone nobody knows how much that is.
+    """
+    ranks = summarize(*(packed(f"ranks/captures/one_bucket_rank{rank}") for rank in (0, 1)))
+    assert ranks[0].study is not None
+    found, alone = what_if(*ranks, network=2), what_if(ranks[0], network=2)
+    assert 3 < found.saves_ms_low < found.saves_ms_high < 4
+    assert alone.saves_ms_low == 0 < alone.saves_ms_high
+    assert "how much of it is waiting is not known" in said(alone)
+    assert "Other ranks" not in said(found)
+    assert what_if(*ranks, network=0.5).saves_ms < -6
 
 
 def test_the_command_answers_as_the_function_does(real_capture: Callable[[str], Path], run_main: Main) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,17 +23,23 @@ if TYPE_CHECKING:
     from nsys_analyzer.runs.timings import Selection
 
 
-class _Factor(click.ParamType[tuple[str, float]]):
-    """A name and a factor, as in ``matmul=0.5``."""
+class _Pair(click.ParamType[tuple[Any, Any]]):
+    """A name and what it is to be, as in ``matmul=0.5``."""
 
-    name = "factor"
+    name = "pair"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+    def __init__(self, example: str, first: click.ParamType[Any], second: click.ParamType[Any]) -> None:
+        self.example, self.types = example, (first, second)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, Any]:
         """Returns both, or fails."""
-        name, _, factor = value.rpartition("=")
-        if not name:
-            self.fail(f"{value!r} is not NAME=FACTOR, such as matmul=0.5", param, ctx)
-        return name, click.FLOAT(factor, param, ctx)
+        name, equals, what = value.rpartition("=")
+        if not equals:
+            self.fail(f"{value!r} is not of the form {self.example}", param, ctx)
+        return self.types[0].convert(name, param, ctx), self.types[1].convert(what, param, ctx)
+
+
+_FACTOR = _Pair("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
 
 
 @command(epilog="Example: nsys-analyze what-if capture.sqlite --class matmul=0.5 --launches 0")
@@ -42,7 +48,7 @@ class _Factor(click.ParamType[tuple[str, float]]):
     ASKED,
     "--class",
     "classes",
-    type=_Factor(),
+    type=_FACTOR,
     multiple=True,
     metavar="CLASS=FACTOR",
     help="Kernels of this class take so many times their time: 0.5 is twice as fast, 0 none. Repeatable.",
@@ -51,7 +57,7 @@ class _Factor(click.ParamType[tuple[str, float]]):
     ASKED,
     "--range",
     "ranges",
-    type=_Factor(),
+    type=_FACTOR,
     multiple=True,
     metavar="RANGE=FACTOR",
     help="What the program does in ranges of this name, and what it launches there, takes so many times its time. "
@@ -69,6 +75,22 @@ class _Factor(click.ParamType[tuple[str, float]]):
     "--copies",
     type=Choice(["pinned"]),
     help="pinned: large copies to the GPU come from pinned memory, and the program does not wait for them.",
+)
+@option(
+    ASKED,
+    "--rank",
+    "on_time",
+    type=_Pair("RANK=on-time", click.INT, Choice(["on-time"])),
+    multiple=True,
+    metavar="RANK=on-time",
+    help="The other ranks of the run do not wait for this one. Give the captures of all ranks. Repeatable.",
+)
+@option(
+    ASKED,
+    "--network",
+    type=float,
+    metavar="FACTOR",
+    help="Collectives transfer so many times as fast, once the last rank has started them.",
 )
 @option(
     OUTPUT,
@@ -89,6 +111,8 @@ def what_if(
     ranges: tuple[tuple[str, float], ...],
     launches: float | None,
     copies: str | None,
+    on_time: tuple[tuple[int, str], ...],
+    network: float | None,
     csv_paths: tuple[Path, ...],
     selection: Selection | None,
     step_ms: float | None,
@@ -101,7 +125,7 @@ def what_if(
     """Print what a step of TRACE would take if some of its parts took more or less time.
 
     The recorded steps are replayed with all the changes that you give: the new step, what it saves, and what limits it
-    then. Of several captures or ranks each is answered by itself.
+    then. The ranks of a run are replayed together, and any other capture by itself.
     """  # fmt: skip
     from nsys_analyzer.analysis.findings import what_if as question
     from nsys_analyzer.cli.run_progress import reading
@@ -114,18 +138,14 @@ def what_if(
     from nsys_analyzer.report.sections.what_if import answer
     from nsys_analyzer.system.cluster import Workers
 
-    if not (classes or ranges or copies) and launches is None:
-        raise click.UsageError("Say what is changed: --class, --range, --launches or --copies.")
+    asked = question.Question(dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network)
+    if asked == question.Question():
+        raise click.UsageError("Say what is changed: --class, --range, --launches, --copies, --rank or --network.")
     evidence = load_evidence(
         traces, csv_paths, command_line(), tell, names, given, None, selection, Workers(scheduler, reading),
         step_ms=step_ms, in_order=in_order,
     )  # fmt: skip
-    found = [
-        question.what_if(
-            capture, classes=dict(classes), ranges=dict(ranges), launches=launches, pinned=copies == "pinned"
-        )
-        for capture in evidence.captures
-    ]
+    found = list(question.answer_all(evidence.captures, asked))
     if output_format == "json":
         data = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": written(found)}
         click.echo(in_json(data), nl=False, file=data_stream())

@@ -38,11 +38,12 @@ class Program(Export):
 
     def work(
         self, called: tuple[float, float], ran: tuple[float, float], tid: int = MAIN, pid: int = PID, *,
-        name: str = GEMM, api: str = LAUNCH, stream: int = 7,
+        name: str = GEMM, api: str = LAUNCH, stream: int = 7, device: int = 0,
     ) -> Program:  # fmt: skip
         """A kernel, and the call that launched it."""
         correlation = self.api(api, *called, tid, pid)
-        self.kernel(name, None, _ns(ran[0]), _ns(ran[1]), tid, pid, correlation=correlation, stream=stream)
+        ns = (_ns(one) for one in ran)
+        self.kernel(name, None, *ns, tid, pid, correlation=correlation, stream=stream, device=device)
         return self
 
     def copy(self, called: tuple[float, float], ran: tuple[float, float], stream: int = 7) -> Program:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
 
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, three
 from nsys_analyzer.analysis.findings.kernels import (
@@ -137,12 +140,11 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     step, study, profiled = capture.step, capture.study, capture.step.length_ms
     error = study.replay.step_ns / study.measured_ns - 1 if study.measured_ns else 0.0
     unprofiled = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
-    baselines, scale = baselines_of(capture, study)
+    baselines, scale = baselines_of(study, profiled, unprofiled)
     replayed = [replay.step_ns / 1e6 * scale for replay in baselines]
     shortest, longest = min(replayed), max(replayed)
     busy = step.total_ms - step.idle_ms
-    # No program is slower without a profiler, and none is done before the GPU is.
-    low, high = (unprofiled or min(max(ms, busy), profiled) for ms in (shortest, longest))
+    low, high = (unprofiled or unprofiled_ms(ms, busy, profiled) for ms in (shortest, longest))
     why = ""
     if not unprofiled and busy > (1 + _TRUSTED) * longest:
         why = "the steps hold work of the GPU that was launched before them"
@@ -182,8 +184,11 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, found, why)
 
 
-def baselines_of(capture: CaptureSummary, study: Study) -> tuple[tuple[Replay, ...], float]:
-    """Returns the steps as they may be without the profiler, and the length of a step ÷ that of the replayed ones."""
+def baselines_of(study: Study, length_ms: float, timed_ms: float | None) -> tuple[tuple[Replay, ...], float]:
+    """Returns the steps as they may be without the profiler, and the length of a step ÷ that of the replayed ones.
+
+    ``length_ms`` is a step's length, and ``timed_ms`` that without the profiler, where it was timed.
+    """
     # Without the least and without the most that the profiler may have cost.
     most = study.replay.with_events_costing(1.0)
     baselines = (
@@ -191,14 +196,18 @@ def baselines_of(capture: CaptureSummary, study: Study) -> tuple[tuple[Replay, .
         most,
         most.at_pace(_CPU).with_graph_launches(_GRAPH_NS, _NODE_NS),
     )
-    if unprofiled := capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None:
-        step_ns = unprofiled * 1e6
+    if timed_ms:
+        step_ns = timed_ms * 1e6
         # A step that the GPU fills takes as long whatever launching costs: its length does not tell that cost.
         near = [replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _SAME]
         return tuple(_lasting(replay, step_ns) for replay in near or _fitted(study, most, step_ns)), 1.0
     # What a replay says of the steps that it looks at holds for the length of a step.
-    length_ms = capture.step.length_ms if capture.step else 0.0
     return baselines, length_ms / (study.replay.step_ns / 1e6) if study.replay.step_ns else 1.0
+
+
+def unprofiled_ms(replayed_ms: float, busy_ms: float, profiled_ms: float) -> float:
+    """Returns a step without the profiler: no program is slower without it, and none is done before the GPU is."""
+    return min(max(replayed_ms, busy_ms), profiled_ms)
 
 
 def _fitted(study: Study, most: Replay, step_ns: float) -> list[Replay]:
@@ -255,12 +264,25 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
             high,
             case.step_ms,
             (min(left_ms) + max(left_ms)) / 2,
-            tuple(map(words, candidate.evidence)),
+            tuple(map(words, (*candidate.evidence, *_by_group(case, candidate)))),
             words(candidate.derivation),
             candidate.remedy,
             words(candidate.disproof),
             candidate.place,
         )
+
+
+def _by_group(case: Case, candidate: Candidate) -> Iterator[Words]:
+    """Says what a candidate saves in the steps of each group, where there are several."""
+    study, baseline = case.study, case.baselines[0]
+    saved = [baseline.lengths - change(baseline).lengths for change in candidate.changes]
+    ms = (np.mean(saved, axis=0) / 1e6 * case.scale).tolist()
+    by_group = defaultdict[str, list[float]](list)
+    for name, value in zip(study.groups[-len(ms) :], ms, strict=False):
+        by_group[name].append(value)
+    if len(by_group) > 1:
+        means = [f"{three(fmean(by_group[name]))} ms of a {name} step" for name in sorted(by_group, reverse=True)]
+        yield f"That is {' and '.join(means)}."
 
 
 def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate]) -> tuple[float, float]:

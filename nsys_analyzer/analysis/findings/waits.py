@@ -367,7 +367,7 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
         return in_graph(replay).with_pauses(pausing, 0.0)
 
     work = study.busy_ms
-    launches = len(study.replay.work) / study.steps
+    launches = float(study.on_device.sum()) / study.steps
     on_gpu, by_program = (three(ms / max(launches, 1) * 1e3) for ms in (work, case.step_ms))
     yield Candidate(
         "launch_bound",

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.diagnosis import baselines_of, interval_of
+from nsys_analyzer.analysis.findings.diagnosis import baselines_of, interval_of, unprofiled_ms
 from nsys_analyzer.analysis.findings.finding import Change, saved_work
 from nsys_analyzer.analysis.findings.waits import cheaper_launches, pageable_copies, pinned_copies
-from nsys_analyzer.analysis.kernels.class_rules import FILLS, UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
+from nsys_analyzer.analysis.ranks.together import Replayable, replayable
 from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import GRAPH
 
 Where = Literal["GPU", "CPU", "queue"]
 #: The parts of the critical path that are none of the GPU's work: three of the CPU's, and what is between both.
 LAUNCHING, LOADING, PAUSES, LATENCY = "calls and launches", "loading of batches", "pauses", "latency and gaps"
 _PLACES: dict[str, Where] = {LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", LATENCY: "queue"}
+#: The most of a collective that a faster network does not shorten, ns; no more than the shortest one takes.
+_LATENCY_NS = 100_000.0
 #: What is on the critical path for less of a step is not listed.
 _LEAST = 0.005
 
@@ -33,119 +39,271 @@ class PathPart:
     Attributes:
         part: a kernel class, or what the CPU does.
         where: who works on it, if it is not the time from a launch to its start, or between kernels: "queue".
+        rank: of which rank it is; empty where one is asked about, and of the queue.
     """
 
     part: str
     where: Where
     before_ms: float
     after_ms: float
+    rank: str = ""
 
 
-@dataclass(frozen=True)
-class WhatIf:
-    """What a step would take after some changes, none of which was made.
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """What steps would take after some changes, none of which was made.
 
     Attributes:
-        capture: the capture's name.
-        changes: the changes in words.
-        step_ms: the step without the profiler, before.
+        group: what these steps are called where they differ, else empty.
+        steps: how many there are.
+        step_ms: a step without the profiler, before.
         saves_ms_low, saves_ms_high: what it would be shorter by; below zero where it would be longer.
-        less_ms: how much less the GPU and the CPU would have to do in a step, together.
-        path: the critical path, its longest parts first.
         saves_ms: what it would be shorter by in the replays; ``new_step_ms`` is what it would take then.
     """
 
-    capture: str
-    changes: tuple[str, ...]
+    group: str = ""
+    steps: int
     step_ms: float
     saves_ms: float
     saves_ms_low: float
     saves_ms_high: float
-    less_ms: float
-    path: tuple[PathPart, ...]
     new_step_ms: float = field(init=False)
 
     def __post_init__(self) -> None:
         """Fills what follows from the saving."""
         vars(self).update(new_step_ms=self.step_ms - self.saves_ms)
 
-    def on_path_ms(self, where: Where) -> tuple[float, float]:
-        """Returns how much of the critical path is there, before and after."""
-        parts = [part for part in self.path if part.where == where]
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf(Saving):
+    """What a step would take after some changes.
+
+    Attributes:
+        capture: the capture's name, or the run's.
+        changes: the changes in words.
+        less_ms: how much less the GPU and the CPU would have to do in a step, together.
+        path: the critical path, its longest parts first.
+        ranks: what the ranks are called that were replayed together.
+        groups: where steps differ those of each group, and at last the mean of all, by how many there are.
+    """
+
+    capture: str
+    changes: tuple[str, ...]
+    less_ms: float
+    path: tuple[PathPart, ...]
+    ranks: tuple[str, ...] = ()
+    groups: tuple[Saving, ...] = ()
+
+    def on_path_ms(self, where: str) -> tuple[float, float]:
+        """Returns how much of the critical path is there, or on a rank, before and after."""
+        parts = [part for part in self.path if where in (part.where, part.rank)]
         return sum(part.before_ms for part in parts), sum(part.after_ms for part in parts)
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked about steps, as of ``what_if``."""
+
+    classes: Mapping[str, float] = field(default_factory=dict)
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    launches: float | None = None
+    pinned: bool = False
+    on_time: Collection[int] = ()
+    network: float | None = None
+
+
 def what_if(
-    capture: CaptureSummary, *, classes: Mapping[str, float] | None = None, ranges: Mapping[str, float] | None = None,
-    launches: float | None = None, pinned: bool = False,
+    *captures: CaptureSummary, classes: Mapping[str, float] | None = None, ranges: Mapping[str, float] | None = None,
+    launches: float | None = None, pinned: bool = False, on_time: Collection[int] = (), network: float | None = None,
 ) -> WhatIf:  # fmt: skip
-    """Returns what a step of a capture would take if its parts took so many times their time; 0: they are gone.
+    """Returns what a step of a capture, or of a run, would take if its parts took so many times their time; 0: none.
 
     Args:
-        capture: one of those that ``summarize`` returns.
+        captures: one of those that ``summarize`` returns, or those of all ranks of a run.
         classes: kernel class to factor, such as ``{"matmul": 0.5}``.
         ranges: name of a range to factor, for what the program does inside it and what it launches there.
         launches: a factor for what the CPU needs to launch work, as a CUDA graph may save it.
         pinned: whether large copies to the GPU come from pinned memory, and do not block.
+        on_time: ranks of a run for which the others do not wait.
+        network: how many times as fast collectives transfer, once the last rank has started them.
 
     Raises:
         ConfigurationError: the steps hold nothing of the kind, or cannot be replayed.
     """
-    study, found = capture.study, capture.diagnosis
-    if study is None or found is None or found.doubt:
-        raise ConfigurationError(
-            f"The steps of {capture.title} cannot be replayed", str(capture.findings_missing or "")
-        )
-    factors = (*(classes or {}).values(), *(ranges or {}).values(), 1.0 if launches is None else launches)
-    if not all(0 <= factor < np.inf for factor in factors):
+    answers = list(answer_all(captures, Question(classes or {}, ranges or {}, launches, pinned, on_time, network)))
+    if len(answers) != 1:
+        raise ConfigurationError("These are not the captures of one run whose ranks can be replayed together")
+    return answers[0]
+
+
+def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[WhatIf]:
+    """Yields the answer of each run whose ranks can be replayed together, and of each other capture.
+
+    Raises:
+        ConfigurationError: the steps hold nothing of the kind, or cannot be replayed.
+    """
+    factors = (*asked.classes.values(), *asked.ranges.values(), 1.0 if asked.launches is None else asked.launches)
+    if not all(0 <= factor < np.inf for factor in factors) or not 0 < (asked.network or 1.0) < np.inf:
         raise ConfigurationError("A factor is a number from 0 on", "0.5 is half the time, 0 none, 2 twice as much")
-    changes = dict(_changes(study, classes or {}, ranges or {}, launches, pinned=pinned))
-    if not changes:
+    if asked == Question():
         raise ConfigurationError("Nothing is changed", "Say what: a kernel class, a range, launches, or copies")
+    for one in replayable(captures):
+        doubtful = next((each for each in one.captures if not each.diagnosis or each.diagnosis.doubt), None)
+        if one.study is None or doubtful:
+            why = (doubtful or one.captures[0]).findings_missing
+            raise ConfigurationError(f"The steps of {one.title} cannot be replayed", str(why or ""))
+        yield _answer(one, one.study, asked)
 
-    def changed(replay: Replay) -> Replay:
-        for change in changes.values():
-            replay = change(replay)
-        return replay
 
-    baselines, scale = baselines_of(capture, study)
-    pairs = [(replay, changed(replay)) for replay in baselines]
-    saved_ms = [(before.step_ns - after.step_ns) / 1e6 * scale for before, after in pairs]
-    of_cpu = bool(ranges) or pinned or launches is not None
-    low, high = interval_of(saved_ms, of_cpu=of_cpu, timed=found.timed)
+def _answer(subject: Replayable, study: Study, asked: Question) -> WhatIf:
+    """Returns the answer about the steps of a capture, or of all ranks of a run."""
+    _check(subject, (study, *(other.study for other in study.others)), asked)
+    found = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
+    steps = [capture.step for capture in subject.captures if capture.step]
+    timed = max(one.step_ms for one in found) if all(one.timed for one in found) else None
+    # In a run a collective waits for other ranks, and no GPU has to.
+    alone = len(steps) == 1
+    busy = max(step.total_ms - step.idle_ms if alone else step.compute_ms + step.exposed_copy_ms for step in steps)
+    changes = dict(_changes(study, asked, subject.ranks))
+    saving, pairs, scale = _try(study, asked, changes, max(step.length_ms for step in steps), busy, timed)
     before, after = sorted(pairs, key=lambda pair: pair[0].step_ns)[len(pairs) // 2]
     return WhatIf(
-        capture.title,
-        tuple(changes),
-        found.step_ms,
-        (min(saved_ms) + max(saved_ms)) / 2,
-        low,
-        min(high, found.step_ms),
-        (_work_ms(before) - _work_ms(after)) * scale,
-        _path(study, before, after, scale),
+        **saving,
+        steps=steps[0].instances,
+        capture=subject.title,
+        changes=tuple(changes),
+        less_ms=(_work_ms(before) - _work_ms(after)) * scale,
+        path=_path(study, before, after, scale, subject.labels),
+        ranks=subject.labels,
+        groups=tuple(_groups(study, asked, saving, pairs, scale, steps[0])) if alone else (),
     )
 
 
-def _changes(
-    study: Study, classes: Mapping[str, float], ranges: Mapping[str, float], launches: float | None, *, pinned: bool
-) -> Iterator[tuple[str, Change]]:
-    """Yields each change in words, and itself."""
-    for name, factor in classes.items():
-        pieces = study.of_class(name)
-        if not pieces.any():
-            held = sorted({study.classes[code] for code in np.unique(study.kernel).tolist() if code >= 0})
-            raise ConfigurationError(f"The steps hold no kernel of class {name!r}", f"They hold: {', '.join(held)}")
-        yield f"{name} × {factor:g}", saved_work(pieces * (1 - factor))
-    for name, factor in ranges.items():
-        if name not in (held := sorted({study.ranges[code] for code in study.spans[:, 0].tolist()})):
-            raise ConfigurationError(f"The steps hold no range {name!r}", f"They hold: {', '.join(held) or 'none'}")
-        yield f"range {name} × {factor:g}", _range_times(study, name, factor)
-    if pinned:
-        if not pageable_copies(study).any():
-            raise ConfigurationError("The steps hold no large copy from pageable memory to the GPU")
-        yield "copies from pinned memory", pinned_copies(study)
-    if launches is not None:
-        yield f"launches × {launches:g}", cheaper_launches(study, launches)
+_Pairs: TypeAlias = list[tuple[Replay, Replay]]
+
+
+def _try(
+    study: Study, asked: Question, changes: Mapping[str, tuple[Change, Change]], length_ms: float, busy_ms: float,
+    timed_ms: float | None = None,
+) -> tuple[dict[str, Any], _Pairs, float]:  # fmt: skip
+    """Replays steps of a length before and after changes, on each baseline, as they save least and as they save most.
+
+    Returns the figures, the replays before and after, and the length of a step ÷ that of a replayed one.
+    """
+    baselines, scale = baselines_of(study, length_ms, timed_ms)
+    pairs = [(replay, replay) for replay in baselines for _ in range(2)]
+    for change in changes.values():
+        pairs = [(before, change[place % 2](after)) for place, (before, after) in enumerate(pairs)]
+    ms = [(before.step_ns / 1e6 * scale, after.step_ns / 1e6 * scale) for before, after in pairs]
+    bounds = [timed_ms or unprofiled_ms(one, busy_ms, length_ms) for one in (min(ms)[0], max(ms)[0])]
+    return _figures(asked, ms, sum(bounds) / 2, timed_ms), pairs, scale
+
+
+def _figures(
+    asked: Question, ms: Sequence[tuple[float, float]], step_ms: float, timed_ms: float | None = None
+) -> dict[str, Any]:
+    """Returns the figures of a saving, by steps before and after in replays."""
+    saved_ms = [before - after for before, after in ms]
+    of_cpu = bool(asked.ranges or asked.pinned or asked.on_time) or asked.launches is not None
+    low, high = interval_of(saved_ms, of_cpu=of_cpu, timed=bool(timed_ms))
+    middle = (min(saved_ms) + max(saved_ms)) / 2
+    return {"step_ms": step_ms, "saves_ms": middle, "saves_ms_low": low, "saves_ms_high": min(high, step_ms)}
+
+
+def _groups(
+    study: Study, asked: Question, saving: dict[str, Any], pairs: _Pairs, scale: float, step: StepSummary
+) -> Iterator[Saving]:
+    """Yields what the steps of each group would take, and the mean of all; nothing where all are alike."""
+    names, found = list(dict.fromkeys(study.groups)), []
+    if len(names) == 1:
+        found = [Saving(**saving, group=names[0], steps=step.instances)]
+    else:
+        of_group = np.tile(study.groups, 2)[-len(pairs[0][0].lengths) :]
+        for group in (one for one in step.groups if one.kind in of_group):
+            of_one = of_group == group.kind
+            ns = [(float(old.lengths[of_one].mean()), float(new.lengths[of_one].mean())) for old, new in pairs]
+            ms = [(old / 1e6 * scale, new / 1e6 * scale) for old, new in ns]
+            figures = _figures(asked, ms, (min(ms)[0] + max(ms)[0]) / 2)
+            found.append(Saving(**figures, group=group.kind, steps=group.steps))
+    for other in study.others:
+        changes = dict(_changes(other.study, asked, ()))
+        figures, _, _ = _try(other.study, asked, changes, other.length_ms, other.study.busy_ms)
+        found.append(Saving(**figures, group=other.name, steps=other.steps))
+    if len(found) > 1:
+        count = sum(one.steps for one in found)
+        mean = {name: sum(getattr(one, name) * one.steps for one in found) / count for name in saving}
+        yield from (*found, Saving(**mean, group="all", steps=count))
+
+
+def _check(subject: Replayable, studies: Sequence[Study], asked: Question) -> None:
+    """Raises ``ConfigurationError`` where none of the steps hold what is asked about."""
+    codes = [(study.classes, np.unique(study.kernel).tolist()) for study in studies]
+    classes = {names[code] for names, kernels in codes for code in kernels if code >= 0}
+    ranges = {study.ranges[code] for study in studies for code in study.spans[:, 0].tolist()}
+    asked_classes = [*asked.classes, *([COMMUNICATION] if asked.network is not None else [])]
+    for what, names, held in (("kernel of class", asked_classes, classes), ("range", asked.ranges, ranges)):
+        if lacking := next((name for name in names if name not in held), ""):
+            listed = ", ".join(sorted(held)) or "none"
+            raise ConfigurationError(f"The steps hold no {what} {lacking!r}", f"They hold: {listed}")
+    if asked.pinned and not any(pageable_copies(study).any() for study in studies):
+        raise ConfigurationError("The steps hold no large copy from pageable memory to the GPU")
+    if asked.on_time and not set(asked.on_time) < set(subject.ranks):
+        late, hint = ", ".join(map(str, asked.on_time)), "Give the captures of all ranks; one of them at least is late"
+        raise ConfigurationError(f"No other rank of {subject.title} is known to wait for rank {late}", hint)
+
+
+def _changes(study: Study, asked: Question, ranks: Sequence[int | None]) -> Iterator[tuple[str, tuple[Change, Change]]]:
+    """Yields each change in words, and itself: as it saves least, and as it saves most."""
+    for name, factor in asked.classes.items():
+        yield f"{name} × {factor:g}", (saved_work(study.of_class(name) * (1 - factor)),) * 2
+    for name, factor in asked.ranges.items():
+        yield f"range {name} × {factor:g}", (_range_times(study, name, factor),) * 2
+    if asked.pinned:
+        yield "copies from pinned memory", (pinned_copies(study),) * 2
+    if asked.launches is not None:
+        yield f"launches × {asked.launches:g}", (cheaper_launches(study, asked.launches),) * 2
+    if asked.on_time:
+        places = frozenset(place for place, rank in enumerate(ranks) if rank in asked.on_time)
+        yield f"{', '.join(f'rank {rank}' for rank in asked.on_time)} on time", _on_time(study, places)
+    if asked.network is not None:
+        yield f"a network {asked.network:g} times as fast", _faster_network(study, asked.network)
+
+
+def _on_time(study: Study, places: frozenset[int]) -> tuple[Change, Change]:
+    """Returns changes after which nobody waits for some ranks: kernels as they are, and no longer than on these ranks.
+
+    A collective that waits occupies a part of the GPU: kernels beside it take longer than on the rank that is late.
+    """
+    _, rank = study.replay.rank_of
+    names = np.array([*study.kernels, ""])
+    _, name = np.unique(names[study.kernel], return_inverse=True)
+    counted = (study.kernel >= 0) & ~study.of_class(COMMUNICATION)
+    is_late = np.isin(rank, list(places))
+
+    def mean(kernels: Bools, code: Ints) -> Floats:
+        count, ns = (np.bincount(code[kernels], some, code.max() + 1) for some in (None, study.replay.work[kernels]))
+        means: Floats = (ns / np.maximum(count, 1))[code]
+        return means
+
+    of_others = counted & ~is_late
+    own, there = mean(of_others, name + rank * len(names)), mean(counted & is_late, name)
+    shorter = np.divide(there, own, out=np.ones(len(own)), where=(there > 0) & (there < own))
+    most = saved_work(np.where(of_others, 1 - shorter, 0.0))
+    return lambda replay: replace(replay, on_time=places), lambda replay: most(replace(replay, on_time=places))
+
+
+def _faster_network(study: Study, factor: float) -> tuple[Change, Change]:
+    """Returns changes of what collectives transfer: but for a latency of each, and all of it.
+
+    Of a rank alone nobody knows which part of a collective waits for others: none of it, or all of it is transferred.
+    """
+    work, meets = study.replay.work, study.replay.meets
+    if not len(meets):
+        return saved_work(np.zeros(len(work))), saved_work(study.of_class(COMMUNICATION) * (1 - 1 / factor))
+    transfers = (meets != -1) & (work > 0)
+    latency = work[transfers].min(initial=_LATENCY_NS)
+    rest = np.where(transfers, 1 - latency / np.maximum(work, 1.0), 0.0)
+    return saved_work(rest * (1 - 1 / factor)), saved_work(transfers * (1 - 1 / factor))
 
 
 def _range_times(study: Study, name: str, factor: float) -> Change:
@@ -169,27 +327,30 @@ def _work_ms(replay: Replay) -> float:
     return float(replay.work.sum() + replay.after.sum() + own.sum()) / replay.steps / 1e6
 
 
-def _path(study: Study, before: Replay, after: Replay, scale: float) -> tuple[PathPart, ...]:
+def _path(study: Study, before: Replay, after: Replay, scale: float, labels: Sequence[str]) -> tuple[PathPart, ...]:
     """Returns the parts of the critical path of a step, the longest first."""
-    sides = [{part: ms * scale for part, ms in _parts(study, replay).items()} for replay in (before, after)]
-    parts = [PathPart(part, _PLACES.get(part, "GPU"), sides[0][part], sides[1][part]) for part in sides[0]]
+    sides = [_parts(study, replay, labels or ("",)) for replay in (before, after)]
+    ms = {key: [side[key] * scale for side in sides] for key in sides[0]}
+    parts = [PathPart(part, _PLACES.get(part, "GPU"), old, new, rank) for (part, rank), (old, new) in ms.items()]
     least = _LEAST * before.step_ns / 1e6 * scale
     listed = [part for part in parts if max(part.before_ms, part.after_ms) >= least]
     return tuple(sorted(listed, key=lambda part: -part.before_ms))
 
 
-def _parts(study: Study, replay: Replay) -> dict[str, float]:
-    """Returns how much of a replayed step, ms, each part of its critical path is."""
+def _parts(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Returns how much of a replayed step, ms, each part of its critical path is, by part and rank."""
     calls, pieces = replay.critical_path()
     works, pauses = pieces * replay.work, calls * replay.pause
     names = (*study.classes, FILLS, UNKNOWN)
     code = np.where(study.kernel >= 0, study.kernel, len(study.classes) + (study.kind == GRAPH))
-    parts = dict.fromkeys(names, 0.0)
-    for name, ns in zip(names, np.bincount(code, works, len(names)).tolist(), strict=True):
-        parts[name] += ns
-    parts[LOADING] = float(pauses[study.loading].sum())
-    parts[PAUSES] = float(pauses.sum()) - parts[LOADING]
-    parts[LAUNCHING] = float((calls * replay.after).sum() - pauses.sum())
+    parts = defaultdict[tuple[str, str], float](float)
+    for rank, label in enumerate(labels):
+        mine, of_rank = (place == rank for place in replay.rank_of)
+        for name, ns in zip(names, np.bincount(code[of_rank], works[of_rank], len(names)).tolist(), strict=True):
+            parts[name, label] += ns
+        parts[LOADING, label] = float(pauses[mine & study.loading].sum())
+        parts[PAUSES, label] = float(pauses[mine].sum()) - parts[LOADING, label]
+        parts[LAUNCHING, label] = float((calls * replay.after)[mine].sum() - pauses[mine].sum())
     steps = replay.steps - 1 if replay.steps > 2 else replay.steps
-    parts[LATENCY] = max(replay.step_ns * steps - sum(parts.values()), 0.0)
-    return {name: ns / steps / 1e6 for name, ns in parts.items()}
+    parts[LATENCY, ""] = max(replay.step_ns * steps - sum(parts.values()), 0.0)
+    return {key: ns / steps / 1e6 for key, ns in parts.items()}

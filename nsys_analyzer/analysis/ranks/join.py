@@ -52,14 +52,14 @@ def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
 
 def join_ranks(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
     """Returns the runs that some members are of, the one of most ranks first."""
-    return tuple(_Join(*group).run() for group in group_members(members))
+    return tuple(Join(*group).run() for group in group_members(members))
 
 
 def clocks_of(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
     """Returns, by capture of a run whose clocks agree, the one whose clock is the run's, and its own against that."""
     clocks: dict[str, tuple[str, Clock]] = {}
     for group in group_members(members):
-        join = _Join(*group)
+        join = Join(*group)
         if join.alignment:
             first = join.members[0].capture
             pairs = zip(join.members, join.clocks, strict=True)
@@ -86,7 +86,7 @@ def _with_losses(run: ParallelRun, captures: dict[tuple[str, int, int], CaptureS
     return structs.replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost, slowed_ms=slowed_ms)
 
 
-class _Join:
+class Join:
     """The members of one run, the steps that they share, and who waited for whom."""
 
     def __init__(self, members: tuple[Member, ...], notes: tuple[Words, ...]) -> None:
@@ -130,7 +130,7 @@ class _Join:
                 self.members, self.matches, self.steps, self.waits, lacks_ranks=lacks_ranks
             )
         return ParallelRun(
-            name=_name(tuple(dict.fromkeys(member.capture for member in self.members))),
+            name=run_name(self.members),
             strategies=name_strategies(self.members),
             world_size=max(member.world_size for member in self.members) or None,
             missing=self.missing,
@@ -286,8 +286,9 @@ class _Join:
         return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", spread)
 
 
-def _name(captures: Sequence[str]) -> str:
+def run_name(members: Sequence[Member]) -> str:
     """Returns what a run is called: as its capture, or as its captures begin."""
+    captures = tuple(dict.fromkeys(member.capture for member in members))
     if len(captures) == 1:
         return captures[0]
     # The names are sorted so that the first and the last differ soonest.

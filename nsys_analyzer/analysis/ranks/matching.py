@@ -31,7 +31,7 @@ _CLOCKS_DIFFER_NS = 10_000_000_000
 #: No run has more: a file that says so is broken.
 _MOST_RANKS = 1_000_000
 #: Those that no rank leaves before all have come, and all leave at about the same time.
-_END_TOGETHER = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
+END_TOGETHER = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
 #: Clocks drift if they do so by more than the measure's own error, this many times.
 _SURELY = 3
 #: The median absolute deviation of what is normally distributed, to its standard deviation.
@@ -366,5 +366,5 @@ def _ends(members: Sequence[Member], matches: Sequence[Match], position: int, ot
             own, others = (members[place].collectives.select(match[place]) for place in (position, other))
             rows.append((own.end, others.end, own.kind))
     end, other_end, kind = (np.concatenate(column) for column in zip(*rows, strict=True))
-    together = np.isin(kind, _END_TOGETHER)
+    together = np.isin(kind, END_TOGETHER)
     return (end[together], other_end[together]) if together.any() else (end, other_end)

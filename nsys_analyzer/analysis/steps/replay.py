@@ -4,14 +4,18 @@ The CPU's side is the sequence of API calls with the time between them; a blocki
 it waits for. The GPU's side is the work of each stream in its order: a piece starts when the one before it has ended,
 its launch has reached the device, and what its stream waits for on another one has ended. What a change does to the
 step then follows; nothing is added up that overlaps. (The idea is that of Daydream, Zhu et al., USENIX ATC 2020.)
+
+Several ranks of a run move together: a collective transfers from when its last rank has started it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,8 +28,14 @@ _AS_LONG = 100
 _ROUNDING_NS = 0.01
 #: Steps of which the second and later ones show how long a step takes.
 _FEWEST = 3
-#: The columns of which a step that comes again has the same values.
-_OF_EACH = ("after", "own", "lag", "latency", "spacing", "work", "events", "pause", "stream", "gap")
+#: The columns of calls and of pieces, but for those that are positions.
+OF_CALLS, OF_PIECES = ("after", "own", "lag", "events", "pause"), ("latency", "spacing", "work", "stream", "gap")
+#: No capture holds so many collectives.
+_MANY = 2**40
+#: When each call starts, and one behind the last; when each piece ends, and what came before the first.
+_Times: TypeAlias = tuple[Floats, Floats]
+#: Yields each collective and when this rank starts it, and is sent when the last rank does.
+_Running: TypeAlias = Generator[tuple[int, float], float, _Times]
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,12 @@ class Replay:
         behind: shape (pieces,), an earlier piece of another stream that each starts behind, -1 for none.
         gap: shape (pieces,), from the end of that piece to the earliest start.
         once: whether this is one pass, which nothing follows.
+        meets: shape (pieces,), the collective that each takes part in, -1 for none: its ``work`` is from the last
+            rank's start on. -2 - n: it takes part in n, and does not wait for others. Empty where these are not known.
+        begin: when the first call of each rank starts. The columns hold one rank behind the other, and ``first_call``
+            the bounds of each rank's steps.
+        on_time: the places of ranks that nobody waits for.
+        weight: shape (steps,), how often each step counts; empty where all count alike.
     """
 
     after: Floats
@@ -67,11 +83,42 @@ class Replay:
     behind: Ints
     gap: Floats
     once: bool = False
+    meets: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    begin: tuple[float, ...] = (0.0,)
+    on_time: frozenset[int] = frozenset()
+    weight: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def steps(self) -> int:
         """How many steps there are."""
-        return len(self.first_call) - 1
+        return len(self.first_call) // len(self.begin) - 1
+
+    @cached_property
+    def ranks(self) -> tuple[Replay, ...]:
+        """Each rank by itself."""
+        if len(self.begin) == 1:
+            return (self,)
+        bounds = self.first_call.reshape(len(self.begin), -1)
+        return tuple(replace(self.between(*pair), begin=(at,)) for *pair, at in zip(bounds, self.begin, strict=True))
+
+    @property
+    def rank_of(self) -> tuple[Ints, Ints]:
+        """The place of the rank of each call and of each piece."""
+        calls, pieces = (np.array([len(getattr(one, name)) for one in self.ranks]) for name in ("after", "work"))
+        places = np.arange(len(self.ranks))
+        return np.repeat(places, calls), np.repeat(places, pieces)
+
+    def between(self, first_call: Ints) -> Replay:
+        """The steps with these bounds; what was launched before them is over."""
+        first, last = int(first_call[0]), int(first_call[-1])
+        low, high = np.searchsorted(self.launch, (first, last)).tolist()
+        steps = self.without_waits(self.awaited < low)
+        columns: dict[str, Any] = {name: getattr(steps, name)[first:last] for name in OF_CALLS}
+        columns |= {name: getattr(self, name)[low:high] for name in (*OF_PIECES, "meets")}
+        columns["launch"] = self.launch[low:high] - first
+        columns["awaited"] = np.maximum(steps.awaited[first:last] - low, -1)
+        columns["behind"] = np.maximum(self.behind[low:high] - low, -1)
+        return replace(self, **columns, first_call=first_call - first)
 
     def with_events_costing(self, ns: float) -> Replay:
         """The same steps without what the profiler adds: so much for each event, as far as there is time to take."""
@@ -100,37 +147,54 @@ class Replay:
     def step_ns(self) -> float:
         """How long a step takes, ns: from one's end to the next's, without the first, which begins with an idle GPU.
 
-        One or two steps are looked at as if they came again and again; both of two are then left out once.
+        One or two steps are looked at as if they came again and again; both of two are then left out once. Of several
+        ranks it is the longest one's.
         """
         if self.once:
             return self.total_ns
-        steps, left_out = (self, 1) if self.steps >= _FEWEST else (self._again(_FEWEST), self.steps)
-        return steps.mean_ns(*steps._run(), left_out)
+        return self.mean_of(self.lengths)
+
+    @cached_property
+    def lengths(self) -> Floats:
+        """How long each step but the first takes, of the rank of the longest ones; each of one or two steps twice."""
+        few = self.steps < _FEWEST
+        ranks, left_out = [rank._again() if few else rank for rank in self._awaited], self.steps if few else 1
+        pairs = zip(ranks, run_together(ranks), strict=True)
+        return max((rank.lengths_of(*times)[left_out:] for rank, times in pairs), key=self.mean_of)
 
     @property
     def total_ns(self) -> float:
         """From the first call to the end of all, ns."""
-        starts, done = self._run()
-        return float(max(starts[-1], done.max()))
+        return max(float(max(starts[-1], done.max())) for starts, done in run_together(self._awaited))
 
-    def _again(self, times: int) -> Replay:
+    @property
+    def _awaited(self) -> list[Replay]:
+        """The ranks that others wait for."""
+        return [rank for place, rank in enumerate(self.ranks) if place not in self.on_time]
+
+    def _again(self, times: int = _FEWEST) -> Replay:
         """The same steps again and again."""
-        repeated: dict[str, Any] = {name: np.tile(getattr(self, name), times) for name in _OF_EACH}
-        for name, count in (("launch", len(self.after)), ("awaited", len(self.work)), ("behind", len(self.work))):
+        repeated: dict[str, Any] = {name: np.tile(getattr(self, name), times) for name in (*OF_CALLS, *OF_PIECES)}
+        calls, pieces = len(self.after), len(self.work)
+        for name, count in (("launch", calls), ("awaited", pieces), ("behind", pieces), ("meets", _MANY)):
             values = getattr(self, name)
-            shifted = values + np.arange(times)[:, None] * count
-            repeated[name] = np.where(values >= 0, shifted, -1).ravel()
+            shift = np.arange(times)[:, None] * count
+            repeated[name] = np.where(values == -1, -1, values + np.where(values >= 0, shift, -shift)).ravel()
         first_call = (self.first_call[:-1] + np.arange(times)[:, None] * len(self.after)).ravel()
         return replace(self, **repeated, first_call=np.append(first_call, times * len(self.after)))
 
-    def mean_ns(self, starts: Floats, done: Floats, left_out: int = 1) -> float:
-        """How long a step but the first takes, by when each call starts (and one behind the last) and each piece ends.
+    def lengths_of(self, starts: Floats, done: Floats) -> Floats:
+        """How long each step takes, by when each call starts (and one behind the last) and each piece ends.
 
         A step begins with its first call, or where the GPU has done what came before, if that is later. The last place
-        of ``done`` is that of what ran before the first piece; ``left_out`` is the number of the first steps.
+        of ``done`` is that of what ran before the first piece.
         """
-        bounds = np.maximum(starts[self.first_call], self._ends(done))
-        return float(bounds[-1] - bounds[left_out]) / (self.steps - left_out)
+        return np.diff(np.maximum(starts[self.first_call], self._ends(done)))
+
+    def mean_of(self, lengths: Floats) -> float:
+        """The mean of the last steps' lengths: as often as each comes."""
+        weight = np.tile(self.weight, 2)[-len(lengths) :]
+        return float(np.average(lengths, weights=weight)) if len(weight) else float(lengths.sum() / len(lengths))
 
     def _ends(self, done: Floats) -> Floats:
         """When the GPU has done what came before each step, and all."""
@@ -142,23 +206,25 @@ class Replay:
         """Shape (pieces,), the piece before each on its stream; -1 for the first."""
         return before_on(self.stream)
 
-    def _run(self) -> tuple[Floats, Floats]:
-        """When each call starts, and one behind the last; when each piece ends, and what came before the first."""
-        waits, joins = np.flatnonzero(self.awaited >= 0), np.flatnonzero(self.behind >= 0)
+    def run(self) -> _Running:
+        """Runs one rank, which waits for others where they meet."""
+        meets = self.meets != -1 if len(self.meets) else np.zeros(len(self.work), np.bool_)
+        waits, joins = np.flatnonzero(self.awaited >= 0), np.flatnonzero((self.behind >= 0) | meets)
         many = (len(waits) + len(joins)) * _AS_LONG > len(self.after) + len(self.work)
-        return self._one_by_one(waits) if many else self._between_waits(waits, joins)
+        return self._one_by_one(waits, joins) if many else self._between_waits(waits, joins)
 
-    def _one_by_one(self, waits: Ints) -> tuple[Floats, Floats]:
+    def _one_by_one(self, waits: Ints, joins: Ints) -> _Running:
         """Start of each call and end of each piece, wait by wait and piece by piece: where calls wait often.
 
         From one wait to the next all calls are shifted alike: each start is an offset and the shift of its segment.
         """
         offsets = np.append(0.0, np.cumsum(self.after))
         segment = np.searchsorted(waits, self.launch)
-        shifts, done, piece = [0.0], [_LONG_AGO] * (len(self.work) + 1), 0  # the last place: what came before the first
+        shifts, done, piece = [*self.begin], [_LONG_AGO] * (len(self.work) + 1), 0  # the last: before the first piece
+        joined = dict(zip(joins.tolist(), self._joins(joins), strict=True))
         columns = zip(
             (offsets[self.launch] + self.latency).tolist(), self.before.tolist(), self.spacing.tolist(),
-            self.behind.tolist(), self.gap.tolist(), self.work.tolist(), strict=True,
+            self.work.tolist(), strict=True,
         )  # fmt: skip
         calls = (
             offsets[waits],
@@ -170,10 +236,13 @@ class Replay:
         rows = zip(*(column.tolist() for column in calls), strict=True)
         for offset, own, lag, awaited, upto in (*rows, (0.0, 0.0, 0.0, -1, len(self.work))):
             shift = shifts[-1]
-            for earliest, before, spacing, behind, gap, work in islice(columns, upto - piece):
+            for earliest, before, spacing, work in islice(columns, upto - piece):
                 start = max(earliest + shift, done[before] + spacing)
-                if behind >= 0:
+                if piece in joined:
+                    behind, gap, meets = joined[piece]
                     start = max(start, done[behind] + gap)
+                    if meets != -1:
+                        start = yield meets, start
                 done[piece] = start + work
                 piece += 1
             if awaited >= 0:
@@ -181,19 +250,32 @@ class Replay:
         starts = offsets + np.repeat(shifts, np.diff(np.concatenate([[0], waits + 1, [len(offsets)]])))
         return starts, np.array(done)
 
-    def _between_waits(self, waits: Ints, joins: Ints) -> tuple[Floats, Floats]:
+    def _joins(self, joins: Ints) -> list[tuple[int, float, int]]:
+        """What these pieces start behind, with the time from there, and what they meet other ranks in."""
+        meets = self.meets[joins] if len(self.meets) else np.full(len(joins), -1)
+        return list(zip(self.behind[joins].tolist(), self.gap[joins].tolist(), meets.tolist(), strict=True))
+
+    def _between_waits(self, waits: Ints, joins: Ints) -> _Running:
         """The same, at once for all calls and pieces from one wait, or wait of a stream for another, to the next."""
         count = len(self.after)
         starts = np.empty(count + 1)
         done = np.full(len(self.work) + 1, _LONG_AGO)  # the last place is that of what came before the first
         offsets = np.append(0.0, np.cumsum(self.after))
-        shift, first, piece = 0.0, 0, 0
+        (shift,), first, piece = self.begin, 0, 0
         launched = np.searchsorted(self.launch, waits, side="right")
+        joined = dict(zip(joins.tolist(), self._joins(joins), strict=True))
         for call, upto in zip([*waits.tolist(), count], [*launched.tolist(), len(self.work)], strict=True):
             starts[first : call + 1] = offsets[first : call + 1] + shift
             inside = joins[np.searchsorted(joins, piece, side="right") : np.searchsorted(joins, upto)]
             for last in (*inside.tolist(), upto):
-                self._advance(done, starts, piece, last)
+                earliest = _LONG_AGO
+                if piece < last and piece in joined:
+                    behind, gap, meets = joined[piece]
+                    earliest = done[behind] + gap
+                    if meets != -1:
+                        own = starts[self.launch[piece]] + self.latency[piece]
+                        earliest = yield meets, max(own, done[self.before[piece]] + self.spacing[piece], earliest)
+                self._advance(done, starts, piece, last, earliest)
                 piece = last
             if call < count:
                 end = max(starts[call] + self.own[call], done[int(self.awaited[call])] + self.lag[call])
@@ -201,52 +283,78 @@ class Replay:
                 first = call + 1
         return starts, done
 
-    def _advance(self, done: Floats, starts: Floats, first: int, last: int) -> None:
-        """Runs the pieces from ``first`` to ``last``, of which the first alone may wait for another stream."""
+    def _advance(self, done: Floats, starts: Floats, first: int, last: int, earliest: float = _LONG_AGO) -> None:
+        """Runs the pieces from ``first``, which starts at a moment at the ``earliest``, to ``last``.
+
+        No other one may wait for another stream, or for another rank.
+        """
         streams = self.stream[first:last]
         alone = not (streams[1:] != streams[:-1]).any()
         for stream in streams[:1] if alone else np.unique(streams):
             some = slice(first, last) if alone else first + np.flatnonzero(streams == stream)
             ready = starts[self.launch[some]] + self.latency[some]
-            if stream == streams[0] and self.behind[first] >= 0:
-                ready[0] = max(ready[0], done[self.behind[first]] + self.gap[first])
+            if stream == streams[0]:
+                ready[0] = max(ready[0], earliest)
             cost = np.cumsum(self.spacing[some] + self.work[some])
             # end_i = max(end_{i-1} + spacing_i, ready_i) + work_i: less the cumulated cost, one running maximum.
-            earliest = ready + self.work[some] - cost
-            earliest[0] = max(earliest[0], done[self.before[some][0]])
-            done[some] = np.maximum.accumulate(earliest) + cost
+            possible = ready + self.work[some] - cost
+            possible[0] = max(possible[0], done[self.before[some][0]])
+            done[some] = np.maximum.accumulate(possible) + cost
 
     def critical_path(self, *, whole: bool = False) -> tuple[Floats, Floats]:
         """The share of each call's ``after`` and of each piece's ``work`` on the critical path of the steps.
 
         It leads from the end of the last step back to the start of the second, or of the first for the ``whole``: a
         little less of anything else makes no step shorter. The rest of the path is from launches to their start,
-        between pieces, and in calls that wait.
+        between pieces, and in calls that wait. From a collective it goes back on the rank that started it last.
         """
-        starts, done = self._run()
-        of_call, of_piece = np.zeros(len(self.after)), np.zeros(len(self.work))
+        ranks, times = self._awaited, run_together(self._awaited)
+        of_call, of_piece = [np.zeros(len(rank.after)) for rank in ranks], [np.zeros(len(rank.work)) for rank in ranks]
+        waits, sources, lasts = zip(*(rank._sources(*one) for rank, one in zip(ranks, times, strict=True)), strict=True)
+        started = sorted((begins, met, at, piece) for at, last in enumerate(lasts) for begins, met, piece in last)
+        last_of = {met: (at, piece) for _, met, at, piece in started}
+        at = max(range(len(ranks)), key=lambda at: max(times[at][0][-1], times[at][1].max()))
+        (starts, done), call = times[at], len(ranks[at].after)
+        piece = int(done[:-1].argmax()) if len(done) > 1 and done[:-1].max() > starts[call] else -1
+        while True:
+            while piece >= 0:
+                of_piece[at][piece] = 1.0
+                if len(ranks[at].meets):
+                    at, piece = last_of.get(int(ranks[at].meets[piece]), (at, piece))
+                call, piece = int(ranks[at].launch[piece]), sources[at][piece]
+            place = int(np.searchsorted(waits[at], call)) - 1
+            of_call[at][waits[at][place] if place >= 0 else 0 : call] = 1.0
+            if place < 0:
+                break
+            piece = int(ranks[at].awaited[waits[at][place]])
+        for at, (rank, (starts, done)) in enumerate(zip(ranks, times, strict=True)):
+            begun = max(starts[rank.first_call[1]], rank._ends(done)[1]) if rank.steps >= _FEWEST and not whole else 0.0
+            of_call[at] = np.clip((starts[1:] - begun) / np.maximum(rank.after, 1.0), 0.0, of_call[at])
+            of_piece[at] = np.clip((done[:-1] - begun) / np.maximum(rank.work, 1.0), 0.0, of_piece[at])
+        for at in sorted(self.on_time):
+            of_call.insert(at, np.zeros(len(self.ranks[at].after)))
+            of_piece.insert(at, np.zeros(len(self.ranks[at].work)))
+        return np.concatenate(of_call), np.concatenate(of_piece)
+
+    def _sources(self, starts: Floats, done: Floats) -> tuple[Ints, list[int], list[tuple[float, int, int]]]:
+        """The calls that end with what they wait for; the piece that each piece follows; those that others wait for.
+
+        A piece that follows none, -1, begins with its launch. Of the last ones it is said when they begin, and in which
+        collective.
+        """
         waits = np.flatnonzero(self.awaited >= 0)
         gpu_ended = done[self.awaited[waits]] + self.lag[waits] > starts[waits] + self.own[waits]
-        waits = waits[gpu_ended]  # they end with a piece; others take their own time
         begins = done[:-1] - self.work - _ROUNDING_NS
         joined = (self.behind >= 0) & (done[self.behind] + self.gap >= begins)
         follows = done[self.before] + self.spacing >= begins
-        # The piece that each one follows, -1 for those that begin with their launch.
-        source = np.where(joined, self.behind, np.where(follows, self.before, -1)).tolist()
-        call = len(self.after)
-        piece = int(done[:-1].argmax()) if len(self.work) and done[:-1].max() > starts[call] else -1
-        while True:
-            while piece >= 0:
-                of_piece[piece] = 1.0
-                call, piece = int(self.launch[piece]), source[piece]
-            place = int(np.searchsorted(waits, call)) - 1
-            of_call[waits[place] if place >= 0 else 0 : call] = 1.0
-            if place < 0:
-                break
-            piece = int(self.awaited[waits[place]])
-        begun = max(starts[self.first_call[1]], self._ends(done)[1]) if self.steps >= _FEWEST and not whole else 0.0
-        calls = np.clip((starts[1:] - begun) / np.maximum(self.after, 1.0), 0.0, of_call)
-        return calls, np.clip((done[:-1] - begun) / np.maximum(self.work, 1.0), 0.0, of_piece)
+        last = joined | follows | (starts[self.launch] + self.latency >= begins)
+        met = np.flatnonzero((self.meets != -1) & last) if len(self.meets) else np.zeros(0, np.int64)
+        sources = np.where(joined, self.behind, np.where(follows, self.before, -1)).tolist()
+        return (
+            waits[gpu_ended],
+            sources,
+            [*zip(begins[met].tolist(), met_in(self.meets[met]), met.tolist(), strict=True)],
+        )
 
     # --- changes
 
@@ -282,6 +390,43 @@ class Replay:
     def with_work(self, factor: Floats) -> Replay:
         """The work of each piece times a factor, shape (pieces,); a piece without work starts no gap either."""
         return replace(self, work=self.work * factor, spacing=np.where(factor == 0, 0.0, self.spacing))
+
+
+def run_together(ranks: Sequence[Replay]) -> list[_Times]:
+    """Runs ranks at once: each collective begins to transfer when its last rank has started it."""
+    running: list[Any] = [rank.run() for rank in ranks]
+    missing = Counter(met for rank in ranks for met in met_in(rank.meets))
+    started = defaultdict[int, dict[int, float]](dict)  # by rank, of the collectives that wait for others
+    free: set[tuple[int, int]] = set()
+    ended: dict[int, _Times] = {}
+    ready: list[tuple[int, float | None]] = [(place, None) for place in range(len(ranks))]
+    while len(ended) < len(ranks):
+        if ready:
+            place, begins = ready.pop()
+            try:
+                met, start = running[place].send(begins)
+            except StopIteration as end:
+                ended[place] = end.value
+                continue
+            if met < 0:  # it goes on, and others wait for it
+                ready.append((place, start))
+                met = -2 - met
+                free.add((met, place))
+            started[met][place] = start
+            missing[met] -= 1
+        else:  # two ranks launch two collectives in different orders: the first one goes on without the others
+            met = min(started, key=lambda one: max(started[one].values()))
+            missing[met] = 0
+        if missing[met] <= 0:
+            waited = started.pop(met)
+            ready += [(place, max(waited.values())) for place in waited if (met, place) not in free]
+    return [ended[place] for place in range(len(ranks))]
+
+
+def met_in(meets: Ints) -> list[int]:
+    """The collective of each piece, whether or not it waits for others."""
+    collectives: list[int] = np.where(meets >= 0, meets, -2 - meets).tolist()
+    return collectives
 
 
 def before_on(stream: Ints) -> Ints:

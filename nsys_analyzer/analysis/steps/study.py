@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +49,10 @@ _LIKE = 0.03
 _LONG_NS, _QUEUE = 20_000, 1_000
 #: The least that a synchronization takes, and the clocks' difference, ns.
 _SHORTEST_WAIT_NS, _SKEW_NS = 4_000, 3_000
+#: Streams of other devices differ from those of the one that is studied from this bit on.
+_OTHER_DEVICE = 32
+#: What waits for another stream begins so soon behind it, ns.
+_AT_ONCE_NS = 10_000
 #: What begins and ends the recording of a CUDA graph: cudaStreamBeginCapture_v10000, hipStreamEndCapture.
 _RECORDING = ("StreamBeginCapture", "StreamEndCapture")
 #: From a launch to its start on an idle GPU, and between two pieces that are queued, ns, where nothing was measured.
@@ -54,6 +60,12 @@ _LATENCY_NS, _SPACING_NS = 6_000, 1_000
 
 #: The calls that make a stream wait for an event, and those that record one, by the starts of their names.
 _WAIT_EVENT, _RECORD = "(cuda|cu|hip)StreamWaitEvent", "(cuda|cu|hip)EventRecord"
+
+
+#: The columns of a study by call, and by piece.
+STUDY_OF_CALLS = ("call", "api", "range", "pause_range", "loading", "started")
+STUDY_OF_PIECES = ("operation", "kind", "size", "copy", "kernel", "phase", "part", "duration", "exposed", "begin")
+_NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,8 @@ class Study:
         measured_ns: how long these steps took under the profiler, mean, as a replay looks at them.
         low_share: the least that the profiler may have cost, as a share of the most.
         lines: of the program, behind the idle time of a cause, or the launches of a class, phase or kernel.
+        begin: shape (pieces,), when each operation began, ns; ``started`` is when each call did.
+        groups: shape (steps,), the name of each step's group; ``others`` are groups that these steps hold none of.
     """
 
     replay: Replay
@@ -107,11 +121,29 @@ class Study:
     low_share: float
     gpu: Gpu | None
     lines: Mapping[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
+    begin: Ints = field(default_factory=lambda: _NOTHING)
+    started: Ints = field(default_factory=lambda: _NOTHING)
+    groups: tuple[str, ...] = ()
+    others: tuple[OtherSteps, ...] = ()
 
     @property
     def steps(self) -> int:
         """How many steps there are."""
         return self.replay.steps
+
+    def of_steps(self, first: int, last: int) -> Study:
+        """Some of the steps of one rank, up to the last but without it."""
+        bounds = self.replay.first_call[first : last + 1]
+        low, high = bounds[[0, -1]].tolist()
+        of_each = (STUDY_OF_CALLS, (low, high)), (STUDY_OF_PIECES, np.searchsorted(self.replay.launch, (low, high)))
+        columns: dict[str, Any] = {
+            name: getattr(self, name)[slice(*among)] for names, among in of_each for name in names
+        }
+        spans = self.spans.copy()
+        spans[:, 1:] = np.clip(spans[:, 1:] - low, 0, high - low)
+        replay = replace(self.replay.between(bounds), weight=self.replay.weight[first:last])
+        columns |= {"windows": self.windows.select(np.arange(first, last)), "groups": self.groups[first:last]}
+        return replace(self, **columns, replay=replay, spans=spans)
 
     def of_class(self, *classes: str) -> Bools:
         """True for the pieces whose kernel is of one of these classes."""
@@ -189,7 +221,13 @@ class Study:
 
     def count(self, chosen: Bools) -> float:
         """How many operations there are in a step, of some pieces: median."""
-        return self.calls_at(self.replay.launch[chosen])
+        return self.calls_at(self.replay.launch[chosen & self.on_device])
+
+    @property
+    def on_device(self) -> Bools:
+        """True for the pieces of the device whose work is told, False for those of others."""
+        on_device: Bools = self.replay.stream >> _OTHER_DEVICE == 0
+        return on_device
 
     def calls(self, chosen: Bools) -> float:
         """How many calls there are in a step, of some: median, since what the first steps do is none of the others'."""
@@ -201,11 +239,29 @@ class Study:
         return float(np.median(np.bincount(step, minlength=self.steps)[: self.steps]))
 
 
-def study_steps(work: ProcessWork, steps: Steps, chosen: Integers, windows: Windows | None = None) -> Study | None:
-    """Studies some of the steps; None where no launch is known.
+@dataclass(frozen=True)
+class OtherSteps:
+    """Steps that are unlike the usual ones: how many there are, and some of them in detail."""
+
+    name: str
+    steps: int
+    length_ms: float
+    study: Study
+
+
+def study_groups(work: ProcessWork, steps: Steps, device: int) -> Study | None:
+    """Studies steps, and those of other groups by themselves; each as of ``study_steps``."""
+    study = study_steps(work, steps, device)
+    others = ((name, group, study_steps(work, group, device)) for name, group in steps.others) if study else ()
+    found = tuple(OtherSteps(name, len(group.windows), group.length_ms, one) for name, group, one in others if one)
+    return replace(study, others=found) if study else None
+
+
+def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows | None = None) -> Study | None:
+    """Studies some of the steps; None where no launch is known. Other devices of the process are replayed, too.
 
     Args:
-        chosen: the indices of the device's operations.
+        device: the one whose work is told.
         windows: the steps that are studied; else a few that follow each other and take together as long as steps do.
     """
     attributed, operations = work.attributed, work.attributed.trace.operations
@@ -224,14 +280,20 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers, windows: Wind
     position = np.full(len(attributed.trace.launches) + 1, NONE, np.int32)
     position[work.index[low:high]] = np.arange(high - low)
     launched = position[attributed.attribution.launch]
-    mine = chosen[launched[chosen] != NONE]
-    if not len(mine):
+    every = np.concatenate(list(work.devices.values()))
+    # Of two devices a number of a stream is of two streams.
+    stream_of = operations.stream[every] + ((operations.device[every].astype(np.int64) - device) << _OTHER_DEVICE)
+    placed = launched[every] != NONE
+    mine, stream = every[placed], stream_of[placed]
+    on_device = mine[stream >> _OTHER_DEVICE == 0]
+    if not len(on_device):
         return None
-    of_piece, shown, hidden = pieces_of(operations, mine, work.rank)
+    of_piece, shown, hidden = pieces_of(operations, on_device, work.rank)
     exposed = np.bincount(of_piece, hidden - shown, len(operations))
-    mine = mine[operations.end[mine] > operations.start[mine]]
-    mine = mine[np.lexsort((operations.start[mine], launched[mine]))]
-    launch, stream = launched[mine].astype(np.int64), operations.stream[mine].astype(np.int64)
+    order = np.lexsort((operations.start[mine], launched[mine]))
+    order = order[operations.end[mine[order]] > operations.start[mine[order]]]
+    mine, stream = mine[order], stream[order]
+    launch = launched[mine].astype(np.int64)
     begin, end = operations.start[mine], operations.end[mine]
     pageable = np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
     awaited, own, lag = _waits(calls, launch, stream, end, pageable)
@@ -242,13 +304,16 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers, windows: Wind
     after = np.maximum(following - np.where(waits, calls.end, calls.start), 0).astype(np.float64)
     low_cost, high_cost = _profiler_costs(attributed, work.process, calls.start, following)
     ran = [
-        operations.end[
-            chosen[(operations.stream[chosen] == one) & (operations.start[chosen] < begin[stream == one].min())]
-        ]
+        operations.end[every[(stream_of == one) & (operations.start[every] < begin[stream == one].min())]]
         for one in np.unique(stream)
     ]
     ran_before = np.array([ended.max(initial=LONG_AGO) for ended in ran])
     joins = _joins(calls, launch, stream, begin, end)
+    names = [steps.names[place] for place in np.searchsorted(steps.every.called, windows.called).tolist()]
+    measured = Counter(steps.names[place] for place in steps.number.tolist())
+    # Each group counts as often as it comes, however often it is studied; the first of many steps is left out.
+    counted = Counter(names[len(names) >= _FEWEST :])
+    weight = [measured[name] / max(counted[name], 1) for name in names] if len(counted) > 1 else []
     latency, spacing, gap = _gpu_side(begin, end, calls.start[launch], stream, joins, ran_before)
     replay = Replay(
         after,
@@ -266,9 +331,11 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers, windows: Wind
         joins,
         gap,
         once=windows.source == "pass",
+        weight=np.array(weight),
     )
     if replay.steps >= _FEWEST:
-        measured_ns = replay.mean_ns(np.append(calls.start, behind), np.append(end, ran_before.max()))
+        lengths = replay.lengths_of(np.append(calls.start, behind), np.append(end, ran_before.max()))
+        measured_ns = replay.mean_of(lengths[1:])
     else:  # from the first call of the steps to the one behind them
         shift = (behind - bounds[-1]) - (calls.start[0] - bounds[0])
         measured_ns = float((windows.end - windows.start).sum() + shift) / replay.steps
@@ -295,7 +362,8 @@ def study_steps(work: ProcessWork, steps: Steps, chosen: Integers, windows: Wind
         frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
         measured_ns,
         float(low_cost.sum() / high_cost.sum()) if high_cost.any() else 1.0,
-        attributed.trace.metadata.gpu(pid_of(work.process), int(operations.device[chosen[0]])),
+        attributed.trace.metadata.gpu(pid_of(work.process), device),
+        begin=begin, started=calls.start, groups=tuple(names),
     )  # fmt: skip
 
 
@@ -337,7 +405,8 @@ def _joins(calls: Launches, launch: Ints, stream: Ints, begin: Ints, end: Ints) 
 
     The piece that is launched behind a call for a stream to wait is taken for the one that waits, for what of another
     stream was launched before the call and ended last before it began. An event that is recorded directly before the
-    call is one that a side stream waits for.
+    call is one that a side stream waits for, unless the piece begins as soon as what it may wait for ends, and nothing
+    else held it up.
     """
     named = {kind: np.array([bool(re.match(kind, name)) for name in calls.names]) for kind in (_WAIT_EVENT, _RECORD)}
     waits, records = (np.flatnonzero(mask[calls.name]) for mask in named.values())
@@ -346,16 +415,20 @@ def _joins(calls: Launches, launch: Ints, stream: Ints, begin: Ints, end: Ints) 
     waits, waiting = waits[waiting < len(launch)], waiting[waiting < len(launch)]
     before = np.where(waiting > 0, launch[waiting - 1], 0)
     recorded = np.searchsorted(records, waits) > np.searchsorted(records, before)
-    by_side = recorded & (stream[waiting] == np.bincount(stream).argmax())
-    waiting = waiting[~by_side]
-    for other in np.unique(stream).tolist():
+    streams, count = np.unique(stream, return_counts=True)
+    by_side = recorded & (stream[waiting] == streams[count.argmax()])
+    sure = np.zeros(len(launch), np.bool_)
+    sure[waiting[~by_side]] = True
+    for other in streams.tolist():
         mine = np.flatnonzero(stream == other)
         ended = np.searchsorted(np.maximum.accumulate(end[mine]), begin[waiting] + _SKEW_NS, side="right")
         last = np.append(mine, NONE)[np.minimum(np.searchsorted(mine, waiting), ended) - 1]
         joined = (last != NONE) & (stream[waiting] != other)
         joined &= end[last] > np.where(joins[waiting] != NONE, end[joins[waiting]], LONG_AGO)
         joins[waiting[joined]] = last[joined]
-    return joins
+    ended, before = end[joins], before_on(stream)
+    held = (begin - ended <= _AT_ONCE_NS) & (calls.start[launch] < ended) & ((before < 0) | (end[before] < ended))
+    return np.where(sure | held, joins, NONE)
 
 
 def _gpu_side(
@@ -389,7 +462,7 @@ def _waits(calls: Launches, launch: Ints, stream: Ints, end: Ints, pageable: Boo
     lasting = calls.end - calls.start
     count = len(calls)
     position = np.arange(count)
-    piece, queue = np.full(count, NONE), np.zeros(count, np.int64)
+    piece, queues = np.full(count, NONE), defaultdict[int, Ints](lambda: np.zeros(count, np.int64))  # of each device
     for one in np.unique(stream).tolist():  # of all streams, what ended last before the call's end
         mine = np.flatnonzero(stream == one)
         reached = np.maximum.accumulate(end[mine])
@@ -397,7 +470,7 @@ def _waits(calls: Launches, launch: Ints, stream: Ints, end: Ints, pageable: Boo
         last = np.minimum(newest, np.searchsorted(reached, calls.end + _SKEW_NS, side="right") - 1)
         later = (last >= 0) & ((piece == NONE) | (end[mine[last]] > end[piece]))
         piece = np.where(later, mine[last], piece)
-        queue += newest + 1 - np.searchsorted(reached, calls.start, side="right")
+        queues[one >> _OTHER_DEVICE] += newest + 1 - np.searchsorted(reached, calls.start, side="right")
     ended_at = np.append(end, 0)[piece]
     waited = (piece >= 0) & (ended_at >= calls.start)
     sync = (calls.call == SYNCHRONIZE) & (piece >= 0)
@@ -409,7 +482,7 @@ def _waits(calls: Launches, launch: Ints, stream: Ints, end: Ints, pageable: Boo
     through &= np.append(end, 0)[copied] - calls.end < lasting // 2
     piece = np.where(through, copied, piece)
     ended_at, waited = np.append(end, 0)[piece], waited | through
-    full = ~through & waited & (lasting > _LONG_NS) & (queue >= _QUEUE)
+    full = ~through & waited & (lasting > _LONG_NS) & (np.max(list(queues.values()), axis=0) >= _QUEUE)
     waits = sync | blocking | full | through
     behind = np.where(through, calls.end - ended_at, np.maximum(calls.end - ended_at, 0))
     lag = np.where(waited, behind, np.minimum(lasting, _SHORTEST_WAIT_NS))

@@ -33,7 +33,7 @@ from nsys_analyzer.analysis.steps.step import (
     StepSummary,
     narrowed,
 )
-from nsys_analyzer.analysis.steps.study import Study, study_steps
+from nsys_analyzer.analysis.steps.study import Study, study_groups
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import SmallInts, distinct_rows
@@ -88,7 +88,7 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
     )
     if on_cpu:
         return summary, None
-    study = study_steps(work, steps, chosen)
+    study = study_groups(work, steps, main.device)
     if study:
         summary = replace(summary, critical_path=tuple(_critical_path(work, study, summary)))
     if study and voters:
@@ -105,7 +105,9 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     # Of several steps the first is left out, as of a replay: it begins with an idle GPU.
     windows = study.windows.select(np.arange(study.steps) >= int(study.steps > 2))
     busy_ns = sum(int(anatomy.parts[:-1].sum()) for _, anatomy in work.dissect(windows, step.device))
-    fragments = dissect(windows, work.attributed.trace.operations, study.critical, work.rank).fragments
+    operations = work.attributed.trace.operations
+    critical = study.critical[operations.device[study.critical] == step.device]
+    fragments = dissect(windows, operations, critical, work.rank).fragments
     names = (*work.classes, "copies", COMMUNICATION)  # in the order of ranks
     label = np.where(fragments.rank == COMPUTE, work.label[fragments.operation], len(work.classes) - 1 + fragments.rank)
     scale = (step.total_ms - step.idle_ms) / max(busy_ns, 1)

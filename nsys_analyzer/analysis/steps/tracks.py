@@ -240,9 +240,9 @@ class _Recorder:
         path_codes, paths = range_paths(self.attributed.trace, attribution)
         place = {thread: i for i, thread in enumerate(threads.tolist())}
         critical = np.zeros(len(operations), np.bool_)
-        for device in () if on_cpu else self.devices:
-            if study := study_steps(self.work, self.steps, self.work.devices[device], self.windows):
-                critical[study.critical] = True
+        study = None if on_cpu else study_steps(self.work, self.steps, self.devices[0], self.windows)
+        if study:
+            critical[study.critical] = True
         devices, streams = operations.device[self.shown], operations.stream[self.shown]
         first, code = distinct_rows(devices, streams)
         for number, (device, stream) in enumerate(zip(devices[first].tolist(), streams[first].tolist(), strict=True)):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -144,6 +145,7 @@ class Steps:
         every: all that were recorded.
         groups: the usual ones first.
         marks: what an engine that serves requests says of each of ``every``; none where it marks no steps.
+        names: of each of ``every`` the kind of its group, or what an engine says that it does.
     """
 
     windows: Windows
@@ -151,6 +153,18 @@ class Steps:
     every: Windows
     groups: tuple[StepGroup, ...]
     marks: tuple[ServedStep, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def others(self) -> Iterator[tuple[str, Steps]]:
+        """The groups that are not measured, but for the first and the last step: each as if it alone were."""
+        measured = {self.names[place] for place in self.number.tolist()}
+        for name in dict.fromkeys(self.names):
+            if name not in (*measured, "first", "last"):
+                number = np.array([place for place, one in enumerate(self.names) if one == name])
+                windows = self.every.select(number)
+                group = StepGroup("usual", len(windows), float(np.median(windows.length)) / 1e6, measured=True)
+                yield name, replace(self, windows=windows, number=number, groups=(group,))
 
     @property
     def length_ms(self) -> float:
@@ -193,7 +207,8 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
         groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, counts))
     order: tuple[GroupKind, ...] = ("usual", "longer", "shorter", "other work", "first", "last")
     groups.sort(key=lambda group: order.index(group.kind))
-    return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups), marks)
+    names = tuple(mark.kind for mark in marks) or tuple(kinds.tolist())
+    return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups), marks, names)
 
 
 def _marks(attributed: AttributedTrace, process: int, every: Windows) -> tuple[ServedStep, ...]:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsys_analyzer.analysis.findings.what_if import PathPart, WhatIf, Where
+from nsys_analyzer.analysis.findings.what_if import PathPart, Saving, WhatIf, Where
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.report.model import Answer, Block, Paragraph, Section
+from nsys_analyzer.report.model import Answer, Block, Paragraph, Section, Shift
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds_between
 
 #: Of less work than this share is saved, something else limits the step.
 _ALL = 0.9
+#: A change of less than this share of a step is none.
+_NOTHING = 0.001
 _PATH: tuple[Field[PathPart], ...] = (
     Field("part", "text", lambda row: row.part),
     Field("where", "text", lambda row: row.where),
+    Field("rank", "text", lambda row: row.rank or None),
     Field("before ms", "ms", lambda row: row.before_ms),
     Field("after ms", "ms", lambda row: row.after_ms),
+)
+_GROUPS: tuple[Field[Saving], ...] = (
+    Field("steps", "text", lambda row: row.group),
+    Field("count", "count", lambda row: row.steps),
+    Field("before ms", "ms", lambda row: row.step_ms),
+    Field("after ms", "ms", lambda row: row.new_step_ms),
+    Field("change ms", "ms", lambda row: Shift(-row.saves_ms, -row.saves_ms_high, -row.saves_ms_low)),
 )
 
 
@@ -28,15 +38,17 @@ def answer(found: WhatIf) -> Section:
 def _blocks(found: WhatIf) -> Iterator[Block]:
     step, new = about_milliseconds(found.step_ms), about_milliseconds(found.new_step_ms)
     low, high = found.saves_ms_low, found.saves_ms_high
-    if low < 0 < high:
+    share = f" ({about_percent(abs(found.saves_ms) / found.step_ms)})"
+    if max(abs(low), abs(high)) < _NOTHING * found.step_ms:
+        change, share = "as long", ""
+    elif low < 0 < high:
         change = f"between {about_milliseconds(high)} shorter and {about_milliseconds(-low)} longer"
     else:
         change = f"{milliseconds_between(*sorted((abs(low), abs(high))))} {'shorter' if high > 0 else 'longer'}"
-    share = about_percent(abs(found.saves_ms) / found.step_ms)
-    yield Answer(f"A step would take {new} instead of {step} without the profiler: {change} ({share}).")
+    yield Answer(f"A step would take {new} instead of {step} without the profiler: {change}{share}.")
     sides: tuple[Where, ...] = ("GPU", "CPU")
     where, (before, after) = max(
-        ((side, found.on_path_ms(side)) for side in sides), key=lambda side: side[1][1] - side[1][0]
+        ((side, found.on_path_ms(side)) for side in sides), key=lambda side: (side[1][1] - side[1][0], side[1][1])
     )
     if 0 <= found.saves_ms < _ALL * found.less_ms:
         yield Paragraph(
@@ -44,7 +56,19 @@ def _blocks(found: WhatIf) -> Iterator[Block]:
             f"then waits for the {where}: {about_milliseconds(after)} of its critical path, "
             f"{about_milliseconds(before)} before."
         )
+    if found.ranks:
+        rank = max(found.ranks, key=lambda label: found.on_path_ms(label)[1])
+        before, after = found.on_path_ms(rank)
+        yield Paragraph(
+            f"The ranks wait for each other: of the critical path {about_milliseconds(after)} are then on {rank}, "
+            f"{about_milliseconds(before)} before."
+        )
+    if found.groups:
+        yield table(_GROUPS, found.groups, "A step of each group, and of all by how many there are.")
     caption = "The critical path of a step: what makes the step shorter, if it is shorter."
     yield table(_PATH, found.path, caption)
-    if any(part.part == COMMUNICATION for part in found.path):
-        yield Paragraph("Other ranks are left as they are: a collective that waits for one of them waits as long.")
+    if not found.ranks and any(part.part == COMMUNICATION for part in found.path):
+        yield Paragraph(
+            "Other ranks are left as they are: a collective that waits for one of them waits as long, and how much of "
+            "it is waiting is not known. With the captures of all ranks they are replayed together."
+        )
