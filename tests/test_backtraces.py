@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.trace.trace import Trace
-from tests.support.export import Export, global_pid, training_step
+from tests.support.export import AUTOGRAD, MAIN, Export, global_pid, global_tid, training_step
+from tests.support.program import Program
 
 SYNC = "cudaStreamSynchronize_v3020"
 #: Frames of a real backtrace, the innermost first.
@@ -65,3 +66,22 @@ def test_calls_are_known_by_process_and_correlation(tmp_path: Path) -> None:
 def test_a_table_without_the_columns_says_nothing(tmp_path: Path) -> None:
     assert Trace.load(with_backtraces(ITEM, names=("id",)).write(tmp_path / "t.sqlite")).callers == {}
     assert Trace.load(training_step(Export()).write(tmp_path / "u.sqlite")).callers == {}
+
+
+def test_samples_of_the_cpu_during_a_call_tell_what_it_is_for(tmp_path: Path) -> None:
+    """Of a call from 900 to 940 a sample at 905 is of item(); one at 950, or of another thread, tells nothing of it."""
+    program = Program().step(0, 1)
+    waited, beside = program.api(SYNC, 0.900, 0.940), program.api(SYNC, 0.945, 0.990, tid=AUTOGRAD)
+    program.work((0.1, 0.101), (0.2, 0.3))
+    for number, (at, tid, chain) in enumerate(
+        ((905, MAIN, ITEM), (950, MAIN, ITEM), (948, AUTOGRAD, ("main",)), (910, AUTOGRAD, EMPTY))
+    ):
+        program.add(
+            "COMPOSITE_EVENTS", id=number, start=at, globalTid=global_tid(tid), cpu=0, threadState=1, cpuCycles=9
+        )
+        for depth, symbol in enumerate(chain):
+            row = {"id": number, "symbol": program.string(symbol), "module": 0, "stackDepth": depth}
+            program.add("SAMPLING_CALLCHAINS", **row)
+    trace = Trace.load(program.write(tmp_path / "t.sqlite"))
+    assert {waited, beside} <= set(trace.launches.correlation.tolist())
+    assert trace.callers == {(global_pid(), waited): "item"}

@@ -6,7 +6,7 @@ renames columns between versions, so each column says what stands in where it is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Stands for a time that the file does not hold, such as the end of a range that has none.
 NO_TIME = -(2**62)
@@ -367,6 +367,18 @@ CALLCHAINS = Table(
     Filter("symbol", globs=("*THP*_*(*", "*THCP*_*(*", "at::_ops::*::call*"), of_strings=True),
     aside=True,
 )
+SAMPLED_CHAINS = replace(CALLCHAINS, key="sampled_chains", aliases=("SAMPLING_CALLCHAINS",))
+#: What nsys saw of the CPU, some thousand times a second.
+SAMPLES = Table(
+    "samples",
+    ("COMPOSITE_EVENTS",),
+    (
+        _column("id", doc="ID of the sample's backtrace"),
+        _START,
+        _column("thread", "globalTid", doc="global thread ID that ran"),
+    ),
+    aside=True,
+)
 CHAINED_CALLS = Table(
     "chained_calls",
     RUNTIME.aliases,
@@ -375,7 +387,6 @@ CHAINED_CALLS = Table(
         _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
         _column("chain", "callchainId", default=-1, doc="ID of the call's backtrace, -1 without one"),
     ),
-    ("thread", "correlation", "chain"),
     aside=True,
 )
 

@@ -53,7 +53,7 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.metadata import Metadata, explained, read_diagnostics, read_metadata
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, noted_calls, read_nccl_calls, read_ranks
-from nsys_analyzer.trace.reader import Reader, column_in
+from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import open_capture
 from nsys_analyzer.trace.stacks import Stacks, are_clocks, read_stacks
 from nsys_analyzer.trace.time_checks import LeftOut, TimeCheck
@@ -176,7 +176,7 @@ class Trace:
             costly_tables(reader),
             read_ranks(reader, strings.values(), noted),
             float(np.median(lasted)) if len(lasted) else None,
-            _read_callers(reader, strings),
+            _read_callers(reader, strings, launches),
             read_nccl_calls(reader, noted),
             read_stacks(path, ranges.select(valid & clocks)),
         )
@@ -361,22 +361,40 @@ def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
 _CALLED = re.compile(r"\bTHC?P\w+?_(?P<function>\w+)\(|^at::_ops::(?P<operator>\w+)::call\b")
 
 
-def _read_callers(reader: Reader, strings: Mapping[int, str]) -> Mapping[tuple[int, int], str]:
+def _read_callers(reader: Reader, strings: Mapping[int, str], launches: Launches) -> Mapping[tuple[int, int], str]:
     """Returns the outermost operator or function of PyTorch around each API call, by process and correlation ID.
 
-    A call without a backtrace, or with none of PyTorch's functions in it, has no entry. ``strings`` are those of the
-    export, by their IDs.
+    It is that of the call's backtrace, or of a sample of the CPU during the call. A call without one, or with none of
+    PyTorch's functions in it, has no entry. ``strings`` are those of the export, by their IDs.
     """
-    for table in (schema.CALLCHAINS, schema.CHAINED_CALLS):
-        name = reader.name_of(table)
-        if not name or (table.filter and not reader.filter_of(table, name)):
-            return {}
-        if not all(column_in(column, reader.columns_of[name]) for column in table.columns):
-            return {}
-    chains = sorted(rows_of(reader.read(schema.CALLCHAINS)), key=lambda row: row[2])  # by depth
+    found: list[tuple[Ints, Ints, Ints, dict[int, str]]] = []
+    if called := _called(reader, schema.SAMPLED_CHAINS, strings):
+        samples = reader.read(schema.SAMPLES)
+        chain, thread, time = (samples[name] for name in ("id", "thread", "start"))
+        # In order of threads and starts, a call and the samples behind it, before the next call.
+        order = np.lexsort((np.append(time, launches.start), np.append(thread, launches.thread)))
+        last = np.maximum.accumulate(np.where(order < len(time), -1, np.arange(len(order))))
+        place = np.flatnonzero((order < len(time)) & (last >= 0))
+        sample, call = order[place], order[last[place]] - len(time)
+        inside = (launches.thread[call] == thread[sample]) & (launches.end[call] > time[sample])
+        sample, call = sample[inside], call[inside]
+        found.append((thread[sample], launches.correlation[call], chain[sample], called))
+    if called := _called(reader, schema.CALLCHAINS, strings):
+        calls = reader.read(schema.CHAINED_CALLS)
+        found.append((calls["thread"], calls["correlation"], calls["chain"], called))
+    return {
+        (t & PROCESS_MASK, c): called[number]
+        for thread, correlation, chain, called in found
+        for t, c, number in zip(thread.tolist(), correlation.tolist(), chain.tolist(), strict=True)
+        if number in called
+    }
+
+
+def _called(reader: Reader, table: schema.Table, strings: Mapping[int, str]) -> dict[int, str]:
+    """Returns the outermost function of PyTorch in each backtrace of a table, by their IDs."""
+    name = reader.name_of(table)
+    if not name or not reader.filter_of(table, name):
+        return {}
+    chains = sorted(rows_of(reader.read(table)), key=lambda row: row[2])  # by depth
     outermost = {chain: _CALLED.search(strings.get(symbol, "")) for chain, symbol, _ in chains}
-    called = {chain: match["function"] or match["operator"] for chain, match in outermost.items() if match}
-    calls = reader.read(schema.CHAINED_CALLS)
-    chained = np.flatnonzero(np.isin(calls["chain"], list(called)))
-    thread, correlation, chain = (calls[column][chained].tolist() for column in ("thread", "correlation", "chain"))
-    return {(t & PROCESS_MASK, c): called[number] for t, c, number in zip(thread, correlation, chain, strict=True)}
+    return {chain: match["function"] or match["operator"] for chain, match in outermost.items() if match}
