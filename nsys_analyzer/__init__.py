@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nsys_analyzer.api import Trace, build_report, compare, load, render, summarize, what_if
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Trace", "__version__", "build_report", "compare", "load", "render", "summarize", "what_if"]
 
 

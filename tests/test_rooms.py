@@ -77,6 +77,17 @@ def test_no_modules_import_each_other() -> None:
     list(TopologicalSorter(OURS).static_order())  # a CycleError names the modules
 
 
+def test_nothing_is_sent_anywhere() -> None:
+    """The promise of SECURITY.md: no module speaks to the network, but with a scheduler of Dask and between ranks."""
+    speaking = ("urllib.request", "http", "requests", "httpx", "aiohttp", "smtplib", "ftplib", "socket")
+    users = {
+        module
+        for module, names in IMPORTS.items()
+        if any(f"{name}.".startswith(f"{one}.") for name in names for one in speaking)
+    }
+    assert users == {"nsys_analyzer.system.cluster", "nsys_analyzer.capture.launcher"}
+
+
 def test_torch_is_imported_by_targets_and_recorder_alone() -> None:
     users = defaultdict(set)
     for module, names in IMPORTS.items():

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.help import INPUT, OUTPUT, Command, Group, option
-from nsys_analyzer.cli.options import configuration_options, names_options, tell
+from nsys_analyzer.cli.help import OUTPUT, Command, Group, option
+from nsys_analyzer.cli.options import tell
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.analysis.summary.summary import Summary
-    from nsys_analyzer.configuration import Run
 
 _folder_option = option(
     OUTPUT, "--folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER", show_default=True,
@@ -36,18 +34,10 @@ def baseline() -> None:
 @click.argument("name")
 @click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE|FOLDER")
 @_folder_option
-@option(
-    INPUT, "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
-    help="Times of runs without the profiler. Default: timings.csv in its folder, or in the one above.",
-)  # fmt: skip
-@names_options
-@configuration_options
-def save(
-    name: str, trace: Path, folder: Path, csv_paths: tuple[Path, ...], names: PhaseNames, given: Run
-) -> None:  # fmt: skip
-    """Keep TRACE as the baseline NAME: a capture, a report written as JSON, or a folder of captures.
+def save(name: str, trace: Path, folder: Path) -> None:
+    """Keep TRACE as the baseline NAME: a capture, a folder of captures, or what report --format json wrote of them.
 
-    It replaces what NAME holds of the same GPU.
+    Times without the profiler are those of the timings.csv beside it. What NAME holds of the same GPU is replaced.
     """
     from nsys_analyzer.analysis.comparison.comparison import reasons_against_run
     from nsys_analyzer.errors import NsysAnalyzerError
@@ -60,7 +50,7 @@ def save(
     if not re.fullmatch(r"\w[\w.+-]*", name):
         raise click.BadParameter(f"{name!r} is no name of a folder", param_hint="NAME")
     of_hardware = defaultdict[str, list["Summary"]](list)
-    for run in load_runs(trace, csv_paths, tell, names, given):
+    for run in load_runs(trace, (), tell):
         if against := [*reasons_against_run(run)]:
             tell(f"Left out: {plain(joined('; ', against))}")
         else:
@@ -79,7 +69,8 @@ def save(
 @baseline.command("list", cls=Command, epilog="Example: nsys-analyze baseline list")
 @_folder_option
 def list_baselines(folder: Path) -> None:
-    """Print the baselines: what each is of, and how long its step takes."""
+    """Print the baselines: what each is of, and how long its step takes, without a profiler where it was timed so."""
+    from nsys_analyzer.analysis.comparison.comparison import clocks_of
     from nsys_analyzer.analysis.ranges.phases import STEP
     from nsys_analyzer.experiments.loading import reports_at
     from nsys_analyzer.report.model import Section
@@ -87,23 +78,20 @@ def list_baselines(folder: Path) -> None:
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.tables import Field, table
 
-    def step(row: tuple[str, Summary]) -> tuple[float | None, str]:
-        unprofiled, profiled = row[1].unprofiled, row[1].step
-        if unprofiled and (ms := unprofiled.trusted_ms(STEP)):
-            return ms, "without a profiler"
-        return (profiled.length_ms, f"under {row[1].profiler}") if profiled else (None, "")
+    def step_ms(run: Summary) -> float | None:
+        unprofiled = run.unprofiled.trusted_ms(STEP) if run.unprofiled else None
+        return unprofiled or (run.step.length_ms if run.step else None)
 
     places = sorted(folder.iterdir()) if folder.is_dir() else []
     rows = [(place.name, run) for place in places for report in reports_at(place) for run in read_report(report)]
-    if not rows:
-        click.echo(f"{folder} holds no baseline. To keep one: nsys-analyze baseline save main capture.sqlite")
-        return
     fields: tuple[Field[tuple[str, Summary]], ...] = (
         Field("baseline", "text", lambda row: row[0]),
         Field("hardware", "text", lambda row: row[1].hardware),
         Field("run", "text", lambda row: row[1].title),
-        Field("step, ms", "ms", lambda row: step(row)[0]),
-        Field("timed", "text", lambda row: step(row)[1]),
-        Field("commit", "text", lambda row: ((row[1].run and row[1].run.git_commit) or "")[:10] or None),
+        Field("step, ms", "ms", lambda row: step_ms(row[1])),
+        Field("timed", "text", lambda row: ", ".join(sorted(clocks_of(row[1])))),
     )
-    print_section(Section("baselines", "", (table(fields, rows),)))
+    if rows:
+        print_section(Section("baselines", "", (table(fields, rows),)))
+    else:
+        click.echo(f"{folder} holds no baseline. To keep one: nsys-analyze baseline save main capture.sqlite")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -117,13 +116,13 @@ def compare(
         sides[0] = tuple(run for run in sides[0] if run.hardware in same) or sides[0]
     found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force, budgets=budgets)
     _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
-    of_budgets = defaultdict[str, list[str]](list)
-    for pair in found.compared:
-        for budget in pair.budgets:
-            of_budgets[budget.verdict].append(budget.what)
-    for verdict in ("exceeded", "not known"):
-        if of_budgets[verdict]:
-            tell(f"Budgets {verdict}: {', '.join(of_budgets[verdict])}")
+    asked = [budget for pair in found.compared for budget in pair.budgets]
+    of_budgets = {
+        verdict: [one.what for one in asked if one.verdict == verdict] for verdict in ("exceeded", "not known")
+    }
+    for verdict, missed in of_budgets.items():
+        if missed:
+            tell(f"Budgets {verdict}: {', '.join(missed)}")
     is_slower = fail_above is not None and any(pair.is_slower_by(fail_above) for pair in found.compared)
     if is_slower or of_budgets["exceeded"]:
         ctx.exit(SLOWER)

@@ -203,7 +203,7 @@ def load_captures(
     must_read = not beside_others and (timings is None or not folders)
     alone = must_read and len(traces) == 1 and not unread
     tracked = MOST_OPERATIONS // max(len(traces), 1) if with_tracks else 0  # a page holds so many in all
-    captures = [_Capture(trace, titles[trace], names, given_classes(), given, alone, tracked) for trace in traces]
+    captures = [_Capture(trace, titles[trace], names, dict(given_classes), given, alone, tracked) for trace in traces]
     rows = unread + [row for read in workers.map(_read, captures, partial(_read, is_lost=True)) for row in read]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")

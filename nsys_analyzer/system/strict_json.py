@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from nsys_analyzer.errors import ConfigurationError
 
+_Type = TypeVar("_Type")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 #: The largest whole number that a float holds together with all below it.
 LARGEST = 2**53
@@ -26,7 +27,7 @@ def decode_json(content: bytes) -> Any:
         raise ValueError("nested too deep") from error
 
 
-def read_toml(path: Path, kind: Any, example: str) -> Any:
+def read_toml(path: Path, kind: type[_Type], example: str) -> _Type:
     """Returns what a TOML file says, as a type.
 
     Raises:

@@ -38,10 +38,10 @@ def read_budgets(path: Path) -> Budgets:
     Raises:
         ConfigurationError: it says something else.
     """
-    budgets: Budgets = read_toml(path, Budgets, _EXAMPLE)
+    budgets = read_toml(path, Budgets, _EXAMPLE)
     if unknown := budgets.classes_ms.keys() - known_classes():
-        listed = ", ".join(known_classes())
-        raise ConfigurationError(f"{path}: there is no kernel class {min(unknown)!r}", f"There are: {listed}")
+        hint = f"There are: {', '.join(known_classes())}"
+        raise ConfigurationError(f"{path}: there is no kernel class {min(unknown)!r}", hint)
     return budgets
 
 

@@ -11,14 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import TypeAlias, TypeVar
 
-from nsys_analyzer.analysis.comparison.change import (
-    CPU_SPREAD,
-    GPU_SPREAD,
-    PAUSES_SPREAD,
-    Change,
-    Figure,
-    Order,
-)
+from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, PAUSES_SPREAD, Change, Figure, Order
 from nsys_analyzer.analysis.comparison.comparison import (
     Comparison,
     FindingChange,

@@ -312,13 +312,13 @@ def _other_conditions(one: Summary, other: Summary) -> Iterator[Words]:
     """Yields what else than the program differs between two runs."""
     if one.hardware and other.hardware and one.hardware != other.hardware:
         yield f"{one.title} is of {one.hardware}, {other.title} of {other.hardware}"
-    clocks = [_clocks(run) for run in (one, other)]
+    clocks = [clocks_of(run) for run in (one, other)]
     if all(clocks) and clocks[0].isdisjoint(clocks[1]):
         how = [" and ".join(sorted(names)) for names in clocks]
         yield f"{one.title} was timed {how[0]}, {other.title} {how[1]}"
 
 
-def _clocks(run: Summary) -> set[str]:
+def clocks_of(run: Summary) -> set[str]:
     """Returns how the steps of a run were timed."""
     under = {f"under {run.profiler}"} if run.step and run.profiler else set()
     return under | ({"without a profiler"} if run.unprofiled and run.unprofiled.trusted_ms(STEP) else set())

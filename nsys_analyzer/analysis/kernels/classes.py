@@ -99,27 +99,22 @@ def _arguments(name: str, position: int) -> Iterator[str]:
             position = value.end()
 
 
-#: The classes of the person who reads the captures.
-_given: dict[str, OwnClass] = {}
+#: The classes of the person who reads the captures, as ``use_classes`` was given them.
+given_classes: dict[str, OwnClass] = {}
 
 
 def use_classes(classes: OwnClasses) -> None:
     """Takes these classes beside those of the package and of plugins, in place of those that were given before."""
-    if classes != _given:
-        _given.clear()
-        _given.update(classes)
+    if classes != given_classes:
+        given_classes.clear()
+        given_classes.update(classes)
         first_rule.cache_clear()
         classify.cache_clear()
 
 
-def given_classes() -> OwnClasses:
-    """Returns the classes that ``use_classes`` was given."""
-    return dict(_given)
-
-
 def known_classes() -> Mapping[str, str]:
     """Returns every class with its line of the glossary, as ``CLASSES`` has those of the package."""
-    own = {name: one.meaning for name, one in {**classes_of_plugins(), **_given}.items()}
+    own = {name: one.meaning for name, one in {**classes_of_plugins(), **given_classes}.items()}
     return {**CLASSES, **own, **CLASSES}  # the order and the words of the package
 
 
@@ -127,7 +122,7 @@ def known_classes() -> Mapping[str, str]:
 def first_rule(name: str) -> Rule | None:
     """The rule that decides the class of the kernel ``name``, or None; people's own classes come before the others."""
     text = readable(name[:LONGEST_NAME])
-    for kernel_class, one in (*_given.items(), *classes_of_plugins().items()):
+    for kernel_class, one in (*given_classes.items(), *classes_of_plugins().items()):
         if any(re.search(pattern, text) for pattern in one.kernels):
             return Rule(kernel_class, "", name)
     return public_rule(name)

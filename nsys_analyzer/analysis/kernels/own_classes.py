@@ -41,8 +41,7 @@ def read_classes(path: Path) -> OwnClasses:
     Raises:
         ConfigurationError: it holds something else.
     """
-    classes: OwnClasses = read_toml(path, dict[str, OwnClass], '["state space"], and below it kernels = ["^scan_"]')
-    return classes
+    return read_toml(path, dict[str, OwnClass], '["state space"], and below it kernels = ["^scan_"]')
 
 
 @cache
