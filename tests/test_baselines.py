@@ -69,7 +69,8 @@ def test_the_list_of_baselines(here: Path, run_main: Main) -> None:
     """The step with its clock: 1.3 + 5 ms under the profiler, 200 ms without it."""
     assert "holds no baseline. To keep one: nsys-analyze baseline save main" in run_main("baseline", "list").out
     run_main("baseline", "save", "main", steps().write(here / "train.sqlite"))
-    assert run_main("baseline", "save", "cpu", timed_on_cpu(here / "runs", 200)).code == 0
+    saved = run_main("baseline", "save", "cpu", timed_on_cpu(here / "runs", 200))
+    assert (saved.code, saved.err.rpartition("; ")[2]) == (0, "report --csv names others.\n")
     lines = [line.split() for line in run_main("baseline", "list").out.splitlines() if line]
     assert lines[1] == ["cpu", "CPU", "A", "CPU", "train", "200.0", "without", "a", "profiler"]
     assert lines[2][:5] == ["main", "NVIDIA", "H200", "train", "6.300"]
@@ -99,6 +100,7 @@ def test_other_hardware_and_other_ways_to_time() -> None:
     one, other = (run([kernel("a", 10)], gpu="CPU", run=Run(host_cpu=cpu)) for cpu in ("A", "B"))
     with pytest.raises(OtherConditionsError, match="train is of CPU A, train of CPU B"):
         compare_runs([one], [other])
+    assert compare_runs([one], [replace(other, run=None)]).compared, "its processor is not known"
     assert compare_runs([one], [other], force=True).compared[0].is_of_other_conditions
     by_torch = replace(on_gpu, profiler="torch")
     with pytest.raises(OtherConditionsError, match="train was timed under nsys, train under torch"):
@@ -214,12 +216,12 @@ def test_the_action_on_captures(here: Path, action: Callable[..., tuple[int, str
     """The baseline is compiled, and a step takes 28 ms of it; eager it takes 42."""
     assert action(CAPTURE=EAGER) == (
         0, "no-baseline",
-        "::notice title=nsys-analyze, no-baseline::There is no baseline main in .nsys-analyze/baselines",
+        "::notice title=nsys-analyze no-baseline::There is no baseline main in .nsys-analyze/baselines",
     )  # fmt: skip
     assert action(CAPTURE=COMPILED, SAVE="true")[:2] == (0, "saved")
     status, result, line = action(CAPTURE=EAGER)
     assert (status, result) == (3, "slower")
-    assert line.startswith("::error title=nsys-analyze, slower::Slower: a step takes 28.06 → 41.80\N{NO-BREAK SPACE}ms")
+    assert line.startswith("::error title=nsys-analyze slower::Slower: a step takes 28.06 → 41.80\N{NO-BREAK SPACE}ms")
     assert "%25 (95%25 interval" in line
     assert "| compute: elementwise" in (here / "summary.md").read_text()
     assert action(CAPTURE=EAGER, FAIL_ABOVE="60%")[:2] == (0, "passed")

@@ -160,7 +160,11 @@ def test_options_that_a_report_leaves_without_effect(before: Path, after: Path, 
     for path, report in zip((before, after), reports, strict=True):
         run_main("report", path, "--format", "json", "-o", report)
     named = ("--phase-name", "forward=block", "--batch-size", "4")
-    for options, spelled in ((("--model", "small"), "--model"), (named, "--phase-name, --batch-size")):
+    (tmp_path / "mine.toml").touch()
+    classes = ("--classes", tmp_path / "mine.toml")
+    for options, spelled in (
+        (("--model", "small"), "--model"), (named, "--phase-name, --batch-size"), (classes, "--classes"),
+    ):  # fmt: skip
         assert f"Both sides are reports, of which {spelled}" in fails(run_main, *reports, *options)
         one_side = run_main("compare", reports[0], after, *options)
         assert one_side.code == 0

@@ -50,7 +50,7 @@ def save(name: str, trace: Path, folder: Path) -> None:
     if not re.fullmatch(r"\w[\w.+-]*", name):
         raise click.BadParameter(f"{name!r} is no name of a folder", param_hint="NAME")
     of_hardware = defaultdict[str, list["Summary"]](list)
-    for run in load_runs(trace, (), tell):
+    for run in load_runs(trace, (), tell, option="report --csv"):
         if against := [*reasons_against_run(run)]:
             tell(f"Left out: {plain(joined('; ', against))}")
         else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from nsys_analyzer.cli.help import INPUT, JUDGED, OUTPUT, Choice, command, option
 from nsys_analyzer.cli.options import Command, configuration_options, names_options, scheduler_option, tell
@@ -137,13 +138,15 @@ def compare(
 
 
 #: Options that say what captures do not, of which a report holds what was made of it.
-_OF_CAPTURES = ("phase_names", "step", "steps", "model", "context_length", "batch_size", "precision")
+_OF_CAPTURES = ("class_file", "phase_names", "step", "steps", "model", "context_length", "batch_size", "precision")
 
 
 def _of_captures(ctx: click.Context) -> str:
     """The given options of how captures are read, as they are spelled; empty without any."""
-    given = (param.opts[0] for param in ctx.command.params if param.name in _OF_CAPTURES and ctx.params[param.name])
-    return ", ".join(given)
+    given = (one for one in ctx.command.params if one.name in _OF_CAPTURES)
+    return ", ".join(
+        one.opts[0] for one in given if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
+    )
 
 
 def _check_reports(*sides: tuple[Path, tuple[Path, ...], str], options: str) -> None:

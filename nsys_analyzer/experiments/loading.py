@@ -86,6 +86,7 @@ def load_runs(
     names: PhaseNames | None = None,
     given: Run | None = None,
     workers: Workers = IN_TURN,
+    option: str = "--csv-before or --csv-after",
 ) -> tuple[Summary, ...]:
     """The runs of one side of a comparison: of a capture, a folder of captures, a report's JSON, or a baseline.
 
@@ -93,6 +94,7 @@ def load_runs(
         path: where they are; for a capture ``timings.csv`` is looked for in its folder, and in the one above.
         csv_paths: timings of unprofiled runs, in place of these.
         tell, names, given, workers: as of ``load_evidence``.
+        option: names other timings, for a line to the user.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -106,7 +108,7 @@ def load_runs(
     is_folder = path.is_dir() and not is_export_folder(path)
     folders = [path] if is_folder else [path.parent, path.resolve().parent.parent]
     near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
-    timings = _read(csv_paths, None) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
+    timings = _read(csv_paths, None) if csv_paths else timings_beside(near, tell, option=option)
     captures = load_captures((path,), names, given, timings, workers=workers).captures
     return tuple(one for one in captures if is_folder or one.source == path.name)
 

@@ -11,7 +11,7 @@ mkdir -p "$out"
 # Ends with a result for later steps of the job, and a line for people: of the level notice, warning or error.
 finish() { # RESULT STATUS LEVEL LINE
   echo "result=$1" >> "${GITHUB_OUTPUT:-/dev/null}"
-  echo "::$3 title=nsys-analyze, $1::${4//%/%25}"
+  echo "::$3 title=nsys-analyze $1::${4//%/%25}"
   exit "$2"
 }
 

@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.trace.metadata import CPU
 
 Verdict = Literal["faster", "slower", "no change", "unclear"]
 BudgetUnit = Literal["ms", "count", "bytes"]
@@ -310,7 +311,8 @@ def reasons_against_run(run: Summary) -> Iterator[Words]:
 
 def _other_conditions(one: Summary, other: Summary) -> Iterator[Words]:
     """Yields what else than the program differs between two runs."""
-    if one.hardware and other.hardware and one.hardware != other.hardware:
+    first, last = sorted((one.hardware, other.hardware))
+    if first and first != last and not (first == CPU and last.startswith(CPU)):  # of one the processor is not known
         yield f"{one.title} is of {one.hardware}, {other.title} of {other.hardware}"
     clocks = [clocks_of(run) for run in (one, other)]
     if all(clocks) and clocks[0].isdisjoint(clocks[1]):
