@@ -89,7 +89,7 @@ def list_baselines(folder: Path) -> None:
         Field("hardware", "text", lambda row: row[1].hardware),
         Field("run", "text", lambda row: row[1].title),
         Field("step, ms", "ms", lambda row: step_ms(row[1])),
-        Field("timed", "text", lambda row: ", ".join(sorted(clocks_of(row[1])))),
+        Field("timed", "text", lambda row: max(clocks_of(row[1]), default="")),
     )
     if rows:
         print_section(Section("baselines", "", (table(fields, rows),)))
