@@ -194,11 +194,8 @@ def test_a_bench_row_of_another_type(tmp_path: Path, wrong: dict[str, object]) -
 @pytest.mark.parametrize("version", ["²", "1" * 5_000, "-1", "13.0", ""])
 def test_a_version_that_is_no_number(tmp_path: Path, version: str) -> None:
     export = training_step(Export().gpu()).add("TARGET_INFO_SYSTEM_ENV", name="CudaDriverVersion", value=version)
-    export.add("META_DATA_CAPTURE", name="PROCESS_0:COMMAND", value="python")
-    export.add("META_DATA_CAPTURE", name="PROCESS_0:ARGUMENT_1x", value="train.py")
     metadata = Trace.load(export.write(tmp_path / "t.sqlite")).metadata
     assert metadata.runtime == "unknown"
-    assert metadata.recording.program == ("python",)
 
 
 @pytest.mark.parametrize("text", ['{"Rank": "²"}', "[" * 90_000, '{"rank": "' + "1" * 5_000 + '"}', '{"rank": NaN}'])

@@ -619,21 +619,16 @@ def test_conditions_that_were_only_timed_have_rows_of_their_own(timed: Path) -> 
 
 
 def test_a_file_for_each_phase(timed: Path) -> None:
-    """CSV and JSON; the first of the repeats was warm-up."""
+    """CSV and JSON."""
     (timed / "timings.csv").unlink()
-    (timed / "forward.csv").write_text("i,forward_ms\n0,90\n1,3.1\n2,3.3\n", encoding="utf-8")
-    (timed / "bwd.json").write_text('{"phase": ["bwd", "bwd", "bwd"], "ms": [70, 4.9, 5.1]}', encoding="utf-8")
-    options = ("--csv", "forward.csv", "--csv", "bwd.json", "--csv-skip", "1")
+    (timed / "forward.csv").write_text("i,forward_ms\n1,3.1\n2,3.3\n", encoding="utf-8")
+    (timed / "bwd.json").write_text('{"phase": ["bwd", "bwd"], "ms": [4.9, 5.1]}', encoding="utf-8")
+    options = ("--csv", "forward.csv", "--csv", "bwd.json")
     capture = as_json("small_ctx256.sqlite", *options)["captures"][0]
     means = {phase: stats["mean"] for phase, stats in capture["unprofiled"]["phases"].items()}
     assert means == pytest.approx({"forward": 3.2, "backward": 5.0})
     text = report("small_ctx256.sqlite", *options, "-o", "-")
-    assert "**forward.csv, bwd.json:** 2 timings are each the mean of 2 rows, the first 1 of each left out" in text
-
-
-def test_the_phase_by_option(timed: Path) -> None:
-    (timed / "timings.csv").write_text("ms\n3.2\n", encoding="utf-8")
-    assert forward_of("small_ctx256.sqlite", "--csv", "timings.csv", "--csv-phase", "fwd") == (3.2, [])
+    assert "**forward.csv, bwd.json:** 2 timings are each the mean of 2 rows" in text
 
 
 def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
@@ -761,13 +756,10 @@ def test_one_line_and_exit_code_1(here: Path, run_main: Main, arguments: str, sa
         ("good.sqlite --format pdf", "'pdf'"),
         ("good.sqlite --context-length 0", "--context-length"),
         ("good.sqlite --batch-size many", "--batch-size"),
-        ("good.sqlite --csv-skip -1 --csv bad.csv", "--csv-skip"),
         ("good.sqlite --csv bad.csv --csv-where a", "'a' is not COLUMN=VALUE"),
         ("good.sqlite --csv bad.csv --step-ms 10", "give one of them"),
         ("good.sqlite --step-ms nan", "nan is not a time"),
-        ("good.sqlite --csv-where a=b", "need timings"),
-        ("good.sqlite --csv-phase forward", "need timings"),
-        ("good.sqlite --csv-skip 0", "need timings"),
+        ("good.sqlite --csv-where a=b", "needs timings"),
     ],
 )
 def test_usage_errors_exit_with_2(here: Path, run_main: Main, arguments: str, said: str) -> None:

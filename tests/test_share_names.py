@@ -31,7 +31,6 @@ from nsys_analyzer.share.names import (
     Renamed,
     Scrubber,
     is_public,
-    shown_command,
     without_secrets,
 )
 from nsys_analyzer.trace.metadata import _NO_CUDA, touches_no_figure
@@ -357,21 +356,6 @@ def test_the_words_of_a_machine(text: str, readable: str | None) -> None:
 def test_every_gpu_whose_peaks_are_known_stays() -> None:
     names = [f"{maker}{peaks.name}" for peaks in PEAKS for maker in ("", "NVIDIA ")]
     assert [Scrubber().machine(name) for name in names] == names
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["python", "-u", "train.py", "-p", "hunter2", "-u", "ann"], "python -u train.py -p … -u …"),
-        (["python", "train.py", "--server", "gpu17", "-p", "4"], "python train.py --server … -p 4"),
-        (["RUNS=/data/ann", "python", "train.py"], "RUNS=… python train.py"),
-        (["a", "-phunter2", "-usecret", "-p8080"], "a -p… -u… -p8080"),
-        (["a", "it's;x", "--x", "$(rm)", "--y=`z`", "x@y.org", "/home/ann"], "a … --x … --y=… … …"),
-        (["a", "--password", "1234", "--lr", "-1e-4", "--dtype=bf16"], "a --password … --lr -1e-4 --dtype=bf16"),
-    ],
-)
-def test_a_command_is_shown_without_its_user_and_machine(words: list[str], text: str) -> None:
-    assert shown_command(words) == text
 
 
 @pytest.mark.parametrize(

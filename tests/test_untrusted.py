@@ -74,7 +74,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
     export.range("my work", 900, None)
     (summary,) = complete(summarize(Trace.load(export.write(tmp_path_factory.mktemp("t") / "t.sqlite")), "capture"))
     assert summary.metadata
-    recording = Recording(("Cuda", "GpuCtxSw"), "node", ("python", "train.py"))
+    recording = Recording(("Cuda", "GpuCtxSw"), "node")
     run = Run(
         device="cuda", profiler="nsys", gpu="H200", torch="2.9", precision="fp32", attention="sdpa", compile=False,
         cuda_graph=False, optimizer="AdamW", seed=0, warmup_steps=1, steps=2, command="python a.py",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def explain(
     traces: tuple[Path, ...],
     csv_paths: tuple[Path, ...],
-    selection: Selection | None,
+    selection: Selection,
     step_ms: float | None,
     in_order: bool,
     output_format: str,

@@ -105,20 +105,16 @@ def unprofiled_options(function: Command) -> Command:
     """
 
     @functools.wraps(function)
-    def read(*args: Any, csv_where: tuple[str, ...], csv_phase: str | None, csv_skip: int | None, **others: Any) -> Any:
+    def read(*args: Any, csv_where: tuple[str, ...], **others: Any) -> Any:
         csv_paths, traces, step_ms = others["csv_paths"], others["traces"], others["step_ms"]
         if csv_paths and step_ms:
             raise click.UsageError("--step-ms takes the place of --csv: give one of them.")
-        if not (csv_where or csv_phase or csv_skip is not None):
-            return function(*args, selection=None, **others)
-        if step_ms or not (csv_paths or any(trace.is_dir() for trace in traces)):
-            raise click.UsageError("--csv-where, --csv-phase and --csv-skip need timings: give --csv, too.")
-        from nsys_analyzer.runs.timings import Selection  # a report of a trace alone starts without it
-
+        if csv_where and (step_ms or not (csv_paths or any(trace.is_dir() for trace in traces))):
+            raise click.UsageError("--csv-where needs timings: give --csv, too.")
         where = [(name.strip(), value.strip()) for name, _, value in (text.partition("=") for text in csv_where)]
         if wrong := next((text for text, pair in zip(csv_where, where, strict=True) if not all(pair)), None):
             raise click.BadParameter(f"{wrong!r} is not COLUMN=VALUE, such as compile=False", param_hint="--csv-where")
-        return function(*args, selection=Selection(tuple(where), csv_phase or "", csv_skip or 0), **others)
+        return function(*args, selection=tuple(where), **others)
 
     for each in (
         option(
@@ -129,11 +125,6 @@ def unprofiled_options(function: Command) -> Command:
             INPUT, "--step-ms", type=click.FloatRange(0, 1e9, min_open=True), callback=_finite, metavar="MS",
             help="How long a step takes without the profiler; of one capture, or of the ranks of one run.",
         ),
-        option(
-            INPUT, "--csv-skip", type=click.IntRange(0), metavar="N",
-            help="Leave out the first N of the rows that are repeats of one run.",
-        ),
-        option(INPUT, "--csv-phase", metavar="PHASE", help="The phase that was timed, where no column names it."),
         option(
             INPUT, "--csv-where", multiple=True, metavar="COLUMN=VALUE",
             help="Read only rows with this value, such as bfloat16=False. Repeatable.",

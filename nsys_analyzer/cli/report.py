@@ -43,7 +43,7 @@ def report(
     output: str | None,
     output_format: str,
     csv_paths: tuple[Path, ...],
-    selection: Selection | None,
+    selection: Selection,
     step_ms: float | None,
     in_order: bool,
     force: bool,

@@ -114,7 +114,7 @@ def what_if(
     on_time: tuple[tuple[int, str], ...],
     network: float | None,
     csv_paths: tuple[Path, ...],
-    selection: Selection | None,
+    selection: Selection,
     step_ms: float | None,
     in_order: bool,
     output_format: str,

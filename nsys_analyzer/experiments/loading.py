@@ -30,7 +30,7 @@ def load_evidence(
     names: PhaseNames | None = None,
     given: Run | None = None,
     beside: Path | None = None,
-    selection: Selection | None = None,
+    selection: Selection = (),
     workers: Workers = IN_TURN,
     *,
     timings: Timings | None = None,
@@ -108,7 +108,7 @@ def load_runs(
     is_folder = path.is_dir() and not is_export_folder(path)
     folders = [path] if is_folder else [path.parent, path.resolve().parent.parent]
     near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
-    timings = _read(csv_paths, None) if csv_paths else timings_beside(near, tell, option=option)
+    timings = _read(csv_paths) if csv_paths else timings_beside(near, tell, option=option)
     captures = load_captures((path,), names, given, timings, workers=workers).captures
     return tuple(one for one in captures if is_folder or one.source == path.name)
 
@@ -122,7 +122,7 @@ def reports_at(path: Path) -> list[Path]:
     return [path] if is_report(path) else []
 
 
-def _read(csv_paths: Sequence[Path], selection: Selection | None) -> Timings:
+def _read(csv_paths: Sequence[Path], selection: Selection = ()) -> Timings:
     from nsys_analyzer.runs.timings import read_timings  # a report of a trace alone starts without it
 
     return read_timings(*csv_paths, selection=selection)

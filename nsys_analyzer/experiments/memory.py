@@ -244,7 +244,8 @@ def _source(results: Results) -> Words:
     """Says what recorded the timelines, with links to the snapshots."""
     if not results.on_gpu:
         return "A CPU has no caching allocator: the timelines are the memory events of torch.profiler."
-    paths = [row.case.snapshot for row in results.rows_of(TARGET) if row.ok and row.case.snapshot]
+    paths = [row.case.snapshot for row in results.rows_of(TARGET) if row.ok]
+    paths = [path for path in paths if path.startswith("snapshots/") and ".." not in path]
     links = [link(path.rpartition("/")[2], f"{results.folder}/{path}".lstrip("/")) for path in paths]
     listed = phrase(" Snapshots for https://pytorch.org/memory_viz: {}.", joined(", ", links)) if links else ""
     return phrase("The timelines are the history of PyTorch's allocator.{}", listed)

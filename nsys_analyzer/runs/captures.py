@@ -233,7 +233,7 @@ def load_captures(
 def timings_beside(
     places: Sequence[Path],
     tell: Callable[[str], None],
-    selection: Selection | None = None,
+    selection: Selection = (),
     option: str = "--csv",
 ) -> Timings | None:
     """Reads the ``timings.csv`` of the one folder among these that has one; None where there is none, or several.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -75,21 +74,19 @@ def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) 
     run, known = capture.run or Run(), capture.configuration or Configuration()
     modes = {"optimizer": "train", "backward": "forward+backward", "forward": "forward"}
     mode = known.mode or next((mode for phase, mode in modes.items() if capture.phase(phase)), None)
-    gpu = run.gpu or (None if capture.on_cpu else capture.gpu)
-    known, run = structs.replace(known, mode=mode), replace(run, gpu=gpu, rank=capture.rank)
+    known, run = structs.replace(known, mode=mode), replace(run, rank=capture.rank)
     shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
     told = next((name for name, share in shares.items() if share > sum(shares.values()) / 2), None)
     if told == "tf32" and all(row.configuration.precision != told for row in rows):
         told = "fp32"  # as a program calls it that lets fp32 run as TF32
     kernels = capture.whole.kernels if capture.whole and not capture.on_cpu else ()
     is_compiled = any(row.name.startswith("triton_") for row in kernels) if kernels else None
-    words = {text.lower() for row in rows for _, text in row.cells}
     precision, compiled = known.precision or told, is_compiled if run.compile is None else run.compile
     best, how = list[Timing](), ""
     tried = ((known.precision, run.compile), (precision, run.compile), (precision, compiled))
     for tell in dict.fromkeys(tried):
         case, ran = structs.replace(known, precision=tell[0]), replace(run, compile=tell[1])
-        scores = [_agreement(row, case, ran, words) for row in rows]
+        scores = [_agreement(row, case, ran) for row in rows]
         most = max((score for score in scores if score is not None), default=0)
         fitting = [row for row, score in zip(rows, scores, strict=True) if score == most]
         best = [row for row in fitting if most >= 1 or (one_run and not row.run.capture)]
@@ -100,34 +97,21 @@ def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) 
     return best, how
 
 
-def _agreement(row: Timing, known: Configuration, run: Run, words: set[str]) -> float | None:
+def _agreement(row: Timing, known: Configuration, run: Run) -> float | None:
     """Returns how many conditions both sides know and agree on; None where they disagree in one.
 
-    The mode, which is inferred, decides between rows that agree in as many others. Words of no fixed vocabulary, such
-    as eager, are compared where the file has the capture's among its ``words``.
+    The mode, which is inferred, decides between rows that agree in as many others.
     """
     said, model = row.configuration, row.configuration.model
     pairs: list[tuple[object, object]]
     pairs = [(model.dimensions if model else row.model, known.model.dimensions if known.model else None)]
     pairs += [(getattr(said, name), getattr(known, name)) for name in ("context_length", "batch_size", "precision")]
     pairs += [(getattr(row.run, name), getattr(run, name)) for name in ("compile", "cuda_graph", "device", "rank")]
-    theirs = {**vars(run), "attention": known.attention or run.attention}
-    for header, text in row.cells:
-        word = str(theirs.get(header)).lower()
-        if word in words and (header not in COLUMNS or header in ("attention", "optimizer")):
-            pairs.append((text.lower(), word))
     both = [pair for pair in pairs if None not in pair]
     modes = {said.mode, known.mode} - {None}
     same_mode = len(modes) < 2 or (modes == {"train", "forward+backward"} and row.phase in _WITHOUT_OPTIMIZER)
-    agree = same_mode and all(ours == theirs for ours, theirs in both) and _gpu_fits(row.run.gpu, run.gpu)
+    agree = same_mode and all(ours == theirs for ours, theirs in both)
     return len(both) + (0.5 if said.mode == known.mode else 0) if agree else None
-
-
-def _gpu_fits(one: str | None, other: str | None) -> bool:
-    """Returns whether ``H100`` and ``NVIDIA H100 80GB HBM3`` can be one GPU: a name without a number fits any."""
-    ours, theirs = (set(re.findall(r"[a-z]*\d+[a-z]*", (name or "").lower())) for name in (one, other))
-    plain = [{part for part in parts if not part.endswith("gb") and "hbm" not in part} for parts in (ours, theirs)]
-    return not all(plain) or bool(plain[0] & plain[1])
 
 
 def _why_none(timings: Timings, fitting: Sequence[Timing], *, one_run: bool) -> str:

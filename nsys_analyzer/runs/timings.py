@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -109,15 +109,8 @@ _SHORTEST_MS, _LONGEST_MS = 1e-9, 365 * 86_400e3
 _NEEDED = "It needs phase and mean_ms (a row for each phase), or forward_ms, step_ms (a column for each)"
 
 
-class Selection(NamedTuple):
-    """Which rows of a table to read: those with every value of ``where``, without the first ``skip`` of each run.
-
-    ``phase`` is what a table timed that has no column of phases.
-    """
-
-    where: tuple[tuple[str, str], ...] = ()
-    phase: str = ""
-    skip: int = 0
+#: Which rows of a table to read: those with every one of these values.
+Selection: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ class Timings:
     notes: tuple[str, ...] = ()
 
 
-def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
+def read_timings(*paths: Path, selection: Selection = ()) -> Timings:
     """Reads tables with a row for each phase, or a column for each; ``COLUMNS`` and ``TIME_WORDS`` name the columns.
 
     Rows of one run and phase are repeats of it, and pooled.
@@ -165,17 +158,14 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
     """
     import pandas as pd
 
-    selection = selection or Selection()
     files = {path: _read_file(path, selection) for path in paths}
     notes = [note if len(files) == 1 else f"{path.name}: {note}" for path, (_, own) in files.items() for note in own]
     rows = pd.concat([rows for rows, _ in files.values()])
     conditions = [name for name in map(str, rows) if name not in _OF_A_ROW and rows[name].dtype != float]
     rows[conditions] = rows[conditions].fillna("")
     key = ["capture", "phase", *conditions]
-    rows = rows[rows.groupby(key, sort=False).cumcount() >= selection.skip]
     if rows.empty:
-        left_out = f"--csv-skip {selection.skip} leaves out every row" if selection.skip else "no row has a phase"
-        raise TimingsError(f"{', '.join(map(str, paths))}: {left_out}", _NEEDED)
+        raise TimingsError(f"{', '.join(map(str, paths))}: no row has a phase", _NEEDED)
 
     rows["mean_ms"] = mean = rows["mean_ms"].fillna(rows["median_ms"])
     runs = rows.groupby(key, sort=False).first()
@@ -190,9 +180,8 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
     ):  # fmt: skip
         runs[name] = runs[name].where(count == 1, repeats[of].agg(how))
     runs.loc[runs["mean_ms"].notna(), "status"] = "ok"
-    first = f", the first {selection.skip} of each left out" if selection.skip else ""
     for size, number in count[count > 1].value_counts(sort=False).items():
-        notes.append(f"{number} timings are each the mean of {size} rows{first}")
+        notes.append(f"{number} timings are each the mean of {size} rows")
 
     timings = []
     for row in runs.reset_index().to_dict("records"):
@@ -245,7 +234,7 @@ def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str
 
     table = _table(path)
     names = {header: _FIELD_OF.get(_word(header) or "index", header) for header in map(str, table)}
-    for name, value in selection.where:
+    for name, value in selection:
         header = next((h for h in names if _word(h) == _word(name) or names[h] == _FIELD_OF.get(_word(name))), None)
         if header is None:
             raise TimingsError(f"{path}: --csv-where {name}={value}: no such column", f"Give one of {_listed(names)}")
@@ -264,9 +253,7 @@ def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str
     wide, measured = any(phase for phase, _ in times), table
     table = table[list(names)].rename(columns=names).loc[:, lambda frame: ~frame.columns.duplicated()]
     if "phase" not in table and not wide:  # what was run is what was timed
-        table = table.assign(phase=selection.phase) if selection.phase else table.rename(columns={"mode": "phase"})
-    elif selection.phase:
-        raise TimingsError(f"{path}: --csv-phase {selection.phase}: its columns say what was timed", "Leave it out")
+        table = table.rename(columns={"mode": "phase"})
     phases = dict.fromkeys(phase for phase, name in times if name in ("mean", "median") and (phase or "phase" in table))
     if not phases:
         known = [*(header for header, _ in times.values()), *(name for name in map(str, table) if name in COLUMNS)]

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from pathlib import PurePath
 
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES, RULES
 from nsys_analyzer.analysis.kernels.classes import (
@@ -358,20 +357,12 @@ _PRODUCT = re.compile(
 
 #: What an option or a variable is called that gives a secret, in its name and at its end.
 _SECRET = r"key|token(?!s|iz)|secret|pass|cred|auth|cookie|sign|pwd"
-#: Options that give a person, a machine or a secret, variables of the environment, and short options that may.
-_TELLING = re.compile(
-    rf"(?i:--.*(?:{_SECRET}|user|login|host|addr|server|mail|owner|account))|-[puUP]|[A-Z_][A-Z0-9_]*="
-)
 _OF_A_SECRET = re.compile(rf"(?i)[\w.+-]*(?:{_SECRET}|sig|bearer)(?:word|wd|phrase|s|entials?|orization|nature)?:?")
 #: Who logs in at an address, and keys that are known by how they begin.
 _LOGIN = re.compile(
     r"(?<=://)[^\s/@]+@|[^\s/@:]+:[^\s/@]+@|\b(?:sk|hf|gh[a-z]|github_pat|glpat|nvapi|xox[a-z])[-_](?=\S*\d)[\w-]{8,}"
 )
 _OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]{0,40}")
-_GIVEN = re.compile(r"(--?[A-Za-z][\w-]{0,40}=|[A-Z_][A-Z0-9_]*=|-[puUP](?=.)|)(.*)", re.DOTALL)
-_NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?(?:e[+-]?\d{1,3})?")
-#: A word of letters with a short number, a file, a module: ``gpt2``, ``train.py``, ``profiling_targets.transformer``.
-_PLAIN = re.compile(r"[A-Za-z]{1,16}(?:[-_.]?(?:[A-Za-z]{1,16}|\d{1,4}[a-z]?(?![A-Za-z]))){0,6}")
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
@@ -390,31 +381,3 @@ def without_secrets(words: Sequence[str]) -> list[str]:
         else:
             shown.append(_LOGIN.sub(lambda found: f"{MARK}@" if found[0].endswith("@") else MARK, word))
     return shown
-
-
-def shown_command(words: Sequence[str]) -> str:
-    """Returns a command line as one would type it, without its paths and without what a telling option is given."""
-    shown: list[str] = []
-    for option, word in pairwise(("", *words)):
-        given = _GIVEN.fullmatch(word)
-        assert given is not None  # it takes any text
-        before, value = given.groups()
-        is_number = _NUMBER.fullmatch(value) is not None
-        telling = _TELLING.match(before or ("" if "=" in option or value.endswith(".py") else option))
-        if not before and _OPTION.fullmatch(word):
-            shown.append(word)
-        elif telling and not (is_number and not telling[0].startswith("--")):
-            shown.append(before + MARK)
-        else:
-            shown.append(before + _shown_word(value if shown else PurePath(value).name))
-    return " ".join(f"'{word}'" if " " in word else word for word in shown)
-
-
-def _shown_word(word: str) -> str:
-    """Returns a word of a command line; of a path its last name, which is a file's."""
-    if address := re.match(r"[A-Za-z][A-Za-z0-9+.-]{0,20}://", word):
-        return address[0] + MARK  # with its user and its host
-    *folders, last = re.split(r"[/\\]", word)
-    is_plain = all(_NUMBER.fullmatch(part) or _PLAIN.fullmatch(part) for part in re.split("[ ,:]", last))
-    shown = last if is_plain and folders[-1:] not in (["home"], ["Users"]) else MARK
-    return f"{MARK}/{shown}" if folders and shown != MARK else shown

@@ -91,7 +91,6 @@ CPU = "CPU"
 """The name of the device that stands for the CPU, on a machine without a GPU."""
 
 _TORCH = "torch.profiler"
-_ARGUMENT = re.compile(r":ARGUMENT_([0-9]{1,6})$")
 #: A version as an integer; without a driver nsys writes 0.
 _NUMBER = re.compile(r"(?!0$)[0-9]{1,18}")
 
@@ -123,14 +122,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Recording:
-    """The recording that nsys was asked for: kinds of events in nsys's words ("Cuda"), and the program's command line.
+    """The recording that nsys was asked for: kinds of events in nsys's words ("Cuda").
 
     ``graph_trace`` is "graph" (CUDA graphs as a whole) or "node".
     """
 
     events: tuple[str, ...] = ()
     graph_trace: str = ""
-    program: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -214,13 +212,10 @@ def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
 
 def _recording(frame: Frame) -> Recording:
     rows = list(rows_of(frame))
-    words = {int(match[1]): value for name, value in rows if (match := _ARGUMENT.search(name))}
-    command = [value for name, value in rows if name.endswith(":COMMAND")]
     modes = [value.lower() for name, value in rows if name.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")]
     return Recording(
         tuple(dict.fromkeys(value for name, value in rows if name == "CAPTURE_EVENT_TYPE")),
         modes[0] if modes else "",
-        (*command[:1], *(words[i] for i in sorted(words))) if command else (),
     )
 
 

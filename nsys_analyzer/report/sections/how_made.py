@@ -8,7 +8,6 @@ from nsys_analyzer.analysis.ranges.inference import FUNCTION_RANGES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Block, Listing, Paragraph
-from nsys_analyzer.share.names import shown_command
 from nsys_analyzer.text import Words, code, joined, phrase
 from nsys_analyzer.trace.metadata import Recording
 
@@ -65,7 +64,6 @@ def _said(capture: CaptureSummary) -> Words:
         f"events {', '.join(others)}" if others else "",
         code(f"--cuda-graph-trace={mode}") if mode in ("graph", "node") else "",
         phrase("`{}` (its ranges are there)", _ANNOTATED) if _is_annotated(capture) else "",
-        phrase("program `{}`", shown_command(recording.program)) if recording.program else "",
     )
     return joined(", ", [part for part in parts if part])
 
