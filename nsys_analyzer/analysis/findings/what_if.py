@@ -81,7 +81,7 @@ class WhatIf(Saving):
     Attributes:
         capture: the capture's name, or the run's.
         changes: the changes in words.
-        less_ms: how much less the GPU and the CPU would have to do in a step, together.
+        less_ms: how much less a GPU and its CPU would have to do in a step, together; of ranks the mean.
         path: the critical path, its longest parts first.
         ranks: what the ranks are called that were replayed together.
         groups: where steps differ those of each group, and at last the mean of all, by how many there are.
@@ -172,7 +172,7 @@ def _answer(subject: Replayable, study: Study, asked: Question) -> WhatIf:
         steps=steps[0].instances,
         capture=subject.title,
         changes=tuple(changes),
-        less_ms=(_work_ms(before) - _work_ms(after)) * scale,
+        less_ms=(_work_ms(before) - _work_ms(after)) * scale / len(steps),
         path=_path(study, before, after, scale, subject.labels),
         ranks=subject.labels,
         groups=tuple(_groups(study, asked, saving, pairs, scale, steps[0])) if alone else (),

@@ -51,10 +51,14 @@ def _blocks(found: WhatIf) -> Iterator[Block]:
         ((side, found.on_path_ms(side)) for side in sides), key=lambda side: (side[1][1] - side[1][0], side[1][1])
     )
     if 0 <= found.saves_ms < _ALL * found.less_ms:
+        limit = (
+            f"since the step then waits for the {where}: {about_milliseconds(after)} of its critical path, "
+            f"{about_milliseconds(before)} before"
+        )
+        why = limit if after > before else "since the rest of it is not on the critical path"
+        each = " on each rank" if found.ranks else ""
         yield Paragraph(
-            f"{about_milliseconds(found.less_ms)} less to do save {about_milliseconds(found.saves_ms)}, since the step "
-            f"then waits for the {where}: {about_milliseconds(after)} of its critical path, "
-            f"{about_milliseconds(before)} before."
+            f"{about_milliseconds(found.less_ms)} less to do{each} save {about_milliseconds(found.saves_ms)}, {why}."
         )
     if found.ranks:
         rank = max(found.ranks, key=lambda label: found.on_path_ms(label)[1])
