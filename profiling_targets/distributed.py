@@ -5,7 +5,7 @@
 
 Nothing waits between the phases of a step, so communication overlaps with what is computed as in real training.
 ``--late-rank 1 --late-ms 10`` plants a fault: that rank starts each forward pass later than the others, because its CPU
-was busy with something else (``--late-by cpu``), or because its GPU has more to do (``--late-by gpu``).
+was busy with something else.
 
 The strategies are in ``parallelism.py``; options of the model in ``harness.py``.
 """
@@ -33,9 +33,6 @@ from profiling_targets.parallelism import STRATEGIES, Rank, SharedTraining, Shar
 
 _MICROBATCHES = 4
 _LATE_MS = 10.0
-_SIDE = {"cuda": 4096, "cpu": 256}
-"""The side of the matrices that keep a device busy: large enough for a GPU to be full, small enough to count well."""
-_TIMED_MATMULS = 50
 _TIMEOUT = timedelta(minutes=10)
 #: Options of the transformer that each strategy can do.
 _OPTIONS = tuple(name for name in OPTIONS if name not in ("mode", "compile", "cuda_graph", "optimizer"))
@@ -46,11 +43,10 @@ _LAUNCH = (
 
 @dataclass(frozen=True)
 class Lateness:
-    """The fault: which rank is late in each step, by how many milliseconds, and whether its CPU is or its GPU."""
+    """The fault: which rank is late in each step, and by how many milliseconds."""
 
     late_rank: int | None
     late_ms: float
-    late_by: str
 
 
 class Moment:
@@ -74,52 +70,18 @@ class Moment:
         return milliseconds
 
 
-class Delay:
-    """Something that takes time in each step of a late rank, and how long it took."""
+def plant(lateness: Lateness, training: SharedTraining) -> list[float]:
+    """Makes this rank late in each step to come, if it is the one; the list gets how long it slept, in ms."""
+    delays: list[float] = []
 
-    def __init__(self, device: str, cause: Callable[[], None]) -> None:
-        self.device, self.cause = device, cause
-        self.moments: list[tuple[Moment, Moment]] = []
+    def sleep() -> None:
+        before = time.perf_counter_ns()
+        time.sleep(lateness.late_ms / 1e3)
+        delays.append((time.perf_counter_ns() - before) / 1e6)
 
-    def __call__(self) -> None:
-        """Causes the delay."""
-        before = Moment(self.device)
-        self.cause()
-        self.moments.append((before, Moment(self.device)))
-
-    def times_ms(self) -> list[float]:
-        """Each delay, on the clock of what was busy."""
-        return [before.gpu_ms(after) for before, after in self.moments]
-
-
-def plant(lateness: Lateness, training: SharedTraining) -> Delay | None:
-    """Makes this rank late in each step to come, if it is the one."""
-    if training.rank.number != lateness.late_rank:
-        return None
-    if lateness.late_by == "cpu":
-        delay = training.before_load = Delay("cpu", lambda: time.sleep(lateness.late_ms / 1e3))
-    else:
-        device = training.config.device
-        delay = training.before_forward = Delay(device, matmuls(device, lateness.late_ms))
-    return delay
-
-
-def matmuls(device: str, milliseconds: float) -> Callable[[], None]:
-    """As many matmuls as take the device so long, by how long they take it alone."""
-    matrix = torch.randn(2 * (_SIDE[device],), device=device, dtype=torch.bfloat16)
-
-    def multiply(times: int) -> None:
-        for _ in range(times):
-            torch.mm(matrix, matrix)
-
-    multiply(_TIMED_MATMULS)  # the first one chooses an algorithm
-    synchronize(device)
-    before = Moment(device)
-    multiply(_TIMED_MATMULS)
-    after = Moment(device)
-    synchronize(device)
-    count = max(1, round(milliseconds / before.gpu_ms(after) * _TIMED_MATMULS))
-    return lambda: multiply(count)
+    if training.rank.number == lateness.late_rank:
+        training.before_load = sleep
+    return delays
 
 
 def step(training: SharedTraining, *, synchronized: bool) -> None:
@@ -143,7 +105,7 @@ def measure(
     GPU`` on its own stream, and ``delay`` where this rank is made late. Returns the loss, where this rank has it.
     """
     config, device = training.config, training.config.device
-    delay = plant(lateness, training)
+    delays = plant(lateness, training)
     with annotate("warmup"):
         for _ in range(config.warmup_steps):
             step(training, synchronized=synchronized)
@@ -162,8 +124,8 @@ def measure(
     times["step"] = [moment.cpu_ms(later) for moment, later in pairwise([*moments[:-1], ended])]
     if device == "cuda":
         times["step on the GPU"] = [moment.gpu_ms(later) for moment, later in pairwise(moments)]
-    if delay:
-        times["delay"] = delay.times_ms()[-config.steps :]
+    if delays:
+        times["delay"] = delays[-config.steps :]
     return {"loss": training.value.item() if training.has_loss else None}
 
 
@@ -213,15 +175,12 @@ def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Nam
     add("--microbatches", type=int, metavar="N", help=f"parts of a pipeline's batch (default {_MICROBATCHES})")
     add("--late-rank", type=int, metavar="RANK", help="this rank is late in each step")
     add("--late-ms", type=float, metavar="MS", help=f"by so much (default {_LATE_MS:g})")
-    add("--late-by", choices=("cpu", "gpu"),
-        help="because its CPU sleeps before forward, or its GPU has more to do in it (default cpu)")  # fmt: skip
     add("--synchronize", action="store_true", help="wait for the GPU at the end of each step")
     config, given = read_options(parser, arguments)
     for option, value, goes_with, has_it in (
         ("--bucket-mb", given.bucket_mb, "--strategy ddp", given.strategy == "ddp"),
         ("--microbatches", given.microbatches, "--strategy pipeline", given.strategy == "pipeline"),
         ("--late-ms", given.late_ms, "--late-rank", given.late_rank is not None),
-        ("--late-by", given.late_by, "--late-rank", given.late_rank is not None),
     ):
         if value is not None and not has_it:
             raise ConfigurationError(f"{option} goes with {goes_with}")
@@ -230,7 +189,7 @@ def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Nam
     if given.strategy == "pipeline":
         given.microbatches = given.microbatches or _MICROBATCHES
     sharing = Sharing(given.strategy, given.bucket_mb, given.microbatches)
-    return config, sharing, Lateness(given.late_rank, given.late_ms or _LATE_MS, given.late_by or "cpu"), given
+    return config, sharing, Lateness(given.late_rank, given.late_ms or _LATE_MS), given
 
 
 def run(config: Config, sharing: Sharing, lateness: Lateness, given: argparse.Namespace) -> int:

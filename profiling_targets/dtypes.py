@@ -1,7 +1,7 @@
 """The dtypes that autocast computes in, tensor by tensor, and the error that an accumulator adds to a sum.
 
 ``python -m profiling_targets.dtypes --experiment dtypes --model toy --precision bf16`` prints the dtypes of a small
-model; the experiment ``sums`` adds a small number many times, ``products`` makes a matmul of long rows and columns.
+model; the experiment ``sums`` adds a small number many times.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from torch.overrides import TorchFunctionMode
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.experiments.precision import DTYPES_TARGET as TARGET
 from nsys_analyzer.experiments.precision import TERM, DtypesCase, DtypesFigures
-from profiling_targets.attention_variants import relative_error
-from profiling_targets.harness import Config, NotHereError, kept_bits, main, set_precision
+from profiling_targets.harness import Config, NotHereError, main
 from profiling_targets.transformer import Transformer
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SIDE = 64
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def measure(case: DtypesCase, figures: DtypesFigures) -> None:
     """Looks at dtypes or measures errors; nothing here is timed."""
     torch.manual_seed(0)
-    {"dtypes": _dtypes, "sums": _sums, "products": _products}[case.experiment](case, figures)
+    {"dtypes": _dtypes, "sums": _sums}[case.experiment](case, figures)
 
 
 def _model_and_batch(name: str) -> tuple[nn.Module, Tensor]:
@@ -120,47 +118,6 @@ def _sums(case: DtypesCase, figures: DtypesFigures) -> None:
     figures.sum_fp32_of_fp16 = total("fp32", "fp16", "fp16")
     figures.sum_fp32_of_fp16_converted = total("fp32", "fp16", "fp32")
     figures.sum_exact = TERM * case.terms
-
-
-def _products(case: DtypesCase, figures: DtypesFigures) -> None:
-    """Multiplies a wide matrix with a tall one; errors are relative, against fp64 and the same operands.
-
-    ``product_error`` is that of the product, ``rounding_error`` that of the exact result rounded once: what is above
-    it comes from the accumulation, and for TF32 from the operands, which lose thirteen bits on the way in.
-    """
-    dtype, device = DTYPES[case.precision], case.device
-    if case.precision == "tf32" and device == "cpu":
-        raise NotHereError("TF32 is a precision of NVIDIA's tensor cores")
-    a = torch.rand(_SIDE, case.length, device=device).to(dtype)
-    b = torch.rand(case.length, _SIDE, device=device).to(dtype)
-    exact = a.double() @ b.double()
-    set_precision(case.precision)
-    with _accumulating(case):
-        figures.product_error = relative_error([a @ b], [exact])
-        figures.product_bits = kept_bits(device, dtype)
-    figures.rounding_error = relative_error([exact.to(dtype)], [exact])
-
-
-@contextmanager
-def _accumulating(case: DtypesCase) -> Iterator[None]:
-    """Sets how cuBLAS may accumulate, and puts it back; raises NotHereError where there is no such choice."""
-    wanted = {"allow_fp16_reduced_precision_reduction": case.accumulation == "reduced",
-              "allow_bf16_reduced_precision_reduction": case.accumulation == "reduced"}  # fmt: skip
-    backend: Any = torch.backends.cuda.matmul
-    if case.accumulation != "fp32" and (case.device == "cpu" or DTYPES[case.precision] == torch.float32):
-        raise NotHereError("only matmuls of fp16 and bf16 on a GPU have a choice of accumulation")
-    if case.accumulation == "fp16":
-        if case.precision != "fp16" or not hasattr(backend, "allow_fp16_accumulation"):
-            raise NotHereError("accumulation in fp16 is for operands in fp16, from PyTorch 2.7 on")
-        wanted["allow_fp16_accumulation"] = True
-    before = {name: getattr(backend, name) for name in wanted}
-    try:
-        for name, value in wanted.items():
-            setattr(backend, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(backend, name, value)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class SharedTraining(Training):
 
     Attributes:
         has_own_batch: whether each rank has a batch of its own; otherwise all have the same.
-        before_load, before_forward: called first in each step, and in each forward pass.
+        before_load: called first in each step.
     """
 
     has_own_batch = True
@@ -76,7 +76,6 @@ class SharedTraining(Training):
     def __init__(self, config: Config, sharing: Sharing, rank: Rank) -> None:
         self.sharing, self.rank = sharing, rank
         self.before_load: Callable[[], None] = lambda: None
-        self.before_forward: Callable[[], None] = lambda: None
         super().__init__(config)
         self.host_tokens, self.host_targets = (self._random_tokens(which) for which in range(2))
         self.tokens, self.targets = (host.to(config.device) for host in (self.host_tokens, self.host_targets))
@@ -96,11 +95,6 @@ class SharedTraining(Training):
         self.before_load()
         self.tokens.copy_(self.host_tokens, non_blocking=True)
         self.targets.copy_(self.host_targets, non_blocking=True)
-
-    def forward(self) -> None:
-        """The model on the batch."""
-        self.before_forward()
-        super().forward()
 
     def _random_tokens(self, which: int) -> Tensor:
         seed = self.config.seed + (self.rank.number if self.has_own_batch else 0)
@@ -190,7 +184,6 @@ class Pipeline(SharedTraining):
 
     def run_microbatches(self) -> None:
         """Forward, loss and backward of all microbatches; the first rank has the tokens, the last the targets."""
-        self.before_forward()
         for parameter in self.parameters:
             parameter.grad = None
         losses: list[Tensor] = []

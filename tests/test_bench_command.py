@@ -214,7 +214,7 @@ _QUICK: dict[str, tuple[str, int, list[str], list[str], str]] = {
         ["Of 6 configurations 6 were measured.", "with a warm-up of 0 and"], [], "timing-step",
     ),
     "precision": (
-        f"{_TINY} --context-length 16 --model small:1 --length 256", 2 * 2 + 2 * 3 + 1 + 3,
+        f"{_TINY} --context-length 16 --model small:1", 2 * 2 + 2 * 3 + 1,
         ["Speed of forward-backward against fp32: small, bf16",
          "Under autocast these stay in fp32: parameters,", "gives 9.953125 in fp16 and 10.00013 in fp32."], [],
         "precision-throughput",

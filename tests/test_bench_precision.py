@@ -54,7 +54,7 @@ def test_cases_on_a_gpu() -> None:
     assert {(case.case.model, case.case.batch_size) for case in steps} == {("small", 64), ("large", 32)}
     assert steps[2].case == StepCase(**{**CASE, "mode": "forward", "precision": "bf16"})
     looks = [case.case.experiment for case in cases if case.target == DTYPES_TARGET]
-    assert looks == [*6 * ["dtypes"], "sums", *7 * ["products"]]
+    assert looks == [*6 * ["dtypes"], "sums"]
 
 
 def test_a_cpu_is_not_asked_for_tf32() -> None:
@@ -72,7 +72,6 @@ PLAIN = {"dtypes": [["fc1 output", "float32"], ["loss", "float32"]]}
 CAST = {"dtypes": [["fc1 output", "bfloat16"], ["loss", "float32"]]}
 SUMS = {"sum_exact": 10.0, "sum_fp32_of_fp32": 10.001, "sum_fp16_of_fp16": 9.5, "sum_bf16_of_bf16": 4.0,
         "sum_fp32_of_fp16": 10.0021, "sum_fp32_of_fp16_converted": 10.0021}  # fmt: skip
-OF_FP16 = {"experiment": "products", "precision": "fp16", "length": 16384}
 
 
 @pytest.mark.parametrize(
@@ -91,10 +90,6 @@ OF_FP16 = {"experiment": "products", "precision": "fp16", "length": 16384}
           "0.01 added 1,000 times gives 9.5 in fp16 and 10.001 in fp32.",
           "| fp16 | fp16 | 9.5 | -5.0e-02 |",  # 9.5 ÷ 10 − 1
           "| fp32 | fp16, converted to fp32 first | 10.0021 | +2.1e-04 |"], []),
-        ((row("fp32", 300),
-          other({"product_error": 4e-4, "rounding_error": 2e-4}, **OF_FP16, accumulation="reduced"),
-          other({}, "unsupported", **OF_FP16, accumulation="fp16")),
-         ["| reduced | 4.0e-04 | 2.0e-04 | 2.000× | ok |", "Not supported here: toy, fp16."], []),
         ((row("fp32", 300), other({}, "failed", "a bug", experiment="sums", terms=9)),
          ["| toy | failed | a bug |"], ["one by one"]),
     ],

@@ -38,20 +38,6 @@ _DEFINITIONS = phrase(
 #: The term that the sums add.
 TERM = 0.01
 _AUTOCAST = ("fp32", "bf16", "fp16")
-#: Operands of the matmuls, and how their sums may be accumulated.
-_PRODUCTS = {
-    "cuda": (
-        ("fp32", "fp32"), ("tf32", "fp32"), ("bf16", "fp32"), ("bf16", "reduced"),
-        ("fp16", "fp32"), ("fp16", "reduced"), ("fp16", "fp16"),
-    ),
-    "cpu": (("fp32", "fp32"), ("bf16", "fp32"), ("fp16", "fp32")),
-}  # fmt: skip
-_HOW_ROUNDED = phrase(
-    "*Rounded once* is the error of the exact result in the matmul's dtype: what is above it comes from the "
-    "accumulation, and for TF32 from operands that lose 13 bits. *Reduced*: a matmul that is split along its sum may "
-    "join the parts in the operands' precision (`allow_fp16_reduced_precision_reduction`, "
-    "`allow_bf16_reduced_precision_reduction`: on by default in PyTorch); *fp16*: `allow_fp16_accumulation`."
-)
 _WHY_SUMS_DIFFER = (
     "A sum is rounded at each addition, so a small accumulator loses what is below half its last digit. Terms in fp16 "
     "carry their own rounding into any accumulator, converted first or not."
@@ -63,16 +49,10 @@ class DtypesCase:
     """One experiment in one precision; each takes the options that concern it."""
 
     device: str
-    experiment: str = option("dtypes", "what to look at", ("dtypes", "sums", "products"))
+    experiment: str = option("dtypes", "what to look at", ("dtypes", "sums"))
     model: str = option("toy", "whose dtypes", ("toy", "transformer"))
-    precision: str = option("bf16", "of autocast, or of the matmuls' operands", ("fp32", "tf32", "bf16", "fp16"))
-    accumulation: str = option(
-        "fp32",
-        "of matmuls: fp32; reduced: parts of a split sum may be joined in the operands' precision; fp16: all in fp16",
-        ("fp32", "reduced", "fp16"),
-    )
+    precision: str = option("bf16", "of autocast", ("fp32", "bf16", "fp16"))
     terms: int = option(1000, f"how often the sums add {TERM}")
-    length: int = option(16384, "terms of each sum in the matmuls")
 
 
 @dataclass
@@ -83,9 +63,6 @@ class DtypesFigures:
         dtypes: tensors with their dtypes.
         sum_fp32_of_fp32: the sum in an accumulator of the first dtype, of terms of the second; the others alike.
         sum_fp32_of_fp16_converted: of fp16 terms that are converted to fp32 before they are added.
-        product_error: ‖matmul − exact‖ ÷ ‖exact‖.
-        rounding_error: the same of the exact matmul, rounded once to the operands' dtype.
-        product_bits: bits of the mantissa that the matmul keeps of its operands.
     """
 
     dtypes: list[tuple[str, str]] | None = None
@@ -95,9 +72,6 @@ class DtypesFigures:
     sum_fp32_of_fp16: float | None = None
     sum_fp32_of_fp16_converted: float | None = None
     sum_exact: float | None = None
-    product_error: float | None = None
-    product_bits: int | None = None
-    rounding_error: float | None = None
 
 
 DTYPES_TARGET = CaseTarget("profiling_targets.dtypes", DtypesCase, DtypesFigures)
@@ -105,7 +79,7 @@ _DtypesRow: TypeAlias = Row[DtypesCase, DtypesFigures]
 
 
 def _cases(settings: Settings) -> Iterator[Task[StepCase] | Task[DtypesCase]]:
-    """Yields the precisions of a mode after one another; then dtypes, sums, and matmuls with long sums."""
+    """Yields the precisions of a mode after one another; then dtypes, and sums."""
     for text in settings["model"]:
         name, _, batch = text.partition(":")
         if not batch.isdecimal() or int(batch) < 1:
@@ -114,11 +88,6 @@ def _cases(settings: Settings) -> Iterator[Task[StepCase] | Task[DtypesCase]]:
     models = ("toy", "transformer")
     yield from grid(DTYPES_TARGET, settings, experiment=("dtypes",), model=models, precision=_AUTOCAST)
     yield from grid(DTYPES_TARGET, settings, experiment=("sums",), model=("toy",), precision=("bf16",))
-    for precision, accumulation in _PRODUCTS[settings.device]:
-        yield from grid(
-            DTYPES_TARGET, settings, experiment=("products",), precision=(precision,), accumulation=(accumulation,),
-            model=("toy",),
-        )  # fmt: skip
 
 
 def _answers(results: Results) -> Iterator[str]:
@@ -165,14 +134,6 @@ def _blocks(results: Results) -> Iterator[Block]:
     yield from _dtypes(_of(other, "dtypes"))
     for row in _of(other, "sums"):
         yield from _sums(row)
-    if matmuls := _of(other, "products"):
-        yield rows_table(
-            matmuls, "Accumulation in matmuls: long sums of terms between 0 and 1, against fp64:",
-            ("error, relative", "text", lambda row: scientific(row.figures.product_error)),
-            ("rounded once", "text", lambda row: scientific(row.figures.rounding_error)),
-            ("ratio", "factor", lambda row: ratio(row.figures.product_error, row.figures.rounding_error)),
-        )  # fmt: skip
-        yield Paragraph(_HOW_ROUNDED)
 
 
 def scientific(value: float | None) -> str | None:
@@ -236,7 +197,7 @@ BENCH = Bench(
         several(StepCase, "precision", PRECISIONS, ("fp32", "bf16")),
         *single(StepCase, "context_length"),
         *SHARED,
-        *single(DtypesCase, "terms", "length"),
+        *single(DtypesCase, "terms"),
     ),
     targets=(TARGET, DTYPES_TARGET),
     cases=_cases,
