@@ -5,9 +5,7 @@ How an experiment is added: see ``model``.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,19 +79,17 @@ def _unreadable(path: Path, bench: Bench, error: Exception) -> ConfigurationErro
 def write_rows(rows: Sequence[AnyRow], path: Path) -> None:
     """Writes the rows as CSV: status, the options of each case, and its figures; lists stay in ``bench.jsonl``."""
 
-    def flat(row: AnyRow) -> Mapping[str, Any]:
+    def flat(row: AnyRow) -> dict[str, Any]:
         figures = {key: value for key, value in written(row.figures).items() if not isinstance(value, list | dict)}
         gpu = {"gpu": row.machine["gpu"]} if row.machine.get("gpu") else {}
         target = row.module.rpartition(".")[2]
         return {"target": target, **written(row.case), **row.environment, **gpu, "status": row.status, **figures}
 
-    lines = [flat(row) for row in rows]
-    columns = dict.fromkeys(key for line in lines for key in line)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*columns, "message"], restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**line, "message": row.message} for line, row in zip(lines, rows, strict=True))
-    write_text(path, text.getvalue())
+    import pandas as pd  # help need not wait for it
+
+    table = pd.DataFrame([flat(row) for row in rows], dtype=object)
+    table["message"] = [row.message for row in rows]
+    write_text(path, table.to_csv(index=False))
 
 
 def check_rows_replaceable(path: Path, remedy: str) -> None:
