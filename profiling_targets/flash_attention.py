@@ -73,11 +73,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, fp32_products
 
     Returns:
         (B, H, S, d_head), contiguous, of the type of q.
-
-    Raises:
-        ValueError: if shapes, types or d_head do not fit.
     """
-    _check(q, k, v, fp32_products)
     matmuls = fp32_products if q.dtype == torch.float32 else "half"
     out: Tensor = FlashAttention.apply(q, k, v, causal, matmuls)  # type: ignore[no-untyped-call]
     return out
@@ -156,14 +152,3 @@ def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
     strides = tensors[0].stride()
     alike = strides[-1] == 1 and all(tensor.stride() == strides for tensor in tensors)
     return tensors if alike else tuple(tensor.contiguous() for tensor in tensors)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, fp32_products: str) -> None:
-    if q.dim() != 4 or not q.shape == k.shape == v.shape:
-        raise ValueError(f"q, k and v must have one shape (B, H, S, d_head): {q.shape}, {k.shape}, {v.shape}")
-    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k and v must all be bf16, fp16 or fp32: {q.dtype}, {k.dtype}, {v.dtype}")
-    if q.shape[-1] not in D_HEADS:
-        raise ValueError(f"d_head must be one of {D_HEADS}: {q.shape[-1]}")
-    if fp32_products not in ("ieee", "tf32x3"):
-        raise ValueError(f"fp32_products must be ieee or tf32x3: {fp32_products}")

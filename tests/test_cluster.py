@@ -198,27 +198,8 @@ def test_a_report_does_not_say_where_its_captures_were_read(words: list[str], mo
 
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 0.5)
-    with pytest.raises(ClusterError, match=r"No Dask scheduler answers at tcp://127.0.0.1:1\. .*dask scheduler"):
+    with pytest.raises(ClusterError, match=r"No Dask scheduler answers at tcp://127.0.0.1:1 .*dask scheduler"):
         Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"), no_result)
-
-
-@pytest.mark.parametrize(
-    ("raised", "said"),
-    [
-        (TypeError("TLS expects a `ssl_context`"), "TLS expects a `ssl_context`"),  # tls:// without a certificate
-        (TypeError("Can't instantiate abstract class UCXConnector"), "Can't instantiate"),  # ucx:// without its library
-        (MemoryError("Unable to allocate 3.07 EiB"), "what answers there is no scheduler"),  # a web server
-    ],
-)
-def test_what_dask_cannot_connect_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, said: str
-) -> None:
-    def client(*_: object, **_of: object) -> None:
-        raise raised
-
-    monkeypatch.setattr("distributed.Client", client)
-    with pytest.raises(ClusterError, match=rf"cannot connect to tls://a:1 \({said}.*\)\. Give the address"):
-        Workers("tls://a:1").map(text_of, texts(tmp_path, "a"), no_result)
 
 
 @pytest.mark.slow

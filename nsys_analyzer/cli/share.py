@@ -65,12 +65,9 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _lines(shared: Shared) -> Iterator[str]:
     yield f"{shared.path}: {_size(shared.bytes_after)}, of {_size(shared.bytes_before)}"
     tables = _listed(shared.tables)
-    yield f"Left out: {len(shared.tables)} tables{tables}, {shared.strings:,} strings that nothing refers to now"
-    if shared.rows:
-        yield f"Left out of tables that are kept: rows{_listed(shared.rows)}"
+    yield f"Left out: {len(shared.tables)} tables{tables}"
     if shared.stacks:
         yield "Left out: the program's stacks, its paths and lines; --keep-source keeps them"
-    yield f"Messages and properties of the machine that lost words: {shared.texts:,}"
     yield f"Names replaced by an alias: {len(shared.renamed):,}"
     for renamed in shared.renamed:  # on one line, control characters escaped
         text = renamed.text.encode("unicode_escape").decode().replace("\\u2026", "…")

@@ -71,9 +71,6 @@ class Shared:
 
     Attributes:
         tables: rows of each table that is not in the copy; those without rows and nsys's lists of codes not told.
-        rows: rows that a table of the copy has no more, by the table's name.
-        strings: rows of ``StringIds`` to which nothing refers any more.
-        texts: how many messages and properties of the machine lost words.
         renamed: names that have an alias in the copy.
         stacks: the files of the program's stacks that are not beside the copy.
     """
@@ -82,9 +79,6 @@ class Shared:
     bytes_before: int
     bytes_after: int
     tables: dict[str, int]
-    rows: dict[str, int]
-    strings: int
-    texts: int
     renamed: tuple[Renamed, ...]
     stacks: tuple[Path, ...] = ()
 
@@ -131,10 +125,8 @@ def share(
     sizes = sum(file.stat().st_size for file in files), output.stat().st_size
     before = reader.counts([name for name in reader.columns_of if not name.startswith("ENUM_")])
     others = {name: count for name, count in before.items() if count and not after.get(name)}
-    fewer = {name: before[name] - count for name, count in after.items() if count and before.get(name, 0) > count}
-    unused = fewer.pop(schema.STRINGS.aliases[0], 0)
     left = () if keep_source else tuple(stacks)
-    return Shared(output, *sizes, others, fewer, unused, len(scrubber.changed), tuple(scrubber.renamed), left)
+    return Shared(output, *sizes, others, tuple(scrubber.renamed), left)
 
 
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:

@@ -215,7 +215,6 @@ class Scrubber:
         keep: names that match one of these as a whole stay as they are.
 
     Attributes:
-        changed: the messages and properties that lost words.
         renamed: what has an alias, in the order of the export; of names that differ in their number the first.
     """
 
@@ -224,7 +223,6 @@ class Scrubber:
         self._shown: dict[tuple[str, frozenset[str]], str] = {}
         self._codes: dict[str, str] = {}
         self._used: dict[str, str] = {}
-        self.changed: set[str] = set()
         self.renamed: list[Renamed] = []
 
     def name(self, text: str, *roles: str) -> str:
@@ -245,7 +243,6 @@ class Scrubber:
         sentences = [match[0] for match in _SENTENCE.finditer(text)]
         if sentences and not _SENTENCE.sub("", text).strip(" .\t\n"):
             return text
-        self.changed.add(text)
         shown = f"{'. '.join(sentences)} {MARK}{' about sampling' * touches_no_figure(text)}".strip()
         return self._distinct(text, shown)  # the same message twice is said once
 
@@ -254,8 +251,6 @@ class Scrubber:
         if find_peaks(text):
             return text
         shown = " ".join(word if _PRODUCT.fullmatch(word) else MARK for word in text.split(" "))
-        if shown != text:
-            self.changed.add(text)
         return re.sub(f"{MARK}(?: {MARK})+", MARK, shown)
 
     def _distinct(self, text: str, shown: str) -> str:

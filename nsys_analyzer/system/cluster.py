@@ -233,14 +233,9 @@ def _client(address: str) -> Iterator[Client]:
     with silence_logging_cmgr(logging.CRITICAL):  # what matters is raised
         try:
             client = Client(address, timeout=_ANSWER_TIMEOUT_S)
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, ValueError, MemoryError, TypeError) as error:  # of another protocol, too
             hint = "See whether it runs there, or start one: dask scheduler --no-dashboard"
-            raise ClusterError(f"No Dask scheduler answers at {address}", hint) from error
-        except (MemoryError, TypeError, ImportError, RuntimeError) as error:  # the others: of tls:// and ucx://
-            # Dask takes the first bytes of another protocol for the size of a message.
-            why = "what answers there is no scheduler" if isinstance(error, MemoryError) else str(error)
-            hint = "Give the address that the scheduler prints, as tcp://HOST:8786"
-            raise ClusterError(f"Dask cannot connect to {address} ({why})", hint) from error
+            raise ClusterError(f"No Dask scheduler answers at {address} ({error})", hint) from error
         with client:
             try:
                 client.wait_for_workers(1, _ANSWER_TIMEOUT_S)
