@@ -1,16 +1,15 @@
 """A small server of the transformer: requests come, wait, are prefilled one by one, and are decoded in one batch.
 
-``python -m profiling_targets.serving --requests 24 --batch-size 8 --log steps.csv`` prints TTFT, inter-token latency
-and tokens a second, and logs each step of the engine. Each step is a range that says its sequences, their new tokens
-and all that these attend to, ``prefill bs=1 toks=512 sk=512`` or ``decode bs=8 toks=8 sk=4096``; a request is a range
-from its arrival to its last token, and another to its first.
+``python -m profiling_targets.serving --requests 24 --batch-size 8 --results run.json`` prints TTFT, inter-token latency
+and tokens a second; the results hold each step of the engine. Each step is a range that says its sequences, their new
+tokens and all that these attend to, ``prefill bs=1 toks=512 sk=512`` or ``decode bs=8 toks=8 sk=4096``; a request is a
+range from its arrival to its last token, and another to its first.
 
 Shapes: B sequences, S new tokens of each, T positions in the cache, d = d_model, H heads of d_head = d ÷ H, L layers.
 """
 
 from __future__ import annotations
 
-import csv
 import random
 import statistics
 import sys
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -201,7 +199,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--requests", type=int, default=24, help="requests to serve (default 24)")
     parser.add_argument("--prompt-length", type=int, default=512, help="longest prompt (default 512)")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer, at least 3 (default 64)")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="write each step there, as CSV")
     parser.set_defaults(context_length=1024, batch_size=8)
     try:
         config, given = read_options(parser, arguments)
@@ -227,11 +224,6 @@ def main(arguments: list[str]) -> int:
         profiler("stop", config.device)
         for step in engine.log:
             times.setdefault(step["kind"], []).append(step["ms"])
-        if given.log:
-            with given.log.open("w", encoding="utf-8", newline="") as file:
-                rows = csv.DictWriter(file, engine.log[0])
-                rows.writeheader()
-                rows.writerows(engine.log)
         first = [(request.times[1] - request.times[0]) * 1e3 for request in requests]
         gaps = [
             (b - a) * 1e3 for request in requests for a, b in zip(request.times[1:], request.times[2:], strict=False)
