@@ -360,7 +360,7 @@ for words in json.loads(sys.argv[1]):
     cli(words, standalone_mode=False)
 print([name for name in json.loads(sys.argv[2]) if name in sys.modules], file=sys.stderr)
 """
-HEAVY = ("numpy", "pandas", "matplotlib", "pyarrow", "torch", "rich")
+HEAVY = ("numpy", "pandas", "matplotlib", "pyarrow", "torch", "sqlite_utils", "rich")
 #: Of the list of commands no command is imported, nor what they share.
 NO_COMMAND = (*HEAVY, "msgspec", "nsys_analyzer.cli.options", "nsys_analyzer.cli.run")
 

@@ -20,7 +20,7 @@ _START_OF_PARQUET = b"PAR1"
 _APPLICATION_ID = int.from_bytes(b"nsys", "big")
 _START_OF_SQLITE, _PLACE = b"SQLite format 3\0", 68
 _TABLE = "gpu_operations"
-_SQL_TYPES = {"category": "TEXT", "integer": "INTEGER", "flag": "INTEGER"}
+_ROWS = 20_000
 
 
 class Parquet:
@@ -82,15 +82,22 @@ class Sqlite:
     @staticmethod
     def write(captures: Sequence[Capture], path: Path) -> None:
         """Writes the operations of the captures into the table."""
-        types: dict[str, Any] = {name: _SQL_TYPES[column.type] for name, column in OPERATION_COLUMNS.items()}
+        from sqlite_utils import Database
+
+        types: dict[str, Any] = {"category": str, "integer": int, "flag": int}
         with closing(sqlite3.connect(path)) as connection:
             # The file takes its name when it is complete: a journal would guard nothing.
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            for operations in _operation_tables(captures):
-                frame = _plain_texts(operations).to_pandas(integer_object_nulls=True)
-                frame.to_sql(_TABLE, connection, if_exists="append", index=False, dtype=types)
+            columns = {name: types[column.type] for name, column in OPERATION_COLUMNS.items()}
+            table = Database(connection).create_table(_TABLE, columns)
+            marks = ", ".join("?" * len(OPERATION_COLUMNS))
+            with connection:
+                for operations in _operation_tables(captures):
+                    for batch in _plain_texts(operations).to_batches(_ROWS):
+                        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                        connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", rows)
 
     @staticmethod
     def is_ours(path: Path) -> bool:
