@@ -57,7 +57,7 @@ def run(program: Sequence[str], count: int, logs: Path | None) -> int:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
-        stack.callback(_end, processes)
+        stack.callback(end_all, processes)
         starts = []
         for rank in range(count):
             output = stack.enter_context(rank_log(logs, rank).open("ab")) if logs else None
@@ -78,7 +78,7 @@ def run(program: Sequence[str], count: int, logs: Path | None) -> int:
     return 0
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Terminates those that still run, and kills what has not ended soon."""
     for process in processes:
         process.terminate()  # nothing happens to one that has ended

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
+from nsys_analyzer.cli.help import JUDGED, OUTPUT, SHOWN, Choice, command, option
 from nsys_analyzer.cli.options import (
     command_line,
     configuration_options,
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 @option(
     SHOWN, "--all", "everything", is_flag=True, help="Print the rest of the report, too, with all that is folded in it."
 )
+@option(
+    JUDGED, "--calibrate", "ledger", type=click.Path(path_type=Path), metavar="LEDGER",
+    help="Widen intervals as what verify measured, and kept in this file, asks for.",
+)  # fmt: skip
 @scheduler_option
 @unprofiled_options
 @names_options
@@ -45,6 +49,7 @@ def explain(
     in_order: bool,
     output_format: str,
     everything: bool,
+    ledger: Path | None,
     scheduler: str | None,
     names: PhaseNames,
     given: Run,
@@ -62,6 +67,7 @@ def explain(
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import EXPLAINING, build_report
     from nsys_analyzer.report.sections.about import count_of_warnings, warnings_of
+    from nsys_analyzer.runs.ledger import calibrate
     from nsys_analyzer.system.cluster import Workers
 
     workers = Workers(scheduler, reading)
@@ -69,6 +75,8 @@ def explain(
         traces, csv_paths, command_line(), tell, names, given, None, selection, workers, step_ms=step_ms,
         in_order=in_order,
     )  # fmt: skip
+    if ledger:
+        evidence = replace(evidence, captures=calibrate(evidence.captures, ledger))
     if output_format == "json":
         click.echo(in_json(captures_data(evidence.captures, evidence.runs, STEPS)), nl=False, file=data_stream())
         return

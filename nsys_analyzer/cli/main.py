@@ -33,6 +33,8 @@ _COMMANDS = {
     },
     "Compare": {
         "compare": "Say what changed between two runs, and what explains it.",
+        "verify": "Measure an old and a new program in turns, and whether a prediction held.",
+        "history": "Print what was verified so far.",
         "baseline": "Keep runs that later ones are compared with.",
     },
     "Hand on": {

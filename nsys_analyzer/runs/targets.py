@@ -42,6 +42,8 @@ class Annotation:
         steady: whether the warm-up goes on until steps take equally long, for twice as many steps at most.
         modules: whether each call of a module gets a range.
         stacks: whether the program's stack is sampled while it is recorded.
+        block: after so many of the steps another program may have its turn; 0 where none is measured beside it. With
+            it the losses and the rows of batches of the warm-up are kept, in place of its FLOPs.
     """
 
     warmup_steps: int
@@ -51,6 +53,7 @@ class Annotation:
     steady: bool = False
     modules: bool = False
     stacks: bool = True
+    block: int = 0
 
 
 #: What is put behind a file's name where each rank of a run writes its own; nsys spells it so, too.

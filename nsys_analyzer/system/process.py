@@ -53,13 +53,14 @@ class Job:
     """A command to run, the variables that it gets beside those of this process, and its time limit, None for none.
 
     One that ``runs_on``, as a server does, ends well by a signal: of its profiler's, on an interrupt, or when its time
-    is up.
+    is up. It starts in ``folder``, None for that of this process.
     """
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
     runs_on: bool = False
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
     killed_before, limit_s = _oom_kills(), math.inf if job.timeout_s is None else job.timeout_s
     with log.open("ab") as output:
         start = output.tell()
-        with _started(job.command, stdout=output, stderr=output, env={**os.environ, **job.environment}) as process:
+        variables = {**os.environ, **job.environment}
+        with _started(job.command, stdout=output, stderr=output, env=variables, cwd=job.folder) as process:
             deadline = time.monotonic() + limit_s
             try:
                 while process.poll() is None:

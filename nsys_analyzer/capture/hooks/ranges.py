@@ -1,6 +1,6 @@
 """What the hooks leave: ranges through whatever ``torch.cuda.nvtx`` is, NVTX or a recorder in its place, and times.
 
-The times of steps and phases are one JSON file for the report. Nothing here waits for the GPU inside a step.
+The times of steps and phases are one JSON file for the report. Nothing here waits for the GPU inside a measured step.
 """
 
 from __future__ import annotations
@@ -282,3 +282,35 @@ class Clock:
             "cuda": self._torch.version.cuda,
             "peak_memory_bytes": cuda.max_memory_allocated() if on_gpu else None,
         }
+
+
+class Work:
+    """What the steps of the warm-up compute, by which ``nsys-analyze verify`` tells whether two programs do the same.
+
+    Attributes:
+        losses: of each backward pass, in order; the GPU is waited for.
+        rows: of each step, the rows of the largest batch that a model was called with × its backward passes.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self.losses: list[float] = []
+        self.rows: list[int] = []
+        self._rows = self._passes = 0
+
+    def call_model(self, arguments: Any) -> None:
+        """A model is called with these values."""
+        rows = [len(value) for value in arguments if getattr(value, "shape", None)]
+        self._rows = max([self._rows, *rows])
+
+    def begin_backward(self, root: Any) -> None:
+        """A backward pass begins at this tensor; inside of a CUDA graph that is captured, nothing may wait."""
+        self._passes += 1
+        cuda = self._torch.cuda
+        if getattr(root, "numel", int)() == 1 and not (cuda.is_initialized() and cuda.is_current_stream_capturing()):
+            self.losses.append(float(root.detach()))
+
+    def end_step(self) -> None:
+        """The step ends."""
+        self.rows.append(self._rows * max(self._passes, 1))
+        self._rows = self._passes = 0

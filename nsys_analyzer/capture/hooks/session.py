@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
+import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -20,9 +23,11 @@ from typing import Any, TypeVar, cast
 
 from .flops import CountedStep
 from .modules import Backward, Modules
-from .ranges import Clock, Ranges, Results
+from .ranges import Clock, Ranges, Results, Work
 from .stacks import Lines, Sampler, Waits
 
+#: The variable that holds the descriptor by which two programs take turns (``capture.side_by_side``).
+_TURN = "NSYS_ANALYZE_TURN"
 #: What a program writes that opens the capture range by itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
 #: An optimizer that has not stepped yet is waited for, while another makes so many steps: it may close the first one.
@@ -110,6 +115,7 @@ class Session:
         self.on_settled: Callable[[], None] | None = None
         self._root_classes_before = 0
         self._counted = CountedStep(torch, self.modules, self.is_active)
+        self._work = Work(torch) if settings.block else None
         self._ends: deque[float] = deque(maxlen=_ALIKE + 1)
         self._active: dict[str, Phase] = {}
         self._optimizers: dict[int, int] = {}
@@ -195,6 +201,8 @@ class Session:
         """
         if not (self._backward or self.is_here()):
             return None
+        if self._work and not self._backward and self.steps < self.settings.warmup_steps:
+            self._work.begin_backward(roots[0])
         hooks = self.modules.backward_begins(roots, some=some) if self.modules.active else None
         self._backward_passes(+1, creates_graph=creates_graph)
         return functools.partial(self._backward_ended, hooks, creates_graph=creates_graph)
@@ -235,6 +243,8 @@ class Session:
             self._lines.add_classes(module)
         self.root_classes.add(type(module))
         self._counted.call_model(module, arguments, keywords)
+        if self._work and self.steps < self.settings.warmup_steps:
+            self._work.call_model((*arguments, *keywords.values()))
 
     @harmless
     def pass_begins(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
@@ -299,6 +309,8 @@ class Session:
             self._end_step()
 
     def _step_ended(self) -> None:
+        if self._work and self.steps < self.settings.warmup_steps:
+            self._work.end_step()
         self.steps += 1
         self._ends.append(time.perf_counter())
         self._counted.close()
@@ -306,6 +318,8 @@ class Session:
         if self._open:
             self._end_step()
             self._recorded += 1
+            if self.settings.block and not self._recorded % self.settings.block:
+                self._take_turns()
             if not self._own_window and self._recorded >= self.settings.steps:
                 # On a thread that is not the main one, the program goes on.
                 stops = not self.settings.run_to_end and threading.current_thread() is threading.main_thread()
@@ -326,7 +340,7 @@ class Session:
         if self.on_settled and self.steps > _COUNTED and roots == roots_before and not self.settings.modules:
             self.on_settled()
             self.on_settled = None
-        if self.settings.results is not None and self.steps == _COUNTED and warmup > _COUNTED:
+        if self.settings.results is not None and self.steps == _COUNTED and warmup > _COUNTED and not self._work:
             self._count_flops()
         # The next step is like those that are recorded; nothing waits for a GPU that the program does not use.
         looks = self.settings.stacks and self.settings.results is not None and self.torch.cuda.is_initialized()
@@ -398,8 +412,24 @@ class Session:
         self.sampler.mark()
         self.modules.active = self.modules.written = self.settings.modules and self.settings.results is None
         if self.settings.results is not None:
+            self._take_turns()
             self._clock = Clock(self.torch)
             self.results.is_measured = True
+
+    def _take_turns(self) -> None:
+        """Lets the other program go on, where two take turns, and waits for it; what loads data waits, too."""
+        turn = int(os.environ.get(_TURN, "-1"))
+        if turn < 0 or not self.settings.block or self._recorded >= self.settings.steps:
+            return
+        if self.torch.cuda.is_available() and self.torch.cuda.is_initialized():
+            self.torch.cuda.synchronize()
+        loaders = [child.pid for child in multiprocessing.active_children() if child.pid]
+        for pid in loaders:
+            os.kill(pid, signal.SIGSTOP)
+        os.write(turn, b".")
+        os.read(turn, 1)
+        for pid in loaders:
+            os.kill(pid, signal.SIGCONT)
 
     def _close_window(self, *, stops: bool = False) -> None:
         self._switch_profiler(self.ranges.close_window)
@@ -421,6 +451,8 @@ class Session:
             "lines": {name: line for name, line in self._lines.known.items() if line} if self._lines else None,
             "times_ms": self._clock.times_ms(),
         }
+        if self._work:
+            values |= {"losses": self._work.losses, "rows": self._work.rows}
         if stops:
             values["stopped_after"] = self.steps
         if "flops" in values and has_compiled():

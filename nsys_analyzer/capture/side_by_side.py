@@ -1,0 +1,91 @@
+"""Runs two programs at once that take turns: while one has its steps, the other waits.
+
+    python -m nsys_analyzer.capture.side_by_side '[{"command": […], "folder": …, "variables": {…}, "log": …}, …]'
+
+Each program holds one end of a socket, whose number it finds in ``NSYS_ANALYZE_TURN``. It writes a byte there when it
+has done its block of steps, and goes on when it reads one. One program alone does not wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.capture.launcher import end_all
+from nsys_analyzer.system.process import CANNOT_RUN, final_words
+
+_TICK_S = 0.2
+
+
+@dataclass
+class _Runner:
+    """A program that runs, our end of its socket, and its log."""
+
+    process: subprocess.Popen[bytes]
+    turns: socket.socket
+    log: Path
+
+    def waits(self) -> bool:
+        """Waits until the program waits for its turn, or has ended; returns whether it waits."""
+        while True:
+            # What it has started may hold its end of the socket for longer than it lives.
+            ended = self.process.poll() is not None
+            if select.select([self.turns], [], [], 0 if ended else _TICK_S)[0]:
+                return bool(self.turns.recv(1))
+            if ended:
+                return False
+
+    def goes_on(self) -> None:
+        """Gives the program its turn."""
+        self.turns.send(b".")
+
+
+def run(jobs: Sequence[dict[str, Any]]) -> int:
+    """Runs the programs to their end; returns the exit code of the first that failed, which is told why, or 0."""
+    with ExitStack() as stack:
+        runners: list[_Runner] = []
+        processes: list[subprocess.Popen[bytes]] = []
+        stack.callback(end_all, processes)
+        for job in jobs:
+            ours, theirs = map(stack.enter_context, socket.socketpair())
+            variables = {**os.environ, **job["variables"]}
+            if len(jobs) > 1:
+                variables["NSYS_ANALYZE_TURN"] = str(theirs.fileno())
+            log = Path(job["log"])
+            output = stack.enter_context(log.open("wb"))
+            processes.append(
+                subprocess.Popen(
+                    job["command"], cwd=job["folder"], env=variables, stdout=output, stderr=output,
+                    pass_fds=[theirs.fileno()],
+                )
+            )  # fmt: skip
+            theirs.close()
+            runners.append(_Runner(processes[-1], ours, log))
+        left = [runner for runner in runners if runner.waits()]
+        while left:  # the one in front has its turn, and goes behind the others
+            runner, *left = left
+            runner.goes_on()
+            if runner.waits():
+                left.append(runner)
+        for runner in runners:
+            if code := runner.process.wait():
+                print(final_words(runner.log), flush=True)
+                return 128 - code if code < 0 else code
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run(json.loads(sys.argv[1])))
+    except OSError as error:
+        print(f"{error.filename} cannot be run ({error.strerror})")
+        sys.exit(CANNOT_RUN)

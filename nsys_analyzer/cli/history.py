@@ -1,0 +1,35 @@
+"""``nsys-analyze history``: what was predicted and measured by ``verify``, as a table and a curve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsys_analyzer.cli.help import INPUT, OUTPUT, SHOWN, command, option
+from nsys_analyzer.runs.ledger import LEDGER
+
+
+@command(epilog="Example: nsys-analyze history -o history.html")
+@option(INPUT, "--ledger", type=click.Path(path_type=Path), default=LEDGER, show_default=True, metavar="FILE",
+        help="What verify wrote.")  # fmt: skip
+@option(SHOWN, "--calibrate", is_flag=True, help="Say how much wider intervals must be for 80% of what was measured "
+        "to lie inside; explain --calibrate FILE widens its own by that.")  # fmt: skip
+@option(OUTPUT, "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+        help="Write a page with a curve, too (.html), or markdown.")  # fmt: skip
+@option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
+def history(ledger: Path, calibrate: bool, output: Path | None, force: bool) -> None:
+    """Print what each change that was verified brought, and whether its prediction held."""
+    from nsys_analyzer.report.renderers.terminal import print_section
+    from nsys_analyzer.report.sections import verify
+    from nsys_analyzer.report.writing import check_target, write_as
+    from nsys_analyzer.runs.ledger import read_ledger, widening
+
+    entries = read_ledger(ledger)
+    built = verify.history(entries, widening(entries) if calibrate else None)
+    if output:
+        check_target(output, (ledger,), force=force)
+        write_as("html" if output.suffix == ".html" else "markdown", built, output, force=force)
+    print_section(built.sections[0])
+    if output:
+        click.echo(f"\n{output}")

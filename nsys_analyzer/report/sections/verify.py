@@ -1,0 +1,112 @@
+"""What a change brought, measured and predicted, in words; and what was measured so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Report, Section
+from nsys_analyzer.report.sections.findings import in_a_line
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import about_milliseconds, milliseconds_between
+from nsys_analyzer.runs.ledger import Entry
+from nsys_analyzer.text import plural
+
+_SHORT = {"no change that can be told": "no change seen"}
+_HELD = {True: "yes", False: "no", None: None}
+
+
+def answer(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Finding]) -> Section:
+    """The verdict, the prediction beside it, and what comes next.
+
+    Args:
+        entry: what was measured.
+        more_pairs: how many more pairs of processes would tell a change, None where that is not known.
+        unseen: why there is no prediction, or what could not be compared.
+        left: the findings of the program after the change.
+    """
+    return Section("verify", "", tuple(_blocks(entry, more_pairs, unseen, left)))
+
+
+def _blocks(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Finding]) -> Iterator[Block]:
+    times = f"{about_milliseconds(entry.before_ms)} → {about_milliseconds(entry.after_ms)}"
+    pairs = f"{entry.pairs} {plural(entry.pairs, 'pair')} of processes that took turns, without a profiler"
+    yield Answer(f"{entry.verdict.capitalize()}: a step takes {times}{_interval(entry)}, in {pairs}.")
+    if entry.reasons:
+        yield Listing(entry.reasons)
+        return
+    if entry.verdict == "no change that can be told" and more_pairs:
+        yield Paragraph(f"About {more_pairs} more {plural(more_pairs, 'pair')} would tell: give more --time-limit.")
+    if told := entry.prediction:
+        predicted = f"`{told.finding}` ({told.title}) was to save {milliseconds_between(told.low_ms, told.high_ms)}"
+        held = {
+            True: "it held: the measured interval and the predicted one meet",
+            False: f"it did not hold: {'more' if entry.saved_ms > told.high_ms else 'less'} is saved",
+            None: "whether it held is not known",
+        }
+        yield Paragraph(f"{predicted}; {held[entry.held]}.")
+    if unseen:
+        yield Paragraph(unseen)
+    if left:
+        yield Paragraph(f"What to do next: {in_a_line(left[0])}.")
+
+
+def _interval(entry: Entry) -> str:
+    """The change as a share of the step before, with its interval of 95 %."""
+    change = f"{entry.change_ms / entry.before_ms:+.1%}"
+    if entry.low_ms is None or entry.high_ms is None:
+        return f" ({change})".replace("-", "−")
+    ends = " to ".join(f"{end / entry.before_ms:+.1%}" for end in (entry.low_ms, entry.high_ms))
+    return f" ({change}, {ends} at 95%)".replace("-", "−")
+
+
+_FIELDS: tuple[Field[Entry], ...] = (
+    Field("time, UTC", "text", lambda one: one.time[5:16].replace("T", " ")),
+    Field("verdict", "text", lambda one: _SHORT.get(one.verdict, one.verdict)),
+    Field("finding", "text", lambda one: one.prediction.finding if one.prediction else None),
+    Field("step, ms", "ms", lambda one: one.after_ms),
+    Field("saved, ms", "ms", lambda one: _measured(one)),
+    Field("predicted", "ms", lambda one: _told(one)),
+    Field("held", "text", lambda one: _HELD[one.held]),
+    Field("hardware", "text", lambda one: one.gpu or one.host_cpu),
+    Field("commit", "text", lambda one: f"{one.git_commit[:9]}{'+' * bool(one.git_dirty)}" if one.git_commit else None),
+)
+
+
+def _measured(one: Entry) -> Interval | float:
+    if one.low_ms is None or one.high_ms is None:
+        return one.saved_ms
+    return Interval(-one.high_ms, -one.low_ms)
+
+
+def _told(one: Entry) -> Interval | None:
+    return Interval(one.prediction.low_ms, one.prediction.high_ms) if one.prediction else None
+
+
+def history(entries: Sequence[Entry], widening: float | None = None) -> Report:
+    """The ledger as a table and a curve.
+
+    Args:
+        entries: the oldest first.
+        widening: the factor by which intervals would have to be wider; None where that was not asked.
+    """
+    judged = [one for one in entries if one.held is not None]
+    verdicts = ", ".join(
+        f"{sum(one.verdict == verdict for one in entries)} {verdict}"
+        for verdict in dict.fromkeys(one.verdict for one in entries)
+    )
+    said = f"{len(entries)} {plural(len(entries), 'verification')}: {verdicts}."
+    if judged:
+        said += f" {sum(bool(one.held) for one in judged)} of {len(judged)} predictions held."
+    blocks: list[Block] = [Answer(said)]
+    if widening is not None:
+        blocks.append(
+            Paragraph(f"For 80% of what was measured to lie inside, intervals must be {widening:.2f} times as wide.")
+        )
+    blocks.append(table(_FIELDS, entries))
+    series = (
+        ("before", tuple((float(place), one.before_ms) for place, one in enumerate(entries, 1))),
+        ("after", tuple((float(place), one.after_ms) for place, one in enumerate(entries, 1))),
+    )
+    blocks.append(Lines("history", "A step before and after each change", series, "verification", "ms"))
+    return Report("What changes brought", (Section("history", "", tuple(blocks)),))

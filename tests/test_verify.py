@@ -1,0 +1,234 @@
+"""``verify``: what pairs of processes tell, how two programs take turns, the ledger, and the whole command on a CPU."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer.analysis.comparison.change import Change
+from nsys_analyzer.analysis.comparison.turns import Process, Turns
+from nsys_analyzer.capture import side_by_side
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.cli.verify import _prediction
+from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.runs.ledger import Entry, Prediction, append, calibrate, holds, read_ledger, verdict_of, widening
+from tests.conftest import ROOT
+
+MOST = 10
+
+
+def series(change: float, seed: int, spread: float = 0.02) -> Turns:
+    """As many pairs as tell enough, ten at most: processes differ by 5 %, the two of a pair by ``spread``."""
+    random, pairs = np.random.default_rng(seed), []
+    while len(pairs) < MOST:
+        ms = 10 * np.exp(random.normal(0, 0.05) + random.normal(0, spread / 2**0.5, 2))
+        pairs.append((Process((ms[0],) * 6), Process((ms[1] * (1 + change),) * 6)))
+        if (turns := Turns(tuple(pairs))).is_enough:
+            break
+    return turns
+
+
+def test_programs_that_were_not_changed_are_called_changed_in_fewer_than_one_of_twenty() -> None:
+    # 600 series, looked at after each of their pairs: 30 may be wrong at 5 %.
+    wrong = sum(series(0.0, seed).change.is_change for seed in range(600))
+    assert wrong <= 30
+
+
+@pytest.mark.parametrize(("change", "least"), [(-0.1, 0.99), (0.05, 0.7)])
+def test_planted_changes_are_found_and_their_interval_holds_them(change: float, least: float) -> None:
+    # A pair's spread of 2 %: of ten pairs the mean is known to 0.6 %, and the interval is about ± 3 %.
+    found = [series(change, seed).change for seed in range(200)]
+    assert sum(one.is_change and np.sign(one.ms) == np.sign(change) for one in found) >= least * 200
+    inside = [one for one in found if one.low_share is not None and one.high_share is not None]
+    assert sum(one.low_share <= change <= one.high_share for one in inside) >= 0.95 * len(inside)
+
+
+def test_one_pair_tells_nothing_and_more_pairs_are_asked_for() -> None:
+    one = Turns(((Process((10.0,) * 6), Process((9.0,) * 6)),))
+    assert (one.change.low_ms, one.change.is_change, one.is_enough, one.more_pairs) == (None, False, False, None)
+    unclear = series(0.0, 1, spread=0.05)
+    assert not unclear.change.is_change
+    assert unclear.more_pairs is not None
+    assert unclear.more_pairs > 0
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Process((9.0,) * 6, losses=(2.3, 2.2), rows=(8, 8)), []),
+        (Process((9.0,) * 6, losses=(2.31, 2.25), rows=(8, 8)), []),  # within 5 % of the largest
+        (Process((9.0,) * 6, losses=(2.3, 9.0), rows=(8, 8)), ["Loss 2 is 2.2 before, and 9 after"]),
+        (Process((9.0,) * 6, losses=(2.3, float("nan"))), ["Loss 2 is 2.2 before, and nan after"]),
+        (
+            Process((9.0,) * 6, losses=(2.3, 2.2), rows=(4, 4)),
+            ["A step computes 8 rows before, and 4 after: another batch"],
+        ),
+    ],
+)
+def test_another_computation_is_no_faster_one(other: Process, said: list[str]) -> None:
+    before = Process((10.0,) * 6, losses=(2.3, 2.2), rows=(8, 8))
+    turns = Turns(((before, other),) * 4)
+    assert list(turns.other_work()) == said
+    assert verdict_of(turns.change, said) == ("not comparable" if said else "faster")
+
+
+#: A program of three blocks; it writes its name when it has its turn, and again when it gives it up.
+BLOCKS = """
+import os, sys
+turn, name, order = int(os.environ["NSYS_ANALYZE_TURN"]), sys.argv[1], sys.argv[2]
+for _ in range(3):
+    os.write(turn, b".")
+    os.read(turn, 1)
+    for _ in range(2):
+        with open(order, "a") as file:
+            file.write(name)
+"""
+
+
+def job(folder: Path, name: str, text: str) -> dict[str, object]:
+    script, log = folder / f"{name}.py", folder / f"{name}.log"
+    script.write_text(text)
+    command = [sys.executable, str(script), name, str(folder / "order")]
+    return {"command": command, "folder": str(folder), "variables": {}, "log": str(log)}
+
+
+def test_two_programs_take_turns_block_by_block(tmp_path: Path) -> None:
+    assert side_by_side.run([job(tmp_path, name, BLOCKS) for name in "ab"]) == 0
+    assert (tmp_path / "order").read_text() == "aabb" * 3
+
+
+def test_a_program_that_fails_ends_both_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [job(tmp_path, "a", BLOCKS), job(tmp_path, "b", "raise ValueError('no such file')")]
+    assert side_by_side.run(jobs) == 1
+    assert capsys.readouterr().out == "ValueError: no such file\n"
+    assert (tmp_path / "order").read_text() == "aa" * 3  # nobody else waits
+
+
+def unpacked_fault(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.sqlite"
+    path.write_bytes(lzma.decompress((ROOT / f"examples/faults/captures/transformer/{name}.sqlite.xz").read_bytes()))
+    return path
+
+
+def entry(saved: float, prediction: Prediction | None = None) -> Entry:
+    change = (10.0, 10 - saved, -saved, -saved - 0.5, -saved + 0.5)
+    return Entry("faster", "2026-01-02T03:04:05+00:00", "old", "new", *change, 4, "0.2.0", prediction=prediction)
+
+
+def test_the_ledger_keeps_what_was_measured_and_says_by_how_much_intervals_are_too_narrow(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "ledger.jsonl"
+    told = Prediction("host_sync", "The program waits", 2.0, 4.0)
+    # The middle is 3, half the interval 1: savings of 3, 3.5, 4, 4.5 and 5 are 0, 0.5, 1, 1.5 and 2 halves away. Of
+    # these 80 % lie within 1.6: inclusive deciles lie at 0.4 × (k − 1) places, the eighth at 3.2, a fifth from 1.5 on.
+    for saved in (3.0, 3.5, 4.0, 4.5, 5.0):
+        append(entry(saved, told), path)
+    entries = read_ledger(path)
+    assert [one.saved_ms for one in entries] == [3.0, 3.5, 4.0, 4.5, 5.0]
+    assert widening(entries) == pytest.approx(1.6)
+    with pytest.raises(NsysAnalyzerError, match="4 predictions were measured, too few to calibrate by"):
+        widening(entries[1:])
+    shown = CliRunner().invoke(cli, ["history", "--ledger", str(path), "--calibrate"])
+    assert "5 verifications: 5 faster." in shown.output
+    assert "intervals must be 1.60 times as" in shown.output
+    page = CliRunner().invoke(cli, ["history", "--ledger", str(path), "-o", str(tmp_path / "page.html")])
+    assert page.exit_code == 0
+    assert "<svg" in (tmp_path / "page.html").read_text()
+
+    with path.open("a") as file:
+        file.write('{"verdict": "faster"}\n')
+    with pytest.raises(NsysAnalyzerError, match="line 6 is no entry"):
+        read_ledger(path)
+
+
+@pytest.mark.parametrize(("saved", "held"), [(3.0, True), (4.4, True), (4.6, False), (1.4, False)])
+def test_a_prediction_holds_where_the_measured_interval_meets_it(saved: float, held: bool) -> None:
+    # The measured interval is the saving ± 0.5, the predicted one 2 to 4.
+    change = Change(10.0, 10.0 - saved, -saved - 0.5, -saved + 0.5, 4, 4)
+    assert holds(Prediction("host_sync", "", 2.0, 4.0), change) == held
+
+
+def test_the_finding_that_is_gone_was_acted_on(tmp_path: Path) -> None:
+    (before,) = load_captures([unpacked_fault("item", tmp_path)]).captures
+    (after,) = load_captures([unpacked_fault("none", tmp_path)]).captures
+    told, why = _prediction(before, after, None)
+    assert told is not None
+    assert (told.finding, why) == ("host_sync", "")
+    assert _prediction(before, before, None) == (
+        None, "Every finding of BEFORE is still there: --finding names the one that was acted on.",
+    )  # fmt: skip
+    asked, _ = _prediction(before, before, "host_sync")
+    assert asked == told
+
+
+def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
+    path, told = tmp_path / "ledger.jsonl", Prediction("host_sync", "", 2.0, 4.0)
+    for _ in range(5):
+        append(entry(5.0, told), path)  # each lies two halves of its interval away
+    captures = load_captures([unpacked_fault("item", tmp_path)]).captures
+    before, after = captures[0].findings[0], calibrate(captures, path)[0].findings[0]
+    assert after.saves_ms_high - after.saves_ms == pytest.approx(2 * (before.saves_ms_high - before.saves_ms))
+    assert "2.00 times as wide as that, by 5 savings" in str(after.derivation)
+
+
+TRAINING = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.SGD(model.parameters(), 50.0 if "--large" in sys.argv else 1e-3)
+inputs, targets = torch.randn(8, 16), torch.randint(0, 4, (8,))
+while True:
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if SLOW:
+        norms = [parameter.norm().item() for parameter in model.parameters() for _ in range(100)]
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_was_made_faster_from_its_commit_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def git(*words: str) -> None:
+        name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", *name, *words], check=True, capture_output=True)
+
+    def analyze(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, [*words, "--profiler", "none", "--", sys.executable, "train.py", *more])
+        return done.exit_code, f"{done.output}{done.exception}"
+
+    more: list[str] = []
+    Path("train.py").write_text(TRAINING.replace("SLOW", "True"))
+    assert analyze("run", "--output-dir", "runs")[0] == 0
+    code, said = analyze("verify", "runs")
+    assert code == 1
+    assert "The old program is called like the new one, and was of no commit" in said
+
+    git("init", "-q")
+    git("add", "train.py")
+    git("commit", "-qm", "slow")
+    assert analyze("run", "--output-dir", "runs", "--rerun")[0] == 0
+    Path("train.py").write_text(TRAINING.replace("SLOW", "False"))
+    code, said = analyze("verify", "runs", "--time-limit", "60")
+    assert code == 0, said
+    assert "Faster: a step takes" in said
+    more = ["--large"]
+    code, said = analyze("verify", "runs", "--before", f"{sys.executable} train.py")
+    assert code == 4, said
+    assert "Not comparable" in said
+    assert [json.loads(line)["verdict"] for line in Path(".nsys-analyze/ledger.jsonl").read_text().splitlines()] == [
+        "faster", "not comparable",
+    ]  # fmt: skip
