@@ -21,6 +21,8 @@ from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import STATUSES, Summary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.export import FORMATS
+from nsys_analyzer.report.ask import Answers, CannotAnswer
+from nsys_analyzer.report.claims import Claims
 from nsys_analyzer.report.renderers import RENDERERS, json_comparison
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
 
@@ -45,7 +47,8 @@ def pages() -> dict[Path, str]:
     """The whole text of each file that is made, by its path."""
     made = {DOCS / "reference.md": reference(), DOCS / "json.md": json_types()}
     whole = {path: path.read_text(encoding="utf-8").partition(MARK)[0] + MARK + text for path, text in made.items()}
-    return {**whole, DOCS / "schema.json": json.dumps(schema(), indent=1) + "\n"}
+    schemas = {DOCS / "schema.json": schema(), DOCS / "answers.schema.json": schema_of_answers()}
+    return {**whole, **{path: json.dumps(one, indent=1) + "\n" for path, one in schemas.items()}}
 
 
 def reference() -> str:
@@ -117,6 +120,13 @@ def schema() -> dict[str, Any]:
     }
     required = ["schema_version", "generator", "captures"]
     return {"$schema": SCHEMA, "type": "object", "properties": whole, "required": required, "$defs": types}
+
+
+def schema_of_answers() -> dict[str, Any]:
+    """The JSON Schema of what ``ask``, ``check`` and ``explain --budget`` write, and of what cannot be answered."""
+    kinds, types = msgspec.json.schema_components((Answers, Claims, CannotAnswer))
+    cannot = {"type": "object", "properties": {"cannot_answer": kinds[2]}, "required": ["cannot_answer"]}
+    return {"$schema": SCHEMA, "anyOf": [*kinds[:2], cannot], "$defs": types}
 
 
 def _text(kind: type) -> dict[str, str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Meta
@@ -13,6 +14,8 @@ from msgspec import Meta
 from nsys_analyzer.system.strict_json import LARGEST
 
 SCHEMA_VERSION = 1
+#: Where ``nsys-analyze verify`` keeps what was predicted and measured.
+LEDGER = Path(".nsys-analyze", "ledger.jsonl")
 MODES = ("forward", "forward-backward", "train")
 PRECISIONS = ("fp32", "tf32", "bf16")
 ATTENTIONS = ("unfused", "sdpa")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 _LONGEST = 1_000
+#: A program of the user's in a command line, and the command that records most of what may be missing.
+PROGRAM = "-- python train.py"
+RECORD = f"nsys-analyze run {PROGRAM}"
 
 
 class NsysAnalyzerError(Exception):
@@ -24,11 +27,20 @@ class NsysAnalyzerError(Exception):
         return f"{self.message}. {self.hint}" if self.hint else self.message
 
 
+class CannotAnswerError(NsysAnalyzerError):
+    """A question that a capture does not answer: ``message`` says why, ``hint`` is the command that would tell."""
+
+    @property
+    def data(self) -> dict[str, dict[str, str]]:
+        """What JSON holds in place of an answer, of every command."""
+        return {"cannot_answer": {"why": self.message, "needs": self.hint}}
+
+
 class TraceError(NsysAnalyzerError):
     """A trace that cannot be read: absent, damaged, or not an Nsight Systems export."""
 
 
-class MissingTableError(TraceError):
+class MissingTableError(TraceError, CannotAnswerError):
     """A trace that lacks a table the analysis needs."""
 
 
@@ -56,7 +68,7 @@ class ClusterError(NsysAnalyzerError):
     """A Dask cluster that is missing, or whose workers are of another version or see other files."""
 
 
-class OtherConditionsError(NsysAnalyzerError):
+class OtherConditionsError(CannotAnswerError):
     """Two runs on other hardware, or timed in other ways: what differs need not be the program."""
 
     exit_status = 4

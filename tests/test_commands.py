@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from nsys_analyzer import __version__
 from nsys_analyzer.cli.help import GROUPS, OTHER
 from nsys_analyzer.cli.main import cli
+from nsys_analyzer.runs.ledger import Entry, append
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
 
@@ -250,9 +251,15 @@ def test_the_example_runs(command: click.Command, tmp_path: Path, monkeypatch: p
     export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
     for path in ("capture.sqlite", "small_ctx128.sqlite", "small_ctx256.sqlite", "before.sqlite", "after.sqlite"):
         training_step(export).write(tmp_path / path)
+    (tmp_path / "claims.txt").write_text("Forward launches 2 kernels.", encoding="utf-8")
+    append(Entry("faster", "2026-01-02T03:04:05+00:00", "a", "b", 10.0, 9.0, -1.0, -1.5, -0.5, 4, "0.2.0"))
+    # A server goes on until it is left, and two programs take turns for a minute.
+    asked = {"mcp": ["--help"], "verify": ["--help"]}.get(str(command.name), [])
+    more = ["--dry-run"] if command.name == "bench" else []
     found = re.fullmatch(r"Example: nsys-analyze (.+)", command.epilog or "")
     assert found, command.epilog
-    assert output(*shlex.split(found[1]), *(["--dry-run"] if command.name == "bench" else []))
+    name, *words = shlex.split(found[1])
+    assert output(name, *asked, *words, *more)
 
 
 def test_group_help() -> None:
@@ -260,9 +267,9 @@ def test_group_help() -> None:
     groups = [block.splitlines() for block in text.split("\n\n") if re.match(r"(Record|Read|Compare|Hand on):", block)]
     assert [(block[0], [line.split()[0] for line in block[1:]]) for block in groups] == [
         ("Record:", ["doctor", "run", "bench"]),
-        ("Read:", ["report", "explain", "what-if", "kernels", "modules", "info"]),
-        ("Compare:", ["compare", "baseline"]),
-        ("Hand on:", ["export", "share"]),
+        ("Read:", ["report", "explain", "what-if", "kernels", "modules", "info", "ask", "check"]),
+        ("Compare:", ["compare", "verify", "history", "baseline"]),
+        ("Hand on:", ["export", "share", "mcp"]),
     ]
     assert "_NSYS_ANALYZE_COMPLETE=bash_source nsys-analyze" in text
 

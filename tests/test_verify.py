@@ -19,7 +19,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.verify import _prediction
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.runs.captures import load_captures
-from nsys_analyzer.runs.ledger import Entry, Prediction, append, calibrate, holds, read_ledger, verdict_of, widening
+from nsys_analyzer.runs.ledger import Entry, Prediction, append, calibrated, holds, read_ledger, verdict_of, widening
 from tests.conftest import ROOT
 
 MOST = 10
@@ -173,7 +173,7 @@ def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
     for _ in range(5):
         append(entry(5.0, told), path)  # each lies two halves of its interval away
     captures = load_captures([unpacked_fault("item", tmp_path)]).captures
-    before, after = captures[0].findings[0], calibrate(captures, path)[0].findings[0]
+    before, after = captures[0].findings[0], calibrated(captures, path)[0].findings[0]
     assert after.saves_ms_high - after.saves_ms == pytest.approx(2 * (before.saves_ms_high - before.saves_ms))
     assert "2.00 times as wide as that, by 5 savings" in str(after.derivation)
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-import numpy as np  # noqa: E402
+import numpy as np
 
 asked = json.loads(os.environ["NSYS_ANALYZE_ANNOTATION"])
 turn = int(os.environ["NSYS_ANALYZE_TURN"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,19 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import JUDGED, OUTPUT, SHOWN, Choice, command, option
-from nsys_analyzer.cli.options import (
-    command_line,
-    configuration_options,
-    names_options,
-    scheduler_option,
-    tell,
-    unprofiled_options,
-)
+from nsys_analyzer.cli.options import evidence_options, ledger_option
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
-    from nsys_analyzer.configuration import Run
-    from nsys_analyzer.runs.timings import Selection
+    from nsys_analyzer.report.evidence import Evidence
 
 
 @command(epilog="Example: nsys-analyze explain capture.sqlite")
@@ -34,53 +26,40 @@ if TYPE_CHECKING:
     SHOWN, "--all", "everything", is_flag=True, help="Print the rest of the report, too, with all that is folded in it."
 )
 @option(
-    JUDGED, "--calibrate", "ledger", type=click.Path(path_type=Path), metavar="LEDGER",
-    help="Widen intervals as what verify measured, and kept in this file, asks for.",
+    OUTPUT, "--budget", type=click.IntRange(min=200), metavar="BYTES",
+    help="Of json: the most valuable answers in so many bytes, each with what it rests on, and what cannot be told.",
 )  # fmt: skip
-@scheduler_option
-@unprofiled_options
-@names_options
-@configuration_options
+@option(JUDGED, "--calibrate", is_flag=True, help="Widen intervals as far as what verify measured asks for.")
+@ledger_option
+@evidence_options
 def explain(
-    traces: tuple[Path, ...],
-    csv_paths: tuple[Path, ...],
-    selection: Selection,
-    step_ms: float | None,
-    in_order: bool,
-    output_format: str,
-    everything: bool,
-    ledger: Path | None,
-    scheduler: str | None,
-    names: PhaseNames,
-    given: Run,
-) -> None:
+    evidence: Callable[[], Evidence], output_format: str, everything: bool, budget: int | None,
+    calibrate: bool, ledger: Path,
+) -> None:  # fmt: skip
     """Print why a training step of TRACE is as long as it is, and what would make it shorter.
 
     The first block of the report, and the findings, the largest saving first: what was seen, the lines of code to try,
     and how to check it. TRACE is a capture or a folder of captures; several are the ranks of a run, say.
     """
-    from nsys_analyzer.cli.run_progress import reading
-    from nsys_analyzer.experiments.loading import load_evidence
+    from nsys_analyzer.report.ask import brief
     from nsys_analyzer.report.renderers import markdown
     from nsys_analyzer.report.renderers.json_report import STEPS, captures_data, in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import EXPLAINING, build_report
     from nsys_analyzer.report.sections.about import count_of_warnings, warnings_of
-    from nsys_analyzer.runs.ledger import calibrate
-    from nsys_analyzer.system.cluster import Workers
+    from nsys_analyzer.runs.ledger import calibrated
 
-    workers = Workers(scheduler, reading)
-    evidence = load_evidence(
-        traces, csv_paths, command_line(), tell, names, given, None, selection, workers, step_ms=step_ms,
-        in_order=in_order,
-    )  # fmt: skip
-    if ledger:
-        evidence = replace(evidence, captures=calibrate(evidence.captures, ledger))
+    if budget and output_format != "json":
+        raise click.UsageError("--budget is of --format json.")
+    found = evidence()
+    if calibrate:
+        found = replace(found, captures=calibrated(found.captures, ledger))
     if output_format == "json":
-        click.echo(in_json(captures_data(evidence.captures, evidence.runs, STEPS)), nl=False, file=data_stream())
+        text = brief(found, budget) if budget else in_json(captures_data(found.captures, found.runs, STEPS))
+        click.echo(text, nl=False, file=data_stream())
         return
-    built = build_report(evidence)
+    built = build_report(found)
     kept = tuple(one for one in built.sections if everything or one.key in EXPLAINING)
     if output_format == "markdown":
         click.echo(markdown.render(replace(built, sections=kept), {}), nl=False)
@@ -89,5 +68,5 @@ def explain(
     for place, one in enumerate(kept):
         click.echo(nl=place > 0)
         print_section(one)
-    if not everything and warnings_of(evidence):
-        click.echo(f"\n{count_of_warnings(evidence)}, in full with --all")
+    if not everything and warnings_of(found):
+        click.echo(f"\n{count_of_warnings(found)}, in full with --all")

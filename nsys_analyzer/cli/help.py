@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
+
+from nsys_analyzer.errors import CannotAnswerError
+from nsys_analyzer.report.screen import data_stream
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -39,7 +43,16 @@ def option(group: str, *names: str, **more: Any) -> Callable[[Function], Functio
 
 
 class Command(click.Command):
-    """A command whose help has its options in groups."""
+    """A command whose help has its options in groups, and whose JSON says why there is no answer."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; where it cannot answer and was to write JSON, that says so, beside the error."""
+        try:
+            return super().invoke(ctx)
+        except CannotAnswerError as error:
+            if ctx.params.get("output_format") == "json":
+                click.echo(json.dumps(error.data), file=data_stream())
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes each group of options below its title."""

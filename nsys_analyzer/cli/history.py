@@ -6,15 +6,14 @@ from pathlib import Path
 
 import click
 
-from nsys_analyzer.cli.help import INPUT, OUTPUT, SHOWN, command, option
-from nsys_analyzer.runs.ledger import LEDGER
+from nsys_analyzer.cli.help import OUTPUT, SHOWN, command, option
+from nsys_analyzer.cli.options import ledger_option
 
 
 @command(epilog="Example: nsys-analyze history -o history.html")
-@option(INPUT, "--ledger", type=click.Path(path_type=Path), default=LEDGER, show_default=True, metavar="FILE",
-        help="What verify wrote.")  # fmt: skip
+@ledger_option
 @option(SHOWN, "--calibrate", is_flag=True, help="Say how much wider intervals must be for 80% of what was measured "
-        "to lie inside; explain --calibrate FILE widens its own by that.")  # fmt: skip
+        "to lie inside; explain --calibrate widens its own by that.")  # fmt: skip
 @option(OUTPUT, "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
         help="Write a page with a curve, too (.html), or markdown.")  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")

@@ -30,16 +30,19 @@ _COMMANDS = {
         "kernels": "Print the kernel table of a capture.",
         "modules": "Say which modules of the model take the time.",
         "info": "Print what a capture holds.",
+        "ask": "Print single figures by their names.",
+        "check": "Say of each figure in a text whether a capture holds it.",
     },
     "Compare": {
         "compare": "Say what changed between two runs, and what explains it.",
-        "verify": "Measure an old and a new program in turns, and whether a prediction held.",
+        "verify": "Say whether a changed program is faster, as predicted.",
         "history": "Print what was verified so far.",
         "baseline": "Keep runs that later ones are compared with.",
     },
     "Hand on": {
         "export": "Write a capture for ui.perfetto.dev, or as a table.",
         "share": "Copy a capture without private data.",
+        "mcp": "Serve these questions to an agent.",
     },
 }
 

@@ -9,10 +9,14 @@ import click
 
 from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
 from nsys_analyzer.cli.options import command_line, configuration_options, names_options, tell, trace_argument
+from nsys_analyzer.errors import PROGRAM, CannotAnswerError
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
+
+
+_NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --modules {PROGRAM}")
 
 
 @command(epilog="Example: nsys-analyze modules capture.sqlite")
@@ -47,9 +51,12 @@ def modules(
     evidence = load_evidence((trace,), (), command_line(), tell, names, given)
     section = modules_section(evidence.captures, every=every)
     if output_format == "json":
-        click.echo(in_json(captures_data(evidence.captures, keys=MODULES)), nl=False, file=data_stream())
+        data = captures_data(evidence.captures, keys=MODULES)
+        for one in data["captures"]:
+            one |= {} if one["modules"] else _NO_MODULES.data
+        click.echo(in_json(data), nl=False, file=data_stream())
     elif not section.blocks:
-        click.echo(f"{trace} holds no range that names a module. Record it with: nsys-analyze run --modules -- PROGRAM")
+        click.echo(f"{trace} holds no range that names a module. Record it with: {_NO_MODULES.hint}")
     elif output_format == "markdown":
         click.echo(markdown.render(Report(f"The modules of {trace.name}", (section,)), {}), nl=False)
     else:

@@ -8,13 +8,16 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from nsys_analyzer.analysis.transformer.models import model_names
 from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, Choice, option
-from nsys_analyzer.configuration import OPTIONS
+from nsys_analyzer.configuration import LEDGER, OPTIONS
+
+if TYPE_CHECKING:
+    from nsys_analyzer.report.evidence import Evidence
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,6 +25,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SIZE = click.IntRange(1, 2**31 - 1)
 #: The trace that a command reads.
 trace_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")
+#: The one that ``evidence_options`` reads.
+evidence_argument = click.argument(
+    "traces", type=click.Path(path_type=Path), metavar="TRACE", callback=lambda _, __, path: (path,)
+)
 
 _SCHEDULER = "--scheduler"
 _PHASE_HELP = (
@@ -161,6 +168,46 @@ def configuration_options(function: Command) -> Command:
     ):  # fmt: skip
         read = each(read)
     return read  # type: ignore[return-value]
+
+
+def evidence_options(function: Command) -> Command:
+    """Adds the options that say how captures are read to a command with ``traces``.
+
+    The command takes ``evidence``, a function that reads them.
+    """
+
+    @scheduler_option
+    @unprofiled_options
+    @names_options
+    @configuration_options
+    @functools.wraps(function)
+    def read(*args: Any, **others: Any) -> Any:
+        paths, csv_paths, names, given = (others.pop(key) for key in ("traces", "csv_paths", "names", "given"))
+        selection, scheduler = others.pop("selection"), others.pop("scheduler")
+        more = {key: others.pop(key) for key in ("step_ms", "in_order")}
+
+        def evidence(beside: Path | None = None, *, with_tracks: bool = False) -> Evidence:
+            from nsys_analyzer.cli.run_progress import reading
+            from nsys_analyzer.experiments.loading import load_evidence
+            from nsys_analyzer.system.cluster import Workers
+
+            workers = Workers(scheduler, reading)
+            return load_evidence(
+                paths, csv_paths, command_line(), tell, names, given, beside, selection, workers,
+                with_tracks=with_tracks, **more,
+            )  # fmt: skip
+
+        return function(*args, evidence=evidence, **others)
+
+    return read  # type: ignore[return-value]
+
+
+def ledger_option(function: Command) -> Command:
+    """Adds the file in which ``verify`` keeps what it measured."""
+    path = click.Path(path_type=Path)
+    return option(
+        INPUT, "--ledger", type=path, metavar="FILE", default=LEDGER, show_default=True, help="What verify wrote.",
+    )(function)  # fmt: skip
 
 
 def output_option(folder: Path) -> Callable[[Command], Command]:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
-from nsys_analyzer.cli.options import (
-    command_line,
-    configuration_options,
-    names_options,
-    scheduler_option,
-    tell,
-    unprofiled_options,
-)
+from nsys_analyzer.cli.options import evidence_options, tell
 from nsys_analyzer.report.renderers import RENDERERS
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
-    from nsys_analyzer.configuration import Run
-    from nsys_analyzer.runs.timings import Selection
+    from nsys_analyzer.report.evidence import Evidence
 
 
 @command(epilog="Example: nsys-analyze report small_ctx128.sqlite small_ctx256.sqlite -o report.md")
@@ -34,25 +26,12 @@ if TYPE_CHECKING:
 @option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write; make a missing folder.")
 @option(SHOWN, "--no-figures", is_flag=True, help="Leave the figures out.")
 @option(OUTPUT, "--open", "open_page", is_flag=True, help="Open the page in the browser; with --format html.")
-@scheduler_option
-@unprofiled_options
-@names_options
-@configuration_options
+@evidence_options
+@click.pass_context
 def report(
-    traces: tuple[Path, ...],
-    output: str | None,
-    output_format: str,
-    csv_paths: tuple[Path, ...],
-    selection: Selection,
-    step_ms: float | None,
-    in_order: bool,
-    force: bool,
-    no_figures: bool,
-    open_page: bool,
-    scheduler: str | None,
-    names: PhaseNames,
-    given: Run,
-) -> None:
+    ctx: click.Context, evidence: Callable[..., Evidence], output: str | None, output_format: str, force: bool,
+    no_figures: bool, open_page: bool,
+) -> None:  # fmt: skip
     """Answer where the time goes, in markdown with figures, from one or more captures.
 
     TRACE is an nsys export (.sqlite, or a folder of Parquet or Arrow files) or report (.nsys-rep), or a PyTorch
@@ -61,16 +40,14 @@ def report(
     is replaced; any other file only with --force.
     Many captures are read side by side.
     """
+    traces, csv_paths = ctx.params["traces"], ctx.params["csv_paths"]
     if not traces and not csv_paths:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
     if open_page and (output_format != "html" or output == "-"):
         raise click.UsageError("--open shows a page in the browser: it needs --format html, and no -o -.")
-    from nsys_analyzer.cli.run_progress import reading
-    from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.writing import check_target, write_as
-    from nsys_analyzer.system.cluster import Workers
 
     # Before the captures are read: a long wait should not end in a typing error.
     to_file = output != "-" and (output or not RENDERERS[output_format].is_data)
@@ -80,20 +57,16 @@ def report(
     if target:
         check_target(target, sources, force=force)
     beside = target.parent if target else None
-    workers = Workers(scheduler, reading)
-    evidence = load_evidence(
-        traces, csv_paths, command_line(), tell, names, given, beside, selection, workers,
-        step_ms=step_ms, in_order=in_order, with_tracks=RENDERERS[output_format].has_timeline,
-    )  # fmt: skip
+    found = evidence(beside=beside, with_tracks=RENDERERS[output_format].has_timeline)
     if target:  # reading has made exports
         check_target(target, sources, force=force)
     chosen = RENDERERS[output_format]
     if chosen.is_data:  # what programs read has no sentences
-        built = Report("", (), evidence.captures, benches=evidence.benches, runs=evidence.runs)
+        built = Report("", (), found.captures, benches=found.benches, runs=found.runs)
     else:
         from nsys_analyzer.report.sections import build_report
 
-        built = build_report(evidence)
+        built = build_report(found)
     if target is None:
         click.echo(chosen.render(built, {}), nl=False, file=data_stream() if chosen.is_data else None)
         return
@@ -104,7 +77,7 @@ def report(
         from nsys_analyzer.report.sections.about import count_of_warnings, warnings_of
 
         print_first_screen(built, first_screen(built))
-        count = f", with {count_of_warnings(evidence)}" if warnings_of(evidence) else ""
+        count = f", with {count_of_warnings(found)}" if warnings_of(found) else ""
         click.echo(f"\n{target}{count}")
     if open_page:
         _open(target)

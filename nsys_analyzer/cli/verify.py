@@ -13,6 +13,7 @@ import click
 
 from nsys_analyzer.cli.help import INPUT, JUDGED, OUTPUT, RECORDING, RUNNING, Choice, command, option
 from nsys_analyzer.cli.options import tell
+from nsys_analyzer.configuration import LEDGER
 from nsys_analyzer.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def verify(
     print_section(answer(entry, turns.more_pairs, unseen, left))
     if after:
         _explain(before, after)
-    click.echo(f"\n{ledger.LEDGER}")
+    click.echo(f"\n{LEDGER}")
     ctx.exit(EXIT_STATUS[entry.verdict])
 
 

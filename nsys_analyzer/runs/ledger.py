@@ -14,10 +14,10 @@ import msgspec
 from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.configuration import LEDGER
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.text import joined
 
-LEDGER = Path(".nsys-analyze", "ledger.jsonl")
 #: Measured predictions that are enough to widen others by, and the share of them that is to lie inside.
 FEWEST, INSIDE = 5, 0.8
 
@@ -148,7 +148,7 @@ def widening(entries: Sequence[Entry]) -> float:
     return statistics.quantiles(off, n=10, method="inclusive")[round(INSIDE * 10) - 1]
 
 
-def calibrate(captures: Sequence[CaptureSummary], path: Path) -> tuple[CaptureSummary, ...]:
+def calibrated(captures: Sequence[CaptureSummary], path: Path) -> tuple[CaptureSummary, ...]:
     """Returns captures whose findings have intervals as wide as a ledger asks for, and say so.
 
     Raises:

@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
     value_of,
 )
 from nsys_analyzer.analysis.summary.summary import Summary
-from nsys_analyzer.errors import NsysAnalyzerError, OtherConditionsError
+from nsys_analyzer.errors import CannotAnswerError, NsysAnalyzerError, OtherConditionsError
 from nsys_analyzer.text import Words, joined, plain
 
 #: The key of a difference in what processes are in their captures.
@@ -113,7 +113,7 @@ def compare_runs(
         return Comparisons(tuple(compared), tuple(refused), tuple(unmatched))
     if refused:
         listed = plain(joined("; ", dict.fromkeys(reason for one in refused for reason in one.cautions)), "`")
-        kind = OtherConditionsError if all(one.is_of_other_conditions for one in refused) else NsysAnalyzerError
+        kind = OtherConditionsError if all(one.is_of_other_conditions for one in refused) else CannotAnswerError
         raise kind(f"These cannot be compared: {listed}", "To compare them all the same, add --force")
     near = min((one for one in unmatched if one.nearest), key=lambda one: len(one.differences), default=None)
     if near is None or near.nearest is None:

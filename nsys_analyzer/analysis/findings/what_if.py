@@ -18,7 +18,8 @@ from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.errors import RECORD, CannotAnswerError, ConfigurationError
+from nsys_analyzer.text import plain
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import GRAPH
 
@@ -128,7 +129,8 @@ def what_if(
         network: how many times as fast collectives transfer, once the last rank has started them.
 
     Raises:
-        ConfigurationError: the steps hold nothing of the kind, or cannot be replayed.
+        CannotAnswerError: the steps cannot be replayed.
+        ConfigurationError: they hold nothing of the kind.
     """
     answers = list(answer_all(captures, Question(classes or {}, ranges or {}, launches, pinned, on_time, network)))
     if len(answers) != 1:
@@ -140,7 +142,8 @@ def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[
     """Yields the answer of each run whose ranks can be replayed together, and of each other capture.
 
     Raises:
-        ConfigurationError: the steps hold nothing of the kind, or cannot be replayed.
+        CannotAnswerError: the steps cannot be replayed.
+        ConfigurationError: they hold nothing of the kind.
     """
     factors = (*asked.classes.values(), *asked.ranges.values(), 1.0 if asked.launches is None else asked.launches)
     if not all(0 <= factor < np.inf for factor in factors) or not 0 < (asked.network or 1.0) < np.inf:
@@ -150,8 +153,8 @@ def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[
     for one in replayable(captures):
         doubtful = next((each for each in one.captures if not each.diagnosis or each.diagnosis.doubt), None)
         if one.study is None or doubtful:
-            why = (doubtful or one.captures[0]).findings_missing
-            raise ConfigurationError(f"The steps of {one.title} cannot be replayed", str(why or ""))
+            why = plain((doubtful or one.captures[0]).findings_missing or "Its steps are not known.", "`")
+            raise CannotAnswerError(f"The steps of {one.title} cannot be replayed. {why.removesuffix('.')}", RECORD)
         yield _answer(one, one.study, asked)
 
 

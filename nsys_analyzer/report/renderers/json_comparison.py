@@ -30,6 +30,7 @@ from typing import Any
 
 from nsys_analyzer.analysis.comparison.comparison import Comparison, FindingChange, Side, StepChange
 from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
+from nsys_analyzer.errors import CannotAnswerError
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, written
 
 
@@ -39,12 +40,15 @@ def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
         "comparisons": [_comparison(one, limit) for one in found.compared],
-        "refused": [
-            {**_sides(one), "reasons": written(one.cautions), "other_conditions": one.is_of_other_conditions}
-            for one in found.refused
-        ],
+        "refused": [_refused(one) for one in found.refused],
         "unmatched": [*map(_unmatched, found.unmatched)],
     }
+
+
+def _refused(one: Comparison) -> dict[str, Any]:
+    reasons = written(one.cautions)
+    error = CannotAnswerError(" ".join(reasons), "nsys-analyze compare BEFORE AFTER --force")
+    return {**_sides(one), "reasons": reasons, "other_conditions": one.is_of_other_conditions, **error.data}
 
 
 def _comparison(one: Comparison, limit: float) -> dict[str, Any]:

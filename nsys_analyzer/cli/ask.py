@@ -1,0 +1,72 @@
+"""``nsys-analyze ask``: single figures of a capture by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
+from nsys_analyzer.cli.options import evidence_argument, evidence_options
+
+if TYPE_CHECKING:
+    from nsys_analyzer.report.ask import Answer
+    from nsys_analyzer.report.evidence import Evidence
+
+#: The exit status where the capture does not tell what is asked.
+CANNOT_ANSWER = 4
+
+
+def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    from nsys_analyzer.report.ask import usage
+    from nsys_analyzer.report.named_figures import FIGURES, unit_of
+
+    if wanted:
+        for name, named in FIGURES.items():
+            click.echo(f"{usage(name)}\n    {unit_of(name)}: {named.doc}")
+        ctx.exit()
+
+
+@command(epilog="Example: nsys-analyze ask capture.sqlite 'gpu_busy_ms phase=forward' 'class_share class=matmul'")
+@evidence_argument
+@click.argument("questions", nargs=-1, required=True, metavar="QUESTION...")
+@option(SHOWN, "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Name the figures.")
+@option(OUTPUT, "--format", "output_format", type=Choice(["text", "json"]), default="text", show_default=True,
+        help="json holds what each answer rests on.")  # fmt: skip
+@evidence_options
+@click.pass_context
+def ask(
+    ctx: click.Context, evidence: Callable[[], Evidence], questions: tuple[str, ...], output_format: str
+) -> None:  # fmt: skip
+    """Print figures of TRACE by their names, with units, and what they rest on.
+
+    A question is the name of a figure, and what it is of: 'class_ms class=matmul phase=forward'. Of several processes
+    process=, rank= or capture= names one. The exit code is 4 where the capture does not tell, which is said with the
+    command that would.
+    """
+    import msgspec
+
+    from nsys_analyzer.report.ask import Answers
+    from nsys_analyzer.report.ask import ask as answer
+    from nsys_analyzer.report.screen import data_stream
+
+    read = evidence()
+    found = Answers(tuple(answer(read, question) for question in questions))
+    if output_format == "json":
+        click.echo(msgspec.json.encode(found), file=data_stream())
+    else:
+        for one in found.answers:
+            click.echo(in_words(one))
+    if any(one.cannot_answer for one in found.answers):
+        ctx.exit(CANNOT_ANSWER)
+
+
+def in_words(answer: Answer) -> str:
+    """Returns an answer as a line."""
+    if answer.cannot_answer:
+        return f"{answer.figure}: cannot be told. {answer.cannot_answer.why}. It needs: {answer.cannot_answer.needs}"
+    value = answer.value if not isinstance(answer.value, tuple) else " to ".join(map(str, answer.value))
+    unit = f" {answer.unit}" if answer.unit != "text" else ""
+    source = f"{answer.evidence.rows:,} rows of {answer.evidence.table} in {answer.evidence.capture}"
+    return f"{answer.figure}: {value}{unit}, {answer.of} ({source})"

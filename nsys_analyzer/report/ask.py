@@ -1,0 +1,182 @@
+"""One figure of a capture by its name, and the most valuable ones in so many bytes: what a program or an agent asks."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
+from nsys_analyzer.report.named_figures import FIGURES, Case, take, unit_of
+from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
+    from nsys_analyzer.report.evidence import Evidence
+
+#: What tells the processes of several captures apart, in every question.
+_CHOOSING = ("capture", "process", "rank")
+#: The questions of a capture, the most valuable first; of a key with several values each one.
+_RANKED = (
+    "step_unprofiled_ms", "step_estimated_ms", "step_profiled_ms", "saves_ms finding", "step_idle_share",
+    "step_compute_ms", "step_idle_ms", "idle_cause_ms cause", "gpu", "step_class_ms class", "busy_share phase",
+    "unprofiled_ms phase", "wall_ms phase", "gpu_busy_ms phase", "top_kernel phase", "step_kernels", "step_copy_ms",
+    "step_communication_ms", "mfu phase", "softmax_ms", "peak_memory_bytes", "module_ms module",
+)  # fmt: skip
+
+
+class CannotAnswer(msgspec.Struct, frozen=True):
+    """Why a capture does not answer a question, and the command that would record what the answer needs."""
+
+    why: str
+    needs: str
+
+
+class RestsOn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The rows that an answer rests on: of a table of nsys, or of a category of a trace's events."""
+
+    capture: str
+    process: str | None = None
+    table: str = ""
+    rows: int = 0
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to one question: a value, or why there is none.
+
+    Attributes:
+        figure: the question.
+        value: a number, two bounds, or a name.
+        unit: ms, us, count, fraction, ratio, bytes, flop, tokens/s or text.
+        of: what the value is of: "median of 5 instances of forward".
+        title, remedy: of a finding what it is, and lines of PyTorch to try.
+    """
+
+    figure: str
+    evidence: RestsOn
+    value: float | int | str | tuple[float, float] | None = None
+    unit: str = ""
+    of: str = ""
+    title: str = ""
+    remedy: tuple[str, ...] = ()
+    cannot_answer: CannotAnswer | None = None
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What ``ask`` and ``explain --budget`` write: answers, and how many more had no room."""
+
+    answers: tuple[Answer, ...]
+    left_out: int = 0
+    schema_version: int = SCHEMA_VERSION
+    generator: str = GENERATOR
+
+
+def ask(evidence: Evidence, question: str) -> Answer:
+    """Returns the figure that a question names, as in ``gpu_busy_ms phase=forward``; or why there is none.
+
+    Raises:
+        ConfigurationError: there is no such figure, or the question lacks a word, or has one too many.
+    """
+    try:
+        name, *pairs = shlex.split(question) or [""]
+    except ValueError as error:
+        raise ConfigurationError(f"{question} is no question ({error})", "Close the quotation marks") from error
+    words = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
+    if name not in FIGURES:
+        near = get_close_matches(name, FIGURES, 1)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise ConfigurationError(f"There is no figure {name!r}", f"{meant}nsys-analyze ask --list names them")
+    keys = keys_of(name)
+    if not {key for key in keys if key[0] != "["} <= words.keys() <= {key.strip("[]") for key in keys}:
+        raise ConfigurationError(f"{question!r} has a word too few or too many", f"Ask for {usage(name)}")
+    captures = [one for one in evidence.captures if _is_meant(one, words)]
+    if len(captures) != 1:
+        titles = ", ".join(one.title for one in captures or evidence.captures)
+        why = f"{len(captures)} processes are meant, of: {titles}"
+        needed = CannotAnswer(why, f"nsys-analyze ask CAPTURE '{question} capture=NAME process=NAME'")
+        return Answer(question, RestsOn(", ".join(dict.fromkeys(one.source for one in captures))), cannot_answer=needed)
+    return _answer(Case(captures[0], evidence.runs, words), name, question)
+
+
+def _answer(case: Case, name: str, question: str) -> Answer:
+    capture, named = case.capture, FIGURES[name]
+    try:
+        value, of, table, rows = take(named, case)
+    except CannotAnswerError as error:
+        cannot = CannotAnswer(error.message, error.hint)
+        return Answer(question, RestsOn(capture.source, capture.process), unit=unit_of(name), cannot_answer=cannot)
+    finding = next((one for one in capture.findings or () if one.id == case.words.get("finding")), None)
+    more = (finding.title, finding.remedy) if finding else ("", ())
+    short: float | str | tuple[float, float]
+    short = (_rounded(value[0]), _rounded(value[1])) if isinstance(value, tuple) else value
+    short = short if isinstance(short, str | tuple) else _rounded(short)
+    return Answer(question, RestsOn(capture.source, capture.process, table, rows), short, unit_of(name), of, *more)
+
+
+def _rounded(value: float) -> float:
+    """A number in six digits: no measurement has more."""
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _is_meant(capture: CaptureSummary, words: Mapping[str, str]) -> bool:
+    said = {"capture": (capture.name, capture.source), "process": (capture.process,), "rank": (str(capture.rank),)}
+    return all(words[key] in said[key] for key in _CHOOSING if key in words)
+
+
+def keys_of(name: str) -> tuple[str, ...]:
+    """Returns the words of a question that follow a figure's name; in brackets those that it may do without."""
+    return (*FIGURES[name].keys, *(f"[{key}]" for key in _CHOOSING))
+
+
+def usage(name: str) -> str:
+    """Returns how a question after a figure is written: ``class_ms class=… [phase=…]``."""
+    keys = (f"[{key[1:-1]}=…]" if key[0] == "[" else f"{key}=…" for key in keys_of(name)[: -len(_CHOOSING)])
+    return " ".join((name, *keys))
+
+
+def values_of(capture: CaptureSummary, key: str) -> tuple[str, ...]:
+    """Returns what a key may be in the questions of a capture: its phases, classes, causes, findings or modules."""
+    if key == "phase":
+        return tuple(one.phase for one in capture.phases if one.instances)
+    if key == "class":
+        return tuple(row.kernel_class for row in capture.whole.classes) if capture.whole else ()
+    if key == "cause":
+        return tuple(row.cause for row in capture.step.causes) if capture.step else ()
+    if key == "module":
+        return tuple(one.path for one in capture.modules.modules) if capture.modules else ("MODULE",)
+    return tuple(one.id for one in capture.findings or ()) if key == "finding" else ()
+
+
+def answers(evidence: Evidence) -> Iterator[Answer]:
+    """Yields the answers of captures, the most valuable first, then once each what cannot be told."""
+    of_each = (list(_ranked(evidence, one)) for one in evidence.captures)
+    in_turn = [answer for several in zip_longest(*of_each) for answer in several if answer]
+    yield from (one for one in in_turn if one.cannot_answer is None)
+    missing = {(one.evidence, one.cannot_answer.why): one for one in reversed(in_turn) if one.cannot_answer}
+    yield from reversed(missing.values())
+
+
+def _ranked(evidence: Evidence, capture: CaptureSummary) -> Iterator[Answer]:
+    for question in _RANKED:
+        name, _, key = question.partition(" ")
+        for value in values_of(capture, key) if key else ("",):
+            words = {key: value} if key else {}
+            asked = " ".join((name, *(f"{key}={shlex.quote(value)}" for key, value in words.items())))
+            yield _answer(Case(capture, evidence.runs, words), name, asked)
+
+
+def brief(evidence: Evidence, budget: int) -> str:
+    """Returns as many answers as fit in so many bytes of JSON; behind the first that does not fit, none."""
+    found, kept = list(answers(evidence)), 0
+    while kept < len(found) and len(_written(found, kept + 1)) <= budget:
+        kept += 1
+    return _written(found, kept).decode()
+
+
+def _written(found: list[Answer], kept: int) -> bytes:
+    return msgspec.json.encode(Answers(tuple(found[:kept]), len(found) - kept)) + b"\n"

@@ -1,0 +1,1 @@
+"""What an agent asks: an evaluation, and the server that answers."""
