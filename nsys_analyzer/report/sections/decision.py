@@ -16,6 +16,7 @@ from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, share_of, to_fix
 from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
 from nsys_analyzer.report.sections.lines import lines_of_program
+from nsys_analyzer.report.sections.serving import kinds_of_steps
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about, about_milliseconds, about_percent, milliseconds_between
 from nsys_analyzer.text import Text, Words, code, joined, listed, phrase, plural, spans
@@ -33,7 +34,7 @@ def decide(capture: CaptureSummary, evidence: Evidence) -> Section:
     blocks = (
         Paragraph(conditions(capture), capture.title),
         *_of_step(capture),
-        *_phases(capture, evidence.labels),
+        *(kinds_of_steps(capture) if capture.serving else _phases(capture, evidence.labels)),
         *_limits(capture, evidence),
     )
     return Section("decision", "", blocks)

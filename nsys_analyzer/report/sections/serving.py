@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks
 from nsys_analyzer.report.evidence import CAUSE_WORDS
-from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph
+from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import (
     INTER_TOKEN,
@@ -49,6 +49,25 @@ _SMALL, _LONGER = 0.25, 0.4
 _ROWS, _LEAST_SHARE = 4, 0.01
 
 
+def kinds_of_steps(capture: CaptureSummary) -> Iterator[Table]:
+    """The steps of a server by kind; none of other programs."""
+    serving = capture.serving
+    fields: tuple[Field[StepKind], ...] = (
+        Field("kind", "text", lambda one: f"{one.kind}{' (inferred)' if serving and serving.inferred else ''}"),
+        Field("steps", "count", lambda one: one.steps),
+        Field("batch", "count", lambda one: one.batch),
+        Field("tokens", "count", lambda one: one.tokens),
+        Field("ms", "ms", lambda one: one.length_ms.median),
+        Field("p95", "ms", lambda one: one.length_ms.p95),
+        Field("operators" if capture.on_cpu else "GPU busy", "percent", lambda one: one.busy_share),
+        Field("between steps", "ms", lambda one: one.between_ms),
+        Field(TOKENS_PER_S, "count", lambda one: one.tokens_per_s),
+    )
+    if serving:
+        caption = "Steps by kind under the profiler; lengths are medians in ms:"
+        yield table(fields, serving.kinds, caption, capture=capture.title)
+
+
 def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
     """The steps of each kind, the requests, and what fills each kind."""
     serving, title = capture.serving, capture.title
@@ -64,21 +83,6 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
         yield Details("How decode goes on beside prefill", (Listing(_BESIDE_PREFILL, "python", title),), title)
     if larger:
         yield Details("How more sequences share a step", (Listing(_MORE_AT_ONCE, "python", title),), title)
-    kinds: tuple[Field[StepKind], ...] = (
-        Field("kind", "text", lambda one: f"{one.kind}{' (inferred)' if serving.inferred else ''}"),
-        Field("steps", "count", lambda one: one.steps),
-        Field("batch", "count", lambda one: one.batch),
-        Field("tokens", "count", lambda one: one.tokens),
-        Field("ms", "ms", lambda one: one.length_ms.median),
-        Field("p95", "ms", lambda one: one.length_ms.p95),
-        Field(TOKENS_PER_S, "count", lambda one: one.tokens_per_s),
-        Field("operators" if capture.on_cpu else "GPU busy", "percent", lambda one: one.busy_share),
-        Field("between steps ms", "ms", lambda one: one.between_ms),
-        Field("matmul", "percent", lambda one: one.share_of(MATMUL)),
-        Field("fused attention", "percent", lambda one: one.share_of(FUSED)),
-        Field("read once ms", "ms", lambda one: one.least_ms),
-    )
-    yield table(kinds, serving.kinds, "Steps by kind under the profiler; ms is the median:", capture=title)
     fills: tuple[Field[tuple[StepKind, str, float]], ...] = (
         Field("kind", "text", lambda row: row[0].kind),
         Field("part", "text", lambda row: row[1]),
