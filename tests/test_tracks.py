@@ -115,6 +115,20 @@ def test_threads_that_launch_nothing_come_last(tmp_path: Path) -> None:
     assert stream.thread.tolist() == [0, 0, 1, 1, 0]  # backward's two by autograd
 
 
+def test_requests_lie_below_the_steps_that_serve_them(tmp_path: Path) -> None:
+    """In as many rows as there are requests at once: the third, from 100 on, takes the row of the first, until 90."""
+    export = Export().gpu()
+    for number, (start, end) in enumerate([(0, 90), (5, 199), (100, 190)]):
+        export.range(f"request {number}", start, end, kind=60)
+    for start in (0, 100):
+        export.range("decode bs=4 toks=4", start, start + 90).kernel(GEMM, start + 10, start + 20, start + 80)
+    ((_, tracks),) = tracks_of(export.write(tmp_path / "served.sqlite"))
+    steps, *_, requests = tracks.tracks
+    assert [tracks.names[code] for code in steps.name] == ["decode bs=4 toks=4"] * 2
+    assert (requests.title, steps.depth.tolist(), requests.depth.tolist()) == ("CPU: requests", [0, 0], [0, 1, 0])
+    assert [tracks.paths[code] for code in streams(tracks)[0].path] == ["decode bs=4 toks=4"] * 2
+
+
 def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
     trace = Trace.load(step_trace)
     (process,) = processes_of(trace)

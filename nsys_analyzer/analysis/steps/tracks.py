@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import range_paths
+from nsys_analyzer.analysis.attribution.attribution import SEPARATOR, range_paths
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.calls import Calls, Places, find_calls
@@ -21,10 +21,13 @@ from nsys_analyzer.analysis.steps.windows import Steps, Windows, find_steps
 from nsys_analyzer.analysis.summary.statistics import memory_levels
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, pid_of, process_of
+from nsys_analyzer.trace.phase_names import REQUEST
 from nsys_analyzer.trace.stacks import Frame
 
 #: Operations that a page shows; of longer captures as many steps around the median one as have about so many in all.
 MOST_OPERATIONS = 1_000_000
+#: The ID that stands for a thread of the ranges of requests.
+_REQUESTS = ~PROCESS_MASK
 
 Kind = Literal["ranges", "calls", "stream", "idle"]
 
@@ -39,7 +42,7 @@ class Track:
         start, duration: shape (boxes,), ns; the start since ``Tracks.origin_ns``.
         name: shape (boxes,), code into ``Tracks.names``; of idle time the range that the program was in.
         group: shape (boxes,), code into ``Tracks.groups``: the kernel class, or the cause of idle time.
-        depth: shape (boxes,), how many ranges of the track lie around each.
+        depth: shape (boxes,), the row of the track that each lies in: below the ranges around it.
     """
 
     title: str
@@ -202,6 +205,9 @@ class _Recorder:
         thread = np.concatenate([one.thread for one in shown])
         start, end = (np.concatenate([getattr(one, column) for one in shown]) for column in ("start", "end"))
         name = np.concatenate([self.names.codes(one.names, one.name) for one in shown])
+        if self.steps.marks:  # requests last over many steps and each other
+            request = [code for code, text in enumerate(self.names.all) if REQUEST.fullmatch(text)]
+            thread = np.where(np.isin(name, request), self.process | _REQUESTS, thread)
         threads, counts = np.unique(thread, return_counts=True)
         is_main = threads & ~PROCESS_MASK == pid_of(self.process)
         works = is_main | np.isin(threads, self.attributed.attribution.thread[self.shown])
@@ -238,6 +244,9 @@ class _Recorder:
         """Yields the work of each stream of each device."""
         operations, attribution = self.attributed.trace.operations, self.attributed.attribution
         path_codes, paths = range_paths(self.attributed.trace, attribution)
+        if self.steps.marks:
+            around = [path.split(SEPARATOR) for path in paths]
+            paths = [SEPARATOR.join(name for name in names if not REQUEST.fullmatch(name)) for names in around]
         place = {thread: i for i, thread in enumerate(threads.tolist())}
         critical = np.zeros(len(operations), np.bool_)
         study = None if on_cpu else study_steps(self.work, self.steps, self.devices[0], self.windows)
@@ -323,7 +332,7 @@ def _line(frame: Frame) -> str:
 
 
 def _depths(start: Ints, end: Ints) -> Ints:
-    """How many intervals lie around each; they come in order of start, of two the longer first."""
+    """The row of each interval, the first that is free: below those around it; in order of start, the longer first."""
     depths = np.zeros(len(start), np.int64)
     if (start[1:] >= end[:-1]).all():  # as on most streams
         return depths
@@ -331,14 +340,16 @@ def _depths(start: Ints, end: Ints) -> Ints:
     for one, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         while opened and opened[-1] <= begin:
             opened.pop()
-        depths[one] = len(opened)
-        opened.append(finish)
+        depth = depths[one] = next((row for row, last in enumerate(opened) if last <= begin), len(opened))
+        opened[depth : depth + 1] = [finish]
     return depths
 
 
 def _thread_title(attributed: AttributedTrace, thread: int) -> str:
     """What a thread is called: the main one has the ID of its process."""
     own = thread & ~PROCESS_MASK
+    if own == _REQUESTS:
+        return "requests"
     if own == pid_of(thread):
         return "main thread"
     return f"thread {attributed.trace.metadata.thread_names.get(thread) or own}"
