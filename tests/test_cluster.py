@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -200,6 +201,14 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 0.5)
     with pytest.raises(ClusterError, match=r"No Dask scheduler answers at tcp://127.0.0.1:1 .*dask scheduler"):
         Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"), no_result)
+
+
+def test_a_program_that_accepts_and_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "tcp://{}:{}".format(*silent.getsockname())
+        with pytest.raises(ClusterError, match=rf"answers at {address} \(no word from there in 0.5 s\)\. .*dask sch"):
+            Workers(address).map(text_of, texts(tmp_path, "a"), no_result)
 
 
 @pytest.mark.slow

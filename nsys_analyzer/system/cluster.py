@@ -227,15 +227,21 @@ def _client(address: str) -> Iterator[Client]:
     if not importlib.util.find_spec("distributed"):
         hint = f"Install it: pip install '{_PACKAGE}[cluster]'"
         raise ClusterError("--scheduler needs dask.distributed, which is not installed", hint)
+    import asyncio  # takes time, and only clusters need it
+
     from distributed import Client, TimeoutError
+    from distributed.comm import connect
     from distributed.utils import silence_logging_cmgr
 
     with silence_logging_cmgr(logging.CRITICAL):  # what matters is raised
         try:
+            # A client would wait for ever for the first words of a program that accepts connections and is silent.
+            asyncio.run(asyncio.wait_for(connect(address, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S + 1)).abort()
             client = Client(address, timeout=_ANSWER_TIMEOUT_S)
         except (OSError, TimeoutError, ValueError, MemoryError, TypeError) as error:  # of another protocol, too
             hint = "See whether it runs there, or start one: dask scheduler --no-dashboard"
-            raise ClusterError(f"No Dask scheduler answers at {address} ({error})", hint) from error
+            why = str(error) or f"no word from there in {_ANSWER_TIMEOUT_S} s"
+            raise ClusterError(f"No Dask scheduler answers at {address} ({why})", hint) from error
         with client:
             try:
                 client.wait_for_workers(1, _ANSWER_TIMEOUT_S)
