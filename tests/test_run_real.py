@@ -274,6 +274,7 @@ for number in range(10_000):
     [
         (("--delay", "1", "--duration", "2"), "", "ok"),
         (("--delay", "0"), "interrupt", "ok"),
+        (("--delay", "900", "--duration", "2"), "signal", "ok"),  # SIGUSR1 begins it
         (("--delay", "0"), "worker", "failed"),  # the first process is killed, and a worker lives on
     ],
 )
@@ -284,10 +285,12 @@ def test_a_server_leaves_a_capture(nsys: Nsys, tmp_path: Path, words: tuple[str,
     asked = ["run", "--profiler", "nsys", *words, "--", sys.executable, "serve.py", how]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NSYS": str(nsys.path)}
     with subprocess.Popen([sys.executable, "-c", code, *asked], cwd=tmp_path, env=environment) as process:
-        while how == "interrupt" and not (tmp_path / "ready").exists():
+        while how in ("interrupt", "signal") and not (tmp_path / "ready").exists():
             time.sleep(0.05)
         if how == "interrupt":
             process.send_signal(signal.SIGINT)
+        if how == "signal":
+            process.send_signal(signal.SIGUSR1)
         assert process.wait(120) == (0 if status == "ok" else 1)
     place = tmp_path / "runs" / "serve"
     assert read_manifest(place / "manifest.json").status == status

@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -25,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
-from nsys_analyzer.capture.profilers import Profiler, annotating, timed_command
+from nsys_analyzer.capture.nsys import PROCESS_ID, start_now
+from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, annotating, timed_command
 from nsys_analyzer.configuration import Run, as_json, overlaid
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.runs.machine import provenance
@@ -282,8 +284,11 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
     """Runs a target under a profiler, which leaves a capture or one for each rank; of a crash, what came before it."""
     command = profiler.command(target.program, part.absolute(), target.ranks)
     stacks = part / f"capture{OF_RANK if target.ranks else ''}{STACKS}"
-    job = Job(command, annotating(target.annotation, stacks=stacks), timeout_s, profiler.runs_on)
-    result = run_job(job, part / LOG)
+    environment = annotating(target.annotation, stacks=stacks)
+    if isinstance(profiler, NsysProfiler) and profiler.runs_on:
+        environment[PROCESS_ID] = str(os.getpid())
+        signal.signal(signal.SIGUSR1, lambda *_: start_now(profiler.nsys))
+    result = run_job(Job(command, environment, timeout_s, profiler.runs_on), part / LOG)
     if result.status == "timeout":
         return result
     stems = capture_stems(target.ranks)

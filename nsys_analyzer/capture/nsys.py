@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import subprocess
@@ -22,6 +23,9 @@ from nsys_analyzer.trace.sources import last_words
 
 INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
 _NEWER = "Install a newer Nsight Systems: https://developer.nvidia.com/nsight-systems"
+#: The session of a server's recording, with the process ID of this command in a variable of the job.
+PROCESS_ID = "NSYS_ANALYZE_PID"
+_SESSION = "nsys-analyze-"
 _LINKS_FOLLOWED = 16
 _OPTION = re.compile(r"^\s+(?:-\w, )?(--[a-z-]+)=", re.MULTILINE)
 _LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--output", "-s": "--sample", "-t": "--trace"}
@@ -77,7 +81,7 @@ def profile_command(
     extra = {_LONG_NAMES.get(name, name) for name in (word.partition("=")[0] for word in options.extra)}
     if "--output" in extra:
         raise CaptureError("nsys profile --output is set already", f"Leave it out: the report is {report}")
-    arguments = [argument for argument in _arguments(options) if argument.partition("=")[0] not in extra]
+    arguments = [argument for argument in _arguments(options, by_rank) if argument.partition("=")[0] not in extra]
     for name in (argument.partition("=")[0] for argument in arguments):
         if name not in supported and name != "--cuda-graph-trace":
             raise CaptureError(f"{nsys.path} is nsys {nsys.version} and knows no {name}", _WITHOUT.get(name, _NEWER))
@@ -122,7 +126,12 @@ def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None
     raise _no_report(report, log)
 
 
-def _arguments(options: ProfileOptions) -> Iterator[str]:
+def start_now(nsys: Nsys) -> None:
+    """Begins the recording of a server that this process started, before its delay is over; nsys says what fails."""
+    subprocess.run([nsys.path, "start", f"--session={_SESSION}{os.getpid()}"], check=False)
+
+
+def _arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
     yield f"--trace={','.join(options.trace) or 'none'}"
     yield "--sample=none"  # sampling the CPU is slow, and needs rights that containers withhold
     yield "--cpuctxsw=none"
@@ -137,6 +146,8 @@ def _arguments(options: ProfileOptions) -> Iterator[str]:
         yield "--pytorch=autograd-nvtx"
     if options.runs_on:
         yield f"--delay={options.delay or 0:g}"
+        if not by_rank:
+            yield f"--session-new={_SESSION}%q{{{PROCESS_ID}}}"
         yield "--wait=primary"  # where a server's first process is killed, its workers may live on
     if options.duration is not None:
         yield f"--duration={options.duration:g}"
