@@ -27,14 +27,14 @@ PAIRS = 10
 _BLOCK = 20
 _INTRODUCTION = """# What `nsys-analyze verify` makes of programs that were not changed, and of planted changes
 
-A loop ([program.py](verify/program.py)) of which each step is 20,000 additions, and the same loop with
-more of them, on a machine of two cores on which up to eight others worked at the same time: the load was {load}. Each
-repeat is what `verify` does, with up to {pairs} pairs of processes. `python examples/verify.py` makes this page from
-[repeats.jsonl](verify/repeats.jsonl), in which every measured block stands.
+A loop ([program.py](program.py)) of which each step is 100 products of small matrices, and the same loop with more of
+them, on a machine of two cores on which others worked at the same time: the load was {load}. Each repeat is what
+`verify` does, with up to {pairs} pairs of processes. `python examples/verify.py` makes this page from
+[repeats.jsonl](repeats.jsonl), in which every measured block stands.
 
-*found*: the interval leaves 0 out, on the right side. *pairs*: those that were run until the change was known to a
-quarter of it, or nothing above 1 % was left to be found; the median, {pairs} being the most. *±*: half the interval in
-the end, median. *inside*: the repeats whose interval holds what was planted.
+*Called*: the interval leaves 0 out. *Pairs*: those that were run until the change was known to a quarter of it, or
+nothing above 1 % was left to be found; the median, {pairs} being the most. *±*: half the interval in the end, median.
+*Inside*: the repeats whose interval holds what was planted.
 """
 
 

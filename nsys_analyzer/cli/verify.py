@@ -68,7 +68,7 @@ def verify(
     from nsys_analyzer.runs import ledger
 
     plan = make_plan(recording=Recording(profiler=profiler if profiler != "none" else "torch"), program=program)
-    before = _captured(load_runs(folder, (), tell), plan, folder)
+    before = _captured(load_runs(folder, ()), plan, folder)
     if finding and finding not in (known := [one.id for one in _findings(before)]):
         raise ConfigurationError(f"{folder} has no finding {finding!r}", f"It has: {', '.join(known) or 'none'}")
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def _record(plan: Plan, folder: Path, timeout_s: float) -> CaptureSummary | None
     if result.status != "ok":
         tell(f"The new program could not be recorded: {result.message}")
         return None
-    return _captured(load_runs(folder, (), tell), plan, folder)
+    return _captured(load_runs(folder, ()), plan, folder)
 
 
 def _prediction(
