@@ -125,12 +125,17 @@ def _coincide(points: list[tuple[float, float]], others: list[tuple[float, float
 
 
 def _scale(axes: Axes, curves: Sequence[_Curve], *, log_x: bool, logarithmic: bool, letters: int) -> None:
-    """Sets the scales: ticks where points are on a logarithmic x, plain numbers on y, from zero where it is linear."""
+    """Sets the scales: ticks where points are on a logarithmic x, plain numbers on y, from zero where it is linear.
+
+    Between whole x, such as counts, there is no tick.
+    """
     ticks = sorted({x for _, points in curves for x, _ in points})
     if log_x and ticks:
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, _thinned(ticks, letters))
         axes.minorticks_off()
+    elif all(float(tick).is_integer() for tick in ticks):
+        axes.locator_params(axis="x", integer=True)
     heights = [y for _, points in curves for _, y in points if not math.isnan(y)]
     if logarithmic and heights:
         log_y(axes, heights)
