@@ -1,7 +1,8 @@
 """Writes ``docs/accuracy.md``: what removing a planted fault saves, predicted by ``nsys-analyze explain`` and measured.
 
 ``python examples/accuracy.py`` reads the captures and the timings (``measured.json``) of ``faults``, which
-``profiling_targets.faults`` made, and writes the page there, or to the file that is given; it prints the summary.
+``profiling_targets.faults`` made, and writes the page there, or to the file that is given; it prints the summary. A
+second file is a ledger of ``nsys-analyze verify``, which the page then ends with.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from nsys_analyzer import summarize
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.renderers import markdown
+from nsys_analyzer.report.sections.verify import history
+from nsys_analyzer.runs.ledger import read_ledger
 from profiling_targets.faults import FAULTS
 
 FOLDER = Path(__file__).parent / "faults"
@@ -96,12 +101,13 @@ class Pair:
 
 def main() -> None:
     """Writes the page, and prints its summary."""
-    if len(sys.argv) > 2:
-        sys.exit("Give one file to write, or none: python examples/accuracy.py accuracy.md")
-    path = Path(sys.argv[1]) if len(sys.argv) == 2 else PAGE
+    if len(sys.argv) > 3:
+        sys.exit("Give a file to write, and a ledger, or none: python examples/accuracy.py accuracy.md ledger.jsonl")
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
     measured = msgspec.json.decode((FOLDER / "measured.json").read_bytes(), type=dict[str, dict[str, Measured]])
     pairs = [pair_of(network, fault, one) for network, faults in measured.items() for fault, one in faults.items()]
-    path.write_text("\n".join(page(pairs)) + "\n", encoding="utf-8")
+    lines = [*page(pairs), *(verified(Path(sys.argv[2])) if len(sys.argv) == 3 else ())]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(summary(pairs)))
 
 
@@ -144,6 +150,12 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
     for network in dict.fromkeys(pair.network for pair in pairs):
         yield ""
         yield from table(network, [pair for pair in pairs if pair.network == network])
+
+
+def verified(ledger: Path) -> Iterator[str]:
+    """Yields the lines of a ledger: what was predicted and measured by ``nsys-analyze verify``."""
+    section = replace(history(read_ledger(ledger)).sections[0], title="Verified")
+    yield from ("", markdown.render(Report("", (section,)), {}).removeprefix("# ").strip())
 
 
 def summary(pairs: Sequence[Pair]) -> Iterator[str]:
