@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -206,7 +207,12 @@ def test_the_parts_of_any_steps_add_up(
         in_chunks = summary_of_steps(trace, global_pid())
     assert in_chunks is not None
     assert [getattr(in_chunks, part) for part in PARTS] == [getattr(whole, part) for part in PARTS]
-    assert in_chunks.classes == whole.classes
-    assert in_chunks.phases == whole.phases
+    for rows in ("classes", "phases"):  # shares of a moment are no whole numbers: sums differ in the last digit
+        columns = [
+            [msgspec.structs.asdict(one) if rows == "classes" else vars(one) for one in getattr(side, rows)]
+            for side in (in_chunks, whole)
+        ]
+        for in_parts, at_once in zip(*columns, strict=True):
+            assert in_parts == pytest.approx(at_once)
     found = [{(r.cause, r.range, r.api): r.ms for r in one.idle_by_cause} for one in (in_chunks, whole)]
     assert found[0] == pytest.approx(found[1])
