@@ -15,9 +15,9 @@ from nsys_analyzer.cli.help import RUNNING, command, option
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.screen import data_stream
 
-_HOW = """Ask before you change anything, and measure after it. `explain` says what a step's time is spent on and what
-each finding saves; `ask` gives one figure, `figures` their names; `check` proves a text. An answer without a value has
-`cannot_answer`, with the command that would tell: run that, or say that it is not known."""
+_HOW = """Ask before you change anything, and measure after it. explain says what a step's time is spent on and what
+each finding saves; ask gives one figure, figures their names; check proves a text. An answer without a value has
+cannot_answer, with the command that would tell: run that, or say that it is not known."""
 #: Characters of a program's output that an agent reads.
 _LAST = 2000
 _JSON = ("--format", "json")

@@ -15,7 +15,7 @@ StepOfServing: TypeAlias = Literal["prefill", "decode", "mixed"]
 DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     "forward": (
         "forward", "fwd", "fw", "forward pass", "fwd pass", "forward step", "fwd step", "model forward",
-        "forward only", "inference", "inference step", "model inference", "gpu model runner forward",  # the last: vLLM
+        "forward only", "inference", "inference step", "model inference", "gpu model runner forward",
     ),
     "loss": ("loss", "compute loss", "loss computation", "loss fn", "loss function", "criterion", "cross entropy"),
     "backward": (

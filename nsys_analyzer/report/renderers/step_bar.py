@@ -28,7 +28,6 @@ LETTERS = {
     "convolution": "V",
     "sort/scan": "K",
     "random": "D",
-    "input pipeline": "I",
     "memset/memcpy": "F",
     "communication": "G",
     "other": "Z",

@@ -69,8 +69,8 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[
     yield _table(title, modules, modules.modules if every else folded, time, every=every)
     if outliers and not every:
         unlike = [(_called(one.path, modules), one) for one in outliers[:_MOST_OUTLIERS]]
-        takes = "`{}` takes {}, the layers of its kind {} (median)."
-        lines = [phrase(takes, path, milliseconds(one.ms), milliseconds(one.median_ms)) for path, one in unlike]
+        times = [(path, milliseconds(one.ms), milliseconds(one.median_ms)) for path, one in unlike]
+        lines = [phrase("`{}` takes {}, the layers of its kind {} (median).", *one) for one in times]
         yield Listing(tuple(lines), capture=title)
     if experts := _experts(modules):
         yield Paragraph(experts, capture=title)
@@ -121,8 +121,13 @@ def _experts(modules: Modules) -> Words:
     typical, (most, path) = statistics.median(load for load, _ in loads), max(loads)
     of = "FLOPs, and so tokens," if by_flops else "time"
     return phrase(
-        f"The busiest expert of a layer has {typical:.3g} times the mean {of} of those that work (median of "
-        f"{len(loads)} {plural(len(loads), 'layer')}), {most:.3g} times in `{{}}`.",
+        "The busiest expert of a layer has {:.3g} times the mean {} of those that work (median of {} {}), {:.3g} times "
+        "in `{}`.",
+        typical,
+        of,
+        len(loads),
+        plural(len(loads), "layer"),
+        most,
         _called(path, modules),
     )
 
