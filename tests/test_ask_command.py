@@ -94,6 +94,7 @@ def test_each_figure_is_listed(run_main: Main) -> None:
 #: A text on the capture above, each claim beside what becomes of it.
 CLAIMS = (
     ("Forward takes 6.0 ms under the profiler", True),
+    ("forward keeps the GPU busy for 2 ms", True),
     ("the GPU is busy 2 ms in forward", True),
     ("the GPU is busy 3 ms in forward", False),
     ("the GPU is busy 0.002 s in forward", True),

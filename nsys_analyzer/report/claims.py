@@ -55,7 +55,7 @@ _WORDS = {
 #: Words that change nothing of what is meant.
 _EMPTY = set(
     """a an the of is are in on for to at there has have with about around roughly some nearly
-    only take takes took time kernel kernels gpu run runs spend spends spent during within long length lasts last each
+    only keep keeps kept take takes took time kernel kernels gpu run runs spend spends spent during within long length lasts last each
     per share total profiled unprofiled under without profiler profile estimated measured capture holds""".split()  # noqa: SIM905
 )
 
