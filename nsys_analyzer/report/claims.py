@@ -54,9 +54,12 @@ _WORDS = {
 }  # fmt: skip
 #: Words that change nothing of what is meant.
 _EMPTY = set(
-    """a an the of is are in on for to at there has have with about around roughly some nearly
-    only keep keeps kept take takes took time kernel kernels gpu run runs spend spends spent during within long length lasts last each
-    per share total profiled unprofiled under without profiler profile estimated measured capture holds""".split()  # noqa: SIM905
+    """
+    a an the of is are in on for to at there has have with about around roughly some nearly only keep
+    keeps kept take takes took time kernel kernels gpu run runs spend spends spent during within long
+    length lasts last each per share total profiled unprofiled under without profiler profile estimated
+    measured capture holds
+    """.split()  # noqa: SIM905
 )
 
 
