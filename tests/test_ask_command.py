@@ -18,10 +18,11 @@ MS = 1_000_000
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Two steps of 10 ms: forward of 6 ms with 2 ms of GEMM, then 1 ms of ADD outside of it."""
+    """Two steps of 10 ms: forward of 6 ms with 2 ms of GEMM, then 1 ms of ADD by the optimizer."""
     export = Export().gpu()
     for at in (0, 10 * MS):
         export.range("step", at, at + 9 * MS).range("forward", at, at + 6 * MS)
+        export.range("optimizer", at + 6 * MS, at + 9 * MS)
         export.kernel(GEMM, at + MS, at + 2 * MS, at + 4 * MS).kernel(ADD, at + 7 * MS, at + 8 * MS, at + 9 * MS)
     return export.write(tmp_path / "t.sqlite")
 
@@ -61,10 +62,10 @@ def test_what_cannot_be_told_has_an_exit_code(trace: Path, run_main: Main) -> No
     answer = json.loads(outcome.out)["answers"][1]
     needs = "nsys-analyze run --memory -- python train.py"
     assert answer["cannot_answer"] == {"why": "Memory was not recorded", "needs": needs}
-    outcome = run_main("ask", trace, "wall_ms phase=optimizer")
+    outcome = run_main("ask", trace, "wall_ms phase=backward")
     assert outcome.code == 4
     assert "cannot be told. It has no such measured phase" in outcome.out
-    assert "Its phases: forward, step" in outcome.out
+    assert "Its phases: forward, optimizer, step" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,18 @@ CLAIMS = (
     ("forward would take 6 ms", None),
     ("peak memory is 3 GB", None),
     ("backward is busy 3 ms", None),
+    ("forward takes 2 ms on the GPU", True),  # busy, and from first to last
+    ("forward takes 6 ms on the GPU", False),  # 6 ms are the CPU's
+    ("matmul is 66.7 % of the training step's kernel time", True),
+)
+#: Claims of one sentence: what the second leaves out is the first one's.
+PAIRS = (
+    ("The GPU is busy 2 ms in forward and 1 ms in the optimizer", (True, True)),
+    ("The GPU is busy 2 ms in forward and 2 ms in the optimizer", (True, False)),
+    ("Forward takes 6 ms under the profiler, of which the GPU is busy 2 ms", (True, True)),
+    ("Forward takes 6 ms under the profiler, of which the GPU is busy 3 ms", (True, False)),
+    ("The GPU is busy 2 ms in forward. And 1 ms in the optimizer", (True, None)),  # another sentence
+    ("The GPU is busy 2 ms in forward and 100 % in the optimizer", (True, None)),  # another unit
 )
 
 
@@ -133,6 +146,15 @@ def test_each_claim_of_a_text(trace: Path, tmp_path: Path, run_main: Main) -> No
     ]
     assert outcome.code == 3
     assert all(("cannot_answer" in one) is (one["holds"] is None) for one in document["claims"])
+
+
+@pytest.mark.parametrize(("text", "holds"), PAIRS)
+def test_what_a_second_claim_leaves_out(
+    text: str, holds: tuple[bool | None, ...], trace: Path, tmp_path: Path, run_main: Main
+) -> None:
+    (tmp_path / "claims.txt").write_text(text, encoding="utf-8")
+    claims = json.loads(run_main("check", trace, tmp_path / "claims.txt", "--format", "json").out)["claims"]
+    assert tuple(one["holds"] for one in claims) == holds
 
 
 @pytest.mark.parametrize(

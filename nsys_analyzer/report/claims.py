@@ -2,6 +2,7 @@
 
 A claim is a number with a unit. The words beside it, up to the next comma or the end of the sentence, name its figure:
 a figure's own name (``gpu_busy_ms phase=forward``), or plain words for a phase, a kernel class and what is measured.
+What they leave out is that of the number before, of the same unit and sentence ("13 ms in forward and 27 in backward").
 Whatever a word leaves open is not told: a word that is not understood, or words that fit several figures, of which the
 claim holds for some.
 """
@@ -48,7 +49,8 @@ _NEAR = 0.05
 _ROUNDED = 1e-5
 _WORDS = {
     "forward": "forward(?: pass)?|fwd", "backward": "backward(?: pass)?|bwd", "optimizer": "optimi[sz]er(?: step)?",
-    "step": "steps?|iterations?", "matmul": "matmuls?|gemms?|matrix multiplications?", "elementwise": "element-?wise",
+    "step": "(?:training )?steps?|iterations?",
+    "matmul": "matmuls?|gemms?|matrix multiplications?", "elementwise": "element-?wise",
     "launch": "launch(?:es|ing)?", "sync": "waits? for the gpu|synchroni[sz]\\w+",
     "data": "loads? a batch|data loading", "allocator": "allocat\\w+", "host": "(?:other )?cpu work",
 }  # fmt: skip
@@ -58,11 +60,11 @@ _EMPTY = set(
     a an the of is are in on for to at there has have with about around roughly some nearly only keep
     keeps kept take takes took time kernel kernels gpu run runs spend spends spent during within long
     length lasts last each per share total profiled unprofiled under without profiler profile estimated
-    measured capture holds
+    measured capture holds which
     """.split()  # noqa: SIM905
 )
-
-
+#: What is not meant by a time on the GPU.
+_ON_CPU = ("step_unprofiled_ms", "step_estimated_ms", "step_profiled_ms", "wall_ms", "unprofiled_ms")
 #: Kernel classes whose names say something else in a text, too.
 _OTHERWISE = (OTHER, UNKNOWN, COMPILED, "optimizer", "softmax", "random", "memset/memcpy")
 
@@ -94,26 +96,44 @@ def check(evidence: Evidence, text: str) -> Claims:
     """Returns the claims of a text, each with whether the captures hold it."""
     numbers = list(_CLAIM.finditer(text))
     starts, ends = [0, *(one.end() for one in numbers)], [*(one.start() for one in numbers[1:]), len(text)]
-    return Claims(tuple(_judged(evidence, text, *one) for one in zip(numbers, starts, ends, strict=False)))
+    claims, last, unit = [], "", ""
+    for number, start, end in zip(numbers, starts, ends, strict=False):
+        goes_on = number["unit"] == unit and not re.search(r"\n|\.\s", text[start : number.start()])
+        claim, last = _judged(evidence, text, number, start, end, last if goes_on else "")
+        claims.append(claim)
+        unit = number["unit"]
+    return Claims(tuple(claims))
 
 
-def _judged(evidence: Evidence, text: str, number: re.Match[str], start: int, end: int) -> Claim:
+def _judged(evidence: Evidence, text: str, number: re.Match[str], start: int, end: int, last: str) -> tuple[Claim, str]:
+    """Returns the claim of a number, and the words that name its figure; ``last`` are those of the number before."""
     named = _NAMED.findall(text, start, number.start())
     start = max([start, *(one.end() for one in _ENDS.finditer(text, start, number.start()))])
     after = _ENDS.search(text, number.end(), end)
     end = after.start() if after else end
     before, behind = text[start : number.start()].lower(), f" {number['noun'] or ''}{text[number.end() : end].lower()}"
     questions, is_clear = (named[-1:], True) if named else _questions(evidence, before, behind, number["unit"])
+    if not questions and (left_out := _left_out(evidence, last, before + behind)):
+        questions, is_clear = _questions(evidence, f"{left_out} {before}", behind, number["unit"])
     asked = [_asked(evidence, question) for question in questions]
     answers = tuple(one for one in asked if one.cannot_answer is None)
     missing = next((one.cannot_answer for one in asked if one.cannot_answer), None)
     verdicts = {_holds(number, before, one) for one in answers}
     words = " ".join((*named[-1:], *text[number.start() if named else start : end].split()))
     if verdicts == {True} or (verdicts == {False} and is_clear and not missing):
-        return Claim(words, True in verdicts, answers)
+        return Claim(words, True in verdicts, answers), before + behind
     said = "The figures of these words differ, or are not known so closely" if answers else "These words name no figure"
     why = CannotAnswer(said, "nsys-analyze ask --list, and one of its names in the text")
-    return Claim(words, None, answers, missing or why)
+    return Claim(words, None, answers, missing or why), before + behind
+
+
+def _left_out(evidence: Evidence, last: str, words: str) -> str:
+    """Returns the words about the number before, less what the words about this one say anew."""
+    values = list(_values(evidence))
+    anew = {key for key, _, pattern in values if re.search(pattern, words)}
+    for key, _, pattern in values:
+        last = re.sub(pattern, " ", last) if key in anew else last
+    return last if anew or "of which" in words else ""
 
 
 def _asked(evidence: Evidence, question: str) -> Answer:
@@ -125,6 +145,7 @@ def _asked(evidence: Evidence, question: str) -> Answer:
 
 def _questions(evidence: Evidence, before: str, behind: str, unit: str) -> tuple[list[str], bool]:
     """Returns the questions that words may mean, and whether they say of which part of the capture."""
+    before, behind = before.replace("'s ", " "), behind.replace("'s ", " ")
     words, rest = f"{before} {unit} {behind}", re.sub(f"{_MORE}|{_LESS}", " ", before) + behind
     said: dict[str, str] = {}
     for key, value, pattern in _values(evidence):
@@ -140,6 +161,9 @@ def _questions(evidence: Evidence, before: str, behind: str, unit: str) -> tuple
         left = set(re.findall(r"[a-z][\w/-]*", says.sub(" ", rest))) - _EMPTY
         is_named = named.says and unit_of(name) in _UNITS[unit] and says.search(words) and not left
         if not is_named or (profiled and without) or (unprofiled and not without):
+            continue
+        is_other = ("on the gpu" in words and name in _ON_CPU) or (unit == "copies" and "memcpy" not in named.kinds)
+        if is_other or ("kernel time" in words and named.path.startswith("step")):
             continue
         keys = {key.strip("[]"): key[0] != "[" for key in keys_of(name)}  # and whether it is required
         pairs = dict(said)
