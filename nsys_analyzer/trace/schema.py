@@ -379,6 +379,18 @@ SAMPLES = Table(
     ),
     aside=True,
 )
+#: When the operating system gave a thread a CPU, and when it took it away.
+SWITCHES = Table(
+    "switches",
+    ("SCHED_EVENTS",),
+    (
+        _START,
+        _column("is_in", "isSchedIn", doc="1 where the thread gets a CPU, 0 where it loses it"),
+        _column("thread", "globalTid", doc="global thread ID"),
+    ),
+    ("is_in", "thread"),
+    aside=True,
+)
 CHAINED_CALLS = Table(
     "chained_calls",
     RUNTIME.aliases,

@@ -92,6 +92,7 @@ class Trace:
         nccl_calls: calls of NCCL's functions.
         callers: what of PyTorch the API calls with a backtrace were made for, by process and correlation ID.
         stacks: where the program was, by global process ID, where our hooks sampled it.
+        off_cpu: by global thread ID, starts and ends of the stretches without a CPU, in order, where nsys noted them.
     """
 
     path: Path
@@ -113,6 +114,7 @@ class Trace:
     callers: Mapping[tuple[int, int], str] = field(default_factory=dict)
     nccl_calls: NcclCalls = field(default_factory=NcclCalls.none)
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
+    off_cpu: Mapping[int, tuple[Ints, Ints]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -179,6 +181,7 @@ class Trace:
             _read_callers(reader, strings, launches),
             read_nccl_calls(reader, noted),
             read_stacks(path, ranges.select(valid & clocks)),
+            _read_off_cpu(reader),
         )
 
 
@@ -388,6 +391,17 @@ def _read_callers(reader: Reader, strings: Mapping[int, str], launches: Launches
         for t, c, number in zip(thread.tolist(), correlation.tolist(), chain.tolist(), strict=True)
         if number in called
     }
+
+
+def _read_off_cpu(reader: Reader) -> Mapping[int, tuple[Ints, Ints]]:
+    """Returns when each thread had no CPU: from where it lost one to where it got the next."""
+    switches = reader.read(schema.SWITCHES)
+    order = np.lexsort((switches["start"], switches["thread"]))
+    start, thread, is_in = (switches[name][order] for name in ("start", "thread", "is_in"))
+    off = np.flatnonzero((is_in[:-1] == 0) & (is_in[1:] != 0) & (thread[:-1] == thread[1:]))
+    threads, first = np.unique(thread[off], return_index=True)
+    each = zip(threads.tolist(), np.split(off, first[1:]), strict=False)
+    return {one: (start[mine], start[mine + 1]) for one, mine in each}
 
 
 def _called(reader: Reader, table: schema.Table, strings: Mapping[int, str]) -> dict[int, str]:

@@ -156,6 +156,7 @@ class Steps:
             replay.step_ns if measured_us is None else measured_us * US,
             low_share,
             self.gpu,
+            off_cpu=np.full(len(replay.after), np.nan),
         )  # fmt: skip
 
     def _spans(self, ranges: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:

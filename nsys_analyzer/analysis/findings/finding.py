@@ -141,6 +141,15 @@ class Case:
         total_ms = float(self.study.replay.pause[calls].sum()) / self.study.steps / 1e6
         return total_ms * self.step.length_ms / (self.study.measured_ns / 1e6) if self.study.measured_ns else total_ms
 
+    def off_cpu(self, pauses: Bools) -> tuple[str, ...]:
+        """Says for how much of the pauses behind some calls the program has no CPU, where that was noted."""
+        known = pauses & (self.study.off_cpu >= 0)
+        if not known.any():
+            return ()
+        share = self.study.off_cpu[known].sum() / self.study.replay.pause[known].sum()
+        why = "it sleeps, or waits for a file, a lock, another process or a free core"
+        return (f"For {share:.0%} of this time its thread is on no CPU: {why}.",)
+
     @property
     def idle_share(self) -> float:
         """The share of a step without the profiler in which the GPU has nothing to do."""

@@ -98,6 +98,7 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
         (
             f"For {three(ms)} ms of each step the program calls nothing of CUDA's {where}: "
             f"{times(study.calls(loading), 'stretch')}.",
+            *case.off_cpu(loading),
         ),
         "The step is replayed with batches that are ready when they are asked for: 0.05 to 0.5 ms each.",
         (
@@ -297,6 +298,7 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
             f"{'' if count == round(count) else ' on average'}, {three(ms)} ms together, "
             f"in which the program makes no CUDA call{where}.",
             f"The longest takes {three(pause[stalls].max() / 1e6)} ms.",
+            *case.off_cpu(stalls),
         ),
         "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",
         (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import LONG_AGO, NONE
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import pieces_of
@@ -63,7 +63,7 @@ _WAIT_EVENT, _RECORD = "(cuda|cu|hip)StreamWaitEvent", "(cuda|cu|hip)EventRecord
 
 
 #: The columns of a study by call, and by piece.
-STUDY_OF_CALLS = ("call", "api", "range", "pause_range", "loading", "started")
+STUDY_OF_CALLS = ("call", "api", "range", "pause_range", "loading", "started", "off_cpu")
 STUDY_OF_PIECES = ("operation", "kind", "size", "copy", "kernel", "phase", "part", "duration", "exposed", "begin")
 _NOTHING = np.zeros(0, np.int64)
 
@@ -89,6 +89,8 @@ class Study:
         measured_ns: how long these steps took under the profiler, mean, as a replay looks at them.
         low_share: the least that the profiler may have cost, as a share of the most.
         lines: of the program, behind the idle time of a cause, or the launches of a class, phase or kernel.
+        off_cpu: shape (calls,), ns of the time from each call to the next in which the program's thread has no CPU; NaN
+            where that is not known.
         begin: shape (pieces,), when each operation began, ns; ``started`` is when each call did.
         groups: shape (steps,), the name of each step's group; ``others`` are groups that these steps hold none of.
     """
@@ -123,6 +125,7 @@ class Study:
     lines: Mapping[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
     begin: Ints = field(default_factory=lambda: _NOTHING)
     started: Ints = field(default_factory=lambda: _NOTHING)
+    off_cpu: Floats = field(default_factory=lambda: _NOTHING.astype(np.float64))
     groups: tuple[str, ...] = ()
     others: tuple[OtherSteps, ...] = ()
 
@@ -364,7 +367,17 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         float(low_cost.sum() / high_cost.sum()) if high_cost.any() else 1.0,
         attributed.trace.metadata.gpu(pid_of(work.process), device),
         begin=begin, started=calls.start, groups=tuple(names),
+        off_cpu=_off_cpu(attributed.trace.off_cpu, calls, following),
     )  # fmt: skip
+
+
+def _off_cpu(known: Mapping[int, tuple[Ints, Ints]], calls: Launches, following: Ints) -> Floats:
+    """The time between each call and the next in which the thread of the next has no CPU, ns; NaN where unknown."""
+    thread, off = np.append(calls.thread[1:], calls.thread[-1:]), np.full(len(calls), np.nan)
+    for one in set(known).intersection(np.unique(thread).tolist()):
+        mine = thread == one
+        off[mine] = Cover.of(*known[one]).within(np.minimum(calls.end, following)[mine], following[mine])
+    return off
 
 
 def _chosen(steps: Steps, called: Ints, until: int | None) -> Windows:
