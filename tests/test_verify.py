@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.comparison.turns import Process, Turns
 from nsys_analyzer.capture import side_by_side
+from nsys_analyzer.capture.turns import checkout
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.verify import _prediction
-from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.ledger import Entry, Prediction, append, calibrated, holds, read_ledger, verdict_of, widening
 from tests.conftest import ROOT
@@ -196,6 +197,30 @@ while True:
     if SLOW:
         norms = [parameter.norm().item() for parameter in model.parameters() for _ in range(100)]
 """
+
+
+def test_what_of_a_command_line_stays_where_it_is_beside_an_old_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interpreter outside and data that git ignores stay; a program is that of the commit, or the error."""
+    repository = tmp_path / "repository"
+    (repository / "data").mkdir(parents=True)
+    monkeypatch.chdir(repository)
+    for path, text in {
+        ".gitignore": "data/\n", "train.py": "old", "data/a.bin": "", "later.py": "", "../python": "",
+    }.items():  # fmt: skip
+        Path(path).write_text(text)
+    for words in (["init", "-q"], ["add", "train.py", ".gitignore"], ["commit", "-qm", "one"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], check=True)
+    Path("train.py").write_text("new")
+    with checkout("HEAD", ("../python", "train.py", "--data", "data/a.bin", "data")) as (folder, words, moved):
+        inside = str(repository / "data")
+        assert words == (f"{repository}/../python", "train.py", "--data", f"{inside}/a.bin", inside)
+        assert (folder / "train.py").read_text() == "old"
+        assert moved == (repository, folder)
+    assert not folder.exists()
+    with pytest.raises(ConfigurationError, match=r"later\.py is not in commit HEAD"), checkout("HEAD", ("later.py",)):
+        pass
 
 
 @pytest.mark.slow

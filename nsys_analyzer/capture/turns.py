@@ -123,8 +123,10 @@ def _measured(program: Program, place: Path, folder: Path) -> Process:
 
 
 @contextmanager
-def checkout(revision: str, words: Sequence[str]) -> Iterator[tuple[Path, tuple[Path, Path]]]:
-    """Yields this folder as it was at a commit, in a worktree of its own that goes with the block, and what moved.
+def checkout(revision: str, words: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...], tuple[Path, Path]]]:
+    """Yields this folder as it was at a commit, in a worktree that goes with the block; a command line, and what moved.
+
+    Files that git ignores, or that lie outside of the repository, stay where they are: an interpreter, data.
 
     Raises:
         ConfigurationError: there is no such commit, or a file that the command line names is not in it.
@@ -138,8 +140,15 @@ def checkout(revision: str, words: Sequence[str]) -> Iterator[tuple[Path, tuple[
             raise ConfigurationError(f"git has no commit {revision} to make a worktree of", "git log lists them")
         try:
             folder = tree / Path.cwd().relative_to(root[0])
-            if lacking := [word for word in words if Path(word).is_file() and not (folder / word).is_file()]:
+            found = tuple(str(Path(word).absolute()) if _is_no_commits(word, root[0]) else word for word in words)
+            if lacking := [word for word in found if Path(word).is_file() and not (folder / word).is_file()]:
                 raise ConfigurationError(f"{lacking[0]} is not in commit {revision}", _ANOTHER)
-            yield folder, (Path(root[0]), tree)
+            yield folder, found, (Path(root[0]), tree)
         finally:
             answer("git", "worktree", "remove", "--force", str(tree))
+
+
+def _is_no_commits(word: str, root: str) -> bool:
+    """Tells whether a word names a file or folder that is in no commit, since git ignores it or it lies elsewhere."""
+    is_inside = Path(word).resolve().is_relative_to(root)
+    return Path(word).exists() and (not is_inside or answer("git", "check-ignore", word) is not None)

@@ -140,7 +140,7 @@ def _programs(
         tell(f"The old program is that of commit {commit[:9]}, from which BEFORE was recorded.")
     step_ms = before.step.said_ms if before.step else None
     new = Program("new", measured(target, step_ms), Path.cwd())
-    place, moved = stack.enter_context(checkout(commit, words)) if commit else (Path.cwd(), None)
+    place, words, moved = stack.enter_context(checkout(commit, words)) if commit else (Path.cwd(), words, None)
     former = program_target(words, target.run, target.annotation, target.ranks)
     return Program("old", measured(former, step_ms), place, moved), new
 
