@@ -186,12 +186,14 @@ NAMES: dict[str, list[str]] = {
         "void cub::DeviceReduceByKeyKernel<cub::DispatchReduceByKey<long*, long*>>(x)",
         "triton_per_fused_cumsum_2",
         "_combined_routing_compute",
+        "void ck_tile::kentry<2, ck_tile::MoeSortingKernel<ck_tile::MoeSortingProblemEx<int, float, 2>>>(x)",
     ],
     "normalization": [
         "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int)",
         "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float, float, 32u>(long)",
         "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>(cudnnTensorStruct)",
         "void vllm::fused_add_rms_norm_kernel<x>()",
+        "void (anonymous namespace)::fused_qknorm_warp<128l, true, __nv_bfloat16>(x)",
         "triton_red_fused__to_copy_add_mul_native_layer_norm_split_t_view_1",
         "triton_per_fused_native_group_norm_native_group_norm_backward_0",
         (

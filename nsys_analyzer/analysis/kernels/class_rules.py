@@ -363,7 +363,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "normalization",
-        IN + r"(?i:(?:layer|rms|group|batch|instance|weight)_?norm|normalization|cuComputePart|cuComputeGrad)",
+        IN + r"(?i:(?:layer|rms|group|batch|instance|weight|qk)_?norm|normalization|cuComputePart|cuComputeGrad)",
         "void cuApplyLayerNorm<float, float, float>",
     ),
     Rule(
@@ -511,7 +511,11 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "detail::lookback_scan_state<long, false, true> >",
     ),
     # Which expert takes which token: a top-k, counted and summed up.
-    Rule("sort/scan", IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows)", "_sum_bitmatrix_rows"),
+    Rule(
+        "sort/scan",
+        IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows|kentry<[^,]*, (?:\w+::)*MoeSorting)",
+        "_sum_bitmatrix_rows",
+    ),
     Rule(
         "sort/scan",
         FN + r"thrust::.*(?:__(?:unique|merge_sort|scan|copy_if|partition))",
