@@ -367,6 +367,16 @@ def test_repeats_inside_a_single_phase_are_its_layers(tmp_path: Path) -> None:
     assert windows_of(export, tmp_path).source == "pass"
 
 
+@pytest.mark.parametrize(("eager", "source"), [(SOFTMAX, "repetition"), (GEMM, "pass")])
+def test_a_replay_and_what_runs_beside_it(tmp_path: Path, eager: str, source: str) -> None:
+    """What samples a token computes no matmul. A part of a layer that takes no graph, as attention, may be one."""
+    export = Export()
+    for at in range(1_000, 7_000, 1_000):
+        export.kernel(ADD, at, at + 5, at + 15).graph(at + 20, at + 25, at + 800)
+        export.kernel(eager, at + 30, at + 800, at + 850)
+    assert windows_of(export, tmp_path).source == source
+
+
 def test_what_sets_a_program_up_may_take_longer_than_its_steps(tmp_path: Path) -> None:
     """A copy of 100 µs, and 3 · 76 kernels of 80 ns to the end, 18 µs: most operations, not most of the time."""
     export = Export().memory("MEMCPY", 0, 10, 100_010)

@@ -518,7 +518,8 @@ def _is_loop(work: _Work, index: Ints, repeats: Repeats) -> bool:
         return True
     is_replayed = (operations.kind[unit] == GRAPH) | (operations.graph_node[unit] != 0)
     replays = len(distinct(np.sort(attributed.attribution.launch[unit[is_replayed]])))
-    if replays == 1 and not (operations.kind[unit[~is_replayed]] == KERNEL).any():
+    # Beside a layer's replay its attention runs, which takes no graph; beside a pass's, what samples and feeds it.
+    if replays == 1 and not computes[~is_replayed].any():
         return True
     return has_layers(_symbols(work, unit), computes)
 
