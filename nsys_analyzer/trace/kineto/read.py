@@ -138,7 +138,7 @@ def read_kineto(path: Path) -> KinetoTrace:
     because = f": {left_out[0]}" if left_out else ""
     timed = [rows for kind, rows in events.items() if kind not in ("thread", "collective")]
     if not timed:
-        raise TraceError(f"{path} holds no events of PyTorch's profiler{because}", RECORD)
+        raise TraceError(f"{path} holds no events of PyTorch's profiler of 1.8 or later{because}", RECORD)
     on_cpu = not set(events) & set(_ON_A_GPU)
     if on_cpu and "operator" not in events:
         hint = "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
