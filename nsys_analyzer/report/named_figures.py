@@ -264,7 +264,7 @@ def _of(root: str, case: Case) -> str:
 
 def _tables(kinds: Sequence[str], capture: CaptureSummary) -> str:
     """The tables of these kinds of rows: ``CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY``."""
-    if ".json" not in capture.source or kinds == _TIMES:
+    if ".json" not in capture.source or tuple(kinds) == _TIMES:
         return ", ".join(_TABLES[kind][0] for kind in kinds).replace(", CUPTI_ACTIVITY_KIND", ", ")
     categories = ("cpu_op" if capture.on_cpu and kind == "kernel" else _TABLES[kind][1] for kind in kinds)
     return f"traceEvents: {', '.join(categories)}"

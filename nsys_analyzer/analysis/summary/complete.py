@@ -77,9 +77,9 @@ def _labelled(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary
 
 def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
     """The steps with their time without the profiler, as far as a replay or the program itself tells it."""
-    found = capture.diagnosis
+    found, timed_ms = capture.diagnosis, capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     if found is None:
-        return step
+        return replace(step, unprofiled_ms=UnprofiledStep(timed_ms, timed_ms, True) if timed_ms else None)
     known = found.timed or not found.doubt
     times = UnprofiledStep(found.step_ms_low, found.step_ms_high, found.timed) if known else None
     path = () if found.doubt else step.critical_path
