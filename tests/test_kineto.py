@@ -23,8 +23,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.captures import find_traces
-from nsys_analyzer.trace import sources
-from nsys_analyzer.trace.columns import COPIES, Columns
+from nsys_analyzer.trace.columns import COPIES
 from nsys_analyzer.trace.kineto import is_operator, stretches
 from nsys_analyzer.trace.sources import open_capture
 from tests.conftest import DATA
@@ -429,7 +428,6 @@ def test_a_real_step_adds_up(cpu_train: Path) -> None:
         (b'[{"ph": "X", "name": "aten::mm", "pid": "CPU functions", "ts": 1, "dur": 2}]', "profiler of 1.8 or later"),
         (Kineto().operator("aten::mm", 0, 1).array().encode()[:-9], "is not JSON, or only a part of it"),
         (b'{"captures": []}', "it has no traceEvents"),
-        (b'{"rocprofiler-sdk-tool": [{"a": ' + b"1" * 9, "is of rocprofv3, whose JSON is not read"),
         (b'{"traceEvents": {}}', "it has no traceEvents"),
         (b'{"traceEvents": [{"ph": "X", "cat": "toplevel", "name": "a", "ts": 1}]}', "no events of PyTorch's profiler"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"}]}', "profiler of 1.8 or later: "),
@@ -446,55 +444,6 @@ def test_bad_input_is_one_clear_line(content: bytes, message: str, tmp_path: Pat
     assert caught.value.hint
     assert "\n" not in str(caught.value)
     assert sorted(tmp_path.iterdir()) == [path]
-
-
-# --- kept in the cache -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_WORTH_KEEPING", 0)
-
-
-@pytest.mark.usefixtures("all_kept")
-def test_the_tables_of_a_large_trace_are_kept_and_read_again(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = gpu_step().write(tmp_path / "t.json")
-    trace.chmod(0o600)
-    first = Trace.load(trace)
-    (kept,) = own_cache.glob("*/*/*_arwdir")
-    assert capsys.readouterr().err.startswith(f"The tables of {trace} are kept in {kept} (0.0 MB), ")
-    assert kept.stat().st_mode & 0o777 == 0o700
-    monkeypatch.setattr("nsys_analyzer.trace.kineto.read_kineto", lambda _path: pytest.fail("it was read again"))
-    again = Trace.load(trace)
-    assert capsys.readouterr().err == ""
-    assert again.metadata == first.metadata
-    for columns, same in ((again.operations, first.operations), (again.operators, first.operators)):
-        assert all((column == other).all() for column, other in zip(_columns(columns), _columns(same), strict=True))
-
-
-def _columns(columns: Columns) -> list[Any]:
-    return list(columns.columns().values())
-
-
-@pytest.mark.usefixtures("all_kept")
-@pytest.mark.parametrize("shift_ns", [-3600 * 10**9, 3600 * 10**9])
-def test_a_trace_that_was_replaced_is_read_again(shift_ns: int, tmp_path: Path, own_cache: Path) -> None:
-    trace = Kineto().operator("aten::mm", 0, 1).write(tmp_path / "a.json.gz")
-    assert Trace.load(trace).operations.names == ("aten::mm",)
-    written_ns = trace.stat().st_mtime_ns
-    Kineto().operator("aten::bm", 0, 1).write(trace)
-    os.utime(trace, ns=(0, written_ns + shift_ns))
-    assert Trace.load(trace).operations.names == ("aten::bm",)
-    assert len(list(own_cache.glob("*/*/*"))) == 1
-
-
-@pytest.mark.usefixtures("all_kept")
-def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert len(loaded(gpu_step(), tmp_path).operations) == 3
 
 
 # --- in the commands -----------------------------------------------------------------------------------------------

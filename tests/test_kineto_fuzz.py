@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.trace.kineto import read as kineto_read
 from tests.conftest import DATA
 from tests.support.kineto import AUTOGRAD, Kineto, tables_of
 
@@ -71,7 +68,7 @@ OF_KINETO = (
     "X", "i", "M", "s", "kernel", "gpu_memcpy", "cpu_op", "Operator", "cuda_runtime", "gpu_user_annotation",
     "Kernel", "Runtime", "[memory]", "thread_name",
 )  # fmt: skip
-WORDS = st.sampled_from([*OF_KINETO, chr(0xD800), chr(0xDFFF), chr(0), "1e400"])
+WORDS = st.sampled_from([*OF_KINETO, chr(0), "1e400"])
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.integers() | st.floats() | WORDS | st.text(st.characters()),
     lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(st.characters()), inside, max_size=3),
@@ -147,32 +144,6 @@ def test_what_stands_in_one_event_is_its_own(given_trace: tuple[Base, dict[str, 
         return
     for table, rows in untouched.items():
         assert rows <= found.get(table, Counter()), table
-
-
-def read(trace: Any) -> Any:
-    """What a trace is read as, or the error."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "t.json"
-        path.write_text(json.dumps(trace), encoding="utf-8")
-        try:
-            return tables_of(path)
-        except NsysAnalyzerError as error:
-            return str(error).replace(folder, "")
-
-
-def _never(_text: str) -> Any:
-    raise msgspec.DecodeError
-
-
-@given(touched())
-def test_events_that_are_read_together_are_those_read_one_by_one(
-    given_trace: tuple[Base, dict[str, Any], set[int]],
-) -> None:
-    _, trace, _ = given_trace
-    together = read(trace)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kineto_read, "decode_many", _never)
-        assert read(trace) == together
 
 
 def _texts(trace: dict[str, Any]) -> Iterator[bytes]:

@@ -1,14 +1,11 @@
-"""The text of a trace of any size: in bounded memory, and refused where it is no trace that was recorded."""
+"""The text of a trace: in whatever pieces it is decoded, and refused where it is no trace that was recorded."""
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import os
 import subprocess
 import sys
-import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +22,6 @@ from tests.support.kineto import Kineto, tables_of
 MIB = 1 << 20
 
 
-def peak_of(read: Callable[[Path], object], path: Path) -> float:
-    """How many MiB Python's objects take at most while a trace is read."""
-    tracemalloc.start()
-    try:
-        with contextlib.suppress(TraceError):
-            read(path)
-        return tracemalloc.get_traced_memory()[1] / MIB
-    finally:
-        tracemalloc.stop()
-
-
 def step() -> Kineto:
     return Kineto().range("forward", 0, 100).operator("aten::mm", 10, 20).operator("aten::add", 40, 5)
 
@@ -44,55 +30,6 @@ def spread(text: str, space: str) -> str:
     """The text with white space at places where JSON lets it stand: in and between events, before and after all."""
     text = text.replace('"traceEvents": [', f'"traceEvents":{space}[{space}').replace("}, {", f"}}{space},{space}{{")
     return f"{space}{text}{space}"
-
-
-# --- memory --------------------------------------------------------------------------------------------------------
-
-
-def test_white_space_takes_no_memory(tmp_path: Path) -> None:
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(gzip.compress(spread(step().text(), " \n\t\r" * (MIB // 2)).encode(), 1))  # 2 MiB at 9 places
-    assert tables_of(path) == tables_of(step().write(tmp_path / "u.json"))
-    assert peak_of(read_kineto, path) < 30
-
-
-def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.json.gz"
-    for before in (
-        '{"torch_version": "',
-        '{"traceEvents": ["',
-        '{"deviceProperties": [0',
-        '["',
-        '{"traceEvents": [{"args": {"a": 1',
-    ):
-        path.write_bytes(gzip.compress(before.encode() + b" " * (60 * MIB), 1))
-        with pytest.raises(TraceError, match=r"is not JSON, or only a part of it, or has a value of more than 4 MiB"):
-            read_kineto(path)
-        assert peak_of(read_kineto, path) < 40
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("key", ["traceName", "deviceProperties", "traceEvents"])
-def test_many_objects_in_a_value_take_no_memory(key: str, tmp_path: Path) -> None:
-    # 20 million objects would take 1.4 GB; those of a piece and of the longest value 100 MB.
-    path = tmp_path / "t.json.gz"
-    before, after = ("[", "], ") if key == "traceEvents" else ("", ", ")
-    bomb = f'{{"{key}": {before}[' + "{}," * 20_000_000 + f'0]{after}"a": 0, '
-    path.write_bytes(gzip.compress(bomb.encode() + step().text()[1:].encode(), 9))
-    assert peak_of(read_kineto, path) < 200
-
-
-def test_memory_follows_what_is_kept(tmp_path: Path) -> None:
-    # 60,000 events of which one in a hundred is kept, and 16 MiB of text.
-    stack = (
-        '{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 1, "args": {"note": "' + "x" * 200 + '"}}'
-    )
-    event = step().text().partition('"traceEvents": [')[2].partition("}, {")[0] + "}"
-    path = tmp_path / "t.json"
-    path.write_text('{"traceEvents": [' + ", ".join(([stack] * 99 + [event]) * 600) + "," + step().array()[1:] + "}")
-    trace = read_kineto(path)
-    assert len(trace.of("range")) + len(trace.of("operator")) >= 3
-    assert peak_of(read_kineto, path) < 12
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
@@ -104,7 +41,6 @@ def test_a_file_that_expands_a_thousand_times_is_refused(tmp_path: Path) -> None
     with pytest.raises(TraceError, match=r"t\.json\.gz expands more than 200 times") as caught:
         read_kineto(path)
     assert caught.value.hint.endswith("gunzip -k t.json.gz")
-    assert peak_of(read_kineto, path) < 30
 
 
 @pytest.mark.parametrize("depth", [10_000, 1_000_000])
@@ -142,6 +78,14 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{path} needs more memory than there is")
     assert done.stdout.count("\n") == 1
+
+
+def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for text in ('{"torch_version": "', '{"traceEvents": ["', '["', '{"traceEvents": [{"args": {"a": 1', "}"):
+        path.write_text(text)
+        with pytest.raises(TraceError, match="is not JSON, or only a part of it"):
+            read_kineto(path)
 
 
 # --- how the text is cut -------------------------------------------------------------------------------------------

@@ -249,7 +249,6 @@ def test_why_findings_are_missing(capture: CaptureSummary) -> None:
         capture, step=step_of(replace(STEP, classes=(ClassTime("unknown", 20.0), ClassTime("matmul", 10.0)))),
         whole=structs.replace(capture.whole, memory=(MemoryRow("graph", 1, 20.0),)),
     )  # fmt: skip
-    on_gpu = replace(capture.metadata, profiler="torch", ranges_on_gpu=True)
     doubted = replace(DIAGNOSIS, findings=(), doubt="a replay is 40 % longer")
     for one, said in (
         (
@@ -257,7 +256,10 @@ def test_why_findings_are_missing(capture: CaptureSummary) -> None:
             "67 % of the GPU's compute time is inside CUDA graphs",
         ),
         (hidden, "67 % of the GPU's compute time is inside CUDA graphs"),  # beside the findings that there are
-        (replace(capture, diagnosis=None, metadata=on_gpu), "This trace has no CPU events: without them no waits"),
+        (
+            replace(capture, diagnosis=None, step=replace(step_of(STEP), launch_latency_us=None)),
+            "This trace has no API calls: without them no waits",
+        ),
         (replace(capture, diagnosis=doubted), "No saving can be told here: a replay is 40 % longer."),
     ):
         text = decision_of(one)

@@ -77,7 +77,6 @@ _BLOCKS_NS = 20_000
 #: What the details of an operation say, columns of the table of operations.
 _TEXTS = ("class", "phase", "range_path", "operator", "precision", "copy")
 _NUMBERS = ("launch_latency_ns", "thread_blocks", "bytes", "instance", "correlation_id")
-_ON_GPU = 1 << 23  # of a thread that stands for a stream
 _FIRST_SYNTHETIC = 1 << 24  # above every process ID of Linux
 #: Layers of slices inside each other that are looked at one by one.
 _LAYERS = 100
@@ -234,9 +233,7 @@ class _View:
     def _thread(self, thread: int) -> dict[str, Any]:
         """Returns what describes the track of a thread."""
         process, number = process_of(np.array([thread])).tolist()[0], thread & ~PROCESS_MASK
-        track, pid = self._process(process)
-        if self.trace.metadata.ranges_on_gpu and number & _ON_GPU:
-            return {"name": f"ranges of stream {number & 0xFFFF}", "parent": track}
+        _, pid = self._process(process)
         is_main = number == pid_of(process)
         name = self.trace.metadata.thread_names.get(thread) or ("main thread" if is_main else f"thread {number}")
         # The main thread has the ID of its process.

@@ -105,7 +105,7 @@ FIGURES: dict[str, Named] = {
     "step_kernels": Named("step.launches", "Kernels and fills that start in a step.", "step", unless=_KERNELS),
     "launch_latency_us": Named("step.launch_latency_us.median", "From launch to start.", "launch latency", _ALL, _GPU),
     "saves_ms": Named(f"{_FINDING}_low..{_FINDING}_high", "What a finding saves.", "sav(es?|ings?)", unless=_GPU),
-    "wall_ms": Named("phase.wall_ms", "By the CPU's clock.", "takes?|lasts?|wall|cpu", _RANGES, ("gpu ranges",)),
+    "wall_ms": Named("phase.wall_ms", "By the CPU's clock.", "takes?|lasts?|wall|cpu", _RANGES),
     "unprofiled_ms": Named("unprofiled.phases[phase]", "Not profiled.", "takes?|lasts?|cpu", _TIMES, ("doubt",)),
     "gpu_busy_ms": Named("phase.gpu_busy_ms", "The union of its GPU operations.", "busy|works?|on the gpu", _ALL, _GPU),
     "gpu_span_ms": Named("phase.gpu_span_ms", "First start to last end.", "span|on the gpu", _ALL, _GPU),
@@ -157,7 +157,6 @@ _OBSTACLES: Mapping[str, tuple[Callable[[Case], object], str, str]] = {
         lambda case: case.phase and share_of(case.phase.classes, UNKNOWN) is None, "It holds kernels without a name",
         "nsys export --type sqlite REPORT",
     ),
-    "gpu ranges": (lambda case: case.capture.ranges_on_gpu, "Its ranges lie on the GPU's timeline", RECORD),
     "untimed": (lambda case: not _timed(case), "The step was not timed without the profiler", RECORD),
     "timed": (lambda case: _timed(case), "It is measured", "nsys-analyze ask CAPTURE step_unprofiled_ms"),
     "doubt": (

@@ -178,7 +178,7 @@ def _doubts(capture: CaptureSummary, name: str, python: Stats) -> Iterator[str]:
     if not capture.on_cpu and _is_less(python, busy):
         cause = "another run, another unit, or the device was not synchronised"
         yield f"the GPU is busy for longer, {busy.mean:.3f} ms ({cause})"
-    if all(map(capture.is_timed, phases)) and _is_less(wall, python):
+    if all(phase.synchronized for phase in phases) and _is_less(wall, python):
         yield f"under the profiler it takes less, {wall.mean:.3f} ms (another run, or another unit)"
 
 

@@ -77,11 +77,6 @@ def pid_of(process: Any) -> Any:
     return (process >> 24) & 0xFFFFFF
 
 
-def stream_thread(process: Any, device: Any, stream: Any) -> Any:
-    """Returns the global thread ID for a stream of a device: bit 23, 7 bits of the device, 16 of the stream."""
-    return process | 1 << 23 | (device & 0x7F) << 16 | stream & 0xFFFF
-
-
 def named(name: str) -> Words:
     """Returns the name of a kernel or a range in a sentence, the start of a long one."""
     return code(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…")

@@ -99,9 +99,6 @@ CUDA, HIP = "CUDA", "HIP"
 
 _UNITS = {CUDA: "SMs", HIP: "CUs"}
 
-RANGES_ON = "EXPORT_RANGES_ON"
-"""The property of a PyTorch trace whose ranges lie on the GPU's timeline."""
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -142,7 +139,6 @@ class Metadata:
         gpus: by GPU ID.
         gpu_of: (pid, CUDA device ordinal) to GPU ID.
         thread_names: by global thread ID.
-        ranges_on_gpu: whether the ranges lie on the GPU's timeline, each on a thread that stands for a stream.
         time_shift_ns: added by the export to each of its times.
         started_utc_ns: when the session started, since 1970 (UTC); 0 where the export is silent.
     """
@@ -159,7 +155,6 @@ class Metadata:
     gpu_of: dict[tuple[int, int], int]
     thread_names: dict[int, str]
     diagnostics: tuple[Diagnostic, ...]
-    ranges_on_gpu: bool = False
     recording: Recording = Recording()
     time_shift_ns: int = 0
     started_utc_ns: int = 0
@@ -198,7 +193,6 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
         gpu_of={(pid, device): gpu for gpu, device, pid in rows_of(frames["cuda_devices"])},
         thread_names={thread: strings.get(name, "") for thread, name in rows_of(frames["threads"])},
         diagnostics=read_diagnostics(frames["diagnostics"]),
-        ranges_on_gpu=RANGES_ON in export,
         recording=_recording(frames["capture"]),
         time_shift_ns=int(shift) if re.fullmatch(r"[+-]?\d{1,18}|[+-]?[1-4]\d{18}", shift) else 0,
         started_utc_ns=max((start for (start,) in rows_of(frames["session_start"])), default=0),

@@ -11,11 +11,9 @@ import hashlib
 import os
 import re
 import shlex
-import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +23,10 @@ from nsys_analyzer.errors import ExportError, NsysAnalyzerError
 from nsys_analyzer.system.atomic_write import atomic_folder, atomic_write
 from nsys_analyzer.system.nsys import find_nsys, nsys_version, numbers_in
 from nsys_analyzer.system.process import run_captured
-from nsys_analyzer.text import visible
 from nsys_analyzer.trace.schema import EXPORT as EXPORT_TABLE
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, TABLE_ENDINGS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from nsys_analyzer.trace.reader import Reader
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
@@ -54,10 +49,6 @@ _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic n
 
 
 _HEAD = 1024
-_CONVERTER = 10
-"""The version of what reads PyTorch's traces: tables that another one kept are not read."""
-_WORTH_KEEPING = 8_000_000
-"""Bytes of the tables of a trace that are kept: such a one is read in a second, and in a tenth of it from the cache."""
 _MANIFEST = "manifest.json"
 _SQLITE_SIDECARS = ("-wal", "-shm", "-journal")
 
@@ -115,40 +106,10 @@ def _open_report(path: Path) -> Reader:
 
 
 def _open_trace(path: Path) -> Reader:
-    """Opens a trace of PyTorch's profiler; of a large one the tables are kept in the cache."""
     from nsys_analyzer.trace.kineto import read_tables
     from nsys_analyzer.trace.reader import ArrowReader
 
-    if not path.is_file():
-        return ArrowReader(path, read_tables(path))  # which says what it is
-    status = path.stat()
-    kept = cache_of(path) / f"{_CONVERTER}-{status.st_size}-{status.st_mtime_ns}{ARROW_FOLDER}"
-    if is_export_folder(kept):
-        return _open_folder(kept)
-    tables = read_tables(path)
-    if sum(table.nbytes for table in tables.values()) >= _WORTH_KEEPING:
-        _keep(tables, path, kept)
-    return ArrowReader(path, tables)
-
-
-def _keep(tables: Mapping[str, pa.Table], path: Path, kept: Path) -> None:
-    """Writes the tables of a trace to the cache, in place of those of what the file was before."""
-    import pyarrow as pa
-
-    try:
-        made_cache_of(path)
-        for older in kept.parent.glob(f"*{ARROW_FOLDER}"):
-            shutil.rmtree(older)
-        with atomic_folder(kept, path) as unfinished:
-            unfinished.mkdir()
-            for name, table in tables.items():
-                with pa.ipc.new_stream(str(unfinished / f"{name}.arrow"), table.schema) as stream:
-                    stream.write_table(table)
-    except (OSError, NsysAnalyzerError):
-        return  # without a cache the trace is read again the next time
-    size = sum(file.stat().st_size for file in kept.iterdir())
-    line = f"The tables of {path} are kept in {kept} ({size / 1e6:,.1f} MB), to be read faster the next time."
-    print(visible(line), file=sys.stderr)
+    return ArrowReader(path, read_tables(path))
 
 
 EXPORT = Source((".sqlite",), _open_sqlite)

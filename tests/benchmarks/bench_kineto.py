@@ -1,8 +1,6 @@
 """Time and memory of loading a PyTorch profiler trace of a million events, as Kineto lays it out.
 
-The time is held to what ``json.load`` takes for the same file in the same round, the start of Python included; from the
-cache a trace takes a fraction of it. The memory must not follow the white space: the same trace is read again with a
-multiple of its indentation.
+The time is held to what ``json.load`` takes for the same file in the same round, the start of Python included.
 
     python -m tests.benchmarks.bench_kineto
     python -m tests.benchmarks.bench_kineto --events 100000 --runs 5
@@ -21,9 +19,8 @@ from tests.benchmarks.bench_report import Row, run_well
 from tests.support.kineto import MAIN, PID
 
 TRACE = """
-import os, sys
+import sys
 
-os.environ["XDG_CACHE_HOME"] = sys.argv[2]
 from nsys_analyzer.trace.trace import Trace
 
 Trace.load(sys.argv[1])
@@ -37,7 +34,7 @@ with gzip.open(sys.argv[1]) as file:
 KERNEL = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, %dul> >"
 )
-INDENTATIONS = (2, 60)
+INDENTATION = 2
 MOST_TIMES = 1  # what json.load takes
 EACH = 5
 """Events of each operator: itself, its launch, its kernel, and the two ends of the arrow between them."""
@@ -62,10 +59,10 @@ def _event(space: str, category: str, name: str, where: str, ts: float, args: st
     return f"{space}{{\n{space * 2}" + f",\n{space * 2}".join(lines) + f"\n{space}}}"
 
 
-def write_trace(path: Path, count: int, indentation: int) -> None:
+def write_trace(path: Path, count: int) -> None:
     with gzip.open(path, "wt", compresslevel=4) as file:
         file.write('{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}],\n"traceEvents": [\n')
-        for number, event in enumerate(events(count, " " * indentation)):
+        for number, event in enumerate(events(count, " " * INDENTATION)):
             file.write(f",\n{event}" if number else event)
         file.write('\n],\n"traceName": "trace.json"}')
 
@@ -77,22 +74,14 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{options.events:,} events {'median':>27} {'min':>10} {'max':>10}     of {options.runs} runs")
     with tempfile.TemporaryDirectory(prefix="bench-kineto-") as folder:
-        for indentation in INDENTATIONS:
-            path = Path(folder) / f"indented{indentation}.json.gz"
-            write_trace(path, options.events, indentation)
-            caches = [Path(folder) / f"cache{indentation}_{run}" for run in range(options.runs)]
-            command, load = [sys.executable, "-c", TRACE, path], [sys.executable, "-c", LOAD, path]
-            rounds = [(run_well([*command, cache]), run_well(load)) for cache in caches]
-            runs = [read for read, _ in rounds]
-            ratios = [read.seconds / loaded.seconds for read, loaded in rounds]
-            again = [
-                run_well([*command, cache]).seconds / read.seconds for cache, read in zip(caches, runs, strict=True)
-            ]
-            print(Row(f"indented by {indentation}: time", [each.seconds for each in runs], "s"))
-            print(Row(f"indented by {indentation}: time ÷ json.load", ratios, "", at_most=MOST_TIMES))
-            if all(cache.exists() for cache in caches):  # a trace that is read in no time is not kept
-                print(Row(f"indented by {indentation}: from the cache ÷ time", again, "", at_most=0.5))
-            print(Row(f"indented by {indentation}: peak memory", [each.peak_gb for each in runs], "GB", at_most=0.25))
+        path = Path(folder) / "trace.json.gz"
+        write_trace(path, options.events)
+        command, load = [sys.executable, "-c", TRACE, path], [sys.executable, "-c", LOAD, path]
+        rounds = [(run_well(command), run_well(load)) for _ in range(options.runs)]
+        ratios = [read.seconds / loaded.seconds for read, loaded in rounds]
+        print(Row("time", [read.seconds for read, _ in rounds], "s"))
+        print(Row("time ÷ json.load", ratios, "", at_most=MOST_TIMES))
+        print(Row("peak memory", [read.peak_gb for read, _ in rounds], "GB", at_most=0.5))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The ranges that each GPU operation belongs to: those open on the launching thread at the moment its launch starts.
 
 A thread with no phase open (autograd's ``pt_autograd_N``) inherits the stack of the thread that waits for it, its own
-ranges nested below. Where a trace has ranges on the GPU's timeline alone, an operation belongs to those open on its
-stream when it starts.
+ranges nested below.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from nsys_analyzer.trace.arrays import (
     distinct_rows,
     taken,
 )
-from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of, stream_thread
+from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of
 from nsys_analyzer.trace.phase_names import EXECUTOR, STEP_IN_ENGINE, served_step
 from nsys_analyzer.trace.trace import Trace
 
@@ -159,8 +158,6 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
     """Attributes every operation to the ranges open when it was launched; ``launch`` is that of each, -1 for none."""
     operations, launches, ranges = trace.operations, trace.launches, trace.ranges
     thread, time = taken(launches.thread, launch, NONE), taken(launches.start, launch, 0)
-    if trace.metadata.ranges_on_gpu:
-        thread, time = stream_thread(operations.process, operations.device, operations.stream), operations.start
     phases = ranges.select(roles.any_phase)
     in_phase = any_open(phases.thread, phases.start, phases.end, thread, time)
     in_range = in_phase.copy()
@@ -179,7 +176,7 @@ def _inherited(
 ) -> tuple[Ints, Bools]:
     """The thread each launch inherits from (-1: none), and whether the choice was ambiguous."""
     autograd = np.isin(thread, autograd_threads(trace))
-    lacking = np.flatnonzero((autograd | ~in_phase) & (thread != NONE) & (not trace.metadata.ranges_on_gpu))
+    lacking = np.flatnonzero((autograd | ~in_phase) & (thread != NONE))
     inherited, ambiguous = np.full(len(thread), NONE, np.int64), np.zeros(len(thread), np.bool_)
     if len(lacking) and len(trace.ranges):
         process, time = process_of(thread[lacking]), time[lacking]

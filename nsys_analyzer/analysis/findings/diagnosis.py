@@ -375,12 +375,11 @@ def why_missing(capture: CaptureSummary) -> Words | None:
         return phrase("No kernel was recorded. {} around steps that run on the GPU.", how)
     if step is None or not works(step):
         return "Nothing runs on the GPU in the steps."
-    if capture.ranges_on_gpu or step.launch_latency_us is None:
+    if step.launch_latency_us is None:
         return phrase(
-            "This trace has no {}: without them no waits and launches are known, and nothing can be replayed. So "
-            "all findings are missing: on launches, waits, copies, memory and data loading, and on matmuls, attention, "
-            "elementwise kernels and the optimizer. {}.",
-            "CPU events" if capture.ranges_on_gpu else "API calls",
+            "This trace has no API calls: without them no waits and launches are known, and nothing can be replayed. "
+            "So all findings are missing: on launches, waits, copies, memory and data loading, and on matmuls, "
+            "attention, elementwise kernels and the optimizer. {}.",
             how,
         )
     if capture.diagnosis is None:

@@ -223,8 +223,6 @@ class _Recorder:
 
     def _titles(self, threads: Ints) -> list[str]:
         """What each thread is called; those of one name have their IDs, too."""
-        if self.attributed.trace.metadata.ranges_on_gpu:
-            return ["ranges on the GPU"] * len(threads)
         titles = [_thread_title(self.attributed, one) for one in threads.tolist()]
         own = (threads & ~PROCESS_MASK).tolist()
         return [

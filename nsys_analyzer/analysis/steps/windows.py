@@ -553,7 +553,7 @@ def _on_gpu_timeline(windows: Windows, work: _Work) -> Windows:
     # Work of before the capture, which is not in the file, may run until the first step's own work begins.
     called, own = int(windows.start[0]), mine[windows.step_at(time) == 0]
     first = int(operations.start[own].min()) if len(own) else called
-    if not late or attributed.trace.metadata.ranges_on_gpu:
+    if not late:
         end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1])))
         waits = first < end[0] and _waits_for_unseen(work, mine, called, _UNSEEN * int(windows.length[0]))
         return replace(windows, start=np.append(first, windows.start[1:]) if waits else windows.start, end=end)
@@ -570,7 +570,7 @@ def _waits_for_unseen(work: _Work, mine: Ints, called: int, long: float) -> bool
     """Tells whether the first work from a moment on starts long after its launch, while nothing recorded runs."""
     trace, launch = work.attributed.trace, work.attributed.attribution.launch
     start, end = trace.operations.start[mine], trace.operations.end[mine]
-    if trace.metadata.ranges_on_gpu or not (start >= called).any():
+    if not (start >= called).any():
         return False
     first = int(start[start >= called].min())
     launched = int(trace.launches.end[launch[mine[start == first][0]]])

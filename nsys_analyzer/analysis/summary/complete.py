@@ -116,7 +116,7 @@ def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None
     if unprofiled and busy <= unprofiled * (1 + _TOLERANCE):
         share = min(busy / unprofiled, 1.0)
         return BusyShare(busy, unprofiled, True, share, share)
-    if not capture.is_timed(phase) or not wall:
+    if not phase.synchronized or not wall:
         return None
     cost = phase.profiler_cost
     without = max(wall - cost.high_ms, busy) if cost and cost.high_ms is not None else busy

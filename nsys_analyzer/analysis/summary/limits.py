@@ -207,7 +207,7 @@ class _View:
             return unprofiled, "unprofiled"
         diagnosis = capture.diagnosis if name == STEP else None
         estimated = diagnosis.step_ms if diagnosis and not diagnosis.doubt else None
-        wall = phase.wall_ms.typical if phase and capture.is_timed(phase) else None
+        wall = phase.wall_ms.typical if phase and phase.synchronized else None
         # From one step's start to the next there may be more than a step.
         if estimated and busy <= estimated * (1 + TOLERANCE) and (wall is None or estimated <= wall * (1 + TOLERANCE)):
             return estimated, "estimated"

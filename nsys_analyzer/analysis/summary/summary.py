@@ -508,17 +508,8 @@ class CaptureSummary(Summary):
         suffice = self.phase("forward") is not None and (share or 0.0) >= _NEARLY_ALL and not uneven
         vars(self).update(known, share_in_phases=share, phases_suffice=suffice)
 
-    @property
-    def ranges_on_gpu(self) -> bool:
-        """True where its ranges lie on the GPU's timeline, and none lasts longer than the GPU's work in it."""
-        return self.metadata is not None and self.metadata.ranges_on_gpu
-
-    def is_timed(self, phase: PhaseSummary) -> bool:
-        """True where the wall time of a phase holds its work: the range is the CPU's, and the GPU's work ends in it."""
-        return phase.synchronized and not self.ranges_on_gpu
-
     def profiler_overhead(self, name: str) -> float | None:
         """A phase's wall time under the profiler ÷ its unprofiled time − 1; None where one of them is not known."""
         phase, unprofiled = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None
-        profiled = phase.wall_ms.typical if phase and self.is_timed(phase) else None
+        profiled = phase.wall_ms.typical if phase and phase.synchronized else None
         return profiled / unprofiled - 1 if profiled and unprofiled else None

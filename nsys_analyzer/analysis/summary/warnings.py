@@ -48,7 +48,6 @@ class _Checks:
     def __init__(self, summary: CaptureSummary, coverage: Coverage, attributed: AttributedTrace, process: int) -> None:
         self.summary, self.coverage, self.attributed, self.process = summary, coverage, attributed, process
         self.trace, self.whole = attributed.trace, summary.whole
-        self.ranges_on_gpu = self.trace.metadata.ranges_on_gpu
         self.leaves = summary.leaf_phases
         self.messages = _messages(self.trace, process)
 
@@ -72,12 +71,7 @@ class _Checks:
     def _missing_in_torch(self, has_ranges: bool, has_calls: bool) -> Iterator[Words]:
         if self.summary.has_no_kernel:
             yield "The trace has no kernel: record steps that run on the device."
-        if self.ranges_on_gpu:
-            yield (
-                "The trace holds events of the GPU alone, so kernels are placed by GPU time, in the ranges open on "
-                "their stream, and a range's wall time is its span on the GPU."
-            )
-        elif not has_calls:
+        if not has_calls:
             platform = self.trace.metadata.platform
             yield phrase("The trace has no {} API calls, so no kernel has a launch: {}.", platform, _RECORD_BOTH)
         if not has_ranges:
@@ -115,7 +109,7 @@ class _Checks:
             opaque = f"{replays:,.0f} CUDA graph replays are opaque: GPU busy holds their time, no table their kernels."
             yield phrase("{} Capture with `--cuda-graph-trace=node` to see them.", opaque)
         coverage = self.coverage
-        if coverage.without_launch and not self.ranges_on_gpu:
+        if coverage.without_launch:
             yield f"{coverage.without_launch:,} kernels have no launch row and stay unattributed."
         if coverage.lost_launches:
             launches = f"{coverage.lost_launches:,} kernel {plural(coverage.lost_launches, 'launch')}"
@@ -190,9 +184,7 @@ class _Checks:
     def concurrency(self) -> Iterator[Words]:
         """Phases that several threads have open at once, GPU work behind the end of its range, and nested phases."""
         concurrent = ", ".join(self.attributed.concurrent_phases(self.process))
-        if concurrent and self.ranges_on_gpu:
-            yield f"Several streams have {concurrent} open at once; each stream's occurrence counts as an instance."
-        elif concurrent:
+        if concurrent:
             each = f"Several threads have {concurrent} open at once; each thread's occurrence counts as an instance."
             yield phrase("{} If they work on one pass, name only the range around them, with `--phase`.", each)
         busy_ms = {phase.phase: phase.gpu_busy_ms.mean or 0.0 for phase in self.summary.phases}

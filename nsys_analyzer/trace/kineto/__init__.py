@@ -13,10 +13,10 @@ import numpy as np
 
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.trace.arrays import Ints, arrow_table
-from nsys_analyzer.trace.columns import pid_of, stream_thread
-from nsys_analyzer.trace.kineto.events import COLUMNS, GPU_RANGE, Name, Rows
+from nsys_analyzer.trace.columns import pid_of
+from nsys_analyzer.trace.kineto.events import COLUMNS, Name, Rows
 from nsys_analyzer.trace.kineto.read import KinetoTrace, read_kineto
-from nsys_analyzer.trace.metadata import CPU, CUDA, HIP, RANGES_ON
+from nsys_analyzer.trace.metadata import CPU, CUDA, HIP
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +90,7 @@ _Columns = dict[str, Any]
 
 def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Columns]:
     """Returns all tables by their names in an export, also those without a row."""
-    calls, operators, memory = trace.of("runtime"), trace.of("operator"), trace.of("memory")
+    calls, ranges, operators, memory = (trace.of(kind) for kind in ("runtime", "range", "operator", "memory"))
     copies = trace.of("memcpy")
     if not trace.on_cpu:
         memory = memory[memory["device"] >= 0]  # the host's is of interest where there is no GPU
@@ -129,7 +129,11 @@ def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Column
             "text": trace.remarks,
             "globalPid": np.full(len(trace.remarks), process),
         },
-        "NVTX_EVENTS": _ranges(trace, process, thread),
+        "NVTX_EVENTS": {
+            **_spans(ranges, thread[ranges["place"]]),
+            "eventType": np.full(len(ranges), _PUSH_POP),
+            "textId": ranges["name"],
+        },
         "TORCH_OPERATOR_EVENTS": {
             **_spans(operators, thread[operators["place"]]),
             "nameId": operators["name"],
@@ -160,7 +164,6 @@ def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Column
                 ("EXPORT_PRODUCT_NAME", "torch.profiler"),
                 ("EXPORT_PRODUCT_VERSION", str(trace.properties.torch_version or "unknown")),
                 ("EXPORT_SCHEMA_VERSION", "3.20.3"),
-                *([(RANGES_ON, "GPU")] if len(trace.of(GPU_RANGE)) else []),
             ]
         ),
         "StringIds": {"id": np.arange(len(texts)), "value": texts},
@@ -219,21 +222,6 @@ def _of_one_correlation(rows: Rows) -> Rows:
     _, first, times = np.unique(rows["correlation"], return_index=True, return_counts=True)
     alone: Rows = rows[first[times == 1]]
     return alone
-
-
-def _ranges(trace: KinetoTrace, process: int, thread: Ints) -> _Columns:
-    """Returns the ranges of ``record_function``, as push/pop ranges of its thread, or of its stream on the GPU."""
-    on_cpu, on_gpu = trace.of("range"), trace.of(GPU_RANGE)
-    of_stream = np.zeros(len(trace.places), np.int64)
-    for number in np.unique(on_gpu["place"]).tolist():
-        device, stream = (name if isinstance(name, int) else 0 for name in trace.places[number])
-        of_stream[number] = stream_thread(process, device, stream)
-    events = np.concatenate([on_cpu, on_gpu])
-    return {
-        **_spans(events, np.concatenate([thread[on_cpu["place"]], of_stream[on_gpu["place"]]])),
-        "eventType": np.full(len(events), _PUSH_POP),
-        "textId": events["name"],
-    }
 
 
 def _platform(trace: KinetoTrace) -> str:

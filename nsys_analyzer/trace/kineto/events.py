@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from decimal import Decimal, DecimalException
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,8 +28,6 @@ Place: TypeAlias = tuple[Name, Name]
 Rows: TypeAlias = npt.NDArray[np.void]
 """The events of one kind: a structured array of integers, in the file's order, with the columns of ``COLUMNS``."""
 
-GPU_RANGE = "gpu range"
-"""The kind of a range that Kineto draws on the GPU's timeline."""
 OLD_OPERATOR = "old operator"
 """The kind of an operator or a range as PyTorch up to 1.12 wrote them, in one category."""
 OTHER_DEVICE = "other device"
@@ -44,7 +42,6 @@ _CATEGORIES = {
     "memset": "gpu_memset memset",
     "runtime": "cuda_runtime cuda_driver privateuse1_runtime privateuse1_driver runtime",
     "range": "user_annotation",
-    GPU_RANGE: "gpu_user_annotation",
     "operator": "cpu_op",
     OLD_OPERATOR: "operator",
     OTHER_DEVICE: "xpu_runtime xpu_driver mtia_runtime mtia_ccp_events hpu_op glow_runtime",
@@ -133,23 +130,6 @@ class Event(msgspec.Struct, gc=False):
 
 
 _NO_ARGUMENTS = Arguments()
-#: Not strict: a number may be a text ("1") or have a point (1.0).
-_one = msgspec.json.Decoder(Event, strict=False)
-_many = msgspec.json.Decoder(list[Event], strict=False)
-encode = msgspec.json.Encoder(decimal_format="number").encode
-
-UNREADABLE = (msgspec.MsgspecError, UnicodeEncodeError, RecursionError)
-"""What is raised where a value is not of its type."""
-
-
-def decode_many(text: str) -> list[Event]:
-    """Reads the events of a text ``{…}, {…}``; raises one of ``UNREADABLE`` where any of them cannot be read."""
-    return _many.decode(f"[{text}]")
-
-
-def decode_one(values: dict[str, Any]) -> Event:
-    """Reads an event from the values of its JSON; raises one of ``UNREADABLE``."""
-    return _one.decode(encode({key: values[key] for key in Event.__struct_encode_fields__ if key in values}))
 
 
 def kind_of(phase: object, category: object, name: object) -> str | None:
@@ -290,39 +270,18 @@ def _ordinal(*places: Name) -> int:
 
 
 _LIMIT_NS = 2**61  # the difference of two such times, and a duration more, fit into 64 bits
-_LARGEST = 10**18  # what has more digits may not fit into 64 bits
-_MOST_DIGITS = 18
-_PLAIN = b"0123456789.-,"
 
 
 def nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
     """Returns times in ns from numbers of a JSON in us, half to even, and which of them a trace can have.
 
-    A double cannot hold the nanoseconds of a time since 1970, so they are read as integers, all at once where they are
-    written as Kineto does.
+    A double cannot hold the nanoseconds of a time since 1970, so they are read as integers.
     """
-    text = b",".join(microseconds) + b","
-    if not text.translate(None, _PLAIN) and b",," not in text and not text.startswith(b","):
-        numbers = np.fromstring(text.replace(b".", b""), np.int64, sep=",")
-        decimals = _decimals(text)
-        if numbers.max() < _LARGEST and numbers.min() > -_LARGEST and decimals.max() <= _MOST_DIGITS:
-            scale = 10 ** np.abs(3 - decimals)
-            if (np.abs(numbers) < np.where(decimals < 3, _LIMIT_NS // scale, _LARGEST)).all():
-                rounded, rest = np.divmod(numbers, scale)
-                rounded += (2 * rest > scale) | ((2 * rest == scale) & (rounded % 2 == 1))
-                return np.where(decimals <= 3, numbers * scale, rounded), np.ones(len(numbers), np.bool_)
+    if all(each[-4:-3] == b"." and len(each) < 20 for each in microseconds):  # as Kineto writes them
+        numbers = np.fromstring(b",".join(microseconds).replace(b".", b""), np.int64, sep=",")
+        return numbers, np.ones(len(numbers), np.bool_)
     times = [_one_time(each) for each in microseconds]
     return np.array([ns or 0 for ns in times], np.int64), np.array([ns is not None for ns in times], np.bool_)
-
-
-def _decimals(text: bytes) -> Ints:
-    """Returns how many digits follow the point of each number, 0 without one; a comma ends each."""
-    characters = np.frombuffer(text, np.uint8)
-    ends, points = np.flatnonzero(characters == ord(",")), np.flatnonzero(characters == ord("."))
-    decimals = np.zeros(len(ends), np.int64)
-    which = slice(None) if len(points) == len(ends) else np.searchsorted(ends, points)
-    decimals[which] = ends[which] - points - 1
-    return decimals
 
 
 def _one_time(written: bytes) -> int | None:

@@ -1,25 +1,20 @@
 """Reads a Chrome trace of PyTorch's profiler (Kineto): the events worth keeping, by kind.
 
 A trace of a million events is a text of 200 MB and more, and most of it is of no use here (flow arrows, Python
-stacks, arguments of operators). So it is read a piece at a time, and its events condensed to a few columns.
+stacks, arguments of operators). So its events are decoded a piece of it at a time, and condensed to a few columns.
 """
 
 from __future__ import annotations
 
-import codecs
 import gzip
-import json
-import os
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from itertools import compress
 from pathlib import Path
-from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -29,10 +24,8 @@ from nsys_analyzer.text import visible
 from nsys_analyzer.trace.kineto.events import (
     COLUMNS,
     EVENT,
-    GPU_RANGE,
     OLD_OPERATOR,
     OTHER_DEVICE,
-    UNREADABLE,
     Event,
     Numbers,
     Place,
@@ -40,9 +33,6 @@ from nsys_analyzer.trace.kineto.events import (
     Rows,
     as_number,
     collectives_of,
-    decode_many,
-    decode_one,
-    encode,
     kind_of,
     rows_of,
     times_of,
@@ -56,12 +46,7 @@ AGAIN = "Copy it again, or record it again"
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 20
-"""Bytes that are read at once; a few thousand events."""
-
-_LONGEST_VALUE = 4 << 20
-"""Characters of the longest event or property that is read: an object of two characters takes 64 bytes of memory.
-Kineto's longest values are below a hundredth.
-"""
+"""Bytes of a text whose events are decoded at once; a few thousand events."""
 
 MOST_EXPANDED = 200
 """How many times larger than its file a compressed trace may be: those of Kineto expand 10 to 30 times, 50 with deep
@@ -71,17 +56,14 @@ indentation, and deflate can do 1,000.
 _ALWAYS_READ = 64 << 20
 """Bytes that are read however few they were compressed to."""
 
-_WHITE_SPACE = re.compile(r"[ \t\n\r]*")
-_BETWEEN = re.compile(r"\}[ \t\n\r]*(?=,[ \t\n\r]*\{)")
-_PART_OF_NUMBER = re.compile(r"[-+.0-9eE]*")
-_NEAR_THE_END = 1 << 16
-"""Characters at the end of the buffer in which the end of an event is looked for."""
-
-_MOST_WAITING = 4096
-"""Events read one by one that are condensed at once."""
+#: What profilers have written besides JSON: control characters in texts, numbers that are none.
+_CONTROL_CHARACTERS = bytes(code if code >= 0x20 else 0x20 for code in range(256))
+_NO_NUMBER = re.compile(rb"(?<=[:\[, ])(?:NaN|-?Infinity)(?=\s*[,\]}])")
+_BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 
 _ON_A_GPU = ("kernel", "memcpy", "memset")
 _BACKWARD = re.compile(r"Backward\d*$")
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -90,8 +72,7 @@ class KinetoTrace:
 
     Attributes:
         events: kinds are ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``,
-            ``thread``; ``collective``, what kernels say of theirs; and ``gpu range``, a range on the GPU's timeline,
-            where the trace holds nothing of the CPU.
+            ``thread``; and ``collective``, what kernels say of theirs.
         texts, places: those of the numbers in the events.
         remarks: warnings about what could not be read.
         on_cpu: whether it holds nothing of a GPU.
@@ -124,17 +105,26 @@ def read_kineto(path: Path) -> KinetoTrace:
         TraceError: no such file, truncated, not JSON, another tool's trace, of a device that is not read, or nothing in
             it to analyse.
     """
+    content = _content(path)
+    if content[:1] == b"[":  # a bare array of events
+        content = b'{"traceEvents": %b}' % content
+    try:
+        written = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except _UNREADABLE as error:
+        raise TraceError(f"{path} is not JSON, or only a part of it ({error})", AGAIN) from error
+    array = memoryview(written.pop("traceEvents", b""))
+    if bytes(array[:1]) != b"[":
+        raise TraceError(f"{path} is JSON, but no trace of PyTorch's profiler: it has no traceEvents", RECORD)
     read = _Events(path)
-    with opened(path) as file:
-        written = _read(JsonText(path, file), read)
+    rest = b""
+    for piece in _pieces(array):
+        rest = b"" if read.add(rest + piece) else rest + piece
     events, left_out = read.finished()
     properties, remarks = Properties(), left_out.copy()
     try:
-        properties = msgspec.json.decode(encode(written), type=Properties)
-    except UNREADABLE as error:
+        properties = msgspec.json.decode(msgspec.json.encode(written), type=Properties)
+    except _UNREADABLE as error:
         remarks.append(f"The trace's properties are ignored: {error}")
-    if "range" in events or "operator" in events:
-        events.pop(GPU_RANGE, None)  # it repeats the CPU's
     because = f": {left_out[0]}" if left_out else ""
     timed = [rows for kind, rows in events.items() if kind not in ("thread", "collective")]
     if not timed:
@@ -152,58 +142,55 @@ def read_kineto(path: Path) -> KinetoTrace:
     return KinetoTrace(path, properties, events, texts, places, remarks, on_cpu)
 
 
-#: What rocprofv3 writes all of its JSON below.
-_OF_ROCPROFV3 = "rocprofiler-sdk-tool"
+def _content(path: Path) -> bytes:
+    """Returns the text of a trace as valid UTF-8, without white space around it."""
+    try:
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path} is no file that can be read to its end", "Give the path of a .json or .json.gz")
+        with path.open("rb") as file:
+            is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            most = max(_ALWAYS_READ, MOST_EXPANDED * file.seek(0, 2))
+            file.seek(0)
+            with gzip.open(file) if is_packed else nullcontext(file) as stream:
+                content = stream.read(most + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path} is damaged or truncated ({error})", AGAIN) from error
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}", "Give the path of a .json or .json.gz trace") from error
+    if len(content) > most:
+        raise TraceError(
+            f"{path} expands more than {MOST_EXPANDED} times, as no recorded trace does",
+            f"If you trust it, unpack it and give the .json: gunzip -k {path.name}",
+        )
+    if not content.isascii():
+        content = content.decode("utf-8-sig", errors="replace").encode()
+    content = content.translate(_CONTROL_CHARACTERS).strip()
+    if b"NaN" in content or b"Infinity" in content:
+        content = _NO_NUMBER.sub(b"null", content)
+    if not content:
+        raise TraceError(f"{path} is empty", RECORD)
+    return content
 
 
-def _read(text: JsonText, events: _Events) -> dict[str, Any]:
-    """Reads a trace: the events into ``events``; returns the properties that are of use as they are written."""
-    if not text.next():
-        raise TraceError(f"{text.path} is empty", RECORD)
-    properties: dict[str, Any] = {}
-    has_events = False
-    if text.take("["):  # a bare array of events
-        _read_events(text, events)
-        has_events = True
-    elif not text.take("{"):
-        text.value()
-    else:
-        while text.next() != "}":
-            key = text.value()
-            if not isinstance(key, str) or not text.take(":"):
-                raise text.broken("no property")
-            if key == _OF_ROCPROFV3:
-                raise TraceError(f"{text.path} is of rocprofv3, whose JSON is not read", RECORD)
-            if key == "traceEvents" and text.take("["):
-                _read_events(text, events)
-                has_events = True
-            else:
-                value = text.value()
-                if key in Properties.__struct_encode_fields__ and value is not None:
-                    properties[key] = value
-            if not text.take(",") and text.next() != "}":
-                raise text.broken("neither a comma nor a closing brace")
-        text.take("}")
-    if text.next():
-        raise text.broken("extra data")
-    if not has_events:
-        raise TraceError(f"{text.path} is JSON, but no trace of PyTorch's profiler: it has no traceEvents", RECORD)
-    return properties
+def _pieces(array: memoryview) -> Iterator[bytes]:
+    """Yields the text of an array in pieces, each up to what looks like the end of an event."""
+    at, end = 1, len(array) - 1
+    while at < end:
+        between = _BETWEEN.search(array, at + _PIECE, end)
+        until = between.end() if between else end
+        yield bytes(array[at:until])
+        at = until
 
 
-def _read_events(text: JsonText, events: _Events) -> None:
-    """Reads an array of events to its end: many at once, or one by one beside those that msgspec cannot read."""
-    one_by_one_until = 0
-    while text.next() != "]":
-        several = text.objects() if text.position >= one_by_one_until else ""
-        if several and events.add_all(several):
-            text.at += len(several)
-        else:
-            one_by_one_until = max(one_by_one_until, text.position + (len(several) or len(text.buffer) - text.at))
-            events.add(text.value())
-        if not text.take(",") and text.next() != "]":
-            raise text.broken("neither a comma nor a closing bracket")
-    text.take("]")
+class _Head(msgspec.Struct):
+    ph: object = None
+    cat: object = None
+    name: object = None
+
+
+#: Not strict: a number may be a text ("1") or have a point (1.0).
+_one = msgspec.json.Decoder(Event, strict=False)
+_many = msgspec.json.Decoder(list[Event], strict=False)
 
 
 class _Events:
@@ -215,34 +202,36 @@ class _Events:
         self._kept: dict[str, list[Rows]] = defaultdict(list)
         self._left_out: Counter[str] = Counter()
         self._first_left_out: dict[str, str] = {}
-        self._waiting: list[Event] = []
 
-    def add_all(self, text: str) -> bool:
-        """Adds events from the text of several, ``{…}, {…}``; False, and none, where :meth:`add` must take each."""
+    def add(self, text: bytes) -> bool:
+        """Adds events from the text of several, ``{…}, {…},``; False, and none, where it ends inside of one."""
+        array = b"[%b]" % text.rstrip(b", ")
         try:
-            events = decode_many(text)
-        except UNREADABLE:
-            return False
-        self._condense()
-        self._waiting = events
-        self._condense()
+            self._condense(_many.decode(array))
+        except _UNREADABLE:
+            try:
+                each = msgspec.json.decode(array, type=list[msgspec.Raw])
+            except _UNREADABLE:
+                return False
+            self._condense([event for one in each if (event := self._decoded(one))])
         return True
 
-    def add(self, value: Any) -> None:
-        """Adds an event from the value of its JSON, or counts it among those left out."""
-        if not isinstance(value, dict):
-            self._leave_out("unknown", None)
-        elif kind := kind_of(value.get("ph"), value.get("cat"), value.get("name")):
+    def _decoded(self, written: msgspec.Raw) -> Event | None:
+        """Returns an event; None, and counts it, where a value of it is of another type."""
+        try:
+            return _one.decode(written)
+        except _UNREADABLE:
             try:
-                self._waiting.append(decode_one(value))
-            except UNREADABLE:
-                self._leave_out(kind, value.get("name"))
-            if len(self._waiting) == _MOST_WAITING:
-                self._condense()
+                head = msgspec.json.decode(written, type=_Head)
+            except _UNREADABLE:
+                self._leave_out("unknown", None)
+            else:
+                if kind := kind_of(head.ph, head.cat, head.name):
+                    self._leave_out(kind, head.name)
+        return None
 
     def finished(self) -> tuple[dict[str, Rows], list[str]]:
         """Returns the rows of each kind, and a warning for each kind of which events were left out."""
-        self._condense()
         events = {kind: np.concatenate(self._kept.pop(kind)) for kind in tuple(self._kept)}
         remarks = [
             f"Left out: {count:,} of {count + len(events.get(kind, ())):,} events of the kind {kind}, which have no "
@@ -257,13 +246,12 @@ class _Events:
         self._first_left_out.setdefault(kind, f'"{visible(name[:60])}"' if isinstance(name, str) else "without a name")
         self._left_out[kind] += count
 
-    def _condense(self) -> None:
-        """Condenses the events that wait to rows."""
+    def _condense(self, several: Sequence[Event]) -> None:
+        """Condenses events to rows."""
         by_kind: dict[str, list[Event]] = defaultdict(list)
-        for event in self._waiting:
+        for event in several:
             if kind := kind_of(event.ph, event.cat, event.name):
                 by_kind[kind].append(event)
-        self._waiting = []
         for kind, events in by_kind.items():
             if kind == OTHER_DEVICE:
                 hint = "Traces of NVIDIA's and AMD's GPUs are read, and those of CPUs"
@@ -294,141 +282,3 @@ class _Events:
                 columns = COLUMNS.get(kind, EVENT)
                 there = events.get(kind, np.empty(0, columns))
                 events[kind] = np.concatenate([there, some[list(columns.names or ())].astype(columns)])
-
-
-# --- the text of a trace, read in pieces: JSON of any size in the memory of a few megabytes
-
-
-def _integer(text: str) -> int | Decimal:
-    """Returns an integer; a decimal where no column can hold it, because converting a million digits takes minutes."""
-    return int(text) if len(text) < 20 else Decimal(text)
-
-
-def _fraction(text: str) -> Decimal | str:
-    """Returns a decimal; the text where the exponent is too large for one."""
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        return text
-
-
-#: Accepts what profilers have written besides JSON: control characters in texts, NaN and Infinity. Numbers with a
-#: fraction become decimals, because a double cannot hold the nanoseconds of a time since 1970.
-_TOLERANT = json.JSONDecoder(parse_float=_fraction, parse_int=_integer, parse_constant=str, strict=False)
-
-
-class JsonText:
-    """A position ``at`` in the text of a file, and as much of the text, ``buffer``, as the value there needs.
-
-    Every method that reads raises TraceError where the file is not JSON or expands too much.
-    """
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self.path = path
-        self.buffer = ""
-        self.at = 0
-        self._dropped = 0
-        self._pieces = _pieces(path, file)
-
-    @property
-    def position(self) -> int:
-        """The position in the file's text."""
-        return self._dropped + self.at
-
-    def next(self) -> str:
-        """Returns the character that follows white space, not yet taken; empty at the end of the file."""
-        while True:
-            if space := _WHITE_SPACE.match(self.buffer, self.at):
-                self.at = space.end()
-            if self.at < len(self.buffer) or not self._read_on():
-                return self.buffer[self.at : self.at + 1]
-
-    def take(self, character: str) -> bool:
-        """Takes a character if it is the next one, and returns whether it was."""
-        is_next = self.next() == character
-        self.at += is_next
-        return is_next
-
-    def objects(self) -> str:
-        """Returns several objects of an array, up to the last end of one that is in memory; not yet taken.
-
-        The end may lie inside a text or a nested object: then a decoder refuses the result.
-        """
-        if len(self.buffer) - self.at < _PIECE // 2:
-            self._read_on()
-        ends = [match.end() for match in _BETWEEN.finditer(self.buffer, max(self.at, len(self.buffer) - _NEAR_THE_END))]
-        return self.buffer[self.at : ends[-1]] if ends else ""
-
-    def value(self) -> Any:
-        """Takes the value that begins here: fractions as decimals, NaN and Infinity as texts."""
-        self.next()
-        while True:
-            try:
-                value, end = _TOLERANT.raw_decode(self.buffer, self.at)
-            except json.JSONDecodeError as error:
-                if not self._read_twice_as_much():
-                    raise self.broken(error.msg, self._dropped + error.pos) from error
-            except RecursionError as error:
-                raise self.broken("nested too deep") from error
-            else:
-                may_go_on = _PART_OF_NUMBER.fullmatch(self.buffer, end)
-                if not may_go_on or not self._read_twice_as_much():
-                    self.at = end
-                    return value
-
-    def _read_twice_as_much(self) -> bool:
-        """Reads on, for a value that goes on beyond the buffer; False at the end of the file, or if it is too long."""
-        remaining = len(self.buffer) - self.at
-        if remaining > _LONGEST_VALUE or not self._read_on():
-            return False
-        while len(self.buffer) < min(2 * remaining, _LONGEST_VALUE) and self._read_on():
-            pass
-        return True
-
-    def _read_on(self) -> bool:
-        """Reads another piece and drops the text before the position; False at the end of the file."""
-        piece = next(self._pieces, None)
-        if piece is None:
-            return False
-        self._dropped += self.at
-        self.buffer = self.buffer[self.at :] + piece
-        self.at = 0
-        return True
-
-    def broken(self, what: str, position: int | None = None) -> TraceError:
-        """Returns the error for what is not JSON, at a position in the file's text, or at the present one."""
-        where = f"character {self.position if position is None else position:,}"
-        limit = f"a value of more than {_LONGEST_VALUE >> 20} MiB"
-        return TraceError(f"{self.path} is not JSON, or only a part of it, or has {limit} ({what} at {where})", AGAIN)
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a trace for reading; raises TraceError, in the block, too, where it cannot be read to its end."""
-    try:
-        if path.exists() and not path.is_file():
-            raise TraceError(f"{path} is no file that can be read to its end", "Give the path of a .json or .json.gz")
-        with path.open("rb") as file:
-            yield file
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path} is damaged or truncated ({error})", AGAIN) from error
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}", "Give the path of a .json or .json.gz trace") from error
-
-
-def _pieces(path: Path, file: IO[bytes]) -> Iterator[str]:
-    """Returns the text of a file, plain or compressed with gzip, a piece at a time."""
-    is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-    file.seek(0)
-    most = max(_ALWAYS_READ, MOST_EXPANDED * os.fstat(file.fileno()).st_size)
-    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
-    with gzip.open(file) if is_packed else nullcontext(file) as stream:
-        while piece := stream.read(_PIECE):
-            most -= len(piece)
-            if most < 0:
-                raise TraceError(
-                    f"{path} expands more than {MOST_EXPANDED} times, as no recorded trace does",
-                    f"If you trust it, unpack it and give the .json: gunzip -k {path.name}",
-                )
-            yield decoder.decode(piece)
-    yield decoder.decode(b"", final=True)
