@@ -28,7 +28,7 @@ from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.system import cluster
-from nsys_analyzer.system.cluster import IN_TURN, NO_SCHEDULER, WORTH_PROCESSES_S, Done, Workers, workers_within
+from nsys_analyzer.system.cluster import IN_TURN, NO_SCHEDULER, WORTH_PROCESSES_S, Done, Workers
 from tests.conftest import Main
 from tests.support.export import Export, training_step
 from tests.support.sweeping import default_signals
@@ -98,14 +98,6 @@ def first_dies(marker: Path, function: Callable[[Any], Any], task: Any) -> Any:
     return function(task)
 
 
-def no_result(task: Any) -> Any:
-    raise AssertionError(f"{task} was given up")
-
-
-def given_up(_: Text) -> str:
-    return "given up"
-
-
 def texts(folder: Path, *contents: str) -> list[Text]:
     paths = [folder / f"{number}.txt" for number in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
@@ -130,14 +122,6 @@ def address() -> Iterator[str]:
 # --- how many workers, and whether any ---
 
 
-def test_workers_are_bounded_by_cores_tasks_and_memory() -> None:
-    assert workers_within(100, 4, [10, 10]) == 2  # tasks
-    assert workers_within(100, 4, [10] * 9) == 4  # cores
-    # The largest first: 60 + 30 = 90 fit in 100, 60 + 30 + 20 = 110 do not.
-    assert workers_within(100, 4, [20, 30, 20, 60]) == 2
-    assert workers_within(100, 4, [200, 1]) == 0
-
-
 def test_in_turn(tmp_path: Path) -> None:
     """Results in the order of tasks; the one who shows progress is told of each."""
     seen: list[int] = []
@@ -146,15 +130,15 @@ def test_in_turn(tmp_path: Path) -> None:
     def shown(total: int) -> Iterator[Done]:
         yield lambda: seen.append(total)
 
-    assert Workers(NO_SCHEDULER, shown).map(doubled, texts(tmp_path, "b", "a"), no_result) == ["bb", "aa"]
+    assert Workers(NO_SCHEDULER, shown).map(doubled, texts(tmp_path, "b", "a")) == ["bb", "aa"]
     assert seen == [2, 2]
     with pytest.raises(TraceError, match="bad file"):
-        IN_TURN.map(doubled, texts(tmp_path, "a", "bad"), no_result)
+        IN_TURN.map(doubled, texts(tmp_path, "a", "bad"))
 
 
 @pytest.mark.parametrize(
     ("seconds", "workers"),
-    [((WORTH_PROCESSES_S * 0.4,) * 2, 1), ((WORTH_PROCESSES_S * 0.6,) * 2, 2), ((99.0,), 1)],
+    [((WORTH_PROCESSES_S * 0.4,) * 2, 1), ((WORTH_PROCESSES_S * 0.6,) * 2, 2), ((99.0,), 1), ((9.0,) * 20, 8)],
 )
 def test_only_several_files_that_take_long_are_worth_processes(
     seconds: Sequence[float], workers: int, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +169,7 @@ def test_what_a_container_grants(
 def test_an_address_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ClusterError, match=r"not installed.* pip install 'nsys-analyze\[cluster\]'"):
-        Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"), no_result)
+        Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"))
 
 
 @pytest.mark.parametrize("words", [["--scheduler", "tcp://host:1"], ["--scheduler=tcp://host:1"], []])
@@ -200,7 +184,7 @@ def test_a_report_does_not_say_where_its_captures_were_read(words: list[str], mo
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 0.5)
     with pytest.raises(ClusterError, match=r"No Dask scheduler answers at tcp://127.0.0.1:1 .*dask scheduler"):
-        Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"), no_result)
+        Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"))
 
 
 def test_a_program_that_accepts_and_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +192,7 @@ def test_a_program_that_accepts_and_is_silent(tmp_path: Path, monkeypatch: pytes
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "tcp://{}:{}".format(*silent.getsockname())
         with pytest.raises(ClusterError, match=rf"answers at {address} \(no word from there in 0.5 s\)\. .*dask sch"):
-            Workers(address).map(text_of, texts(tmp_path, "a"), no_result)
+            Workers(address).map(text_of, texts(tmp_path, "a"))
 
 
 @pytest.mark.slow
@@ -219,7 +203,7 @@ def test_a_scheduler_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with LocalCluster(
         n_workers=0, threads_per_worker=1, dashboard_address=None, scheduler_kwargs={"dashboard_address": "127.0.0.1:0"}
     ) as running, pytest.raises(ClusterError, match=r"has no workers\. .*dask worker tcp://"):  # fmt: skip
-        Workers(running.scheduler_address).map(text_of, texts(tmp_path, "a"), no_result)
+        Workers(running.scheduler_address).map(text_of, texts(tmp_path, "a"))
 
 
 @dataclass(frozen=True)
@@ -259,14 +243,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Progra
 @pytest.mark.slow
 def test_a_scheduler_that_ends(programs: Programs, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="The Dask scheduler is gone"):
-        Workers(programs.address).map(partial(ends, programs.scheduler.pid), texts(tmp_path, "a"), no_result)
-
-
-@pytest.mark.slow
-def test_the_last_worker_ends(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_LOOK_S", 0.5)
-    with pytest.raises(ClusterError, match=r"has no workers\. "):
-        Workers(programs.address).map(deadly, texts(tmp_path, "deadly"), no_result)
+        Workers(programs.address).map(partial(ends, programs.scheduler.pid), texts(tmp_path, "a"))
 
 
 @pytest.mark.slow
@@ -274,7 +251,7 @@ def test_workers_of_another_version(address: str, tmp_path: Path, monkeypatch: p
     ours = cluster._version()
     monkeypatch.setattr(cluster, "_version", lambda: "9.9")
     with pytest.raises(ClusterError, match=rf"has nsys-analyze {ours}, and this command is 9\.9\. .*==9\.9"):
-        Workers(address).map(text_of, texts(tmp_path, "a"), no_result)
+        Workers(address).map(text_of, texts(tmp_path, "a"))
 
 
 # --- tasks on workers ---
@@ -286,8 +263,8 @@ def test_a_relative_path_is_relative_to_the_command(
 ) -> None:
     texts(tmp_path, "here")
     monkeypatch.chdir(tmp_path)
-    assert Workers(address).map(text_of, [Text(Path("0.txt"))], no_result) == ["here"]
-    ((pid, folder, _),) = Workers(address).map(place, [Text(Path("0.txt"))], no_result)
+    assert Workers(address).map(text_of, [Text(Path("0.txt"))]) == ["here"]
+    ((pid, folder, _),) = Workers(address).map(place, [Text(Path("0.txt"))])
     assert (pid != os.getpid(), folder) == (True, str(tmp_path))
 
 
@@ -295,16 +272,14 @@ def test_a_relative_path_is_relative_to_the_command(
 def test_a_worker_that_does_not_see_the_file(address: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     with pytest.raises(ClusterError, match=rf"does not see {tmp_path}/missing\. .*shared file system"):
-        Workers(address).map(text_of, [SeenByOne(tmp_path / "a", os.getpid())], no_result)  # type: ignore[type-var]
-    with pytest.raises(FileNotFoundError):  # nobody sees it: what the function says of that
-        Workers(address).map(text_of, [Text(tmp_path / "b")], no_result)
+        Workers(address).map(text_of, [SeenByOne(tmp_path / "a", os.getpid())])  # type: ignore[type-var]
 
 
 @pytest.mark.slow
 def test_a_task_whose_worker_is_killed_is_done_again(address: str, tmp_path: Path) -> None:
     marker = tmp_path / "killed"
     tasks = texts(tmp_path, *"abcdefghij")
-    assert Workers(address).map(partial(first_dies, marker, text_of), tasks, no_result) == list("abcdefghij")
+    assert Workers(address).map(partial(first_dies, marker, text_of), tasks) == list("abcdefghij")
     assert int(marker.read_text()) != os.getpid()
 
 
@@ -319,17 +294,17 @@ def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_results_and_errors_are_those_of_the_function(workers: Workers, tmp_path: Path) -> None:
-    assert workers.map(doubled, texts(tmp_path, *"hgfedcba"), no_result) == [2 * letter for letter in "hgfedcba"]
-    assert workers.map(doubled, [], no_result) == []
+    assert workers.map(doubled, texts(tmp_path, *"hgfedcba")) == [2 * letter for letter in "hgfedcba"]
+    assert workers.map(doubled, []) == []
     with pytest.raises(TraceError, match="bad file") as raised:
-        workers.map(doubled, texts(tmp_path, "a", "bad"), no_result)
+        workers.map(doubled, texts(tmp_path, "a", "bad"))
     assert raised.value.hint == "Give another"
 
 
 @pytest.mark.slow
-def test_a_task_that_kills_its_workers_is_given_up_alone(workers: Workers, tmp_path: Path) -> None:
-    """Its worker dies beside others, and where it is alone; what waited on the same workers is done."""
-    assert workers.map(deadly, texts(tmp_path, "deadly", *"abc"), given_up) == ["given up", *"abc"]
+def test_a_task_that_kills_its_workers_is_one_line(workers: Workers, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"was killed, as where memory runs out.* --scheduler none"):
+        workers.map(deadly, texts(tmp_path, "deadly", *"abc"))
 
 
 @pytest.mark.slow
@@ -339,7 +314,7 @@ def test_processes_of_this_machine(
     """They share its threads, and are gone without trace."""
     monkeypatch.setattr(cluster, "_local_workers", lambda _: 2)
     monkeypatch.setattr("os.cpu_count", lambda: 6)
-    placed = Workers().map(place, texts(tmp_path, *"abcdefgh"), no_result)
+    placed = Workers().map(place, texts(tmp_path, *"abcdefgh"))
     pids, folders, threads = map(set, zip(*placed, strict=True))
     assert (folders, threads) == ({str(Path.cwd())}, {"3"})  # 6 cores ÷ 2 workers
     assert not any(map(psutil.pid_exists, pids))
@@ -374,8 +349,8 @@ def test_an_interrupt_ends_all_of_it(tmp_path: Path, real_capture: Callable[[str
 class FirstDies(Workers):
     """Workers of which the first to read anything is killed."""
 
-    def map(self, function: Any, tasks: Any, lost: Any) -> Any:
-        return super().map(partial(first_dies, Path("killed"), function), tasks, lost)
+    def map(self, function: Any, tasks: Any) -> Any:
+        return super().map(partial(first_dies, Path("killed"), function), tasks)
 
 
 @pytest.fixture
@@ -413,25 +388,3 @@ def test_a_report_is_the_same_to_the_last_byte(
     assert printed[0].code == 0
     explained = [run_main("explain", "many", "--scheduler", one).out for one in ("none", address)]
     assert explained[0] == explained[1] != ""
-
-
-@pytest.mark.slow
-def test_a_capture_that_no_process_survives_keeps_its_row(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_local_workers", lambda _: 2)
-
-    class Deadly(Workers):
-        def map(self, function: Any, tasks: Any, lost: Any) -> Any:
-            return super().map(partial(_dies_at, "twice", function), tasks, lost)
-
-    evidence = load_evidence([many], [], "command", workers=Deadly())
-    in_turn = load_evidence([many], [], "command")
-    assert [row.name for row in evidence.captures] == [row.name for row in in_turn.captures]
-    lost = {row.name: row.message for row in evidence.captures if "killed" in (row.message or "")}
-    assert list(lost) == ["many/twice", "sub/twice"]
-    assert f"nsys-analyze report {many}/twice.sqlite" in lost["many/twice"]
-
-
-def _dies_at(stem: str, function: Callable[[Any], Any], task: Any) -> Any:
-    if task.path.stem == stem:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return function(task)

@@ -7,7 +7,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -204,7 +203,7 @@ def load_captures(
     alone = must_read and len(traces) == 1 and not unread
     tracked = MOST_OPERATIONS // max(len(traces), 1) if with_tracks else 0  # a page holds so many in all
     captures = [_Capture(trace, titles[trace], names, dict(given_classes), given, alone, tracked) for trace in traces]
-    rows = unread + [row for read in workers.map(_read, captures, partial(_read, is_lost=True)) for row in read]
+    rows = unread + [row for read in workers.map(_read, captures) for row in read]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
     rows = _with_ranks(rows + untraced, [titles[trace] for trace in traces] if in_order else [])
@@ -287,8 +286,8 @@ def _name(path: Path) -> str:
     return capture_name(stem, Path(os.path.realpath(path)).parent)
 
 
-def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, ...]:
-    """Returns the rows of a capture; ``is_lost`` where no process has survived reading it."""
+def _read(capture: _Capture) -> tuple[CaptureSummary, ...]:
+    """Returns the rows of a capture."""
     path, given = capture.path, capture.given
     use_classes(capture.classes)  # of another process these are none
     configuration = _overridden(configuration_from_name(_name(path)), given)
@@ -298,9 +297,6 @@ def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, 
             raise TraceError(f"{path} is a link that leads nowhere", f"See where: readlink {path}")  # noqa: TRY301
         manifest = find_manifest(path) if path.exists() else None
         configuration = _overridden(configuration_of(manifest), given) if manifest else configuration
-        if is_lost:
-            hint = f"Read it alone, where there is more memory: nsys-analyze report {path}"
-            raise TraceError(f"Every process that read {path} was killed, as where memory runs out", hint)  # noqa: TRY301
         trace = Trace.load(path)
         summaries = summarize(trace, capture.title, capture.names, configuration, tracked=capture.tracked)
         return tuple(_with_run(summary, manifest) for summary in summaries)
