@@ -17,7 +17,7 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.phase_names import ServedStep, served_step
-from tests.support.export import GEMM, Export
+from tests.support.export import GEMM, Export, global_tid
 
 MS = 1_000_000
 
@@ -163,6 +163,26 @@ def test_an_opaque_graph_is_busy(tmp_path: Path) -> None:
         export.range("decode bs=1 toks=1", at * MS, (at + 9) * MS).graph(at * MS, at * MS, (at + 8) * MS)
     decode = kind_of(served(tmp_path, export).serving, "decode")
     assert decode.busy_share == pytest.approx(0.8, abs=0.03)  # 8 of 10 ms, the last step 8 of 9
+
+
+def test_the_kernels_of_a_graph_belong_to_the_layers_it_was_captured_in(tmp_path: Path) -> None:
+    """vLLM and SGLang mark layers as they are captured; each of 2 replays runs 2 ms in one layer and 4 in the other."""
+    export = Export()
+    for layer, at in enumerate((1_000, 2_000)):
+        mark = str({"Module": f"Llama.layers.{layer}.mlp", "Inputs": [[8, 4096 + layer]]})
+        export.range(mark, at, at + 500).add(
+            "CUDA_GRAPH_NODE_EVENTS", start=at + 100, end=at + 200, globalTid=global_tid(), graphNodeId=layer + 1
+        )
+    for at in (10 * MS, 20 * MS):
+        export.range("decode bs=8 toks=8", at, at + 9 * MS)
+        replay = export.call("cudaGraphLaunch_v10000", at + 1_000)
+        export.kernel(GEMM, None, at + MS, at + 3 * MS, correlation=replay, node=1)
+        export.kernel(GEMM, None, at + 3 * MS, at + 7 * MS, correlation=replay, node=2)
+    modules = served(tmp_path, export).modules
+    assert modules is not None
+    assert (modules.per, modules.source) == ("step", "the layers that an engine marked")
+    layers = {module.path: module.forward.ms for module in modules.modules if module.path.endswith("mlp")}
+    assert layers == {"Llama.layers.0.mlp": 2, "Llama.layers.1.mlp": 4}
 
 
 def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:

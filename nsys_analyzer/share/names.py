@@ -29,7 +29,14 @@ from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.metadata import touches_no_figure
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL, MODULE_WITH_PATH, normalized_name, served_step
+from nsys_analyzer.trace.phase_names import (
+    DEFAULT_NAMES,
+    MODULE_CALL,
+    MODULE_WITH_PATH,
+    in_our_spelling,
+    normalized_name,
+    served_step,
+)
 from nsys_analyzer.trace.stacks import CLOCK
 
 #: Stands where something was taken out.
@@ -262,7 +269,7 @@ class Scrubber:
         return alias
 
     def _alias(self, name: str) -> str:
-        if module := MODULE_WITH_PATH.fullmatch(name):
+        if module := MODULE_WITH_PATH.fullmatch(in_our_spelling(name)):
             path = _WORD_OF_PATH.sub(lambda word: self._word(word[0]), module["path"])
             return f"{MODULE_CALL}{path}: {self._word(module['kind'])}"
         if begins := _BEGINS.match(name):

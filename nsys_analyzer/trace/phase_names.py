@@ -126,6 +126,17 @@ def served_step(name: str) -> ServedStep | None:
 MODULE_CALL = "nn.Module: "
 #: The second kind, with the path and the class of the module.
 MODULE_WITH_PATH = re.compile(rf"{re.escape(MODULE_CALL)}(?P<path>[^:]+): (?P<kind>[^:]+)")
+#: The class of a module where nobody says it.
+NO_KIND = "Module"
+#: A call as vLLM and SGLang mark it layer by layer: {'Module': 'LlamaForCausalLM.model.layers.0.mlp', 'Inputs': ..}
+_MODULE_OF_ENGINE = re.compile(r"\{'Module': '(?P<path>[\w.]+)'")
+
+
+def in_our_spelling(name: str) -> str:
+    """Returns the name of a range; that of a module's call in an engine as our hooks write it."""
+    found = _MODULE_OF_ENGINE.match(name)
+    return f"{MODULE_CALL}{found['path']}: {NO_KIND}" if found else name
+
 
 _LONGEST_NAME = 500
 _PAIR = re.compile(r"(\w+)=(\d+)")

@@ -52,6 +52,7 @@ from nsys_analyzer.trace.columns import (
     process_of,
 )
 from nsys_analyzer.trace.metadata import Metadata, explained, read_diagnostics, read_metadata
+from nsys_analyzer.trace.phase_names import in_our_spelling
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, noted_calls, read_nccl_calls, read_ranks
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import open_capture
@@ -302,7 +303,7 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     shape_texts: tuple[str, ...] = ()
     letters = texts.buffers()[2]
     if letters is None or not (np.frombuffer(letters, np.uint8) == ord("=")).any():  # as of most captures
-        names, codes = distinct_texts(texts.to_pylist())
+        names, codes = distinct_texts(list(map(in_our_spelling, texts.to_pylist())))
         ranges = Ranges(start, end, thread, codes[text], names)
         index = np.flatnonzero(np.array([name.startswith(_ATEN) for name in names], np.bool_)[ranges.name])
         none = np.full(len(index), -1, np.int32)
@@ -315,7 +316,7 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
 
         named = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
         encoded = named.dictionary_encode()
-        names, codes = distinct_texts(encoded.dictionary.to_pylist())
+        names, codes = distinct_texts(list(map(in_our_spelling, encoded.dictionary.to_pylist())))
         codes = codes[values_of(encoded.indices)][text]
         ranges = Ranges(start, end, thread, codes, names)
         annotated = set(pc.unique(named.filter(pc.not_equal(named, texts))).to_pylist())

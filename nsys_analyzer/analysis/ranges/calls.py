@@ -1,9 +1,10 @@
 """The calls of modules among the ranges of a trace: the path of each, and the kernels and operators of each.
 
 Four kinds of range name a module. ``nn.Module: GPT/h.0.attn: Attention`` is that of ``run --modules`` and holds the
-path. ``nn.Module: Linear_3`` is PyTorch's profiler's and ``torch.nn.modules.Module.__call__`` that of nsys's
-``--pytorch=functions-trace``: their paths follow from how they nest and from their order. Else the program's own ranges
-inside its phases are taken, where some are numbered (``block 3``) or operators tell which range a backward pass is of.
+path; the marks of vLLM and SGLang are read as it. ``nn.Module: Linear_3`` is PyTorch's profiler's and
+``torch.nn.modules.Module.__call__`` that of nsys's ``--pytorch=functions-trace``: their paths follow from how they nest
+and from their order. Else the program's own ranges inside its phases are taken, where some are numbered (``block 3``)
+or operators tell which range a backward pass is of.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import is_framework_name
 from nsys_analyzer.trace.arrays import Ints, distinct, named
 from nsys_analyzer.trace.columns import Operators, Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_WITH_PATH
+from nsys_analyzer.trace.phase_names import MODULE_WITH_PATH, NO_KIND
 
 #: The words of a path, outermost first.
 Path = tuple[str, ...]
@@ -32,8 +33,6 @@ _FORWARD_OF_NSYS = re.compile(r"torch\.nn\.modules\.\w+\.forward")
 _BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[\s._-]*\d+")
 #: Modules are nested some ten deep; what lies deeper than this is part of the one around it.
 _DEEPEST = 100
-#: What a module is called of which nsys wrote no class.
-_NO_KIND = "Module"
 #: A node of autograd's graph as it runs, and one that only adds up a gradient: it is part of the work before it.
 _NODE = re.compile(
     r"(?:autograd::engine::evaluate_function: .*|(?:torch::autograd::)?(?:\w*Backward\w*|AccumulateGrad|CopySlices))"
@@ -68,7 +67,9 @@ def find_calls(attributed: AttributedTrace) -> Calls | None:
         used, path = np.unique(ranges.name[index], return_inverse=True)
         matches = [match for i in used.tolist() if (match := MODULE_WITH_PATH.fullmatch(ranges.names[i]))]
         paths, kinds = (tuple(path_of(match["path"]) for match in matches), tuple(match["kind"] for match in matches))
-        return Calls(index, path, paths, kinds, "the ranges of nsys-analyze run --modules")
+        by_engine = all(kind == NO_KIND for kind in kinds)
+        source = "the layers that an engine marked" if by_engine else "the ranges of nsys-analyze run --modules"
+        return Calls(index, path, paths, kinds, source)
     index = np.flatnonzero(named(ranges, _OF_PROFILER.fullmatch))
     if len(index):
         kind = [match["kind"] if (match := _OF_PROFILER.fullmatch(name)) else "" for name in ranges.names]
@@ -96,7 +97,7 @@ def _kinds_of_nsys(ranges: Ranges, calls: Ints) -> list[str]:
     parent = parents(ranges.thread[both], ranges.start[both], ranges.end[both])[len(calls) :]
     classes = [ranges.names[i].split(".")[-2] for i in ranges.name[inner].tolist()]
     kind_of_call = dict(zip(parent.tolist(), classes, strict=True))
-    return [kind_of_call.get(call, _NO_KIND) for call in range(len(calls))]
+    return [kind_of_call.get(call, NO_KIND) for call in range(len(calls))]
 
 
 def _of_program(attributed: AttributedTrace) -> Calls | None:

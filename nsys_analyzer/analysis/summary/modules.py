@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.ranges.calls import Calls, Path, Places, find_calls,
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP
 from nsys_analyzer.configuration import CountedFlops
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows, named
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct, distinct_rows, named
 from nsys_analyzer.trace.columns import KERNEL, Operators, process_of
 
 #: The two directions in which a module works, in the order of ``DIRECTIONS``'s codes.
@@ -253,7 +253,8 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     is_backward = attributed.instances.phase == attributed.instances.phases.index("backward")
     # Of each instance of a phase; the last entry serves what is in none.
     direction = np.append(np.where(counted, np.where(is_backward, BACKWARD, FORWARD), NONE), NONE)
-    of_kernel = direction[attributed.instance_pair[0]]
+    leaf, step = attributed.instance_pair
+    of_kernel = direction[np.where(leaf == NONE, step, leaf)]
     kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (of_kernel != NONE))
     places = Places(attributed, calls)
     call = places.of_operations(kernels)
@@ -310,7 +311,7 @@ def _is_softmax(attributed: AttributedTrace, calls: Calls, call: Ints, classes: 
 def _units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tuple[str, int, Bools]:
     """Returns what figures are a mean of, how many these are, and the instances of phases that count.
 
-    Units are measured steps that hold phases, else forward passes.
+    Units are measured steps, else forward passes. A step without phases, as of an engine that serves, counts whole.
     """
     instances = attributed.instances
     is_unit = {name: instances.phase == instances.phases.index(name) for name in (STEP, "forward")}
@@ -320,10 +321,11 @@ def _units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tup
         counted &= instances.phase != instances.phases.index(name)
     steps = np.flatnonzero(mine & is_unit[STEP])
     lines = Timeline(instances.process[steps], instances.start[steps], instances.end[steps], latest=True)
-    in_step = ~is_unit[STEP] & (instances.phase != instances.phases.index(OTHER_STEP))
-    in_step &= lines.at(instances.process, instances.start) != NONE
-    if in_step.any() and by_ranges:
-        return STEP, len(steps), counted & in_step
+    step = lines.at(instances.process, instances.start)
+    in_step = counted & (step != NONE)
+    if len(steps) and by_ranges:
+        in_step[np.delete(steps, distinct(step[in_step]))] = True
+        return STEP, len(steps), in_step
     forwards = int((mine & is_unit["forward"]).sum())
     return ("forward", forwards, counted) if forwards else ("capture", 1, counted)
 
