@@ -11,8 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.trace.sources import check_no_input
 from tests.support.export import Export
 from tests.support.kineto import Kineto
 
@@ -47,12 +45,3 @@ def test_a_report_leaves_the_log_of_a_database(captures: Path, tmp_path: Path) -
         done = CliRunner().invoke(cli, ["report", str(captures), "-o", str(report), "--no-figures"])
         assert report.exists(), done.output
         assert contents(captures) == before
-
-
-def test_what_sqlite_keeps_beside_an_input_is_not_written_over(captures: Path) -> None:
-    for ending in ("-wal", "-shm", "-journal"):
-        beside = captures / f"step.sqlite{ending}"
-        beside.touch()
-        for source in (captures, captures / "step.sqlite", captures / "step.pt.trace.json"):
-            with pytest.raises(NsysAnalyzerError, match=f"sqlite{ending} is .*, which is read"):
-                check_no_input(beside, [source])

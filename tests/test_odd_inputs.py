@@ -82,7 +82,6 @@ def test_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    monkeypatch.setattr("nsys_analyzer.trace.sources._WORTH_KEEPING", 0)
     monkeypatch.chdir(tmp_path)
     assert len(Trace.load(trace).operations) > 0
     assert [path.name for path in tmp_path.iterdir()] == ["t.json.gz"]

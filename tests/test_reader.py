@@ -344,27 +344,6 @@ def test_one_lost_name_is_one_unknown_kernel(tmp_path: Path) -> None:
     assert forward.share_of("matmul") is None
 
 
-def test_changes_beside_the_file_are_not_passed_over(tmp_path: Path) -> None:
-    path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
-    writer = sqlite3.connect(path)
-    writer.execute("PRAGMA journal_mode = WAL")
-    writer.execute("PRAGMA wal_autocheckpoint = 0")
-    writer.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
-    writer.commit()
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "t.sqlite").symlink_to(path)
-    for one in (path, tmp_path / "links" / "t.sqlite"):  # it lies beside the file itself
-        message = r"t\.sqlite-wal holds changes that are not in t\.sqlite yet.*wal_checkpoint"
-        with pytest.raises(TraceError, match=message):
-            Trace.load(one)
-    writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert len(Trace.load(path).operations) == 0
-    writer.close()
-    (tmp_path / "t.sqlite-journal").write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(504))
-    with pytest.raises(TraceError, match=r"t\.sqlite-journal holds changes"):
-        Trace.load(path)
-
-
 def test_a_file_that_is_all_suffix(tmp_path: Path) -> None:
     training_step(Export().gpu()).write(tmp_path / ".sqlite")
     result = CliRunner().invoke(cli, ["report", str(tmp_path), "--format", "json"])

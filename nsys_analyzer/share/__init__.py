@@ -33,10 +33,7 @@ _BEHIND = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALLS)
 
 #: Columns of numbers that are kept beside those that the package reads: what a look at one kernel or copy asks for.
 _MORE_COLUMNS = {
-    "kernel": (
-        "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory",
-        "dynamicSharedMemory",
-    ),
+    "kernel": ("blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
     "memory": ("deviceId", "address", "memKind"),
     "gpus": ("clockRate", "computeMajor", "computeMinor"),
 }  # fmt: skip

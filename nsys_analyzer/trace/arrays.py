@@ -172,7 +172,6 @@ def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
 def frame_of(
     batches: Iterable[pa.RecordBatch],
     columns: Sequence[Column],
-    rows: int = 0,
     is_wanted: Callable[[pa.RecordBatch], Bools] | None = None,
 ) -> Frame:
     """Returns the columns of a table.
@@ -180,14 +179,13 @@ def frame_of(
     Args:
         batches: the table in parts, their first columns in the order of ``columns``.
         columns: what is to become of each.
-        rows: how many there are, about: room for them is taken at once, and used as far as they come.
         is_wanted: tells which rows of a part are kept.
 
     Raises:
         pyarrow.ArrowException: a column holds what it should not.
     """
     numbers = {
-        column.name: np.empty(rows, np.int32 if column.narrow else np.int64) for column in columns if not column.is_text
+        column.name: np.empty(0, np.int32 if column.narrow else np.int64) for column in columns if not column.is_text
     }
     texts: dict[str, list[pa.Array]] = {column.name: [] for column in columns if column.is_text}
     length = 0

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sqlite3
-import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,7 +114,6 @@ def column_in(column: Column, columns: Sequence[str]) -> str | None:
 
 
 _BATCH_ROWS = 16_384  # the driver's 1,024 costs three times as long on a million rows
-_HOT_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 #: How packed files and archives begin: bytes by their place.
 _PACKED = {
     (0, b"\x1f\x8b"): "gzip",
@@ -173,15 +170,6 @@ class SqliteReader(Reader):
 
         where = f" WHERE {wanted.column} {wanted.predicate}" if wanted else ""
         selected = ", ".join(_expression(column, alias) for column, alias in present.items())
-        limit = f" LIMIT {table.limit}" if table.limit else ""
-        try:
-            ((last,),) = self.rows(f"SELECT max(rowid) FROM {quoted(name)}")
-        except TraceError:  # its rows have no numbers, or whoever reads them sees the damage
-            last = 0
-        # Room for as many rows as the last one's number says, where the file can hold them: each takes a byte for its
-        # own size and one for each value.
-        most = self.path.stat().st_size // (2 + len(self.columns_of[name]))
-        rows = min(last if isinstance(last, int) and last > 0 else 0, most, table.limit or sys.maxsize)
         try:
             with (
                 adbc_driver_sqlite.connect(self.uri) as database,
@@ -189,9 +177,9 @@ class SqliteReader(Reader):
                 AdbcStatement(connection) as statement,
             ):
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                statement.set_sql_query(f"SELECT {selected} FROM {quoted(name)}{where}{limit}")
+                statement.set_sql_query(f"SELECT {selected} FROM {quoted(name)}{where}")
                 stream, _ = statement.execute_query()
-                return frame_of(pa.RecordBatchReader.from_stream(stream), table.columns, rows)
+                return frame_of(pa.RecordBatchReader.from_stream(stream), table.columns)
         except MemoryError:
             raise  # Arrow's is an ArrowException, too, and says nothing of the file
         except (Error, pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -223,21 +211,6 @@ def _check_header(path: Path) -> None:
     # SQLite reads what a half-written last page lacks as zeros.
     if size < 100 or (says_its_size and size < (65_536 if page == 1 else page) * pages):
         raise TraceError(f"{path} is damaged or truncated ({size:,} bytes are left of it)", "Export the report again")
-    _check_journals(path, in_wal_mode=2 in header[18:20])
-
-
-def _check_journals(path: Path, *, in_wal_mode: bool) -> None:
-    """Makes sure that no change waits beside the file, which is read as it is."""
-    real = os.path.realpath(path)  # SQLite writes them beside the file that a link leads to
-    wal, journal = Path(f"{real}-wal"), Path(f"{real}-journal")
-    unfinished = journal.is_file() and journal.read_bytes()[: len(_HOT_JOURNAL)] == _HOT_JOURNAL
-    if unfinished or (in_wal_mode and wal.is_file() and wal.stat().st_size):
-        waiting = journal if unfinished else wal
-        raise TraceError(
-            f"{waiting} holds changes that are not in {path.name} yet",
-            "Once whatever writes it has ended, open it once to take them in: "
-            f"sqlite3 {shlex.quote(str(path))} 'PRAGMA wal_checkpoint(TRUNCATE)'",
-        )
 
 
 def _expression(column: Column, alias: str | None) -> str:
@@ -305,14 +278,13 @@ class ArrowReader(Reader):
             raise self._damaged(error) from error
 
     def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
-        rows = min(self._rows[name], table.limit or self._rows[name])
         is_wanted = self._row_filter(wanted) if wanted else None
         names = (*present.values(), *((wanted.column,) if wanted else ()))
         with self._reading():
-            return frame_of(self._batches(name, names, rows), table.columns, rows, is_wanted)
+            return frame_of(self._batches(name, names), table.columns, is_wanted)
 
-    def _batches(self, name: str, columns: Sequence[str | None], rows: int) -> Iterator[pa.RecordBatch]:
-        """Yields the first rows of a table, with these columns in this order; a column without a name is of nulls."""
+    def _batches(self, name: str, columns: Sequence[str | None]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a table, with these columns in this order; a column without a name is of nulls."""
         import pyarrow as pa
 
         present = list(dict.fromkeys(column for column in columns if column is not None))
@@ -324,13 +296,10 @@ class ArrowReader(Reader):
         else:
             parts = table.select(present).to_batches(_ARROW_ROWS)
         for part in parts:
-            if rows <= 0:
-                return
             part.validate()
             nulls = pa.nulls(part.num_rows, pa.int64())
             arrays = [nulls if column is None else part.column(column) for column in columns]
-            yield pa.RecordBatch.from_arrays(arrays, names=[str(i) for i in range(len(columns))]).slice(0, rows)
-            rows -= part.num_rows
+            yield pa.RecordBatch.from_arrays(arrays, names=[str(i) for i in range(len(columns))])
 
     def _row_filter(self, wanted: Filter) -> Callable[[pa.RecordBatch], Bools]:
         """Returns what tells which rows of a batch are wanted: by its last column, which is that of the filter."""

@@ -65,8 +65,7 @@ class Table:
     """One table: its names in the file, its columns, and the ``--trace`` option that records it.
 
     A name behind the first counts only with the required columns: some names were given to another table later.
-    ``limit`` is how many of its rows are read; 0 for all. What is read ``aside`` is another look at some columns or
-    rows of a table, for one question.
+    What is read ``aside`` is another look at some columns or rows of a table, for one question.
     """
 
     key: str
@@ -74,7 +73,6 @@ class Table:
     columns: tuple[Column, ...]
     required: tuple[str, ...] = ()
     filter: Filter | None = None
-    limit: int = 0
     trace_option: str = "cuda"
     aside: bool = False
 
@@ -102,19 +100,11 @@ KERNEL = Table(
     (
         *_GPU,
         _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name"),
+        _column("grid_x", "gridX", narrow=True, doc="thread blocks along x, 0 where they are not known"),
+        _column("grid_y", "gridY", narrow=True, doc="thread blocks along y"),
+        _column("grid_z", "gridZ", narrow=True, doc="thread blocks along z"),
     ),
     ("start", "end", "name"),
-)
-#: The grids of the first kernels: enough for steps to be looked at closely, where all cost a tenth of the time to load.
-GRIDS = Table(
-    "grids",
-    KERNEL.aliases,
-    (
-        _column("grid_x", "gridX", doc="thread blocks along x, 0 where they are not known"),
-        _column("grid_y", "gridY", doc="thread blocks along y"),
-        _column("grid_z", "gridZ", doc="thread blocks along z"),
-    ),
-    limit=250_000,
 )
 _BYTES = _column("bytes", doc="bytes copied or filled")
 MEMCPY = Table(
@@ -425,6 +415,6 @@ TABLE_ENDINGS = (".parquet", ".arrow")
 TABLES = {
     name: table
     for table in tuple(globals().values())
-    if isinstance(table, Table) and not table.limit and not table.aside
+    if isinstance(table, Table) and not table.aside
     for name in table.aliases
 }

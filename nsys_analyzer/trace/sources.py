@@ -13,9 +13,9 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,6 @@ _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic n
 
 _HEAD = 1024
 _MANIFEST = "manifest.json"
-_SQLITE_SIDECARS = ("-wal", "-shm", "-journal")
 
 
 @dataclass(frozen=True)
@@ -177,36 +176,14 @@ def check_no_input(output: Path, inputs: Iterable[Path]) -> None:
     Raises:
         NsysAnalyzerError: it is one of the inputs, a manifest of theirs, or another form of one.
     """
-    if not output.exists():
-        return
-    for source in inputs:
-        for path in _files_of(source):
-            with suppress(OSError):  # what is not there, or cannot be looked at, is not read, either
-                if path.samefile(output):
-                    named = "the input itself" if path == source else f"{path}, which is read"
-                    raise NsysAnalyzerError(f"{output} is {named}", "Name another file with -o")
-
-
-def _files_of(source: Path) -> Iterator[Path]:
-    """Yields the files that are read of a path: of a folder its own and those one level below.
-
-    Of a file, its manifests and the other forms of the same capture, too: beside it or in the cache.
-    """
-    yield source
-    if source.is_dir():
-        for path in (*source.glob("*"), *source.glob("*/*")):
-            if is_capture(path) and path.is_file():
-                yield from _files_of(path)
-            elif path.name.endswith((_MANIFEST, ".csv", ".jsonl", *TABLE_ENDINGS)):
-                yield path
-        return
-    for path in dict.fromkeys((source, Path(os.path.realpath(source)))):
-        stem = trace_stem(path)
-        yield cache_of(path) / f"{stem}.sqlite"
-        endings = (f".{_MANIFEST}", *(f".sqlite{ending}" for ending in _SQLITE_SIDECARS))
-        suffixes = (suffix for kind in SOURCES for suffix in kind.suffixes)
-        yield from (path.with_name(f"{stem}{ending}") for ending in (*endings, *suffixes))
-        yield path.with_name(_MANIFEST)
+    for path in inputs if output.exists() else ():
+        beside = path.parent.glob(f"{escape(trace_stem(path))}.*")
+        files = (*path.glob("*"), *path.glob("*/*")) if path.is_dir() else (*beside, path.with_name(_MANIFEST))
+        ending = (_MANIFEST, ".csv", ".jsonl", *TABLE_ENDINGS) if path.is_dir() else _MANIFEST
+        for file in (path, *(file for file in files if is_capture(file) or file.name.endswith(ending))):
+            if file.exists() and file.samefile(output):
+                named = "the input itself" if file == path else f"{file}, which is read"
+                raise NsysAnalyzerError(f"{output} is {named}", "Name another file with -o")
 
 
 # --- the export of a report of nsys

@@ -137,7 +137,7 @@ class Trace:
     def read(cls, reader: Reader, path: Path) -> Self:
         """Reads everything the analysis needs from an open export."""
         check_recorded(reader, path)
-        frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES, schema.GRIDS))
+        frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES))
         strings = dict(rows_of(frames["strings"]))
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, annotated, operators = _read_ranges(frames["nvtx"], strings)
@@ -208,7 +208,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
     """Returns the GPU operations; takes the columns of the frames, which are too long to be there twice."""
     parts = [frames[kind] for kind in KINDS]
     lengths = [len(part["start"]) for part in parts]
-    size, copy = _sizes(parts, frames["grids"]), _copies(parts[MEMCPY], lengths)
+    size, copy = _sizes(parts), _copies(parts[MEMCPY], lengths)
     ids, codes = dense_codes(parts[KERNEL].pop("name"))
 
     def column(key: str) -> Any:
@@ -239,17 +239,13 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
     )
 
 
-def _sizes(parts: list[Frame], grids: Frame) -> Ints:
-    """Shape (operations,): thread blocks of the first kernels, or bytes."""
-    x, y, z = (grids[f"grid_{axis}"].clip(0, _LARGEST_GRID) for axis in "xyz")  # none overflows a product of three
-    sizes = np.zeros(sum(len(part["start"]) for part in parts), np.int64)
-    sizes[: len(x)] = x * y * z
-    first = 0
-    for part in parts:
-        if "bytes" in part:
-            sizes[first : first + len(part["bytes"])] = part["bytes"]
-        first += len(part["start"])
-    return sizes
+def _sizes(parts: list[Frame]) -> Ints:
+    """Shape (operations,): thread blocks of kernels, or bytes."""
+    blocks = np.ones(len(parts[KERNEL]["start"]), np.int64)
+    for axis in "xyz":  # none overflows a product of three
+        blocks *= parts[KERNEL].pop(f"grid_{axis}").clip(0, _LARGEST_GRID)
+    of_others = (part.get("bytes", np.zeros(len(part["start"]), np.int64)) for part in parts[KERNEL + 1 :])
+    return np.concatenate([blocks, *of_others])
 
 
 def _copies(frame: Frame, lengths: list[int]) -> SmallInts:

@@ -75,9 +75,7 @@ OPERATION_COLUMNS = {
     "ambiguous": Column("flag", "", "true where several threads had phases open"),
     "graph_node_id": Column("integer", "", "CUDA graph node ID, 0 outside graph replays"),
     "precision": Column("category", "", "what a matmul multiplies in; missing where its name does not say", False),
-    "thread_blocks": Column(
-        "integer", "blocks", "grid of a kernel; missing where not known, and behind the first 250,000", of_kernels=False
-    ),
+    "thread_blocks": Column("integer", "blocks", "grid of a kernel; missing where not known", of_kernels=False),
     "bytes": Column("integer", "bytes", "size of a copy or a fill; missing for others", of_kernels=False),
     "copy": Column("category", "", "way and memory of a copy, such as pageable to device; missing for others", False),
 }

@@ -26,7 +26,6 @@ from nsys_analyzer.analysis.summary.profiler_cost import (
     recorded_ranges,
     slowness,
 )
-from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Codes, Floats, Integers, Ints, SmallInts
 from nsys_analyzer.trace.columns import (
     COPY,
@@ -268,9 +267,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         windows: the steps that are studied; else a few that follow each other and take together as long as steps do.
     """
     attributed, operations = work.attributed, work.attributed.trace.operations
-    known = operations.start[: schema.GRIDS.limit + 1][operations.kernels]
-    until = int(known[-1]) if len(known) > schema.GRIDS.limit else None
-    windows = _chosen(steps, work.calls.start, until) if windows is None else windows
+    windows = _chosen(steps, work.calls.start) if windows is None else windows
     bounds = np.append(windows.called, windows.left[-1:])
     goes_on = bool(np.isin(bounds[-1], steps.every.called))  # with a step right behind the last one
     first_call = np.searchsorted(work.calls.start, bounds)
@@ -380,18 +377,15 @@ def _off_cpu(known: Mapping[int, tuple[Ints, Ints]], calls: Launches, following:
     return off
 
 
-def _chosen(steps: Steps, called: Ints, until: int | None) -> Windows:
+def _chosen(steps: Steps, called: Ints) -> Windows:
     """Measured steps that follow each other, as many as are studied, whose mean is nearest to the length of a step.
 
     Args:
         called: when each call of the program starts.
-        until: the first moment from which on grids of kernels are not known, None where all are.
     """
     windows = steps.windows
     if len(windows) >= _FEWEST:  # the time from the last one to the next is not known
         windows = windows.select(windows.called < steps.every.called[-1])
-    if until is not None and (within := int(np.searchsorted(windows.left, until))) >= _FEWEST:
-        windows = windows.select(np.arange(within))
     bounds = np.append(windows.called, windows.left)
     calls = np.searchsorted(called, bounds)
     each = max(1, int(np.median(calls[len(windows) :] - calls[: len(windows)])))
