@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.capture.recorder import NOTHING_RECORDED, Annotation, Ranges, Recorder, main
+from nsys_analyzer.capture.recorder import BEGIN, NOTHING_RECORDED, Annotation, Ranges, Recorder, main
 from tests.support.kineto import tables_of
 
 pytestmark = pytest.mark.slow  # each program imports torch
@@ -238,9 +238,11 @@ threading.Thread(target=train).start()
     assert kernels(Trace.load(outcome.trace)).count("aten::mm") == 1
 
 
-def test_a_server_is_recorded_by_time(record: Record) -> None:
+@pytest.mark.parametrize("delay", [0.5, 900])
+def test_a_server_is_recorded_by_time(record: Record, delay: float) -> None:
+    """A file beside the trace begins it before the delay is over."""
     program = """
-import threading, time, torch
+import pathlib, threading, time, torch
 from http.server import HTTPServer, BaseHTTPRequestHandler
 
 def compute():
@@ -251,7 +253,9 @@ def compute():
 threading.Thread(target=compute, daemon=True).start()
 HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler).serve_forever()
 """
-    outcome = record(program, "--whole-program", "--delay=0.5", "--duration=1")
+    if delay > 1:
+        program = program.replace("def compute():", f"pathlib.Path('{{}}/{BEGIN}').touch()\n\ndef compute():")
+    outcome = record(program, "--whole-program", f"--delay={delay}", "--duration=1")
     assert (outcome.code, outcome.out, outcome.err) == (143, "", "")  # 128 and SIGTERM, which it does not handle
     assert "aten::mm" in kernels(Trace.load(outcome.trace))
 

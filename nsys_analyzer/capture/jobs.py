@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
-from nsys_analyzer.capture.nsys import PROCESS_ID, start_now
-from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, annotating, timed_command
+from nsys_analyzer.capture.nsys import PROCESS_ID
+from nsys_analyzer.capture.profilers import Profiler, annotating, timed_command
 from nsys_analyzer.configuration import Run, as_json, overlaid
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.runs.machine import provenance
@@ -285,9 +285,9 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
     command = profiler.command(target.program, part.absolute(), target.ranks)
     stacks = part / f"capture{OF_RANK if target.ranks else ''}{STACKS}"
     environment = annotating(target.annotation, stacks=stacks)
-    if isinstance(profiler, NsysProfiler) and profiler.runs_on:
+    if profiler.runs_on:
         environment[PROCESS_ID] = str(os.getpid())
-        signal.signal(signal.SIGUSR1, lambda *_: start_now(profiler.nsys))
+        signal.signal(signal.SIGUSR1, lambda *_: profiler.begin(part))
     result = run_job(Job(command, environment, timeout_s, profiler.runs_on), part / LOG)
     if result.status == "timeout":
         return result

@@ -16,7 +16,8 @@ from typing import TypeAlias
 
 from nsys_analyzer.capture import hooks
 from nsys_analyzer.capture.launcher import launched
-from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command, start_now
+from nsys_analyzer.capture.recorder import BEGIN
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.runs.targets import OF_RANK, Annotation, Ranks, Target
 from nsys_analyzer.system.nsys import Nsys
@@ -44,6 +45,11 @@ class NsysProfiler:
     def described(self) -> dict[str, str]:
         """Returns its keys in a manifest: the version of nsys."""
         return {"nsys": self.nsys.version}
+
+    def begin(self, folder: Path) -> None:
+        """Begins the recording of a server into a folder, before its delay is over."""
+        del folder
+        start_now(self.nsys)
 
     def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
         """Returns the command line that records into ``capture.nsys-rep`` of the folder, or a report of each rank.
@@ -83,6 +89,10 @@ class TorchProfiler:
         """Returns its keys in a manifest: none, the target states the version of PyTorch."""
         return {}
 
+    def begin(self, folder: Path) -> None:
+        """Begins the recording of a server into a folder, before its delay is over."""
+        (folder / BEGIN).touch()
+
     def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
         """Returns the command line that records into ``capture.json.gz`` of the folder, or a trace of each rank.
 
@@ -108,6 +118,7 @@ class TorchProfiler:
     def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
         """Checks ``STEM.json.gz``, which a program left that has ended; raises NsysAnalyzerError where it is none."""
         del log, timeout_s
+        (folder / BEGIN).unlink(missing_ok=True)
         trace = folder / f"{stem}.json.gz"
         if not trace.is_file():
             how = "as a program does that ends with os._exit(), or before its recording began"

@@ -44,7 +44,10 @@ NOTHING_RECORDED = 4
 """The exit code where the program ended well and no trace was written; 3 is what our targets say of memory."""
 
 _TERMINATED = 128 + signal.SIGTERM
+#: The file beside the trace that begins the recording of a server before its delay is over.
+BEGIN = "record-now"
 _VARIABLE = re.compile(r"%q\{(\w+)\}")
+_LOOK_S = 0.05
 _COMPRESSION = 4  # of a trace's size it takes all but a few per cent, in a third of the time of gzip's default
 
 
@@ -412,7 +415,9 @@ def _leave(code: int) -> NoReturn:
 
 def _record_by_time(recorder: Recorder, delay_s: float, duration_s: float) -> None:
     """Records from one moment on, and has the program end at another; a duration of 0 is none."""
-    time.sleep(delay_s)
+    until, begin = time.monotonic() + delay_s, recorder.output.with_name(BEGIN)
+    while (left := until - time.monotonic()) > 0 and not begin.exists():
+        time.sleep(min(left, _LOOK_S))
     recorder.start()
     if duration_s:
         time.sleep(duration_s)

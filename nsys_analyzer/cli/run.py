@@ -39,7 +39,7 @@ _NO_PLACE = "Free some space, or name another --output-dir; finished results sta
               help="Find steps and phases of a program of yours, and time it. Default: --annotate.")  # fmt: skip
 @option(PROGRAM, "--run-to-end", is_flag=True, help="Let a program of yours go on after the recorded steps.")
 @option(PROGRAM, "--delay", type=click.FloatRange(0), metavar="S", help="Of a server, which runs on: record from S "
-              "seconds after its start on, or, under nsys, from SIGUSR1 on, until Ctrl-C ends it.")  # fmt: skip
+              "seconds after its start, or from SIGUSR1, on until Ctrl-C ends it.")  # fmt: skip
 @option(PROGRAM, "--duration", type=click.FloatRange(0, min_open=True), metavar="S",
               help="Of a server: record for S seconds, then end it.")  # fmt: skip
 @option(PROGRAM, "--modules", is_flag=True, help="A range around each call of a module of a program of "
