@@ -1,8 +1,8 @@
 """Implementations of attention with PyTorch's operators, their passes, and the error of what they return.
 
 They have the same result and take other memory, forward and backward: the four from ``naive`` to ``tiled`` go from all
-S² scores to one tile of them; ``flash`` is ``tiled`` in Triton, ``torch`` what PyTorch itself offers. They run wherever
-their operators do. The targets ``attention``, ``flash`` and ``variants`` measure them.
+S² scores to one tile of them; ``sdpa`` is what PyTorch itself offers. They run wherever their operators do. The target
+``attention`` measures them.
 
 Shapes: B sequences, H heads, S tokens, d features of a head. Queries, keys, values, the output and their gradients
 have the same shape, (B, H, S, d).
@@ -35,10 +35,6 @@ _TILE = 256
 _ROWS = 128
 
 
-class WrongResultError(ArithmeticError):
-    """An implementation whose result is not attention: its time is worth nothing."""
-
-
 class Passes:
     """Forward, backward, and both of them, of one attention over fixed inputs.
 
@@ -54,17 +50,15 @@ class Passes:
         self.inputs = (q, k, v)
 
     @classmethod
-    def random(
-        cls, attend: Attend, shape: Sequence[int], device: str, precision: str = "fp32", backward: bool = True
-    ) -> Passes:
-        """Makes passes over the same normally distributed inputs each time; ``backward``: q, k and v want gradients."""
+    def random(cls, attend: Attend, shape: Sequence[int], device: str, precision: str = "fp32") -> Passes:
+        """Makes passes over the same normally distributed inputs each time."""
         torch.manual_seed(0)
         q, k, v, gradient = (torch.randn(*shape, device=device, dtype=DTYPES[precision]) for _ in range(4))
-        return cls(attend, [tensor.requires_grad_(backward) for tensor in (q, k, v)], gradient)
+        return cls(attend, [tensor.requires_grad_() for tensor in (q, k, v)], gradient)
 
     def like(self, attend: Attend, convert: Callable[[Tensor], Tensor]) -> Passes:
         """Makes passes of another attention over converted inputs: in another precision, or of some of the heads."""
-        inputs = [convert(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in self.inputs]
+        inputs = [convert(tensor.detach()).requires_grad_() for tensor in self.inputs]
         return Passes(attend, inputs, convert(self.gradient))
 
     def forward(self) -> Tensor:
@@ -76,45 +70,30 @@ class Passes:
         return torch.autograd.grad(out, self.inputs, self.gradient, retain_graph=keep)
 
     def end_to_end(self) -> tuple[Tensor, ...]:
-        """Returns the output, and dq, dk and dv where q, k and v want gradients."""
+        """Returns the output, and dq, dk and dv."""
         out = self.forward()
-        return (out.detach(), *(self.backward(out) if out.requires_grad else ()))
+        return (out.detach(), *self.backward(out))
 
 
 def max_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """Returns max |found − exact| ÷ max |exact| of the worst tensor, or NaN if there is one."""
-    return _worst(found, exact, lambda tensor: float(tensor.abs().max()))
-
-
-def relative_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """Returns ‖found − exact‖ ÷ ‖exact‖ (Euclidean) of the worst tensor, or NaN if there is one."""
-    return _worst(found, exact, lambda tensor: float(tensor.norm()))
-
-
-def _worst(found: Sequence[Tensor], exact: Sequence[Tensor], size: Callable[[Tensor], float]) -> float:
-    """Returns the largest size of a difference ÷ that of its exact tensor; tensors that are zero are left out."""
-    sizes = [size(tensor) for tensor in exact]
-    differences = [size(tensor.to(other.dtype) - other) for tensor, other in zip(found, exact, strict=True)]
-    errors = [part / whole for part, whole in zip(differences, sizes, strict=True) if not whole <= _ZERO * max(sizes)]
+    """Returns max |found − exact| ÷ max |exact| of the worst tensor, or NaN; tensors that are zero are left out."""
+    sizes = [float(tensor.abs().max()) for tensor in exact]
+    errors = [
+        float((tensor.to(other.dtype) - other).abs().max()) / size
+        for tensor, other, size in zip(found, exact, sizes, strict=True)
+        if not size <= _ZERO * max(sizes)
+    ]
     return math.nan if any(map(math.isnan, errors)) else max(errors)
 
 
-def check_error(name: str, error: float, tolerance: float) -> None:
-    """Raises WrongResultError where an error is above its tolerance, or NaN."""
-    if not error <= tolerance:
-        raise WrongResultError(f"{name} is {error:.2g}, and the tolerance {tolerance:.2g}")
-
-
-def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool, masked: Tensor | None = None) -> Tensor:
+def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Computes all scores at once: matmul, mask, softmax, matmul, each a pass over (B, H, S, S).
 
     Args:
         q, k, v: (B, H, S, d) each; so for all implementations.
         causal: whether a query sees no later key.
-        masked: the mask, see ``later_keys``, where it was made before; else each causal call makes it.
     """
-    scores = q @ k.mT / math.sqrt(q.shape[-1])  # (B, H, S, S)
-    return _masked(scores, causal, masked).softmax(-1) @ v
+    return _masked(q @ k.mT / math.sqrt(q.shape[-1]), causal).softmax(-1) @ v
 
 
 def later_keys(rows: int, keys: int, device: str | torch.device) -> Tensor:
@@ -122,12 +101,10 @@ def later_keys(rows: int, keys: int, device: str | torch.device) -> Tensor:
     return torch.ones(rows, keys, dtype=torch.bool, device=device).triu(keys - rows + 1)
 
 
-def _masked(scores: Tensor, causal: bool, masked: Tensor | None = None) -> Tensor:
+def _masked(scores: Tensor, causal: bool) -> Tensor:
     """Returns the scores, minus infinity for later keys."""
-    if causal and masked is None:
-        rows, keys = scores.shape[-2:]
-        masked = later_keys(rows, keys, scores.device)
-    return scores if masked is None else scores.masked_fill(masked, -math.inf)
+    rows, keys = scores.shape[-2:]
+    return scores.masked_fill(later_keys(rows, keys, scores.device), -math.inf) if causal else scores
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -168,11 +145,6 @@ def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return torch.cat(done, -2)
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Computes FlashAttention-2 in Triton."""
-    return triton_attention(q.shape[-1])(q, k, v, causal)
-
-
 def triton_attention(d_head: int) -> Attention:
     """Returns FlashAttention-2 in Triton, which takes ``fp32_products`` besides.
 
@@ -204,6 +176,6 @@ IMPLEMENTATIONS: dict[str, Attention] = {
     "blocked": blocked,
     "fused": fused,
     "tiled": tiled_attention,
-    "flash": flash,
-    "torch": sdpa,
+    "sdpa": sdpa,
+    "sdpa_flash": sdpa_flash,
 }

@@ -19,14 +19,12 @@ import math
 import platform
 import statistics
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -35,7 +33,6 @@ import torch
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, model_names
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, as_json
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import options_of
 from nsys_analyzer.runs.rows import CaseTarget, written
 from nsys_analyzer.system.atomic_write import write_text
 
@@ -257,73 +254,35 @@ def times_ms(work: Callable[[], object], device: str, warmup: int, steps: int) -
 
 @dataclass
 class Allocations:
-    """Memory that tensors took inside a block.
+    """Memory that tensors took inside a block on a GPU; None on a CPU, where nothing counts it.
 
     Attributes:
         peak_bytes: the most at once, above what was allocated when the block began.
         alive_bytes: what was still there at the end of the block.
-        total_bytes: the sum of all allocations, however short they lived.
     """
 
-    peak_bytes: int = 0
-    alive_bytes: int = 0
-    total_bytes: int = 0
+    peak_bytes: int | None = None
+    alive_bytes: int | None = None
 
 
 @contextmanager
 def allocations(device: str) -> Iterator[Allocations]:
-    """Counts the tensor memory allocated inside the block; the figures are there after it.
-
-    On a GPU the statistics of PyTorch's allocator say it, on the CPU the memory events of ``torch.profiler``, which
-    slow the work down: nothing should be timed inside. Memory that does not come from PyTorch's allocator is not seen.
-    """
+    """Counts the tensor memory allocated inside the block, by PyTorch's allocator; the figures are there after it."""
     counted = Allocations()
+    synchronize(device)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        alive = torch.cuda.memory_allocated()
+    yield counted
     if device == "cuda":
         torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_stats()
-        alive, ever = (before.get(f"allocated_bytes.all.{key}", 0) for key in ("current", "allocated"))
-        yield counted
-        torch.cuda.synchronize()
-        after = torch.cuda.memory_stats()
-        counted.peak_bytes = after["allocated_bytes.all.peak"] - alive
-        counted.alive_bytes = after["allocated_bytes.all.current"] - alive
-        counted.total_bytes = after["allocated_bytes.all.allocated"] - ever
-        return
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield counted
-    sizes = [event["args"]["Bytes"] for event in trace_events(profiler) if event["name"] == "[memory]"]
-    counted.peak_bytes, counted.alive_bytes = max(accumulate(sizes, initial=0)), sum(sizes)
-    counted.total_bytes = sum(size for size in sizes if size > 0)
-
-
-def trace_events(profiler: Any) -> list[dict[str, Any]]:
-    """Returns the events of a recording by ``torch.profiler`` that have a time, in order."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return sorted((event for event in events if "ts" in event), key=lambda event: event["ts"])
+        counted.peak_bytes = torch.cuda.max_memory_allocated() - alive
+        counted.alive_bytes = torch.cuda.memory_allocated() - alive
 
 
 def set_precision(precision: str) -> None:
     """Lets matmuls of fp32 tensors run as TF32 for ``tf32``, and keeps them in fp32 for others."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-
-
-def kept_bits(device: str, dtype: torch.dtype = torch.float32) -> int:
-    """Returns the bits of the mantissa that a matmul keeps of its operands: 23 for fp32, 10 for TF32, 7 for bf16.
-
-    Found by multiplying 1 + 2⁻ᵏ with one, for each k: what the settings say is not what ran, since an environment
-    variable such as ``NVIDIA_TF32_OVERRIDE`` outranks them.
-    """
-    side = 256  # a size that tensor cores take
-    bits = torch.arange(1, 24, device=device, dtype=torch.float64)
-    values = torch.zeros(side, side, device=device, dtype=dtype)
-    values[0, :23] = (1 + 2.0**-bits).to(dtype)  # the k-th column of the first row
-    identity = torch.eye(side, device=device, dtype=dtype)
-    came_through = (values @ identity)[0, :23].double() == 1 + 2.0**-bits
-    return int(came_through.long().cumprod(0).sum().item())
 
 
 @dataclass(frozen=True)
@@ -407,41 +366,26 @@ class NotHereError(ConfigurationError):
     """A case that this device or installation cannot run."""
 
 
-#: Exit codes by status; after any other than 0 the process has ended before its last case.
-EXIT_CODES = {"ok": 0, "unsupported": 0, "failed": 1, "oom": 3}
+def main(target: CaseTarget[C, F], measure: Callable[[C, F], None]) -> None:
+    """Measures the cases of a file, as ``nsys-analyze bench`` asks for them, and ends the process.
 
-
-def main(target: CaseTarget[C, F], measure: Callable[[C, F], None], arguments: list[str] | None = None) -> int:
-    """Runs the command line of a target and returns its exit code.
+    It ends after the first case that leaves the process in doubt. Running out of memory does: the memory of the next
+    case should be that of a fresh process.
 
     Args:
-        target: its types; each field of a case is an option, and has a default, but for ``device``.
+        target: its types.
         measure: fills the figures as it goes: what was there when memory ran out is kept.
-        arguments: the command line without the program, of this process where there is none.
     """
-    description = (measure.__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(f"python -m {target.module}", description=description)
-    parser.add_argument("--device", default=default_device(), help=f"(default {default_device()})")
-    for option in options_of(target.case).values():
-        add_option(parser, option)
-    parser.add_argument("--cases", type=Path, metavar="FILE", help="measure the cases of a JSON list instead")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="append a line of JSON for each of them there")
-    given = vars(parser.parse_args(arguments))
-    cases, rows = given.pop("cases"), given.pop("rows")
-    if bool(cases) != bool(rows):
-        parser.error("--cases and --rows go together")
-    try:
-        if cases:
-            return _measure_all(target, json.loads(cases.read_text(encoding="utf-8")), rows, measure)
-        row = measured(target, target.case(**given), measure)
-    except ConfigurationError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
-    for key, value in row["figures"].items():
-        print(f"{key:32} {value:.6g}" if isinstance(value, float) else f"{key:32} {value}")
-    if row["message"]:
-        print(f"{row['status']}: {row['message']}", file=sys.stderr)
-    return EXIT_CODES[row["status"]]
+    parser = argparse.ArgumentParser(f"python -m {target.module}")
+    parser.add_argument("--cases", type=Path, metavar="FILE", required=True, help="a JSON list of cases to measure")
+    parser.add_argument("--rows", type=Path, metavar="FILE", required=True, help="gets a line of JSON for each of them")
+    given = parser.parse_args()
+    for values in json.loads(given.cases.read_text(encoding="utf-8")):
+        row = measured(target, target.case(**values), measure)
+        with given.rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        if row["status"] in ("failed", "oom"):
+            sys.exit(1)
 
 
 def default_device() -> str:
@@ -465,22 +409,6 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
         parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, **known)
     else:
         parser.add_argument(option.flag, type=read, choices=option.choices or None, **known)
-
-
-def _measure_all(
-    target: CaseTarget[C, F], cases: list[Mapping[str, Any]], rows: Path, measure: Callable[[C, F], None]
-) -> int:
-    """Measures the cases in order; ends after the first that leaves the process in doubt.
-
-    Running out of memory does: the memory of the next case should be that of a fresh process.
-    """
-    for values in cases:
-        row = measured(target, target.case(**values), measure)
-        with rows.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        if code := EXIT_CODES[row["status"]]:
-            return code
-    return 0
 
 
 def measured(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> dict[str, Any]:

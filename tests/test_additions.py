@@ -50,7 +50,6 @@ def test_an_experiment_is_a_module_an_entry_and_a_target(
     assert ended.code == 0, ended.err
     rows = [json.loads(line) for line in (tmp_path / "primes/bench.jsonl").read_text().splitlines()]
     assert [row["figures"]["primes_count"] for row in rows if "figures" in row] == [4, 8]
-    assert "new_experiment,cpu,20,ok,8," in (tmp_path / "primes/primes.csv").read_text()
     report = tmp_path / "report.md"
     assert run_main("report", tmp_path / "primes", "-o", report).code == 0
     assert "Up to 8 primes." in report.read_text()

@@ -5,26 +5,27 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.experiments.attention import BENCH, TARGET, AttentionCase, AttentionFigures
+from nsys_analyzer.experiments.attention import BENCH
 from nsys_analyzer.experiments.model import AnyRow as Row
+from nsys_analyzer.experiments.passes import TARGET, PassesCase, PassesFigures
 from nsys_analyzer.report.model import Spread
-from tests.support.rows import COLD, cells, check, default_settings, figures, page, typed_row
+from tests.support.rows import cells, check, default_settings, figures, page, typed_row
 
-CASE = {"device": "cuda", "batch_size": 8, "precision": "fp32", "warmup_steps": 5, "steps": 100}
+CASE = {"device": "cuda", "implementation": "unfused", "heads": 1, "batch_size": 8, "warmup_steps": 3, "steps": 10}
 
 
 def row(length: int, compiled: bool, forward_ms: float, **figures: Any) -> Row:
     scores = 3 * 8 * length**2 * 4
     known = {
         "forward_ms": forward_ms, "backward_ms": 2 * forward_ms, "peak_bytes": 2 * scores, "inputs_bytes": 1000,
-        "before_backward_bytes": scores + 8 * length * 64 * 4, "first_step_ms": 3 * forward_ms + 7, "product_bits": 23,
+        "before_backward_bytes": scores + 8 * length * 64 * 4, "first_step_ms": 3 * forward_ms + 7,
     }  # fmt: skip
-    case = {**CASE, "d": 64, "context_length": length, "compile": compiled}
+    case = {**CASE, "d_head": 64, "context_length": length, "compile": compiled}
     return typed_row(TARGET, case, {**known, **figures}, machine={"gpu": "NVIDIA H200"})
 
 
 def lost(length: int, compiled: bool, status: str, message: str) -> Row:
-    return replace(row(length, compiled, 1), status=status, message=message, figures=AttentionFigures())
+    return replace(row(length, compiled, 1), status=status, message=message, figures=PassesFigures())
 
 
 EAGER, LONG, COMPILED = row(1024, False, 10), row(4096, False, 160), row(1024, True, 5)
@@ -33,10 +34,8 @@ EAGER, LONG, COMPILED = row(1024, False, 10), row(4096, False, 160), row(1024, T
 def test_cases() -> None:
     cases = BENCH.tasks(default_settings(BENCH, "cuda"))
     assert len(cases) == 2 * 4 * 5  # eager and compiled, four widths, five lengths
-    assert cases[0].case == AttentionCase(**CASE, d=16, context_length=256, compile=False)
-    assert cases[-1].label == "d 128, context length 16,384, compile on"
-    assert [case.environment for case in (cases[0], cases[-1])] == [{}, COLD]  # eager first, compiled last
-    assert not any(case.environment for case in BENCH.tasks(default_settings(BENCH, "cpu")))
+    assert cases[0].case == PassesCase(**CASE, d_head=16, context_length=256, compile=False)
+    assert [case.case.compile for case in cases] == [False] * 20 + [True] * 20
 
 
 @pytest.mark.parametrize(
@@ -46,13 +45,11 @@ def test_cases() -> None:
         # 10 ÷ 5 and 160 ÷ 40, forward as backward
         ((EAGER, LONG, COMPILED, row(4096, True, 40)),
          ["to the power 1.99", "2.000× to 4.000× as fast", "Nothing ran out of memory",
-          "measured: 100 forward and backward passes of each shape, batch 8, fp32"], ["Unsteady", "another precision"]),
+          "measured: 10 passes of each shape, batch 8, fp32"], ["Unsteady"]),
         ((EAGER, row(1024, True, 50, forward_cv=0.3)),
          ["**Unsteady times**, CV above 10.0 %: forward of compile on: 30.0 %."], []),
         ((row(1024, False, 0.492, forward_std_ms=0.145), row(1024, True, 0.246)),
          ["| off | 0.492 ± 0.145 | – |", "| on | 0.246 | 2.000× |"], []),
-        ((EAGER, row(1024, True, 9, product_bits=10)),
-         ["**Matmuls in another precision than asked for**, in 1 of 2 rows: fp32 kept 10 bits."], []),
         ((EAGER, lost(16384, False, "oom", "CUDA out of memory")),
          ["Out of memory: context length 16,384.", "| context length 16,384 | oom | CUDA out of memory |"],
          ["Nothing ran out"]),
@@ -68,7 +65,7 @@ def test_tables_and_figures() -> None:
     assert compiled == {"compile": "on", "forward ms": Spread(5, None), "speed-up": 2.0,
                         "backward ms": Spread(10, None), "compile ms": 7}  # fmt: skip
     saved = 3 * 8 * 1024**2 * 4
-    memory = {"compile": "on", "inputs": 1000, "saved for backward": saved + 8 * 1024 * 64 * 4, "peak": 2 * saved}
+    memory = {"compile": "on", "saved for backward": saved + 8 * 1024 * 64 * 4, "peak": 2 * saved}
     assert cells(BENCH, [EAGER, COMPILED], "Memory")[1] == memory
     drawn = figures(BENCH, [EAGER, LONG, COMPILED])  # a single point is no curve
     assert [figure.y_axis for figure in drawn.values()] == ["ms", "ms", "MiB saved for backward"]

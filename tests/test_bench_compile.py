@@ -11,7 +11,7 @@ import pytest
 from nsys_analyzer.experiments.compile import BENCH, compile_s, repaid_after, speed_up
 from nsys_analyzer.experiments.model import AnyRow
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures
-from tests.support.rows import COLD, cells, check, default_settings, figures, page, typed_row
+from tests.support.rows import cells, check, default_settings, figures, page, typed_row
 
 PARTED = ("forward", "loss", "backward", "optimizer", "step")
 CASE = {
@@ -29,26 +29,25 @@ def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, *
     known: dict[str, Any] = {
         "forward_ms": 0.3 * step_ms, "loss_ms": 0.1 * step_ms, "backward_ms": 0.4 * step_ms,
         "optimizer_ms": 0.2 * step_ms, "step_ms": step_ms, "step_std_ms": 1.0, "first_step_ms": 20_000 + step_ms,
-        "product_bits": 23, "peak_allocated_bytes": 2**32,
+        "peak_allocated_bytes": 2**32,
     }  # fmt: skip
     known |= figures
     known = {**{f"{key[:-3]}_median_ms": ms for key, ms in known.items() if key[:-3] in PARTED}, **known}
     case = {**CASE, "compile": compiled, **(changes or {})}
-    return typed_row(TARGET, case, known, environment=COLD if compiled else {})
+    return typed_row(TARGET, case, known)
 
 
-def test_cases_are_eager_first_then_compiled_without_a_cache() -> None:
+def test_cases_are_eager_first_then_compiled() -> None:
     cases = BENCH.tasks(settings())
     assert len(cases) == 2 * 3 * 2 * 2  # eager and compiled, three models, two precisions, two modes
     assert [case.case.compile for case in cases] == [False] * 12 + [True] * 12
-    assert [dict(case.environment) for case in cases] == [{}] * 12 + [COLD] * 12
     assert cases[1].case == StepCase(**CASE)
-    assert cases[13].label == "small, context length 256, fp32, train, compile on"
+    assert cases[13].label == "compile on, small, context length 256, fp32, train"
 
 
-def test_on_a_cpu_one_narrow_layer_and_the_cache() -> None:
+def test_on_a_cpu_one_narrow_layer() -> None:
     cases = BENCH.tasks(settings("cpu"))
-    assert [(case.case.compile, dict(case.environment)) for case in cases] == [(False, {}), (True, {})]
+    assert [case.case.compile for case in cases] == [False, True]
     assert [getattr(cases[0].case, key) for key in ("d_model", "d_ff", "num_layers", "num_heads")] == [256, 1024, 1, 4]
 
 
@@ -65,15 +64,13 @@ LOST = replace(
         ((row(False, 100), row(True, 80), row(False, 50, LARGE), row(True, 20, LARGE)),
          ["makes a step 1.250× (small) to 2.500× (large) as fast", "makes forward 1.250× (small) to 2.500× (large)",
           "Compiling takes 20.0 s (large, repaid after 667 steps) to 20.0 s (small, repaid after 1,000 steps)."],
-         ["Unsteady", "Was anything compiled?"]),
+         ["Unsteady"]),
         ((row(False, 100), row(True, 125)), ["0.800×", "Compiling takes 20.0 s (small, never repaid)."], []),
         # the cheaper one, 10 s, saves 5 ms: 2,000 steps; the dearer one, 20 s, saves 20 ms: 1,000
         ((row(False, 100), row(True, 80), row(False, 55, LARGE), row(True, 50, LARGE, first_step_ms=10_050)),
          ["10.0 s (large, repaid after 2,000 steps) to 20.0 s (small"], []),
         ((row(False, 28), row(True, 15, step_cv=0.2, loss_cv=0.3)),
          ["**Unsteady times**, CV above 10.0 %: step of small, compile on: 20.0 %. A"], []),
-        ((row(False, 100), row(True, 100, first_step_ms=350)), ["Was anything compiled?"], []),  # 250 ms more
-        ((row(False, 100), row(True, 100, first_step_ms=450)), [], ["Was anything compiled?"]),
         # memory is known even so
         ((row(False, 100), LOST), ["| small | 4.0 GiB | 8.0 GiB |", "CUDA out of memory"], []),
         ((row(True, 80),), ["Nothing ran out of memory."], ["as fast"]),  # against no eager row

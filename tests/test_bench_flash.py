@@ -1,90 +1,24 @@
-"""The bench of FlashAttention: its target on the CPU, its cases, and its section from hand-made rows."""
+"""The bench of FlashAttention: its cases, and its section from hand-made rows."""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the targets need PyTorch")
+from nsys_analyzer.experiments.flash import BENCH, flops_per_s
+from nsys_analyzer.experiments.model import AnyRow
+from nsys_analyzer.experiments.passes import TARGET, PassesCase
+from tests.support.rows import check, default_settings, figures, page, typed_row
 
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-
-from nsys_analyzer.experiments.flash import BENCH, TARGET, FlashCase, FlashFigures, flops_per_s  # noqa: E402
-from nsys_analyzer.experiments.model import AnyRow  # noqa: E402
-from profiling_targets import flash  # noqa: E402
-from profiling_targets.attention_variants import Attend  # noqa: E402
-from profiling_targets.harness import NotHereError, measured  # noqa: E402
-from tests.support.rows import check, default_settings, figures, page, typed_row  # noqa: E402
-
-SMALL = {"device": "cpu", "precision": "fp32", "context_length": 40, "d_head": 8, "heads": 2, "steps": 2}
-CASE = {"device": "cuda", "batch_size": 1, "heads": 8, "causal": True, "fp32_products": "tf32x3", "warmup_ms": 25,
-        "measured_ms": 100, "warmup_steps": 1, "steps": 3}  # fmt: skip
-INPUTS = 4 * 2 * 40 * 8 * 4  # q, k, v and the gradient; 2 heads, 40 tokens, 8 features, 4 bytes
-
-
-def measured_flash(**case: Any) -> dict[str, Any]:
-    return measured(TARGET, FlashCase(**{**SMALL, **case}), flash.measure)
-
-
-@pytest.mark.parametrize(
-    ("implementation", "precision", "kernel"),
-    [
-        ("flash", "fp32", "tiles in PyTorch"),
-        ("unfused", "bf16", "unfused"),
-        ("sdpa", "fp32", "FlashAttentionForCpu"),
-        ("sdpa_flash", "bf16", "FlashAttentionForCpu"),
-    ],
-)
-def test_measure(implementation: str, precision: str, kernel: str) -> None:
-    row = measured_flash(implementation=implementation, precision=precision)
-    figures = row["figures"]
-    assert (row["status"], figures["kernel"]) == ("ok", kernel)
-    assert figures["inputs_bytes"] == (INPUTS if precision == "fp32" else INPUTS / 2)
-    assert figures["peak_bytes"] >= figures["inputs_bytes"]  # the output and three gradients are as large
-    assert figures["max_error"] < flash.TOLERANCES[precision]
-    for name in ("forward", "backward", "end_to_end"):
-        assert 0 < figures[f"{name}_min_ms"] <= figures[f"{name}_ms"] <= figures[f"{name}_max_ms"]
-        assert figures[f"{name}_timer"] == "2 calls"
-
-
-def test_unfused_memory_holds_the_square() -> None:
-    row = measured_flash(implementation="unfused", context_length=256)
-    weights = 2 * 256**2 * 4
-    assert row["figures"]["peak_bytes"] > 2 * weights  # the weights and their gradient
-
-
-def test_the_backend_that_ran_is_named() -> None:
-    with sdpa_kernel(SDPBackend.MATH):
-        row = measured_flash(implementation="sdpa")
-    assert row["figures"]["kernel"] == "math"
-
-
-@pytest.mark.parametrize(("factor", "says"), [(1.001, "0.001"), (float("nan"), "nan")])
-def test_a_wrong_kernel_is_not_timed(factor: float, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(case: FlashCase) -> Attend:
-        return lambda q, k, v: factor * torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
-
-    monkeypatch.setattr(flash, "_attend", wrong)
-    row = measured_flash()
-    assert row["status"] == "failed"
-    assert row["message"].startswith(f"WrongResultError: max_error is {says}")
-    assert "forward_ms" not in row["figures"]
-
-
-def test_what_cannot_run_here_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NotHereError, match="no fp32"):
-        flash.measure(FlashCase(device="cuda", implementation="sdpa_flash", precision="fp32"), FlashFigures())
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(NotHereError, match="pip install triton"):
-        flash.measure(FlashCase(device="cuda", implementation="flash"), FlashFigures())
+CASE = {"device": "cuda", "batch_size": 1, "heads": 8, "causal": True, "fp32_products": "tf32x3",
+        "measured_ms": 100, "warmup_steps": 3, "steps": 10}  # fmt: skip
 
 
 def row(implementation: str, length: int, end_to_end_ms: float, **changes: Any) -> AnyRow:
     case = {**CASE, "implementation": implementation, "precision": "bf16", "d_head": 64, "context_length": length}
     figures = {"forward_ms": end_to_end_ms / 4, "backward_ms": end_to_end_ms, "end_to_end_ms": end_to_end_ms,
-               "peak_bytes": 2**30, "kernel": implementation, "forward_timer": "do_bench"}  # fmt: skip
+               "peak_bytes": 2**30, "kernel": implementation}  # fmt: skip
     status, message = changes.pop("status", "ok"), changes.pop("message", "")
     case |= {key: changes.pop(key) for key in tuple(changes) if key in case}
     return typed_row(TARGET, case, {**figures, **changes} if status == "ok" else changes, status, message)
@@ -92,10 +26,9 @@ def row(implementation: str, length: int, end_to_end_ms: float, **changes: Any) 
 
 def test_cases() -> None:
     cases = BENCH.tasks(default_settings(BENCH, "cuda"))
-    # three implementations in both precisions, SDPA's FlashAttention in bf16; 4 widths, 10 lengths
-    assert len(cases) == (3 * 2 + 1) * 4 * 10
+    assert len(cases) == 4 * 2 * 4 * 10  # implementations, precisions, widths, lengths
     shape = {"precision": "bf16", "d_head": 16, "context_length": 128}
-    assert cases[0].case == FlashCase(**{**CASE, **shape, "implementation": "flash"})
+    assert cases[0].case == PassesCase(**{**CASE, **shape, "implementation": "flash"})
     assert len(BENCH.tasks(default_settings(BENCH, "cpu"))) == 3 * 3
 
 

@@ -35,4 +35,4 @@ def test_a_figure_that_is_none(tmp_path: Path, bench: Bench, wrong: Any) -> None
         tmp_path.mkdir()
         (tmp_path / NAME).write_text("\n".join([header, *map(json.dumps, changed)]), encoding="utf-8")
         with suppress(ConfigurationError):
-            assert render(Report("", (read_finished(tmp_path, "").section,)), {})
+            assert render(Report("", (read_finished(tmp_path).section,)), {})

@@ -17,8 +17,7 @@ TARGET: CaseTarget[Any, Any] = CaseTarget("tests.support.case_target")
 
 
 def case(ends: str, number: int = 0, **more: Any) -> Task[Any]:
-    environment = more.pop("environment", {})
-    return Task(TARGET, {"ends": ends, "number": number, **more}, f"{ends} {number}", environment)
+    return Task(TARGET, {"ends": ends, "number": number, **more}, f"{ends} {number}")
 
 
 class Runner:
@@ -76,12 +75,6 @@ def test_the_time_of_a_case_begins_with_it(runner: Runner, monkeypatch: pytest.M
     rows = runner.run(*(case("ok", n, after=0.3) for n in range(3)), case("hangs", 4), case("ok", 5), timeout_s=2)
     assert [row.status for row in rows] == ["ok", "ok", "ok", "timeout", "ok"]
     assert rows[3].message == "stopped after 2 s"
-
-
-def test_an_environment_is_a_process_of_its_own(runner: Runner) -> None:
-    rows = runner.run(case("ok", 1), case("ok", 1, environment={"STUDY": "1"}))
-    assert [row.figures["env"] for row in rows] == [None, "1"]
-    assert len({row.figures["pid"] for row in rows}) == 2
 
 
 def test_what_remains(runner: Runner) -> None:

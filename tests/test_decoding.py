@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
 from nsys_analyzer.configuration import ATTENTIONS  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from profiling_targets import decoding, serving, transformer  # noqa: E402
-from profiling_targets.decoding import Cache, DecodeCase, Decoder, generate, max_error, measure  # noqa: E402
+from profiling_targets.decoding import Cache, DecodeCase, Decoder, generate, measure  # noqa: E402
 from profiling_targets.harness import (  # noqa: E402
     Config,
     measured,
@@ -50,15 +50,22 @@ def test_a_whole_pass_is_that_of_the_transformer(attention: str) -> None:
     ours, known = decoder(attention), transformer.Transformer(config(attention)).requires_grad_(False)
     ours.load_state_dict(known.state_dict())
     sequence = tokens(ROOM)
-    torch.testing.assert_close(ours(sequence, None, last=ROOM), known(sequence))
+    torch.testing.assert_close(ours(sequence), known(sequence)[:, -1])
+
+
+def max_error(model: Decoder, prompt_length: int) -> float:
+    """The largest difference of logits with the cache from those of one pass over the whole, ÷ the largest logit."""
+    sequence, cache = tokens(ROOM), Cache(config())
+    ends = range(prompt_length, ROOM)
+    whole = torch.stack([model(sequence[:, :end]) for end in ends])
+    cached = torch.stack([model(sequence[:, cache.filled : end], cache) for end in ends])
+    return float((cached - whole).abs().max() / whole.abs().max())
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("prompt_length", [1, 7])
 def test_the_cache_changes_no_logit(attention: str, prompt_length: int) -> None:
-    error, largest, same = max_error(decoder(attention), tokens(ROOM), prompt_length, Cache(config()))
-    assert error < 1e-5 * largest
-    assert same == 1
+    assert max_error(decoder(attention), prompt_length) < 1e-5
 
 
 def test_without_what_the_cache_holds_the_logits_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +76,7 @@ def test_without_what_the_cache_holds_the_logits_are_others(monkeypatch: pytest.
         return extend(self, layer, k, v)
 
     monkeypatch.setattr(Cache, "extend", forgets)
-    error, largest, _ = max_error(decoder(), tokens(ROOM), 7, Cache(config()))
-    assert error > decoding.TOLERANCE["bf16"] * largest  # the loosest tolerance would see it
+    assert max_error(decoder(), 7) > 5e-2
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -79,7 +85,7 @@ def test_tokens_are_greedy_and_the_same_with_and_without_the_cache(attention: st
     for cache in (None, Cache(config())):
         sequence = tokens(ROOM)
         for at, logits in enumerate(generate(model, sequence, 7, cache), start=7):
-            assert torch.equal(sequence[:, at], model(sequence[:, :at])[:, 0].argmax(-1))
+            assert torch.equal(sequence[:, at], model(sequence[:, :at]).argmax(-1))
             assert logits.shape == (BATCH, TINY.vocab_size)
         made.append(sequence)
     assert torch.equal(made[0], made[1])
@@ -97,19 +103,15 @@ def test_a_generation_fills_the_cache_anew_up_to_its_last_token() -> None:
 def test_the_figures_of_a_case(cache: bool) -> None:
     row = measure_small(cache=cache)
     figures = row["figures"]
-    assert (row["status"], figures["product_bits"], figures["same_tokens"]) == ("ok", 23, 1)
-    assert figures["max_error"] <= figures["tolerance"] == pytest.approx(1e-4 * figures["largest_logit"])
+    assert row["status"] == "ok", row["message"]
     # one layer of small: 4·768² + 3·768·3072 + 2·768 parameters; embedding, head and norm: 2·10,000·768 + 768
     assert figures["weights_bytes"] == 4 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768 + 2 * 10_000 * 768 + 768)
     # keys and values of 2 sequences, 16 positions, 768 features, fp32
     assert figures["cache_bytes"] == (2 * 2 * 16 * 768 * 4 if cache else 0)
-    must_live = figures["weights_bytes"] + figures["cache_bytes"]
-    assert must_live < figures["peak_bytes"] < 1.1 * must_live  # the activations of 12 or 20 tokens are little
     times = figures["token_times_ms"]
     assert len(times) == 5
     assert figures["between_tokens_ms"] == pytest.approx(sum(times[1:]) / 4)
     assert figures["tokens_per_s"] == pytest.approx(2 / figures["between_tokens_ms"] * 1e3)
-    assert figures["generation_tokens_per_s"] == pytest.approx(2 * 5 / sum(times) * 1e3)
     # Of four sorted samples the 95th percentile lies at 0.95 · 3 = 2.85: 15 % of the third, 85 % of the fourth.
     *_, third, fourth = sorted(times[1:])
     assert figures["between_tokens_p95_ms"] == pytest.approx(0.15 * third + 0.85 * fourth)
@@ -118,22 +120,9 @@ def test_the_figures_of_a_case(cache: bool) -> None:
 
 def test_bf16_halves_weights_and_cache() -> None:
     single, half = (measure_small(precision=precision)["figures"] for precision in ("fp32", "bf16"))
-    assert half["product_bits"] == 7
     for key in ("weights_bytes", "cache_bytes"):
         assert 2 * half[key] == single[key]
-    assert half["peak_bytes"] < 0.6 * single["peak_bytes"]  # nothing was made in fp32 first
     assert torch.get_default_dtype() == torch.float32
-
-
-def test_a_cache_that_is_wrong_is_not_timed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(decoding, "max_error", lambda *_: (float("nan"), 1.0, 0.0))
-    row = measure_small()
-    assert row["status"] == "failed"
-    assert "logits with the cache are nan off those without, 0.0001 is allowed" in row["message"]
-    assert "between_tokens_ms" not in row["figures"]
-    assert "ArithmeticError" in capsys.readouterr().err
 
 
 def test_tf32_is_not_there_on_a_cpu() -> None:

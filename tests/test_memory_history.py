@@ -1,116 +1,98 @@
-"""The recorder of a step's memory: for real on the CPU, and the GPU's part on entries as PyTorch writes them."""
+"""The recorder of a step's memory, on entries of the allocator's history as PyTorch writes them."""
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments import steps
-from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures
+from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures, Point
 from nsys_analyzer.runs.rows import written
-from profiling_targets import memory_history, memory_recording, transformer
-from profiling_targets.harness import allocations, measured
-from profiling_targets.memory_history import measure
-from profiling_targets.memory_recording import code_of, source_of
-from profiling_targets.transformer import Block, Training
+from profiling_targets import transformer
+from profiling_targets.harness import measured
+from profiling_targets.memory_history import (
+    MemoryEvent,
+    Span,
+    add_figures,
+    alive_after,
+    measure,
+    record,
+    reduced,
+    thinned,
+)
+from profiling_targets.transformer import Block
 
-TINY = ModelSize("tiny", d_model=32, d_ff=64, num_layers=3, num_heads=2, vocab_size=100)
-CASE = MemoryCase(device="cpu", context_length=16, batch_size=2, warmup_steps=1, steps=1)
+SPANS = [Span("forward", 0.0, 4.0), Span("backward", 5.0, 9.0)]
+#: Forward keeps 30 of 50, backward frees what was there before (100) and makes 20.
+EVENTS = [
+    MemoryEvent(1.0, 30, 0xA, 1, "f", True),
+    MemoryEvent(2.0, 20, 0xB, 2, "f", True),
+    MemoryEvent(3.0, -20, 0xB),
+    MemoryEvent(6.0, 20, 0xB),
+    MemoryEvent(7.0, -100, 0xC),
+    MemoryEvent(8.0, -30, 0xA),
+]
 
 
-@pytest.fixture(autouse=True)
-def _tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "find_model", lambda _: TINY)
-
-
-def figures_of(case: MemoryCase) -> dict[str, Any]:
+def figures_of(events: list[MemoryEvent], base_bytes: int, layers: int | None = None) -> MemoryFigures:
     figures = MemoryFigures()
-    measure(case, figures)
-    return written(figures)
+    add_figures(events, SPANS, base_bytes, figures, layers)
+    return figures
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_layer_keeps_what_its_shapes_say(precision: str, batch_size: int) -> None:
-    figures = figures_of(replace(CASE, precision=precision, batch_size=batch_size))
-    assert figures["layer_saves_bytes"] == figures["layer_saves_by_shapes_bytes"]
-    assert sum(line["bytes"] for line in figures["layer_saves"]) == figures["layer_saves_bytes"]
-    assert figures["residual_bytes"] == 4 * batch_size * 16 * 32
-    # Beside the layers, the embedding, the final norm and the logits outlive forward.
-    assert figures["kept_bytes"] >= 3 * figures["layer_saves_bytes"] + figures["logits_bytes"]
+def test_levels_begin_with_what_was_there() -> None:
+    figures = figures_of(EVENTS, 100)
+    assert figures.timeline_ms_bytes == [
+        (0.0, 100), (1.0, 130), (2.0, 150), (3.0, 130), (6.0, 150), (7.0, 50), (8.0, 20),
+    ]  # fmt: skip
+    assert (figures.base_bytes, figures.step_peak_bytes) == (100, 150)
 
 
-def test_a_full_step_gives_back_what_it_takes() -> None:
-    figures = figures_of(CASE)
-    phases = {phase["name"]: phase for phase in figures["phases"]}
-    assert list(phases) == ["forward", "loss", "backward", "optimizer"]
-    assert phases["forward"]["start_bytes"] == phases["optimizer"]["end_bytes"] == figures["base_bytes"]
-    # Parameters, gradients and both moments live between steps; 4 bytes of AdamW's step count for each of 3 · 9 + 3.
-    parameters = 4 * TINY.parameters
-    assert figures["parameter_bytes"] == parameters
-    assert figures["moment_bytes"] == 2 * parameters + 4 * 30
-    assert figures["base_bytes"] > 4 * parameters
-    assert figures["forward_peak_bytes"] >= figures["base_bytes"] + figures["kept_bytes"]
-    assert figures["step_peak_bytes"] == max(phase["peak_bytes"] for phase in figures["phases"])
-    levels = [level for _, level in figures["timeline_ms_bytes"]]
-    assert max(levels) == figures["step_peak_bytes"]
-    assert len(levels) <= 1000
-    for phase in figures["phases"]:
-        assert phase["wall_ms"] > 0
+def phases_of(events: list[MemoryEvent], base_bytes: int) -> list[tuple[int, int]]:
+    """Bytes at the start of each phase, and its peak."""
+    return [(phase.start_bytes, phase.peak_bytes) for phase in figures_of(events, base_bytes).phases or ()]
 
 
-def test_the_recorder_sees_the_peak_of_an_unmarked_forward() -> None:
-    case = replace(CASE, mode="forward")
-    figures = figures_of(case)
-    training = Training(memory_history.config_of(case))
-    training.forward()
-    with allocations("cpu") as counted:
-        training.forward()
-    assert figures["forward_peak_bytes"] - figures["base_bytes"] == counted.peak_bytes
-    # Under a mode the numbers of the model's code are tensors, too, of a few bytes each.
-    assert figures["phases"][0]["allocated_bytes"] == pytest.approx(counted.total_bytes, rel=1e-3)
-    assert "layer_saves" not in figures
+def test_each_phase_has_its_own_peak() -> None:
+    assert phases_of(EVENTS, 100) == [(100, 150), (130, 150)]
+    assert phases_of([MemoryEvent(6.0, -40, 0xA)], 100) == [(100, 100), (100, 100)]  # one without an allocation
+    assert phases_of([MemoryEvent(4.5, 10, 0xA)], 0) == [(0, 10), (10, 10)]  # between two it counts to the first
 
 
-def test_an_allocation_is_told_its_line() -> None:
-    lines = {line["code"].partition("  #")[0]: line["tensors"] for line in figures_of(CASE)["layer_saves"]}
-    assert lines["weights = scores.exp()"] == 1
-    assert lines["x = x + self.attention(self.attention_norm(x), cos, sin, masked)"] == 1
-    assert lines["weights = weights / weights.sum(dim=-1, keepdim=True)"] == 2
+def test_what_is_alive_knows_an_address_that_was_used_again() -> None:
+    assert [event.ms for event in alive_after(EVENTS[:3])] == [1.0]
+    assert [event.ms for event in alive_after(EVENTS)] == [6.0]  # 0xB, handed out a second time
 
 
-def test_the_times_are_of_steps_without_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    forward = Training.forward
-    monkeypatch.setattr(Training, "forward", lambda training: (calls.append("forward"), forward(training)))
-    figures_of(replace(CASE, mode="forward", warmup_steps=2, steps=3))
-    assert len(calls) == 2 + 3 + 2  # warm-up, timed, and of the recorder one before the one that is recorded
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=300), st.integers(4, 40))
+def test_thinning_keeps_the_peak(levels: list[int], limit: int) -> None:
+    points: list[Point] = [(float(ms), level) for ms, level in enumerate(levels)]
+    kept = thinned(points, limit)
+    assert len(kept) <= limit
+    assert kept == sorted(set(kept) & set(points))
+    assert max(level for _, level in kept) == max(levels)
+    assert len(levels) > limit or kept == points
 
 
 def test_a_case_that_cannot_run_here() -> None:
-    row = measured(TARGET, replace(CASE, precision="tf32"), measure)
-    assert row["status"] == "unsupported"
+    row = measured(TARGET, MemoryCase(device="cpu"), measure)
+    assert (row["status"], row["message"]) == ("unsupported", "Only a GPU's allocator keeps a history of memory")
     with pytest.raises(ConfigurationError, match="at least 1"):
-        replace(CASE, warmup_steps=0)
+        MemoryCase(device="cuda", warmup_steps=0)
 
 
 def _line(function: Callable[..., Any], code: str) -> int:
     """The line of the model's file with this code."""
     lines = Path(transformer.__file__).read_text(encoding="utf-8").splitlines()
-    return next(number for number, line in enumerate(lines, 1) if code in line and number > _first(function))
-
-
-def _first(function: Callable[..., Any]) -> int:
-    return int(function.__code__.co_firstlineno)
+    first = int(function.__code__.co_firstlineno)
+    return next(number for number, line in enumerate(lines, 1) if code in line and number > first)
 
 
 MODEL = Block.forward.__code__.co_filename
@@ -121,22 +103,26 @@ FINAL = (MODEL, _line(transformer.Transformer.forward, "logits: Tensor"), "forwa
 MODULE = (str(Path(torch.__file__).parent / "nn" / "modules" / "module.py"), 7, "_call_impl")
 
 
-def test_the_innermost_line_of_the_model_is_the_source() -> None:
-    of_norm = source_of([MODULE, IN_NORM, MODULE, IN_BLOCK, FINAL])
-    assert of_norm.line == f"transformer.py:{NORM} forward"
-    assert of_norm.in_block
-    assert source_of([IN_BLOCK, MODULE, FINAL]).in_block
-    assert not source_of([MODULE, IN_NORM, FINAL]).in_block  # the final norm is in no layer
-    assert source_of([MODULE]).line == ""
-    assert code_of(of_norm.line).startswith("normed = x32")
-
-
 def _entry(action: str, us: float, size: int, address: int, *frames: tuple[str, int, str]) -> dict[str, Any]:
     """An entry of the allocator's history; those that were recorded without a stack have no frames at all."""
     entry: dict[str, Any] = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": us}
     if frames:
         entry["frames"] = [{"filename": file, "line": line, "name": name} for file, line, name in frames]
     return entry
+
+
+@pytest.mark.parametrize(
+    ("frames", "line", "in_block"),
+    [
+        ([MODULE, IN_NORM, MODULE, IN_BLOCK, FINAL], NORM, True),
+        ([IN_BLOCK, MODULE, FINAL], ADD, True),
+        ([MODULE, IN_NORM, FINAL], NORM, False),  # the final norm is in no layer
+        ([MODULE], 0, False),
+    ],
+)
+def test_the_innermost_line_of_the_model_is_the_source(frames: list[Any], line: int, in_block: bool) -> None:
+    (event,) = reduced([_entry("alloc", 1, 8, 0xA, *frames)], 0)
+    assert (event.line, event.in_block) == (line, in_block)
 
 
 def _history(began_us: int) -> list[dict[str, Any]]:
@@ -152,90 +138,53 @@ def _history(began_us: int) -> list[dict[str, Any]]:
 
 
 def test_the_allocators_history_becomes_events() -> None:
-    events = memory_recording.reduced(_history(5_000_000), 5_000_000_000)
-    assert [(event.ms, event.bytes, event.address) for event in events] == [
-        (pytest.approx(0.1), 512, 0xA), (pytest.approx(0.45), 1000, 0xB), (pytest.approx(0.5), -512, 0xA),
-    ]  # fmt: skip
-    assert [event.source.in_block for event in events] == [True, True, False]
-
-
-def _snapshot(trace: list[dict[str, Any]]) -> dict[str, Any]:
-    block = {"size": 1024, "requested_size": 1000, "address": 0xB, "state": "active_allocated"}
-    block["frames"] = [{"filename": MODEL, "line": ADD, "name": "forward"}]
-    segment = {"address": 0xB, "total_size": 2 << 20, "stream": 0, "segment_pool_id": (0, 0), "blocks": [block]}
-    return {"segments": [segment], "device_traces": [trace], "allocator_settings": {"expandable_segments": False}}
+    events = reduced(_history(5_000_000), 5_000_000_000)
+    assert [(event.ms, event.bytes, event.address, event.in_block) for event in events] == [
+        (pytest.approx(0.1), 512, 0xA, True),
+        (pytest.approx(0.45), 1000, 0xB, True),
+        (pytest.approx(0.5), -512, 0xA, False),
+    ]
 
 
 class _Memory:
-    """Stands for ``torch.cuda``: a step that allocates as ``_history`` says, and counts as the allocator does."""
+    """Stands for ``torch.cuda``: a step that allocates as ``_history`` says."""
 
-    def __init__(self) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.recording: list[Any] = []
         self.trace: list[dict[str, Any]] = []
+        patch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled, **_: self.recording.append(enabled))
+        patch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [self.trace]})
+        patch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.current": 7})
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
 
     def work(self) -> None:
         self.trace = _history(time.time_ns() // 1000)
         time.sleep(0.01)
 
-    def statistics(self) -> dict[str, int]:
-        counted = {"requested_bytes": 1512, "allocated_bytes": 2048, "reserved_bytes": 2 << 20}
-        peaks = {f"{key}.all.peak": size for key, size in {**counted, "inactive_split_bytes": 512}.items()}
-        return {**peaks, "requested_bytes.all.current": 0}
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled, **_: self.recording.append(enabled))
-        patch.setattr(torch.cuda.memory, "_snapshot", lambda: _snapshot(self.trace))
-        patch.setattr(torch.cuda, "memory_stats", self.statistics)
-        for name in ("synchronize", "reset_peak_memory_stats"):
-            patch.setattr(torch.cuda, name, lambda: None)
-        patch.setattr(torch.cuda, "current_device", lambda: 0)
-
-
-def test_recording_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    memory = _Memory()
-    memory.install(monkeypatch)
-    path = tmp_path / "snapshots" / "one.pickle"
-    recording = memory_recording.record_on_gpu({"forward": memory.work, "loss": lambda: None}, path)
+def test_recording_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = _Memory(monkeypatch)
+    events, spans, base_bytes = record({"forward": memory.work, "loss": lambda: None})
     assert memory.recording == ["all", None]  # the history ends where the step does
-    assert [event.bytes for event in recording.events] == [512, 1000, -512]
-    assert [span.name for span in recording.spans] == ["forward", "loss"]
-    assert all(0 <= event.ms <= recording.spans[0].end_ms for event in recording.events)
-    assert recording.statistics["forward"]["requested_bytes"] == 1512
-    assert pickle.loads(path.read_bytes())["device_traces"]
+    assert [event.bytes for event in events] == [512, 1000, -512]
+    assert [span.name for span in spans] == ["forward", "loss"]
+    assert all(0 <= event.ms <= spans[0].end_ms for event in events)
+    found = MemoryFigures()
+    add_figures(events, spans, base_bytes, found, layers=1)
+    figures = written(found)
+    assert figures["step_peak_bytes"] == 7 + 512 + 1000
+    assert figures["layer_saves_bytes"] == figures["kept_bytes"] == 1000
+    (line,) = figures["layer_saves"]
+    assert (line["source"], line["tensors"]) == (f"transformer.py:{ADD} forward", 1)
+    assert line["code"].startswith("x = x + self.attention(")
 
 
 def test_the_history_ends_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    memory = _Memory()
-    memory.install(monkeypatch)
+    memory = _Memory(monkeypatch)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        memory_recording.record_on_gpu({"forward": fails}, None)
+        record({"forward": fails})
     assert memory.recording == ["all", None]
-
-
-def test_the_figures_of_a_gpus_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = _Memory()
-    memory.install(monkeypatch)
-    measured = MemoryFigures()
-    recording = memory_recording.record_on_gpu({"forward": memory.work}, None)
-    memory_history.add_figures(recording, measured, {"forward": 2.0}, 1)
-    figures = written(measured)
-    (phase,) = figures["phases"]
-    assert figures["forward_peak_bytes"] == phase["peak_bytes"] == 512 + 1000
-    assert figures["reserved_peak_bytes"] == 2 << 20
-    assert phase["wall_ms"] == 2.0
-    assert figures["layer_saves_bytes"] == figures["kept_bytes"] == 1000
-
-
-def test_the_snapshot_lies_in_the_benchs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    paths: list[Path | None] = []
-    monkeypatch.setattr(memory_history, "record_on_gpu", lambda _, path: paths.append(path))
-    training = Training(memory_history.config_of(CASE))
-    case = replace(CASE, device="cuda", snapshot="snapshots/one.pickle")
-    memory_history._recorded(case, training)
-    monkeypatch.setenv(memory_history.FOLDER, str(tmp_path))
-    memory_history._recorded(case, training)
-    memory_history._recorded(replace(case, snapshot=""), training)
-    assert paths == [Path("snapshots/one.pickle"), tmp_path / "snapshots" / "one.pickle", None]

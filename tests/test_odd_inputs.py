@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import ConfigurationError, ExportError, NsysAnalyzerError
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.report.writing import file_names
-from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.manifest import ManifestError, manifests_without_trace, read_manifest
 from nsys_analyzer.runs.timings import write_timings
 from nsys_analyzer.system.strict_json import check_numbers, decode_json
@@ -164,76 +162,3 @@ def test_names_of_figures_stay_in_their_folder() -> None:
     assert {names["a/b"], names["a:b"]} == {"a-b.png", "a-b--2.png"}
     assert names["..."] == "figure.png"
     assert all("/" not in name and len(name) < 130 for name in names.values())
-
-
-def test_a_snapshot_outside_its_folder_has_no_link(tmp_path: Path) -> None:
-    folder = tmp_path / "memory"
-    shutil.copytree(BENCHES / "memory", folder)
-    text = (folder / "bench.jsonl").read_text(encoding="utf-8")
-    assert "snapshots/" in text
-    (folder / "bench.jsonl").write_text(text.replace('"snapshots/', '"../../etc/snapshots/'), encoding="utf-8")
-    out = tmp_path / "r.md"
-    result = CliRunner().invoke(cli, ["report", str(folder), "-o", str(out), "--no-figures"])
-    assert result.exit_code == 0, result.output
-    assert "etc/snapshots" not in out.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("wrong", [{"figures": 3}, {"status": "fine"}, {"case": {"precision": {}}}, {"module": None}])
-def test_a_bench_row_of_another_type(tmp_path: Path, wrong: dict[str, object]) -> None:
-    folder = tmp_path / "precision"
-    shutil.copytree(BENCHES / "precision", folder)
-    lines = (folder / "bench.jsonl").read_text(encoding="utf-8").splitlines()
-    lines[1] = json.dumps({**json.loads(lines[1]), **wrong})
-    (folder / "bench.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    result = CliRunner().invoke(cli, ["report", str(folder), "-o", str(tmp_path / "r.md"), "--no-figures"])
-    assert isinstance(result.exception, NsysAnalyzerError)
-    assert "bench.jsonl" in str(result.exception)
-
-
-@pytest.mark.parametrize("version", ["²", "1" * 5_000, "-1", "13.0", ""])
-def test_a_version_that_is_no_number(tmp_path: Path, version: str) -> None:
-    export = training_step(Export().gpu()).add("TARGET_INFO_SYSTEM_ENV", name="CudaDriverVersion", value=version)
-    metadata = Trace.load(export.write(tmp_path / "t.sqlite")).metadata
-    assert metadata.runtime == "unknown"
-
-
-@pytest.mark.parametrize("text", ['{"Rank": "²"}', "[" * 90_000, '{"rank": "' + "1" * 5_000 + '"}', '{"rank": NaN}'])
-def test_a_rank_that_is_no_number(tmp_path: Path, text: str) -> None:
-    path = training_step(Export().gpu().range("ncclCommInitRank", 1, 2, by_id=True)).write(tmp_path / "t.sqlite")
-    with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN jsonText TEXT")
-        connection.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE textId NOTNULL", [text])
-    connection.close()
-    assert Trace.load(path).ranks == {}
-
-
-def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
-    training_step(Export().gpu()).write(tmp_path / "t.sqlite")
-    os.mkfifo(tmp_path / "manifest.json")
-    os.mkfifo(tmp_path / "times.csv")
-    result = CliRunner().invoke(cli, ["report", str(tmp_path), "--format", "json"])
-    assert result.exit_code == 0, result.output
-    result = CliRunner().invoke(cli, ["report", str(tmp_path / "t.sqlite"), "--csv", str(tmp_path / "times.csv")])
-    assert "times.csv: is a pipe" in str(result.exception)
-    result = CliRunner().invoke(cli, ["report", str(tmp_path / "t.sqlite"), "--csv", "/dev/zero"])
-    assert "/dev/zero: is a pipe or a device" in str(result.exception)
-
-
-def test_a_file_that_no_test_has_thought_of_ends_no_report_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("good", "odd"):
-        training_step(Export().gpu()).write(tmp_path / f"{name}.sqlite")
-    load = Trace.load.__func__
-
-    def fails(of: type[Trace], path: Path) -> Trace:
-        if path.name == "odd.sqlite":
-            raise RecursionError("too deep")
-        return load(of, path)
-
-    monkeypatch.setattr(Trace, "load", classmethod(fails))
-    good, odd = sorted(load_captures([tmp_path]).captures, key=lambda row: row.name)
-    assert (good.status, odd.status) == ("ok", "failed")
-    assert "odd.sqlite cannot be read: RecursionError, too deep. Please report this" in str(odd.message)
-    with pytest.raises(RecursionError):  # alone it is an error of ours
-        load_captures([tmp_path / "odd.sqlite"])

@@ -29,7 +29,7 @@ MANIFEST = {"model": "small", "context_length": 256, "batch_size": 4, "precision
 
 
 def write_report(paths: list[Path], csv: Path | None, output: Path, command: str) -> Report:
-    built = build_report(load_evidence(paths, [csv] if csv else [], command, beside=output.parent))
+    built = build_report(load_evidence(paths, [csv] if csv else [], command))
     write_as("markdown", built, output)
     return built
 

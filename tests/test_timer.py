@@ -1,11 +1,10 @@
-"""Times of synchronised work, memory counted to the byte, and the precision of products as they ran."""
+"""Times of synchronised work, and memory counted to the byte."""
 
 import pytest
 import torch
 
-from nsys_analyzer.experiments.section import MANTISSA_BITS
 from nsys_analyzer.runs.rows import Times
-from profiling_targets.harness import allocations, kept_bits, set_precision, times_ms
+from profiling_targets.harness import Allocations, allocations, times_ms
 
 MIB = 2**20
 
@@ -27,32 +26,18 @@ def test_one_time_has_no_spread() -> None:
     assert Times.of([2.0]) == Times(2.0, 2.0, 2.0, 2.0, None, None)
 
 
-def test_allocations_are_counted_with_temporaries() -> None:
-    kept = []
-
-    def work() -> None:
-        first = torch.empty(MIB // 4)  # 1 MiB, alive to the end
-        for _ in range(3):
-            torch.empty(2 * MIB // 4)  # 2 MiB, gone at once, three times
-        kept.append(first)
-
-    with allocations("cpu") as counted:
-        work()
-    # At most the first and one temporary at a time; at the end the first; all in all 1 + 3 · 2.
-    assert (counted.peak_bytes, counted.alive_bytes, counted.total_bytes) == (3 * MIB, 1 * MIB, 7 * MIB)
-
-
-def test_bits_of_the_mantissa() -> None:
-    set_precision("fp32")
-    assert kept_bits("cpu") == MANTISSA_BITS["fp32"] == 23
-    assert kept_bits("cpu", torch.bfloat16) == MANTISSA_BITS["bf16"] == 7
-
-
 @pytest.mark.gpu
-def test_tf32_is_found_out() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU: TF32 is a precision of NVIDIA's tensor cores")
-    set_precision("tf32")
-    assert kept_bits("cuda") == MANTISSA_BITS["tf32"] == 10
-    set_precision("fp32")
-    assert kept_bits("cuda") == MANTISSA_BITS["fp32"]
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_allocations_are_counted_with_temporaries() -> None:
+    with allocations("cuda") as counted:
+        first = torch.empty(MIB // 4, device="cuda")  # 1 MiB, alive to the end
+        for _ in range(3):
+            torch.empty(2 * MIB // 4, device="cuda")  # 2 MiB, gone at once, three times
+    # At most the first and one temporary at a time; at the end the first.
+    assert (counted.peak_bytes, counted.alive_bytes) == (3 * MIB, first.nbytes)
+
+
+def test_a_cpu_counts_no_memory() -> None:
+    with allocations("cpu") as counted:
+        torch.empty(MIB)
+    assert counted == Allocations()

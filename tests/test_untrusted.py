@@ -151,7 +151,7 @@ def committed(name: str) -> tuple[Bench, Results]:
     """A committed experiment, read once."""
     if name not in COMMITTED:
         bench, _, rows = read_rows(ROOT / "examples" / "benches" / name / NAME)
-        COMMITTED[name] = bench, Results(rows, name)
+        COMMITTED[name] = bench, Results(rows)
     return COMMITTED[name]
 
 
@@ -168,9 +168,9 @@ def hostile_section(bench: Bench, results: Results, poison: str) -> Section:
         for row in results.rows
     ]
     broken = replace(rows[-1], status="failed", message=f"{poison}Error: it broke", figures=type(rows[-1].figures)())
-    return make_section(bench, Results((*rows[:-1], broken), f"{poison}folder"))
+    return make_section(bench, Results((*rows[:-1], broken)))
 
 
 def figures(row: Mapping[str, Any], poison: str) -> Mapping[str, Any]:
-    """The figures with hostile lines of code, which a target reads from the program, and paths of what it left."""
-    return {**row, **poisoned({key: row[key] for key in ("layer_saves", "snapshot") if row.get(key)}, poison)}
+    """The figures with hostile lines of code, which a target reads from the program."""
+    return {**row, **poisoned({key: row[key] for key in ("layer_saves",) if row.get(key)}, poison)}

@@ -9,7 +9,6 @@ experiment measures many cases and adds a row for each.
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import os
 import re
@@ -45,8 +44,8 @@ from nsys_analyzer.trace.stacks import stacks_beside
 
 #: The output of the programs.
 LOG = "target.log"
-#: Names an experiment's folder to its targets, for what they keep beside the rows.
-FOLDER = "NSYS_ANALYZE_BENCH_FOLDER"
+#: PyTorch finds nothing that an earlier case compiled.
+_NO_CACHE = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 #: Ends after which nothing is run again: more memory is not going to appear.
 _FINAL = ("ok", "oom")
 #: Rows after which a target ends by itself, its other cases left to a fresh process.
@@ -339,7 +338,7 @@ def remaining_cases(cases: Sequence[Task[Any]], rows: Sequence[Row[Any, Any]]) -
 def run_cases(cases: Sequence[Task[Any]], folder: Path, timeout_s: float | None, progress: Progress) -> None:
     """Measures the cases in order and adds their rows to ``bench.jsonl`` of the folder, which must be locked.
 
-    Cases of one target share a process until one of them runs out of memory, fails or takes too long; the rest go on in
+    They share a process until one of them runs out of memory, fails or takes too long; the rest go on in
     a fresh one. A row is there as soon as its case has ended. ``timeout_s`` is the limit of each case, the start of its
     process included.
 
@@ -351,10 +350,9 @@ def run_cases(cases: Sequence[Task[Any]], folder: Path, timeout_s: float | None,
     for path in folder.iterdir():  # of a run that was killed
         if _HIDDEN.fullmatch(path.name):
             path.unlink()
-    for _, group in itertools.groupby(cases, lambda case: (case.target.module, tuple(case.environment.items()))):
-        left = list(group)
-        while left:
-            left = _CaseProcess(left, folder, progress).run(timeout_s)
+    left = list(cases)
+    while left:
+        left = _CaseProcess(left, folder, progress).run(timeout_s)
 
 
 class _CaseProcess:
@@ -373,7 +371,8 @@ class _CaseProcess:
         self._rows.write_text("", encoding="utf-8")
         first = self._left[0]
         command = [sys.executable, "-m", first.target.module, "--cases", str(self._cases), "--rows", str(self._rows)]
-        environment = {FOLDER: str(self._folder.resolve()), **first.environment}
+        # On a CPU the cache stays in use: the C++ compiler needs seconds for each kernel.
+        environment = _NO_CACHE if written(first.case).get("device") == "cuda" else {}
         self._start_next()
         try:
             result = run_job(Job(command, environment, timeout_s), self._folder / LOG, self._take_rows)
@@ -400,7 +399,7 @@ class _CaseProcess:
         task = self._left.pop(0)
         row = Row(
             task.target.module, written(task.case), values["status"], values.get("message") or "",
-            values.get("figures", {}), values.get("machine", {}), task.environment,
+            values.get("figures", {}), values.get("machine", {}),
         )  # fmt: skip
         add_row(self._folder, row)
         self._status = row.status

@@ -1,4 +1,4 @@
-"""``nsys-analyze bench NAME``: a standard experiment, its rows as CSV, and its section as markdown with figures."""
+"""``nsys-analyze bench NAME``: a standard experiment, its rows, and its section as markdown with figures."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class _Benches(Group):
 def bench() -> None:
     """Run a standard experiment and write its results.
 
-    Each writes NAME.csv, NAME.md with figures, and bench.jsonl, which nsys-analyze report reads. Without a GPU each
-    runs smaller cases on the CPU.
+    Each writes NAME.md with figures, and bench.jsonl, which nsys-analyze report reads. Without a GPU each runs smaller
+    cases on the CPU.
     """
 
 
@@ -80,8 +80,8 @@ def _start(experiment: Bench, options: dict[str, Any], given: set[str]) -> None:
     for notice in plan.notices:
         click.echo(notice, err=True)
     if options["dry_run"]:
-        for line in plan.lines():
-            click.echo(line)
+        for task in plan.cases:
+            click.echo(task.label)
         return
     folder = options["output_dir"]
     with interruptible(folder):

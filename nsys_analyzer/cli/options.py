@@ -186,14 +186,14 @@ def evidence_options(function: Command) -> Command:
         selection, scheduler = others.pop("selection"), others.pop("scheduler")
         more = {key: others.pop(key) for key in ("step_ms", "in_order")}
 
-        def evidence(beside: Path | None = None, *, with_tracks: bool = False) -> Evidence:
+        def evidence(*, with_tracks: bool = False) -> Evidence:
             from nsys_analyzer.cli.run_progress import reading
             from nsys_analyzer.experiments.loading import load_evidence
             from nsys_analyzer.system.cluster import Workers
 
             workers = Workers(scheduler, reading)
             return load_evidence(
-                paths, csv_paths, command_line(), tell, names, given, beside, selection, workers,
+                paths, csv_paths, command_line(), tell, names, given, selection, workers,
                 with_tracks=with_tracks, **more,
             )  # fmt: skip
 

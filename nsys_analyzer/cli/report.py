@@ -56,8 +56,7 @@ def report(
     sources = (*traces, *csv_paths, *({path.parent for path in csv_paths} if not traces else ()))
     if target:
         check_target(target, sources, force=force)
-    beside = target.parent if target else None
-    found = evidence(beside=beside, with_tracks=RENDERERS[output_format].has_timeline)
+    found = evidence(with_tracks=RENDERERS[output_format].has_timeline)
     if target:  # reading has made exports
         check_target(target, sources, force=force)
     chosen = RENDERERS[output_format]

@@ -104,9 +104,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
             with shown(len(plan.targets), len(plan.targets) - len(todo)) as progress:
                 results = run_sweep(todo, folder, plan.profiler, timeout_s, progress, command_line())
             timings = timings_of_sweep(folder)  # programs may time nothing
-            evidence = load_evidence(
-                [folder], (), command_line(), beside=folder, timings=timings if timings.rows else None
-            )
+            evidence = load_evidence([folder], (), command_line(), timings=timings if timings.rows else None)
             built = build_report(evidence)
             write_as("markdown", built, folder / "report.md")
     except BrokenPipeError:

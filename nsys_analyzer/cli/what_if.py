@@ -142,7 +142,7 @@ def what_if(
     if asked == question.Question():
         raise click.UsageError("Say what is changed: --class, --range, --launches, --copies, --rank or --network.")
     evidence = load_evidence(
-        traces, csv_paths, command_line(), tell, names, given, None, selection, Workers(scheduler, reading),
+        traces, csv_paths, command_line(), tell, names, given, selection, Workers(scheduler, reading),
         step_ms=step_ms, in_order=in_order,
     )  # fmt: skip
     found = list(question.answer_all(evidence.captures, asked))

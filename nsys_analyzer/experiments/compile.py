@@ -6,20 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from nsys_analyzer.experiments.attention import without_cache
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings, figure, grid, ratio, several, single
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, figure, ratio, several, single
 from nsys_analyzer.experiments.section import bars, extremes, groups, namer, side_by_side
-from nsys_analyzer.experiments.steps import HOW, PHASES, SHARED, TARGET, StepCase, models
+from nsys_analyzer.experiments.steps import HOW, PHASES, SHARED, TARGET, StepCase
 from nsys_analyzer.report.model import Block, Cell, Details
 from nsys_analyzer.report.units import format_number
-from nsys_analyzer.runs.rows import Task
 from nsys_analyzer.text import Words, phrase
 
 #: Parts of a step whose speed-up is shown.
 PARTS = ("forward", "backward", "step")
 _WORDS = {False: "eager", True: "compiled"}
-#: In less than so many seconds nothing was compiled.
-_TOO_FAST_S = 0.3
 #: On a CPU one narrow layer, its attention PyTorch's: the C++ compiler needs seconds for each kernel.
 _ON_CPU: dict[str, Any] = {"attention": "sdpa", "d_model": 256, "d_ff": 1024, "num_layers": 1, "num_heads": 4}
 _DEFINITIONS = phrase(
@@ -29,13 +25,6 @@ _DEFINITIONS = phrase(
     "import of the compiler. *Repaid after* is compile time ÷ what a step saves. Which kernels changed: "
     "`nsys-analyze run` with and without `--compile`, then `nsys-analyze compare`."
 )
-
-
-def _cases(settings: Settings) -> Iterator[Task[StepCase]]:
-    """Yields everything eager, then everything compiled: a process each, as long as memory lasts."""
-    for compiled in (False, True):
-        cache = without_cache(settings, compiled)
-        yield from grid(TARGET, settings, cache, compile=(compiled,), model=models(settings))
 
 
 def speed_up(pair: dict[bool, AnyRow], part: str) -> float | None:
@@ -62,7 +51,7 @@ def repaid_after(pair: dict[bool, AnyRow]) -> int | None:
 
 def _answers(results: Results) -> Iterator[Words]:
     """Yields the span of speed-ups of each part of a step, and the cost of compiling."""
-    rows = results.rows_of(TARGET)
+    rows = results.rows
     name, pairs = namer(rows, ["compile"]), groups(rows, "compile")
     for part in reversed(PARTS):
         gains = [(gain, name(pair[True])) for pair in pairs if (gain := speed_up(pair, part))]
@@ -78,20 +67,9 @@ def _answers(results: Results) -> Iterator[Words]:
         yield f"Compiling takes {extremes(named, '{:.1f} s'.format)}."
 
 
-def _warnings(results: Results) -> Iterator[Words]:
-    """Yields pairs of which nothing may have been compiled."""
-    rows = results.rows_of(TARGET)
-    name = namer(rows, ["compile"])
-    for pair in groups(rows, "compile"):
-        seconds = compile_s(pair)
-        if seconds is not None and seconds < _TOO_FAST_S:
-            named = name(pair[True])
-            yield phrase("**Was anything compiled?** The first step of {} took little more than others.", named)
-
-
 def _blocks(results: Results) -> Iterator[Block]:
     """Yields speed-ups and the cost of compiling, their bars, and the time of each phase."""
-    rows = results.rows_of(TARGET)
+    rows = results.rows
 
     def gain(part: str) -> tuple[str, Any, Any]:
         def of_pair(pair: dict[bool, AnyRow]) -> Cell:
@@ -123,6 +101,7 @@ BENCH = Bench(
     title="the model eager and compiled",
     summary="The whole model eager and with torch.compile: speed-up of each phase, and compile time.",
     options=(
+        several(StepCase, "compile", (False, True)),
         several(StepCase, "model", ("small", "medium", "large"), ("small",), help="sizes"),
         several(StepCase, "context_length", (256,), (32,)),
         several(StepCase, "precision", ("fp32", "bf16"), ("fp32",)),
@@ -130,11 +109,9 @@ BENCH = Bench(
         *single(StepCase, "batch_size"),
         *(replace(option, default_on_cpu=_ON_CPU.get(option.name, option.default_on_cpu)) for option in SHARED),
     ),
-    targets=(TARGET,),
-    cases=_cases,
+    target=TARGET,
     how={**HOW, "compiled": "anew, without a cache, on a GPU"},
     answers=_answers,
     blocks=_blocks,
-    warnings=_warnings,
     definitions=_DEFINITIONS,
 )

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from nsys_analyzer.configuration import ATTENTIONS, PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.model import Bench, Results, Settings, grid, option, ratio, several, single
-from nsys_analyzer.experiments.precision import scientific
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, figure, option, ratio, several, single
 from nsys_analyzer.experiments.section import bars, namer, rows_table, span
-from nsys_analyzer.experiments.steps import OfModel, models
+from nsys_analyzer.experiments.steps import OfModel
 from nsys_analyzer.report.model import Block, Details, Lines
 from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT, milliseconds
-from nsys_analyzer.runs.rows import CaseTarget, Row, Task, Times
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.runs.rows import CaseTarget, Times
+from nsys_analyzer.text import phrase
 
-#: Lengths are cold that take so many times as long as those that the warm-up has seen.
-_COLD = 1.5
 _DEFINITIONS = phrase(
     "*TTFT*, the time to first token, is prefill (a pass over the prompt) and the choice of the likeliest token; "
     "*inter-token* is the time from one token to the next, by Python's clock. *tokens/s* counts the tokens after the "
@@ -60,80 +55,45 @@ class DecodeCase(OfModel):
 
 @dataclass
 class DecodeFigures:
-    """Times of tokens, memory, and the check of the logits.
+    """Times of tokens, and memory.
 
     Attributes:
         cache_bytes: room for keys and values; 0 without a cache.
-        product_bits: bits of the mantissa that matmuls keep of their operands.
-        max_error, largest_logit, tolerance: the largest difference of logits with the cache from those of one pass
-            over the whole sequence, the largest logit, and the difference that is allowed.
-        same_tokens: the share of positions with the same likeliest token.
         first_token: prefill and the choice of a token, of several generations.
         token_times_ms: each token of one generation.
         between_tokens, between_tokens_p95_ms, tokens_per_s: of the tokens after the first, of all sequences.
-        generation_tokens_per_s: of the whole generation.
     """
 
     peak_bytes: int | None = None
     weights_bytes: int | None = None
     cache_bytes: int | None = None
-    product_bits: int | None = None
-    max_error: float | None = None
-    largest_logit: float | None = None
-    tolerance: float | None = None
-    same_tokens: float | None = None
     first_token: Times | None = None
     token_times_ms: list[float] | None = None
     between_tokens: Times | None = None
     between_tokens_p95_ms: float | None = None
     tokens_per_s: float | None = None
-    generation_tokens_per_s: float | None = None
 
 
 TARGET = CaseTarget("profiling_targets.decoding", DecodeCase, DecodeFigures)
-DecodeRow: TypeAlias = Row[DecodeCase, DecodeFigures]
 
 
-def _cases(settings: Settings) -> Iterator[Task[DecodeCase]]:
-    return grid(TARGET, settings, model=models(settings))
+def next_ms(row: AnyRow | None) -> float | None:
+    """Returns the median inter-token latency, None where it was not measured to its end."""
+    return figure(row, "between_tokens.median_ms") if row and row.ok else None
 
 
-def cold_lengths(row: DecodeRow) -> tuple[float, float] | None:
-    """Returns the median ms of a token at lengths that the warm-up had seen and at others, where these are far slower.
-
-    Without a cache each token is a pass over a new length, for which kernels may have to be prepared.
-    """
-    times, seen = row.figures.token_times_ms or [], row.case.warmup_tokens
-    if row.case.cache or not 2 <= seen < len(times):
-        return None
-    warm, cold = statistics.median(times[1:seen]), statistics.median(times[seen:])
-    return (warm, cold) if cold >= _COLD * warm else None
-
-
-def next_ms(row: DecodeRow | None) -> float | None:
-    """Returns the median inter-token latency, None where lengths were cold or it was not measured to its end."""
-    if not row or not row.ok or not row.figures.between_tokens or cold_lengths(row):
-        return None
-    return row.figures.between_tokens.median_ms
-
-
-def tokens_per_s(row: DecodeRow) -> float | None:
-    """Returns tokens after the first in a second, of all sequences; None where lengths were cold."""
-    return None if cold_lengths(row) else row.figures.tokens_per_s
-
-
-def cache_gain(results: Results, row: DecodeRow) -> float | None:
+def cache_gain(results: Results, row: AnyRow) -> float | None:
     """Returns the inter-token latency without the cache ÷ that with it."""
     return ratio(next_ms(results.beside(row, cache=False)), next_ms(row))
 
 
-def sdpa_gain(results: Results, row: DecodeRow) -> float | None:
+def sdpa_gain(results: Results, row: AnyRow) -> float | None:
     """Returns the inter-token latency of unfused attention ÷ that of SDPA."""
     return ratio(next_ms(results.beside(row, attention="unfused")), next_ms(row))
 
 
 def _answers(results: Results) -> Iterator[str]:
-    rows = results.rows_of(TARGET)
+    rows = results.rows
     name, cached = namer(rows), [row for row in rows if row.case.cache]
     if gains := [(gain, row) for row in cached if (gain := cache_gain(results, row))]:
         _, best = max(gains, key=lambda gain: gain[0])
@@ -148,34 +108,20 @@ def _answers(results: Results) -> Iterator[str]:
     }
     if known := [f"{words} {span(gains)}" for words, gains in parts.items() if gains]:
         yield f"With the cache, unfused attention ÷ PyTorch's SDPA, in time: {', '.join(known)}."
-    if made := [(tokens, name(row)) for row in rows if row.ok and (tokens := tokens_per_s(row))]:
+    if made := [(tokens, name(row)) for row in rows if row.ok and (tokens := row.figures.tokens_per_s)]:
         tokens, which = max(made)
         yield f"The highest throughput is {tokens:,.0f} {TOKENS_PER_S} ({which})."
 
 
-def _warnings(results: Results) -> Iterator[Words]:
-    """Yields lengths that the warm-up had not seen."""
-    rows = results.rows_of(TARGET)
-    name = namer(rows)
-    for row in rows:
-        if medians := cold_lengths(row):
-            yield phrase(
-                "**Lengths seen for the first time**, {}: a token takes {} at a length that the warm-up of {} tokens "
-                "had seen, {} at another. Its inter-token latency, tokens/s and speed-ups are left "
-                "out; as many `--warmup-tokens` as `--tokens` make all lengths warm.",
-                name(row), milliseconds(medians[0]), row.case.warmup_tokens, milliseconds(medians[1]),
-            )  # fmt: skip
-
-
 def _blocks(results: Results) -> Iterator[Block]:
-    rows = results.rows_of(TARGET)
+    rows = results.rows
     yield rows_table(
         rows,
         "Time to first token (mean ± standard deviation), and inter-token latency (median, 95th percentile):",
         (f"{TTFT} ms", "ms", "first_token"),
         ("inter-token ms", "ms", next_ms),
-        ("p95", "ms", lambda row: None if cold_lengths(row) else row.figures.between_tokens_p95_ms),
-        (TOKENS_PER_S, "count", tokens_per_s),
+        ("p95", "ms", "between_tokens_p95_ms"),
+        (TOKENS_PER_S, "count", "tokens_per_s"),
         ("by the cache", "factor", lambda row: cache_gain(results, row)),
         ("by SDPA", "factor", lambda row: sdpa_gain(results, row)),
     )
@@ -187,23 +133,16 @@ def _blocks(results: Results) -> Iterator[Block]:
         series = tuple((_variant(row), tuple(enumerate(row.figures.token_times_ms or [], 1)))
                        for row in measured if group(row) == shown)  # fmt: skip
         yield Lines("decode-token-times", f"Time of each token, {shown}", series, "token", "ms", log_y=True)
-    throughput = {(group(row), _variant(row)): tokens_per_s(row) for row in measured}
+    throughput = {(group(row), _variant(row)): row.figures.tokens_per_s for row in measured}
     yield from bars("decode-throughput", "Throughput after prefill", throughput, "tokens/s")
-    check = rows_table(
-        rows,
-        "Logits with the cache against one pass over the whole sequence: the largest difference, and the share of "
-        "positions with the same likeliest token. Peak memory, and in it weights and cache:",
-        ("largest error", "text", lambda row: scientific(row.figures.max_error)),
-        ("allowed", "text", lambda row: scientific(row.figures.tolerance)),
-        ("same tokens", "percent", "same_tokens"),
-        ("peak", "bytes", "peak_bytes"),
-        ("weights", "bytes", "weights_bytes"),
-        ("cache", "bytes", "cache_bytes"),
-    )
-    yield Details("Check of the logits, and memory", (check,))
+    memory = rows_table(
+        rows, "Peak memory, and in it weights and cache:",
+        ("peak", "bytes", "peak_bytes"), ("weights", "bytes", "weights_bytes"), ("cache", "bytes", "cache_bytes"),
+    )  # fmt: skip
+    yield Details("Memory", (memory,))
 
 
-def _variant(row: DecodeRow) -> str:
+def _variant(row: AnyRow) -> str:
     return f"{row.case.attention}, {'with' if row.case.cache else 'no'} cache"
 
 
@@ -219,10 +158,9 @@ BENCH = Bench(
         *single(DecodeCase, "num_layers", "batch_size", "prompt_length", "cache_length", "tokens"),
         *single(DecodeCase, "warmup_tokens", "seed"),
     ),
-    targets=(TARGET,),
-    cases=_cases,
+    target=TARGET,
     how={
-        "warm-up": "{warmup_tokens} tokens, after the check of the logits",
+        "warm-up": "{warmup_tokens} tokens",
         "measured": "{tokens} tokens behind a prompt of {prompt_length}, batch {batch_size}, cache of {cache_length}; "
         "TTFT five times",
         "synchronized": "after each token",
@@ -230,6 +168,5 @@ BENCH = Bench(
     },
     answers=_answers,
     blocks=_blocks,
-    warnings=_warnings,
     definitions=_DEFINITIONS,
 )

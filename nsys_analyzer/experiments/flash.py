@@ -3,110 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
-from nsys_analyzer.experiments.attention import drawn_width
 from nsys_analyzer.experiments.model import (
     AnyRow,
     Bench,
     Results,
-    Settings,
     figure,
-    grid,
     mean_ms,
-    option,
+    options_of,
     ratio,
     several,
     single,
 )
-from nsys_analyzer.experiments.precision import scientific
-from nsys_analyzer.experiments.section import curves, rows_table, side_by_side, span
+from nsys_analyzer.experiments.passes import TARGET, PassesCase, drawn_width
+from nsys_analyzer.experiments.section import curves, rows_table, scientific, side_by_side, span
 from nsys_analyzer.report.model import Block, Cell, Details
 from nsys_analyzer.report.units import format_number
-from nsys_analyzer.runs.rows import CaseTarget, Task
 from nsys_analyzer.text import Words, phrase
 
-IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
+_IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
 _CONTEXTS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
 #: FLOPs for each visible score and feature of a head: two matmuls forward, and five backward with one recomputed.
 _FLOPS = {"forward": 4, "backward": 10, "end_to_end": 14}
 _DEFINITIONS = phrase(
-    "*Latency* is the median; *end to end* is forward and backward measured as one. At short contexts it is the fixed "
+    "*Latency* is the median of do_bench's calls on a GPU, else the mean; *end to end* is forward and backward "
+    "measured as one. At short contexts it is the fixed "
     "cost of a call, Python and launches. *÷ fastest peer* is flash's time ÷ the least time of the others: below 1 "
     "flash is faster. *FLOP/s* are those of the matmuls of the visible scores, 4·d_head for each forward and 10·d_head "
     "backward, where they are recomputed; a causal mask leaves S·(S + 1) ÷ 2 of S² scores. *Error* is the largest "
-    "difference from unfused attention in fp32 ÷ its largest number, over the output and each gradient; what exceeds "
-    "its tolerance is not timed."
+    "difference from attention in higher precision ÷ its largest number, over the output and each gradient; what "
+    "exceeds its tolerance is not timed."
 )
-
-
-@dataclass(frozen=True)
-class FlashCase:
-    """One implementation and shape: queries, keys and values of (batch_size, heads, context_length, d_head)."""
-
-    device: str
-    implementation: str = option(
-        "flash",
-        "ours (flash), unfused, PyTorch's choice (sdpa), its FlashAttention backend (sdpa_flash)",
-        IMPLEMENTATIONS,
-    )
-    precision: str = option("bf16", "of the tensors and matmuls", ("bf16", "fp32"))
-    d_head: int = option(64, "features of a head: 16, 32, 64 or 128")
-    context_length: int = option(1024, "tokens", least=2)
-    batch_size: int = option(1, "batch size")
-    heads: int = option(8, "heads", cpu=2, spelling="num-heads")
-    causal: bool = option(True, "with a causal mask")
-    fp32_products: str = option(
-        "tf32x3", "of our kernels in fp32: three matmuls in TF32, as SDPA's do, or true fp32", ("tf32x3", "ieee")
-    )
-    warmup_ms: int = option(25, "milliseconds of do_bench's warm-up, on a GPU", least=0)
-    measured_ms: int = option(100, "milliseconds that do_bench measures for, on a GPU; more for five calls")
-    warmup_steps: int = option(1, "calls before the measured ones, without do_bench", least=0)
-    steps: int = option(3, "measured calls without do_bench: on a CPU, and of passes longer than 100 ms")
-
-
-@dataclass
-class FlashTimes:
-    """Latency of a pass: median, extremes, the timer, and do_bench's measuring time."""
-
-    ms: float
-    min_ms: float | None = None
-    max_ms: float | None = None
-    timer: str = "do_bench"
-    measured_ms: float | None = None
-
-
-@dataclass
-class FlashFigures:
-    """Error, latency and memory of an implementation.
-
-    Attributes:
-        inputs_bytes: queries, keys, values, and the gradient of the output.
-        max_error: the largest difference from unfused attention in fp32 ÷ its largest number, the worst tensor's.
-        end_to_end: forward and backward measured as one.
-        peak_bytes: of forward and backward above the inputs.
-        kernel: the name of what ran.
-    """
-
-    inputs_bytes: int | None = None
-    max_error: float | None = None
-    forward: FlashTimes | None = None
-    peak_bytes: int | None = None
-    kernel: str | None = None
-    backward: FlashTimes | None = None
-    end_to_end: FlashTimes | None = None
-
-
-TARGET = CaseTarget("profiling_targets.flash", FlashCase, FlashFigures)
-
-
-def _cases(settings: Settings) -> Iterator[Task[FlashCase]]:
-    excluded = ("sdpa_flash", "fp32", "cuda")  # SDPA's FlashAttention backend takes no fp32 on a GPU
-    for task in grid(TARGET, settings):
-        if (task.case.implementation, task.case.precision, task.case.device) != excluded:
-            yield task
 
 
 def flops_per_s(row: AnyRow, name: str) -> float | None:
@@ -125,8 +55,8 @@ def over_peers(rows: dict[str, AnyRow], name: str) -> float | None:
 
 def _answers(results: Results) -> Iterator[Words]:
     """Yields flash's time against its peers, its FLOP/s, and its memory beside unfused attention."""
-    for precision in dict.fromkeys(row.case.precision for row in results.rows_of(TARGET)):
-        ours = [row for row in results.rows_of(TARGET)
+    for precision in dict.fromkeys(row.case.precision for row in results.rows):
+        ours = [row for row in results.rows
                 if row.ok and (row.case.implementation, row.case.precision) == ("flash", precision)]  # fmt: skip
         if not ours:
             continue
@@ -149,14 +79,12 @@ def _answers(results: Results) -> Iterator[Words]:
                 of = f"context {row.case.context_length:,} ({precision}, d_head {row.case.d_head})"
                 yield f"At {of} unfused attention needs {needs} above its inputs, flash {fused}."
                 break
-    if not results.on_gpu:
-        yield "Without a GPU, flash is the same algorithm as tiles in PyTorch: its times say nothing of the kernels."
 
 
 def _blocks(results: Results) -> Iterator[Block]:
     """Yields the latency of both passes, figures, errors, and the rest folded away."""
-    rows = results.rows_of(TARGET)
-    implementations = [name for name in IMPLEMENTATIONS if any(row.case.implementation == name for row in rows)]
+    rows = results.rows
+    implementations = [name for name in _IMPLEMENTATIONS if any(row.case.implementation == name for row in rows)]
     tables = []
     for name, title in PASSES.items():
 
@@ -178,7 +106,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     )  # fmt: skip
     yield tables[-1]
     yield memory
-    d = drawn_width(row.case.d_head for row in rows)
+    d = drawn_width({row.case.d_head for row in rows})
     for precision in dict.fromkeys(row.case.precision for row in rows):
         shown = [row for row in rows if (row.case.d_head, row.case.precision) == (d, precision)]
         for name, title in PASSES.items():
@@ -186,7 +114,7 @@ def _blocks(results: Results) -> Iterator[Block]:
             title = f"Latency of attention, {title}, {precision}, d_head {d}"
             yield from curves(key, title, shown, partial(mean_ms, path=name), "ms")
     checked = rows_table(
-        rows, "Errors against unfused attention in fp32, up to context 4,096, and kernels:",
+        rows, "Errors up to context 4,096, and kernels:",
         ("error", "text", lambda row: scientific(row.figures.max_error)), ("kernel", "text", "kernel"),
     )  # fmt: skip
     yield Details("Forward and backward alone, errors and kernels", (*tables[:-1], checked))
@@ -197,21 +125,20 @@ BENCH = Bench(
     title="FlashAttention-2 against unfused attention and SDPA",
     summary="FlashAttention-2 in Triton against unfused attention and SDPA: latency, memory, and FLOP/s.",
     options=(
-        several(FlashCase, "implementation", IMPLEMENTATIONS, ("flash", "unfused", "sdpa")),
-        several(FlashCase, "precision", ("bf16", "fp32"), ("fp32",)),
-        several(FlashCase, "d_head", (16, 32, 64, 128), (64,)),
-        several(FlashCase, "context_length", _CONTEXTS, (128, 256, 512)),
-        *single(FlashCase, "batch_size", "heads", "causal", "fp32_products", "warmup_ms", "measured_ms"),
-        *single(FlashCase, "warmup_steps", "steps"),
+        several(PassesCase, "implementation", _IMPLEMENTATIONS, ("tiled", "unfused", "sdpa")),
+        several(PassesCase, "precision", ("bf16", "fp32"), ("fp32",)),
+        several(PassesCase, "d_head", (16, 32, 64, 128), (64,)),
+        several(PassesCase, "context_length", _CONTEXTS, (128, 256, 512)),
+        *single(PassesCase, "batch_size", "heads", "causal", "fp32_products"),
+        replace(options_of(PassesCase)["measured_ms"], default=100),
+        *single(PassesCase, "warmup_steps", "steps"),
     ),
-    targets=(TARGET,),
-    cases=_cases,
+    target=TARGET,
     how={
-        "warm-up": "{warmup_ms} ms on a GPU, else {warmup_steps} calls",
         "measured": "on a GPU {measured_ms} ms of each pass by triton.testing.do_bench, else {steps} calls; batch "
         "{batch_size}, {heads} heads, causal {causal}",
         "synchronized": "after each call; on a GPU the L2 cache is cleared before it",
-        "gradients": "recorded in forward for queries, keys and values; backward alone is repeated from one forward",
+        "gradients": "of queries, keys and values; backward alone is repeated from one forward",
     },
     answers=_answers,
     blocks=_blocks,

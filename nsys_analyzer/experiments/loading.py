@@ -29,7 +29,6 @@ def load_evidence(
     tell: Callable[[str], None] = lambda _: None,
     names: PhaseNames | None = None,
     given: Run | None = None,
-    beside: Path | None = None,
     selection: Selection = (),
     workers: Workers = IN_TURN,
     *,
@@ -47,7 +46,6 @@ def load_evidence(
         tell: takes a line for the user on timings that were found, or left out.
         names: the names of the ranges of phases.
         given: what is known of the configuration besides.
-        beside: the report's folder, to which links into a bench's folder are relative.
         selection: which rows of the timings to read.
         workers: where the captures are read.
         timings: those of the sweep that was just run, in place of files.
@@ -65,7 +63,7 @@ def load_evidence(
     folders = dict.fromkeys(folder for place in places for folder in of_place[place])
     with_traces = [place for place in places if not of_place[place] or holds_captures(place)]
     alone = len(folders) == 1 and not with_traces and not timings
-    benches = tuple(_finished(folder, os.path.relpath(folder, beside or Path()), alone=alone) for folder in folders)
+    benches = tuple(_finished(folder, alone=alone) for folder in folders)
     loaded = Inputs((), ())
     if with_traces or timings or not benches:
         loaded = load_captures(
@@ -136,12 +134,12 @@ def _bench_folders(place: Path) -> list[Path]:
     return [folder for folder in (place, *sorted(place.iterdir())) if os.path.isfile(folder / NAME)]  # noqa: PTH113
 
 
-def _finished(folder: Path, seen_as: str, *, alone: bool) -> FinishedBench:
+def _finished(folder: Path, *, alone: bool) -> FinishedBench:
     """A bench that has run; one that cannot be read ends a report of it alone, and no report of others."""
     try:
         from nsys_analyzer.experiments.results import read_finished
 
-        return read_finished(folder, seen_as)
+        return read_finished(folder)
     except NsysAnalyzerError as error:
         if alone:
             raise

@@ -12,14 +12,15 @@ A new experiment is a module ``experiments/NAME.py``, an entry in ``BENCHES`` an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
+from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.report.model import Block
-from nsys_analyzer.runs.rows import CaseTarget, Row, Task, written
+from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.text import Words
 
 C = TypeVar("C")
@@ -27,7 +28,7 @@ F = TypeVar("F")
 #: A row of any target.
 AnyRow: TypeAlias = Row[Any, Any]
 #: Options that say how something is measured, and not what.
-CONDITIONS = ("device", "snapshot", "steps", "warmup_steps", "warmup_tokens", "warmup_ms", "measured_ms")
+CONDITIONS = ("device", "steps", "warmup_steps", "warmup_tokens", "measured_ms")
 
 
 def option(
@@ -64,40 +65,6 @@ def several(
 def single(case: type, *names: str) -> tuple[Option, ...]:
     """Returns the options of a case's fields that are the same for all tasks of an experiment."""
     return tuple(options_of(case)[name] for name in names)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The values of a bench's options: a tuple for each that takes several, else the value itself."""
-
-    device: str
-    values: Mapping[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
-
-    def all_of(self, name: str) -> tuple[Any, ...]:
-        """Returns the values of an option, whether it takes several or one."""
-        value = self[name]
-        return value if isinstance(value, tuple) else (value,)
-
-
-def grid(
-    target: CaseTarget[C, Any],
-    settings: Settings,
-    environment: Mapping[str, str] | None = None,
-    **values: Sequence[Any],
-) -> Iterator[Task[C]]:
-    """Yields a task for each combination of the settings' values, those of the last option varying fastest.
-
-    ``values`` take the place of the settings.
-    """
-    names = {known.name for known in fields(target.case)}  # type: ignore[arg-type]
-    every = {key: settings.all_of(key) for key in settings.values if key in names} | values
-    named = [key for key in every if key in values or isinstance(settings[key], tuple)]
-    for combination in itertools.product(*every.values()):
-        case = target.case(**{"device": settings.device, **dict(zip(every, combination, strict=True))})
-        yield Task(target, case, describe(case, named), environment or {})
 
 
 def describe(case: Any, options: Iterable[str]) -> str:
@@ -150,18 +117,9 @@ def ratio(over: float | None, under: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Results:
-    """All that is said of a bench is made from its ``rows``, in the order in which they were first measured.
-
-    Attributes:
-        folder: the bench's folder, as the section's reader sees it.
-    """
+    """All that is said of a bench is made from its ``rows``, in the order in which they were first measured."""
 
     rows: tuple[AnyRow, ...]
-    folder: str = ""
-
-    def rows_of(self, target: CaseTarget[C, F]) -> tuple[Row[C, F], ...]:
-        """Returns the rows of one target."""
-        return tuple(row for row in self.rows if row.module == target.module)
 
     @cached_property
     def _by_case(self) -> dict[Any, AnyRow]:
@@ -176,21 +134,6 @@ class Results:
         """Returns the time of the row beside this one ÷ its own: how many times as fast this one is."""
         return ratio(mean_ms(self.beside(row, **changes), path), mean_ms(row, path))
 
-    @property
-    def gpu(self) -> str | None:
-        """The name of the GPU that it ran on, None on a CPU."""
-        return next((str(row.machine["gpu"]) for row in self.rows if row.machine.get("gpu")), None)
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether it ran on a GPU."""
-        return any(written(row.case).get("device") == "cuda" for row in self.rows)
-
-
-def nothing(_: Results) -> Iterator[Words]:
-    """Yields no warnings."""
-    return iter(())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
@@ -199,11 +142,9 @@ class Bench:
     Attributes:
         name, title, summary: its name on the command line, that of its section, and what it measures, in a line.
         options: its own options, beside those of every bench.
-        targets: the programs that measure its cases.
-        cases: makes the tasks of the settings, in order; by default all combinations for the first target.
+        target: the program that measures its cases.
         how: conditions, with the values of options in braces: ``{"warm-up": "{warmup_steps} steps"}``.
         answers, blocks: sentences, and tables and figures, of the results.
-        warnings: what makes a figure suspect, beside what holds for every bench.
         definitions: what its tables' columns mean.
     """
 
@@ -211,15 +152,17 @@ class Bench:
     title: str
     summary: str
     options: tuple[Option, ...]
-    targets: tuple[CaseTarget[Any, Any], ...]
+    target: CaseTarget[Any, Any]
     answers: Callable[[Results], Iterable[Words]]
     blocks: Callable[[Results], Iterable[Block]]
-    cases: Callable[[Settings], Iterable[Task[Any]]] | None = None
     how: Mapping[str, str] = field(default_factory=dict)
-    warnings: Callable[[Results], Iterable[Words]] = nothing
     definitions: Words = ""
 
-    def tasks(self, settings: Settings) -> tuple[Task[Any], ...]:
-        """Returns the tasks of the settings, each once."""
-        tasks = self.cases(settings) if self.cases else grid(self.targets[0], settings)
-        return tuple({task.key: task for task in tasks}.values())
+    def tasks(self, values: Mapping[str, Any]) -> tuple[Task[Any], ...]:
+        """Returns a task for each combination of values of options, those of the last one varying fastest."""
+        every = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
+        if "model" in every:
+            every["model"] = tuple(find_model(name).name for name in every["model"])
+        several = [name for name, value in values.items() if isinstance(value, tuple)]
+        cases = [self.target.case(**dict(zip(every, each, strict=True))) for each in itertools.product(*every.values())]
+        return tuple(Task(self.target, case, describe(case, several)) for case in dict.fromkeys(cases))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any, TypeAlias
 from nsys_analyzer.capture.jobs import already_there, locked, remaining_cases, run_cases
 from nsys_analyzer.capture.plan import INSTALL_TORCH, choose_device
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench, Settings, options_of, spelled
-from nsys_analyzer.experiments.results import check_rows_replaceable, read_finished, read_rows, write_rows
+from nsys_analyzer.experiments.model import AnyRow, Bench, spelled
+from nsys_analyzer.experiments.results import read_finished, read_rows
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
 from nsys_analyzer.runs.machine import provenance, torch_version
@@ -37,18 +36,6 @@ class BenchPlan:
     notices: tuple[str, ...] = ()
     shared: Mapping[str, Any] = field(default_factory=dict)
 
-    def lines(self) -> Iterator[str]:
-        """Yields every case as the command that measures it alone."""
-        for task in self.cases:
-            words = [f"{key}={value}" for key, value in task.environment.items()]
-            words += ["python", "-m", task.target.module]
-            options = options_of(task.target.case)
-            for key, value in written(task.case).items():
-                flag = options[key].flag if key in options else f"--{key}"
-                switch = flag if value else flag.replace("--", "--no-", 1)
-                words += [switch] if isinstance(value, bool) else [flag, str(value)]
-            yield shlex.join(words)
-
 
 def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) -> BenchPlan:
     """Chooses the device, and its defaults for the options that are not among the ``given`` ones.
@@ -64,20 +51,20 @@ def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) 
         option.name: options[option.name] if option.name in given else option.default_on(device)
         for option in bench.options
     }
-    settings = Settings(device, values)
     notices: tuple[str, ...] = ()
     if device == "cpu" and any(
         option.default_on("cpu") != option.default and option.name not in given for option in bench.options
     ):
         notices = ("On the CPU the defaults are smaller; --help lists them beside those of a GPU.",)
-    shared = {option.name: spelled(settings[option.name]) for option in bench.options if not option.several}
-    return BenchPlan(bench, bench.tasks(settings), notices, {"device": device, **shared})
+    values = {"device": device, **values}
+    shared = {name: spelled(value) for name, value in values.items() if not isinstance(value, tuple)}
+    return BenchPlan(bench, bench.tasks(values), notices, shared)
 
 
 def run_bench(
     plan: BenchPlan, folder: Path, timeout_s: float, resume: bool | None, shown: Shown, command: str
 ) -> tuple[Report, bool]:
-    """Runs what is left of the plan, and writes ``NAME.csv`` and ``NAME.md``.
+    """Runs what is left of the plan, and writes ``NAME.md``.
 
     Args:
         plan: what to run.
@@ -92,11 +79,10 @@ def run_bench(
 
     Raises:
         ConfigurationError: results are there and ``resume`` does not say what to do, or they are of another bench.
-        NsysAnalyzerError: ``NAME.md`` or ``NAME.csv`` is there, and was not written here.
+        NsysAnalyzerError: ``NAME.md`` is there, and was not written here.
         KeyboardInterrupt: what was finished is kept.
     """
     check_replaceable(folder / f"{plan.bench.name}.md", ELSEWHERE)
-    check_rows_replaceable(folder / f"{plan.bench.name}.csv", ELSEWHERE)
     with locked(folder):
         rows = _prepared(plan, folder, resume, command)
         todo = remaining_cases(plan.cases, rows)
@@ -105,8 +91,7 @@ def run_bench(
         with shown(len(plan.cases), len(plan.cases) - len(todo)) as progress:
             run_cases(todo, folder, timeout_s, progress)
         *_, rows = read_rows(folder / NAME)
-        write_rows(rows, folder / f"{plan.bench.name}.csv")
-        report = Report(f"nsys-analyze bench {plan.bench.name}", (read_finished(folder, "").section,))
+        report = Report(f"nsys-analyze bench {plan.bench.name}", (read_finished(folder).section,))
         write_as("markdown", report, folder / f"{plan.bench.name}.md")
     keys = {case.key for case in plan.cases}
     return report, all(row.status in _NEEDS_NO_RETRY for row in rows if row.key in keys)

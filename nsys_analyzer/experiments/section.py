@@ -47,14 +47,12 @@ _MOST_NAMED = 4
 _MESSAGE_LENGTH = 160
 #: The standard deviation ÷ mean above which a mean says little.
 _UNSTEADY = 0.1
-#: Bits of the mantissa, without the hidden one, that matmuls keep of their operands in each precision.
-MANTISSA_BITS = {"fp32": 23, "tf32": 10, "fp16": 10, "bf16": 7}
 
 
 def make_section(bench: Bench, results: Results) -> Section:
     """Returns the section of a bench: answers, conditions, what is suspect, tables, figures, what was not measured."""
     rows = results.rows
-    suspect = (*_other_precisions(rows), *_unsteady(rows), *bench.warnings(results))
+    suspect = tuple(_unsteady(rows))
     blocks: tuple[Block, ...] = (
         Paragraph(joined(" ", (*bench.answers(results), *_endings(rows)))),
         _conditions(bench, results),
@@ -70,25 +68,12 @@ def _conditions(bench: Bench, results: Results) -> Paragraph:
     """Says the device, versions, and how it was timed."""
     machine = next((row.machine for row in results.rows if row.machine), {})
     device = machine.get("gpu") or f"CPU, {machine.get('threads', '?')} threads"
-    rows = results.rows_of(bench.targets[0])
-    values = {option: each(rows, option) for option in options_of(bench.targets[0].case)} if bench.how else {}
+    values = {option: each(results.rows, option) for option in options_of(bench.target.case)} if bench.how else {}
     parts = {
         "Device": f"{device}, PyTorch {machine.get('torch', '?')}, Python {machine.get('python', '?')}",
         **{name: how.format(**values) for name, how in bench.how.items()},
     }
     return Paragraph(emphasis("Conditions.") + f" {'; '.join(f'{name}: {how}' for name, how in parts.items())}.")
-
-
-def _other_precisions(rows: Sequence[AnyRow]) -> Iterator[Words]:
-    """Yields a line on matmuls that kept other bits than those of the precision that was asked for."""
-    known = [(row.case.precision, bits) for row in rows if (bits := figure(row, "product_bits"))]
-    if other := [(asked, bits) for asked, bits in known if bits != MANTISSA_BITS[asked]]:
-        kept = _named(dict.fromkeys(f"{asked} kept {bits} bits" for asked, bits in other))
-        yield phrase(
-            "**Matmuls in another precision than asked for**, in {} of {} rows: {}. Look for NVIDIA_TF32_OVERRIDE and "
-            "torch.backends.cuda.matmul settings.",
-            len(other), len(known), kept,
-        )  # fmt: skip
 
 
 def _unsteady(rows: Sequence[AnyRow]) -> Iterator[Words]:
@@ -150,12 +135,9 @@ def differing(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> list[str]:
 
 
 def namer(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> Callable[[AnyRow], str]:
-    """Returns what names a row in a sentence: by the options in which it differs from others of its target."""
-    keys = {
-        module: differing([row for row in rows if row.module == module], without)
-        for module in dict.fromkeys(row.module for row in rows)
-    }
-    return lambda row: describe(row.case, keys[row.module]) or row.module.rpartition(".")[2]
+    """Returns what names a row in a sentence: by the options in which it differs from others."""
+    keys = differing(rows, without)
+    return lambda row: describe(row.case, keys) or row.module.rpartition(".")[2]
 
 
 def each(rows: Iterable[AnyRow], option: str) -> str:
@@ -174,6 +156,11 @@ def extremes(values: Iterable[tuple[float, str]], write: Callable[[float], str])
     """Returns the least and the largest value with their names, for a sentence: ``1.2× (small) to 3.4× (large)``."""
     known = sorted(values)
     return " to ".join(dict.fromkeys(f"{write(value)} ({name})" for value, name in (known[0], known[-1])))
+
+
+def scientific(value: float | None) -> str | None:
+    """Returns an error as text: ``1.2e-05``; None where it is missing."""
+    return None if value is None else f"{value:.1e}"
 
 
 # --- tables

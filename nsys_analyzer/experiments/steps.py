@@ -7,7 +7,7 @@ from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.configuration import ATTENTIONS, DIMENSIONS, MODES, PRECISIONS
-from nsys_analyzer.experiments.model import Settings, option, single
+from nsys_analyzer.experiments.model import option, single
 from nsys_analyzer.runs.rows import CaseTarget, Times
 from nsys_analyzer.text import phrase
 
@@ -58,23 +58,9 @@ class StepCase(OfModel):
 
 @dataclass
 class StepFigures:
-    """Times and memory of the steps of one configuration.
+    """Times and memory of the steps of one configuration; ``first_step_ms`` is the very first, with its warm-up."""
 
-    Attributes:
-        forward_flops, backward_flops: of the matmuls of a step.
-        warmup_times_ms, first_step_ms, times_ms: each step before the measured ones, the very first, and each measured.
-        peak_allocated_bytes, peak_reserved_bytes: of tensors and of PyTorch's allocator, also where memory ran out.
-        gradients_bytes, optimizer_bytes, logits_bytes: what is there after the last step.
-        product_bits: bits of the mantissa that matmuls keep of their operands.
-    """
-
-    forward_flops: int | None = None
-    backward_flops: int | None = None
-    parameters: int | None = None
-    parameters_bytes: int | None = None
-    warmup_times_ms: list[float] | None = None
     first_step_ms: float | None = None
-    times_ms: list[float] | None = None
     forward: Times | None = None
     loss: Times | None = None
     backward: Times | None = None
@@ -82,11 +68,6 @@ class StepFigures:
     step: Times | None = None
     tokens_per_s: float | None = None
     peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    gradients_bytes: int | None = None
-    optimizer_bytes: int | None = None
-    logits_bytes: int | None = None
-    product_bits: int | None = None
 
 
 TARGET = CaseTarget("profiling_targets.training_steps", StepCase, StepFigures)
@@ -97,8 +78,3 @@ DEFINITIONS = phrase(
 )
 #: Options of every bench of training steps that each case of it shares; on a CPU two layers are enough.
 SHARED = single(StepCase, "attention", *DIMENSIONS, "warmup_steps", "steps", "seed")
-
-
-def models(settings: Settings) -> tuple[str, ...]:
-    """Returns the canonical names of the models that were asked for; an unknown one is a ConfigurationError."""
-    return tuple(find_model(name).name for name in settings["model"])

@@ -69,20 +69,16 @@ class Times:
 
 @dataclass(frozen=True)
 class Task(Generic[C]):
-    """One measurement to be made: the target, its case, and what it is called in progress and messages.
-
-    ``environment`` holds variables that its process needs; tasks of other variables run in other processes.
-    """
+    """One measurement to be made: the target, its case, and what it is called in progress and messages."""
 
     target: CaseTarget[C, Any]
     case: C
     label: str
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """Tells it from all others, as text."""
-        return _key(self.target.module, self.case, self.environment)
+        return _key(self.target.module, self.case)
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,6 @@ class Row(Generic[C, F]):
         message: why it is not ok, in a line.
         figures: what was measured, also before it failed.
         machine: device, versions.
-        environment: variables that its process was given.
     """
 
     module: str
@@ -104,7 +99,6 @@ class Row(Generic[C, F]):
     message: str = ""
     figures: F = field(default_factory=dict)  # type: ignore[assignment]
     machine: Mapping[str, Scalar] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -114,15 +108,15 @@ class Row(Generic[C, F]):
     @property
     def key(self) -> str:
         """Returns the key of its task."""
-        return _key(self.module, self.case, self.environment)
+        return _key(self.module, self.case)
 
     def written(self) -> dict[str, Any]:
         """Returns the row in JSON's types."""
         return {**vars(self), "case": written(self.case), "figures": written(self.figures)}
 
 
-def _key(module: str, case: object, environment: Mapping[str, str]) -> str:
-    return json.dumps([module, written(case), dict(environment)], sort_keys=True)
+def _key(module: str, case: object) -> str:
+    return json.dumps([module, written(case)], sort_keys=True)
 
 
 def written(value: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the targets' instrumentation costs, whether their timings are right, and the attention variants in C++.
+"""What the targets' instrumentation costs, and whether their timings are right.
 
 Steps of one model in one process, in turns: with NVTX ranges, without, and timed by other means (CUDA events on a
 GPU; ``timeit`` on a CPU). In turns, since clocks and caches drift by more than the difference.
@@ -11,15 +11,13 @@ import statistics
 import timeit
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from nsys_analyzer.analysis.transformer.models import find_model
-from profiling_targets import attention_variants, harness
+from profiling_targets import harness
 from profiling_targets.harness import Config, Phases
 from profiling_targets.transformer import Training
-from tests.benchmarks.bench_report import Row
 
 
 def main() -> None:
@@ -42,8 +40,6 @@ def main() -> None:
         for phase, ms in _independent(phases, device).items():
             times["independent"][phase].append(ms)
     _print(times, rounds, device)
-    for row in attention_rows():
-        print(row)
 
 
 def _independent(phases: Phases, device: str) -> dict[str, float]:
@@ -62,17 +58,6 @@ def _events(phase: Callable[[], None]) -> float:
 
 def _timer(phase: Callable[[], None]) -> float:
     return timeit.timeit(phase, number=1) * 1e3
-
-
-def attention_rows(rounds: int = 9) -> list[Row]:
-    """The attention variants in C++ at 1,024 tokens, in turns: times, and those of fused and flash over naive's."""
-    inputs = [torch.randn(1, 2, 1024, 32) for _ in range(3)]
-    names = ("naive", "fused", "flash")
-    work = {name: partial(attention_variants.cpp_attention, name, *inputs, False) for name in names}
-    turns = [{name: _timer(work[name]) for name in names} for _ in range(rounds + 1)][1:]  # the first one builds
-    rows = [Row(f"C++ attention: {name}", [turn[name] for turn in turns], "ms") for name in names]
-    ratios = {name: [turn[name] / turn["naive"] for turn in turns] for name in names[1:]}
-    return rows + [Row(f"{name} / naive", values, "x", at_most=1) for name, values in ratios.items()]
 
 
 def _print(times: dict[str, dict[str, list[float]]], rounds: int, device: str) -> None:

@@ -18,9 +18,10 @@ from tests.examples.rows import GIB, MIB, percent, rows, span
 def attention() -> Iterator[str]:
     """How attention grows with the context, and what compiling saves."""
     eager = rows("attention", "attention", compile=False)
-    shapes = {(one.case["d"], one.case["context_length"]): one.figures for one in eager}
+    shapes = {(one.case["d_head"], one.case["context_length"]): one.figures for one in eager}
     compiled = {
-        (one.case["d"], one.case["context_length"]): one.figures for one in rows("attention", "attention", compile=True)
+        (one.case["d_head"], one.case["context_length"]): one.figures
+        for one in rows("attention", "attention", compile=True)
     }
     powers = []
     for width in sorted({width for width, _ in shapes}):
@@ -60,7 +61,7 @@ def attention() -> Iterator[str]:
 def variants() -> Iterator[str]:
     """Where the variants of attention win and lose."""
     shapes: dict[tuple[object, ...], dict[str, Row]] = {}
-    for one in rows("variants", "variants"):
+    for one in rows("variants", "attention"):
         case = one.case
         shape = tuple(case[name] for name in ("batch_size", "heads", "context_length", "d_head", "precision", "causal"))
         shapes.setdefault(shape, {})[case["implementation"]] = one
@@ -72,14 +73,14 @@ def variants() -> Iterator[str]:
     slow = [ratio for variant in ("blocked", "fused", "tiled") for ratio in over_naive(variant)]
     assert min(slow) > 1
     yield f"the variants in PyTorch's operators are slower than the naive forward in all {len(slow)} comparisons"
-    wins = {name: sum(ratio < 1 for ratio in over_naive(name)) for name in ("torch", "flash")}
+    wins = {name: sum(ratio < 1 for ratio in over_naive(name)) for name in ("sdpa", "flash")}
     yield (
-        f"PyTorch's kernel is faster in {wins['torch']} of {len(over_naive('torch'))}, the Triton kernel in "
+        f"PyTorch's kernel is faster in {wins['sdpa']} of {len(over_naive('sdpa'))}, the Triton kernel in "
         f"{wins['flash']} of {len(over_naive('flash'))}"
     )
     largest = shapes[64, 32, 4096, 128, "bf16", False]
     naive = largest["naive"]
-    gains = [naive.figures["forward_ms"] / largest[name].figures["forward_ms"] for name in ("torch", "flash")]
+    gains = [naive.figures["forward_ms"] / largest[name].figures["forward_ms"] for name in ("sdpa", "flash")]
     scores = 64 * 32 * 4096**2 * 2 / GIB
     assert naive.status == "oom"
     yield (
@@ -100,7 +101,7 @@ def variants() -> Iterator[str]:
         "heads, "
         "128 tokens)"
     )
-    both = over_naive("tiled", "forward_backward_ms")
+    both = over_naive("tiled", "end_to_end_ms")
     yield f"takes {span(over_naive('tiled'))} times as long forward and {span(both)} times with backward"
     yield from causal_masks(shapes)
 
@@ -114,7 +115,7 @@ def causal_masks(shapes: dict[tuple[object, ...], dict[str, Row]]) -> Iterator[s
         ratio: float = causal[variant].figures["forward_ms"] / whole[variant].figures["forward_ms"]
         return ratio
 
-    kernels = ("flash", "torch")
+    kernels = ("flash", "sdpa")
     halved = [shape for shape in full if max(change(shape, name) for name in kernels) < 0.6]
     others = [change(shape, name) for shape in full if shape not in halved for name in kernels]
     assert [shape[2] for shape in halved] == [4096]
@@ -130,7 +131,7 @@ def causal_masks(shapes: dict[tuple[object, ...], dict[str, Row]]) -> Iterator[s
 
 def flash() -> Iterator[str]:
     """FlashAttention-2 in Triton against PyTorch's kernels, in bf16."""
-    found = rows("flash", "flash", precision="bf16")
+    found = rows("flash", "attention", precision="bf16")
     by_case = {tuple(one.case[name] for name in ("implementation", "d_head", "context_length")): one for one in found}
     widths = sorted({one.case["d_head"] for one in found})
     (conditions,) = {(one.case["batch_size"], one.case["heads"], one.case["causal"]) for one in found}

@@ -48,8 +48,8 @@ def rooflines() -> Iterator[str]:
 
 
 def timing() -> Iterator[str]:
-    """Backward against forward, the rate of forward, and warm-up."""
-    steps = [one for one in rows("timing", "training_steps") if not one.environment]
+    """Backward against forward, and the rate of forward."""
+    steps = rows("timing", "training_steps")
     ratios = [one.figures["backward_ms"] / one.figures["forward_ms"] for one in steps if "backward_ms" in one.figures]
     yield f"Backward takes {span(ratios, 1)} times as long as forward"
     rates = [
@@ -62,25 +62,6 @@ def timing() -> Iterator[str]:
     yield (
         f"at context 512 forward runs at {rates[0]:.0f} TFLOP/s in small and at {rates[-1]:.0f} in 2.7B, of the "
         f"{ceilings('product_flops_per_s', 'fp32')[0]:.0f} that a large matmul reaches"
-    )
-    study = {one.case["warmup_steps"]: one for one in rows("timing", "training_steps") if one.environment}
-    steady = {warmup: statistics.median(one.figures["times_ms"][-3:]) for warmup, one in study.items()}
-    mean = {warmup: one.figures["step_ms"] / steady[warmup] for warmup, one in study.items()}
-    times = study[0].figures["times_ms"]
-    excess = [ms - steady[0] for ms in times]
-    yield (
-        f"the mean of {len(times)} steps is {mean[0]:.1f} times the steady step of its process (the median of its "
-        "last 3), "
-        f"the CV is {percent(study[0].figures['step_cv'])}, and the first step makes "
-        f"{percent(excess[0] / sum(excess))} of the excess"
-    )
-    yield (
-        f"After 1 warm-up step the mean is still {percent(mean[1] - 1)} too high, after 2 only "
-        f"{percent(mean[2] - 1, 1)}"
-    )
-    yield (
-        f"The steady steps of the {len(study)} processes differ by "
-        f"{percent(max(steady.values()) / min(steady.values()) - 1)}"
     )
 
 
@@ -119,10 +100,6 @@ def precision() -> Iterator[str]:
     )
     more = figure(name, "large", "bf16", "forward") / figure(name, "large", "fp32", "forward") - 1
     yield f"Forward alone of large needs {percent(more)} more"
-    sums = row("precision", "dtypes", experiment="sums").figures
-    yield (
-        f"0.01 added 1,000 times is {sums['sum_fp16_of_fp16']:.3f} in fp16 and {sums['sum_bf16_of_bf16']:.0f} in bf16"
-    )
 
 
 def _phase(one: Row, name: str) -> dict[str, float]:

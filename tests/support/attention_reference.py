@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from profiling_targets.attention import TOLERANCES
 from profiling_targets.attention_variants import Attention, Passes, max_error, naive
-from profiling_targets.flash import TOLERANCES
 
 #: Of the largest number of the reference. fp16 keeps three bits more than bf16: an eighth of its tolerance.
 TOLERATED = {

@@ -25,7 +25,7 @@ def main() -> None:
             "case": case,
             "status": ends,
             "message": None,
-            "figures": {"pid": os.getpid(), "env": os.getenv("STUDY")},
+            "figures": {"pid": os.getpid()},
         }
         with given.rows.open("a") as file:
             file.write(json.dumps(row) + "\n")

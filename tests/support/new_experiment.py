@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ TARGET = CaseTarget("tests.support.new_experiment", PrimesCase, PrimesFigures)
 
 
 def _answers(results: Results) -> Iterator[str]:
-    yield f"Up to {max(row.figures.primes_count or 0 for row in results.rows_of(TARGET))} primes."
+    yield f"Up to {max(row.figures.primes_count or 0 for row in results.rows)} primes."
 
 
 def _blocks(results: Results) -> Iterator[Block]:
@@ -43,7 +42,7 @@ BENCH = Bench(
     title="primes",
     summary="How many primes there are.",
     options=(several(PrimesCase, "limit", (10, 100)),),
-    targets=(TARGET,),
+    target=TARGET,
     answers=_answers,
     blocks=_blocks,
 )
@@ -57,4 +56,4 @@ def measure(case: PrimesCase, figures: PrimesFigures) -> None:
 if __name__ == "__main__":
     from profiling_targets.harness import main
 
-    sys.exit(main(TARGET, measure))
+    main(TARGET, measure)

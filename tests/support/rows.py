@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results, Settings
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.experiments.section import make_section
 from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
@@ -15,8 +15,6 @@ from nsys_analyzer.runs.rows import CaseTarget, Row, typed
 C = TypeVar("C")
 F = TypeVar("F")
 H200 = {"gpu": "NVIDIA H200", "torch": "2.11.0"}
-#: The environment of compiled cases on a GPU.
-COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 
 
 def unpadded(page: str) -> str:
@@ -24,9 +22,9 @@ def unpadded(page: str) -> str:
     return re.sub(" {2,}", " ", page.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-"))
 
 
-def page(bench: Bench, rows: Sequence[AnyRow], **more: Any) -> str:
-    """The section of rows as markdown; ``more`` is what else the results hold."""
-    report = Report("x", (make_section(bench, Results(tuple(rows), **more)),))
+def page(bench: Bench, rows: Sequence[AnyRow]) -> str:
+    """The section of rows as markdown."""
+    report = Report("x", (make_section(bench, Results(tuple(rows))),))
     return unpadded(render(report, {figure.key: figure.key for figure in report.figures}))
 
 
@@ -48,22 +46,22 @@ def cells(bench: Bench, rows: Sequence[AnyRow], caption: str = "") -> list[dict[
     return [dict(zip([column.title for column in found.columns], line, strict=True)) for line in found.rows]
 
 
-def figures(bench: Bench, rows: Sequence[AnyRow], **more: Any) -> dict[str, Any]:
+def figures(bench: Bench, rows: Sequence[AnyRow]) -> dict[str, Any]:
     """The figures of a section by their keys."""
-    blocks = unfolded(make_section(bench, Results(tuple(rows), **more)).blocks)
+    blocks = unfolded(make_section(bench, Results(tuple(rows))).blocks)
     return {block.key: block for block in blocks if isinstance(block, Bars | Lines)}
 
 
 def typed_row(
     target: CaseTarget[C, F], case: Mapping[str, Any], figures: Mapping[str, Any], status: str = "ok",
-    message: str = "", machine: Mapping[str, Any] = H200, environment: Mapping[str, str] | None = None,
+    message: str = "", machine: Mapping[str, Any] = H200,
 ) -> Row[C, F]:  # fmt: skip
     """A row whose case and figures are given as the file of rows has them; counts may be floats."""
     counts = {k: int(v) for k, v in figures.items() if isinstance(v, float) and k.endswith(("bytes", "flops"))}
-    row = Row(target.module, dict(case), status, message, {**figures, **counts}, machine, environment or {})
+    row = Row(target.module, dict(case), status, message, {**figures, **counts}, machine)
     return typed(row, target)
 
 
-def default_settings(bench: Bench, device: str = "cuda", **changes: Any) -> Settings:
+def default_settings(bench: Bench, device: str = "cuda", **changes: Any) -> dict[str, Any]:
     """What a bench is asked for where the command line says nothing, but for the changes."""
-    return Settings(device, {**{one.name: one.default_on(device) for one in bench.options}, **changes})
+    return {"device": device, **{one.name: one.default_on(device) for one in bench.options}, **changes}
