@@ -66,7 +66,7 @@ def phase(name: str, *kernels: KernelRow, busy: float, wall: float | None = None
     shared = tuple(structs.replace(one, share=one.ms_per_instance / total) for one in kernels)
     launches = sum(one.launches_per_instance for one in kernels)
     return PhaseSummary(
-        name, instances, (), launches, stats(busy), stats(busy), stats(total), class_rows(shared), shared, (),
+        name, instances, launches, stats(busy), stats(busy), stats(total), class_rows(shared), shared, (),
         wall_ms=stats(wall or busy), synchronized=True,
     )  # fmt: skip
 
@@ -262,7 +262,8 @@ def test_flops_that_were_counted() -> None:
         unknown=("aten.x",),
     )
     limits = found(training(forwards=6, configuration=None, run=Run(flops=counted)))
-    assert limits.model_flops == {"forward": 4_000_000, "backward": 5_000_000, "step": 18_000_000}
+    flops = {one.phase: one.model_flops for one in limits.phases}
+    assert flops == {"forward": 4_000_000, "backward": 5_000_000, "step": 18_000_000}
     assert mfu(limits)["forward"] == pytest.approx(40 / 67)  # 4,000,000 in 1e-7 s
     # There is no softmax kernel, and backward computes a forward pass again.
     assert [(one.kernel_class, one.phase, one.flops, one.bytes) for one in limits.classes] == [
@@ -270,7 +271,7 @@ def test_flops_that_were_counted() -> None:
     ]
     assert "FLOPs of these operators are not known, and not counted: aten.x." in limits.notes
     uneven = found(training(forwards=4, configuration=None, run=Run(flops=counted)))
-    assert "step" not in uneven.model_flops
+    assert uneven.phase("step") is None
     assert "2 forward passes in the step whose FLOPs were counted do not fit 4 in 3 recorded steps" in uneven.notes[1]
 
 
@@ -296,7 +297,7 @@ def test_what_is_missing_and_how_to_give_it() -> None:
 def test_nothing_of_a_cpu_or_of_lost_kernels() -> None:
     assert limits_of(training(device=replace(H200, name=CPU))) is None
     assert limits_of(CaptureSummary("t", None, "t", "failed")) is None
-    lost = Coverage(1, 1, 1, 0, 0, 1.0, 1.0, 0.0, 0, 0, {}, 3, 1, 0.0, 1.0, None)
+    lost = Coverage(1, 1, 1, 0, 0, 1.0, 1.0, 0.0, 0, 0, {}, 3, 0.0)
     assert found(training(coverage=lost)).classes == ()
 
 
@@ -348,8 +349,10 @@ def test_the_section_says_how_far() -> None:
 def test_json() -> None:
     (data,) = report_data(build_report(Evidence(complete([training(ms=2 * MS)]))))["captures"]
     data = json.loads(json.dumps(data["limits"], allow_nan=False))
-    assert data["mfu"]["step"] == pytest.approx(16.05 / 67)
-    assert data["time_of"] == {"forward": "wall", "backward": "wall", "step": "wall"}
+    assert [(one["phase"], one["time_of"]) for one in data["phases"]] == [
+        ("forward", "wall"), ("backward", "wall"), ("step", "wall"),
+    ]  # fmt: skip
+    assert data["phases"][2]["mfu"] == pytest.approx(16.05 / 67)
     assert (data["precision"], data["peak_flops"], data["best_peak_flops"]) == ("fp32", FP32, BF16_PEAK)
     assert (data["tensor_core_share"], data["doubt"]) == (0.0, None)
     assert data["classes"][0]["flops_per_s"] == pytest.approx(26.75e12)

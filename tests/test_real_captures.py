@@ -84,12 +84,6 @@ def test_matmul_share(real_capture: Capture, name: str, phase: str, share: float
     assert by_name == pytest.approx(share, abs=0.0006)
 
 
-def test_the_backward_pass_is_launched_by_autograd(real_capture: Capture) -> None:
-    (summary,) = entries(real_capture, "train_small256")
-    threads = phase_of(summary, "backward").launch_threads
-    assert [(t.thread, t.kernels_per_instance) for t in threads] == [("pt_autograd_0", 1299.0), ("python3", 1.0)]
-
-
 def test_every_kernel_of_every_capture_is_accounted_for(real_capture: Capture) -> None:
     kernels = {
         "train_small256": 11_166,

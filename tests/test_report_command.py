@@ -272,15 +272,15 @@ def test_no_two_figures_share_a_file(here: Path) -> None:
 
 STATS = {"n", "mean", "std", "min", "median", "max"}
 CAPTURE = {
-    "name", "process", "source", "status", "gpu", "nsys_version", "conditions", "phases", "top_kernels", "matmul",
-    "attention", "device_memory", "coverage", "warnings",
+    "name", "process", "source", "status", "gpu", "profiler", "conditions", "phases", "top_kernels", "matmul",
+    "attention", "peak_memory_bytes", "coverage", "warnings",
 }  # fmt: skip
 PHASE = {
-    "phase", "range", "instances", "warmup_instances", "launch_threads", "kernels_per_instance", "wall_ms",
+    "phase", "range", "instances", "warmup_instances", "kernels_per_instance", "wall_ms",
     "gpu_span_ms", "gpu_busy_ms", "kernel_sum_ms", "python_ms", "classes", "kernels",
 }  # fmt: skip
 KERNEL = {"name", "label", "class", "launches_per_instance", "ms_per_instance", "avg_us", "share"}
-CLASS = {"class", "launches_per_instance", "ms_per_instance", "share", "share_without_communication"}
+CLASS = {"class", "launches_per_instance", "ms_per_instance", "share"}
 COVERAGE = {"kernels", "attributed", "in_phases", "unattributed", "kernel_ms", "attributed_ms"}
 
 
@@ -328,14 +328,12 @@ def test_json_values(here: Path) -> None:
     gemm = forward["kernels"][0]
     assert (gemm["name"], gemm["class"], gemm["launches_per_instance"]) == (GEMM, "matmul", 100)
     assert [gemm["ms_per_instance"], gemm["avg_us"], gemm["share"]] == pytest.approx([1.0, 10.0, 2 / 3])
-    backward = capture["phases"][1]
-    assert backward["launch_threads"] == [{"thread": "pt_autograd_0", "tid": AUTOGRAD, "kernels_per_instance": 2}]
     assert capture["attention"] is None
     # twice 100 + 1 + 2 + 1 kernels of 5.5 ms
     assert {key: capture["coverage"][key] for key in COVERAGE} == pytest.approx(
         {"kernels": 208, "attributed": 208, "in_phases": 208, "unattributed": 0, "kernel_ms": 11, "attributed_ms": 11}
     )
-    assert capture["nsys_version"] == "2025.3.2.0"
+    assert capture["profiler_version"] == "2025.3.2.0"
 
 
 def test_json_holds_the_answers(here: Path) -> None:
@@ -352,9 +350,8 @@ def test_json_holds_the_answers(here: Path) -> None:
     )
     assert (matmul["step"]["scope"], matmul["inference_of"]) == ("training step", None)
     assert (matmul["step"]["matmul"], matmul["inference"]["matmul"]) == pytest.approx((3 / 5.5, 2 / 3))
-    assert matmul["step"]["kernel_sum_ms"] == pytest.approx(5.5)
     assert capture["conditions"]["platform"] == "CUDA"
-    assert capture["device_memory"] is None
+    assert capture["peak_memory_bytes"] is None
 
 
 def test_json_into_a_file(here: Path) -> None:

@@ -124,12 +124,20 @@ def of_step(data: Json, _: CaptureSummary) -> Iterator[tuple[str, float]]:
     yield "%", step["exposed_communication_ms"] / length
 
 
+def shares_of_computing(shares: Json) -> dict[str, float]:
+    """The shares of the classes without communication."""
+    ms = {row["class"]: row["ms_per_instance"] for row in shares["classes"] if row["class"] != "communication"}
+    return {name: value / sum(ms.values()) for name, value in ms.items()}
+
+
 def of_matmul(data: Json, _: CaptureSummary) -> Iterator[tuple[str, float]]:
     """By how many points matmul's share of the step differs from that of inference, without communication."""
     share = data["matmul"]
     if share["step"] and share["inference"]:
-        step, inference = (share[name]["matmul_without_communication"] for name in ("step", "inference"))
-        yield "%", abs(inference - step)
+        step, inference = (shares_of_computing(share[name]) for name in ("step", "inference"))
+        yield "%", abs(inference.get("matmul", 0.0) - step.get("matmul", 0.0))
+    for one in (*share["phases"], *filter(None, (share["step"], share["inference"]))):
+        yield from (("%", value) for value in shares_of_computing(one).values())
     yield "%", 0.0  # a class that a phase does not have
 
 

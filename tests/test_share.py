@@ -408,15 +408,12 @@ def test_what_it_says(full_export: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, [*arguments, "--force", "--keep", "("]).exit_code == 2
 
 
-def test_the_numbers_and_sizes_of_operators_are_kept(tmp_path: Path) -> None:
-    trace = Kineto().operator("aten::mm", 0, 9, sequence=7, shapes=[[8192, 768], [768, 3072], []])
-    trace.operator("MmBackward0", 20, 9, sequence=7, forward_thread=1, shapes=[[4111111111111111, 2]]).module(
-        "Linear_0", 0, 9
-    )
+def test_the_numbers_of_operators_are_kept(tmp_path: Path) -> None:
+    trace = Kineto().operator("aten::mm", 0, 9, sequence=7)
+    trace.operator("MmBackward0", 20, 9, sequence=7, forward_thread=1).module("Linear_0", 0, 9)
     shared = share(trace.write(tmp_path / "t.json"), tmp_path / "copy.sqlite")
     copy = Trace.load(shared.path)
     operators = copy.operators
     assert (operators.sequence.tolist(), operators.forward_thread.tolist()) == ([7, 7], [0, 1])
-    assert [operators.shape_texts[code] for code in operators.shapes] == ["[[8192, 768], [768, 3072], []]", "[[0, 2]]"]
     assert copy.ranges.names == ("", "nn.Module: Linear_0")
     assert shared.renamed == ()

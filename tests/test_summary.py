@@ -18,19 +18,18 @@ from nsys_analyzer.analysis.summary import statistics as statistics_of_phases
 from nsys_analyzer.analysis.summary.statistics import (
     MOST_VALUES,
     ClassRow,
+    ClassShares,
     KernelRow,
     MemoryRow,
     Moments,
-    Stats,
     class_rows,
     kernel_rows,
     merge_kernels,
     share_of,
     values_ms,
-    without_communication,
 )
 from nsys_analyzer.analysis.summary.summarize import check_attribution, summarize
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, ThreadShare
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.errors import NsysAnalyzerError
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
@@ -53,8 +52,6 @@ def test_the_five_clocks_of_a_step(step_trace: Path) -> None:
     assert forward.kernel_time_ms.mean == pytest.approx(120 * MS)
     # backward: [360, 560) and [560, 600); both launched by autograd.
     assert backward.kernel_time_ms.mean == pytest.approx(240 * MS)
-    assert backward.launch_threads == (ThreadShare("pt_autograd_0", AUTOGRAD, 2.0),)
-    assert forward.launch_threads == (ThreadShare("python3", MAIN, 2.0),)
     # optimizer: [720, 800).
     assert optimizer.kernel_time_ms.mean == pytest.approx(80 * MS)
     # step: all five, 120 + 240 + 80 = 440, from 30 to 800.
@@ -265,20 +262,6 @@ def test_a_file_names_model_needs_four_matmuls_a_layer_and_a_head(matmuls: int, 
     assert told.configuration == Configuration(model, 256, source="manifest")
 
 
-def test_threads_by_how_many_kernels_they_launch(tmp_path: Path) -> None:
-    # Two forwards: MAIN launches one kernel in each, thread 101 three in the first and one in the second.
-    export = Export().thread(101, "loader").range("forward", 0, 100).range("forward", 200, 300)
-    for launch, tid in ((10, MAIN), (11, 101), (12, 101), (13, 101), (210, MAIN), (211, 101)):
-        export.kernel(GEMM, launch, launch + 20, launch + 21, tid=tid)
-    (summary,) = summaries(export.kernel(ADD, None, 400, 410), tmp_path)
-    forward = summary.phases[0]
-    assert forward.launch_threads == (ThreadShare("loader", 101, 2.0), ThreadShare("python3", MAIN, 1.0))
-    assert summary.whole is not None
-    assert summary.whole.wall_ms == Stats(0)
-    assert summary.whole.launch_threads == (ThreadShare("loader", 101, 4.0), ThreadShare("python3", MAIN, 2.0))
-    assert (forward.kernels_least, forward.kernels_most) == (0, 0)  # it is not inferred
-
-
 def test_rows_are_of_one_instance(tmp_path: Path) -> None:
     # Two forwards with GEMMs of 10, 30 and 20 ns, 60 in three launches, copies of 4 and 8 ns, and an ADD of 15.
     export = Export().range("forward", 0, 100).range("forward", 200, 300)
@@ -312,7 +295,7 @@ def test_tables_of_phases_together() -> None:
     assert merge_kernels((structs.replace(gemm, ms_per_instance=0.0),))[0].share == 0.0
     only = Kernels(np.zeros(1, np.int64), ("gemm",), ("matmul",))
     assert kernel_rows(only, np.ones(1, np.int64), np.zeros(1, np.int64), 1)[0].share == 0.0
-    assert class_rows(merged) == (ClassRow("matmul", 3.0, 8.0, 0.8, 0.8), ClassRow("elementwise", 4.0, 2.0, 0.2, 0.2))
+    assert class_rows(merged) == (ClassRow("matmul", 3.0, 8.0, 0.8), ClassRow("elementwise", 4.0, 2.0, 0.2))
 
 
 def test_a_share_is_unknown_where_kernels_without_a_name_may_change_its_digits() -> None:
@@ -323,18 +306,17 @@ def test_a_share_is_unknown_where_kernels_without_a_name_may_change_its_digits()
 
 
 def test_shares_of_the_classes_that_compute() -> None:
-    rows = [
+    rows = (
         ClassRow("communication", 1.0, 6.0, 0.6),
         ClassRow("matmul", 1.0, 3.0, 0.3),
         ClassRow("random", 1.0, 1.0, 0.1),
-    ]
-    assert [(row.kernel_class, row.share) for row in without_communication(rows)] == [
-        ("matmul", 0.75),
-        ("random", 0.25),
-    ]
-    assert without_communication(rows[:1]) == ()
-    assert without_communication([structs.replace(rows[0], kernel_class="matmul", ms_per_instance=0.0)])[0].share == 0.6
-    assert without_communication([rows[0], structs.replace(rows[1], ms_per_instance=0.0)])[0].share == 0.0
+    )
+    computing = ClassShares("step", rows).computing().classes
+    assert [(row.kernel_class, row.share) for row in computing] == [("matmul", 0.75), ("random", 0.25)]
+    assert ClassShares("step", rows[:1]).computing().classes == ()
+    nothing = structs.replace(rows[1], ms_per_instance=0.0)
+    assert ClassShares("step", (nothing,)).computing().classes == (nothing,)
+    assert ClassShares("step", (rows[0], nothing)).computing().classes[0].share == 0.0
 
 
 @pytest.mark.parametrize(
@@ -405,8 +387,6 @@ def test_counts_and_times_of_coverage(tmp_path: Path) -> None:
     assert (ours.kernel_ms, ours.attributed_ms, ours.unattributed_ms) == tuple(
         pytest.approx(t * MS) for t in (145, 100, 45)
     )
-    assert (ours.extent_ms, ours.shortest_wait_ms) == (pytest.approx(1990 * MS), pytest.approx(10 * MS))
-    assert (other.extent_ms, other.shortest_wait_ms) == (pytest.approx(10 * MS), pytest.approx(3 * MS))
     assert ours.how == {"none": 2, "same thread": 1, "other thread": 0, "graph": 0}
 
 

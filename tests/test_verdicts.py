@@ -12,7 +12,7 @@ import pytest
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.complete import busy_share, complete
-from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
+from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, ProfilerCost
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Unprofiled
@@ -57,6 +57,13 @@ def share_of(summary: CaptureSummary, name: str = "forward") -> BusyShare:
     return share
 
 
+def cost_of(summary: CaptureSummary, name: str = "forward") -> ProfilerCost:
+    phase = summary.phase(name)
+    assert phase is not None
+    assert phase.profiler_cost is not None
+    return phase.profiler_cost
+
+
 def shown_of(summary: CaptureSummary, name: str = "forward") -> str:
     """What the report's table of times calls the phase, in its last column."""
     text = render(build_report(Evidence(complete([summary]))), {}).partition("## How long")[2]
@@ -86,9 +93,7 @@ def test_under_the_profiler_there_are_two_bounds(tmp_path: Path) -> None:
     # 500 calls of 5.2 us and 100 ranges of 5.2 us: 3.12 ms at most. 3 of 10 ms to 3 of 6.88 ms: 43.6 %.
     summary = summary_of(forward(3, calls=500, ranges=100), tmp_path)
     share = share_of(summary)
-    cost = share.profiler_cost
-    assert cost is not None
-    assert (cost.api_calls, cost.nvtx_ranges, cost.operators) == (500, 100, 0)
+    cost = cost_of(summary)
     assert cost.low_ms == pytest.approx(500 * API_CALL.low_us / 1e3 + 100 * NVTX_RANGE.low_us / 1e3)
     assert cost.high_ms == pytest.approx(3.12)
     assert (share.low, share.high) == (pytest.approx(0.3), pytest.approx(3 / 6.88))
@@ -119,22 +124,18 @@ def test_a_slower_cpu_pays_more_for_each_call(tmp_path: Path) -> None:
     for number in range(10):
         export.kernel(GEMM, 1_000 + number, number * MS, number * MS + 300_000)
         export._rows["CUPTI_ACTIVITY_KIND_RUNTIME"][-1]["end"] = 1_000 + number + 7_800
-    cost = share_of(summary_of(export, tmp_path)).profiler_cost
-    assert cost is not None
-    assert cost.high_ms == pytest.approx(0.104)
+    assert cost_of(summary_of(export, tmp_path)).high_ms == pytest.approx(0.104)
 
 
 def test_inferred_ranges_cost_nothing(tmp_path: Path) -> None:
-    """Three of a step's ranges are in the file; forward and backward are inferred from them, and were not recorded."""
+    """Three calls and three of a step's ranges are in the file; forward and backward are inferred, not recorded."""
     export = Export().gpu().thread(AUTOGRAD, "pt_autograd_0").range("step", 0, 900)
     export.range("aten::mm, seq = 1", 10, 100).kernel(GEMM, 20, 30, 50)
     export.range("autograd::engine::evaluate_function: MmBackward0, seq = 1", 200, 300, tid=AUTOGRAD)
     export.kernel(GEMM, 220, 230, 280, tid=AUTOGRAD).range("Optimizer.step#SGD.step, op_id = 1", 400, 500)
     summary = summary_of(export.kernel(GEMM, 420, 430, 440), tmp_path)
     assert summary.phase("forward")
-    cost = share_of(summary, "step").profiler_cost
-    assert cost is not None
-    assert cost.nvtx_ranges == 3
+    assert cost_of(summary, "step").low_ms == pytest.approx(3 * (API_CALL.low_us + NVTX_RANGE.low_us) / 1e3)
 
 
 def test_what_was_traced_besides_leaves_no_upper_bound(tmp_path: Path) -> None:
@@ -160,10 +161,7 @@ def test_operators_of_pytorchs_profiler_cost_time_too(tmp_path: Path) -> None:
         trace.operator("aten::mm", 110 + number, 1)
     trace.launch(1, 120).kernel(GEMM, 1, 130, 100)
     (summary,) = summarize(Trace.load(trace.write(tmp_path / "trace.json")), "t")
-    share = share_of(summary)
-    assert share.profiler_cost is not None
-    assert share.profiler_cost.operators == 200
-    assert share.profiler_cost.high_ms == pytest.approx(200 * OPERATOR.high_us / 1e3 + 0.0052, abs=0.01)
+    assert cost_of(summary).high_ms == pytest.approx(200 * OPERATOR.high_us / 1e3 + 0.0052, abs=0.01)
 
 
 def test_work_that_outlasts_its_range_has_no_share_but_by_an_unprofiled_time(tmp_path: Path) -> None:
@@ -190,9 +188,7 @@ def test_calls_of_other_processes_cost_this_one_nothing(tmp_path: Path) -> None:
         export.call("cudaEventRecord_v3020", 3_000 + number, pid=200)
     export.add("ThreadNames", nameId=1, globalTid=global_tid(MAIN, 200))
     (summary,) = (s for s in summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t") if s.pid == 100)
-    cost = share_of(summary).profiler_cost
-    assert cost is not None
-    assert cost.api_calls == 10
+    assert cost_of(summary).low_ms == pytest.approx(10 * API_CALL.low_us / 1e3)
 
 
 def test_autograd_annotations_are_an_overhead_not_a_verdict(real_capture: Callable[[str], Path]) -> None:
@@ -205,16 +201,8 @@ def test_autograd_annotations_are_an_overhead_not_a_verdict(real_capture: Callab
     assert (round(ours.wall_ms), round(theirs.wall_ms)) == (154, 80)
     assert (ours.verdict, theirs.verdict) == ("undecided", "GPU waits")
     # What was seen to be added lies between the differences of the two estimates.
-    (low, high), (less, least) = estimate_of(ours), estimate_of(theirs)
-    assert low - less < ours.wall_ms - theirs.wall_ms < high - least
-
-
-def estimate_of(share: BusyShare) -> tuple[float, float]:
-    cost = share.profiler_cost
-    assert cost is not None
-    assert cost.low_ms is not None
-    assert cost.high_ms is not None
-    return cost.low_ms, cost.high_ms
+    high, low = cost_of(annotated, "step"), cost_of(plain, "step")
+    assert high.low_ms - low.low_ms < ours.wall_ms - theirs.wall_ms < high.high_ms - low.high_ms
 
 
 def unprofiled_times(name: str) -> Iterator[tuple[str, float]]:

@@ -67,7 +67,6 @@ def test_json_says_what_the_phases_hold(tmp_path: Path) -> None:
     assert capture["phases"][0]["inferred"] is True
     assert capture["whole"]["classes"][0] == {
         "class": "matmul", "launches_per_instance": 1, "ms_per_instance": 9, "share": 0.9,
-        "share_without_communication": 0.9,
     }  # fmt: skip
 
 

@@ -80,7 +80,7 @@ _TABLES = {
 _ALL, _COPIES, _RANGES, _TIMES = ("kernel", "memcpy", "memset", "graph"), ("memcpy",), ("range",), ("timing",)
 _GPU, _KERNELS, _NAMES = ("cpu",), ("graphs",), ("graphs", "unnamed")
 #: By what rows are picked.
-_IDENTITY = {"class": "kernel_class", "cause": "cause", "finding": "id", "module": "path", "kernel": "name"}
+_IDENTITY = {"class": "kernel_class", "finding": "id", "module": "path", "kernel": "name", "memcpy": "kind"}
 #: How the names of figures end, and the units that these are in; all others are counts.
 _UNITS = {
     "_ms": "ms", "_us": "us", "share": "fraction", "mfu": "fraction", "flops": "flop", "bytes": "bytes",
@@ -125,9 +125,9 @@ FIGURES: dict[str, Named] = {
     "attention_matmul_ms": Named("attention.matmul_ms", "The matmuls of attention.", unless=_KERNELS),
     "module_ms": Named("modules.modules[module].ms", "A module with all inside, both ways.", unless=_KERNELS),
     "module_forward_ms": Named("modules.modules[module].forward.ms", "Forward alone.", unless=_KERNELS),
-    "mfu": Named("limits.mfu[phase]", "The model's FLOPs ÷ time ÷ peak.", "mfu"),
-    "model_flops": Named("limits.model_flops[phase]", "The model's FLOPs."),
-    "peak_memory_bytes": Named("device_memory.peak_bytes", "The most device memory.", "peak memory", ("memory",), _GPU),
+    "mfu": Named("limits.phases[phase].mfu", "The model's FLOPs ÷ time ÷ peak.", "mfu"),
+    "model_flops": Named("limits.phases[phase].model_flops", "The model's FLOPs."),
+    "peak_memory_bytes": Named("peak_memory_bytes", "The most device memory.", "peak memory", ("memory",), _GPU),
     "tokens_per_s": Named("unprofiled.tokens_per_second", "Tokens ÷ the unprofiled step.", "tokens", _TIMES),
     "late_ms": Named("rank.late_ms", "A rank's own time less that of the fastest.", "late"),
     "collectives_ms": Named("rank.communication_ms", "Its collectives, hidden or not.", "collectives"),
@@ -142,7 +142,7 @@ _LACKS = {
     "attention": ("Nothing tells it apart", "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE"),
     "modules": ("No range names a module", f"nsys-analyze run --modules {PROGRAM}"),
     "limits": ("It would need: ", "nsys-analyze ask CAPTURE QUESTION --model NAME --context-length N --batch-size N"),
-    "device_memory": ("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM}"),
+    "peak_memory_bytes": ("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM}"),
     "rank": ("The captures are not of several ranks of a run", f"nsys-analyze run --nproc 2 {PROGRAM}"),
     "gpu": ("It names no GPU", RECORD),
 }  # fmt: skip
@@ -229,7 +229,7 @@ def _picked(rows: Sequence[Any], key: str, wanted: str) -> Any:
     known = {"class": known_classes(), "cause": CAUSES, "memcpy": ("memcpy",)}.get(key)
     if known and wanted not in known:
         raise ConfigurationError(f"There is no {key} {wanted!r}", f"There are: {', '.join(known)}")
-    named = [(row, getattr(row, _IDENTITY.get(key, "kind"))) for row in rows]
+    named = [(row, getattr(row, _IDENTITY.get(key, key))) for row in rows]
     found = [row for row, name in named if name == wanted]
     if not found and key == "kernel":
         found = [row for row, name in named if wanted in name]

@@ -59,7 +59,7 @@ _PROPERTIES = {
 }  # fmt: skip
 #: What the strings are whose IDs a table holds, in the columns that hold any.
 _ROLES = {"kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD}
-_STRING_IDS = ("name", "text_id", "shapes")
+_STRING_IDS = ("name", "text_id")
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,6 @@ _OUR_BLOCKS = ("", "transformer_", "transformer")
 #: The numbers behind an autograd annotation: a trace has a million of them, and they tell nothing.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
 _NUMBERS = re.compile(rf"(?:{_ANNOTATION}[\d\[\](), -]*)+")
-#: The sizes of an operator's inputs, which are such numbers, too: ``[[8192, 768], [768, 3072], []]``.
-_SIZES = re.compile(r"\[(?:\[[\d\[\], ]*\])?\]")
 #: No counter and no size has more digits in a row; keys and cards have.
 _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
 _ADDRESS_OR_CARD = re.compile(r"(?<!\d)(?:\d{1,3}(?:\.\d{1,3}){3}|\d(?:[ .-]?\d){11,18})(?!\d)")
@@ -234,8 +232,6 @@ class Scrubber:
 
     def name(self, text: str, *roles: str) -> str:
         """Returns a name of some roles, or its alias."""
-        if _SIZES.fullmatch(text):
-            return _LONG_NUMBER.sub("0", text)
         numbers = re.search(_ANNOTATION, text)
         head = text[: numbers.start()] if numbers and _NUMBERS.fullmatch(text, numbers.start()) else text
         key = (head, frozenset(roles))

@@ -62,7 +62,7 @@ UNNAMED = "unknown kernel"
 _LONGEST = 120  # letters of a name in a sentence
 
 #: The fields of columns that are no arrays: they belong to all rows.
-_SHARED = ("names", "shape_texts")
+_SHARED = ("names",)
 
 PROCESS_MASK = ~0xFFFFFF
 
@@ -203,15 +203,10 @@ class Operators(Ranges):
         sequence: the number; -1 for none.
         forward_thread: of a node, the thread that made it, as PyTorch counts threads from 1 in the order in which they
             first ran an operator; 0 for what is no node, and for all in NVTX ranges, which do not say it.
-        shapes: code into ``shape_texts``, -1 where the sizes were not recorded.
-        shape_texts: the sizes of the inputs as JSON, empty for what is no tensor: "[[8192, 768], [768, 3072], []]"; of
-            a list of tensors a list of their sizes.
     """
 
     sequence: Ints
     forward_thread: SmallInts
-    shapes: SmallInts
-    shape_texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,6 @@ OPERATORS = Table(
             narrow=True,
             doc="PyTorch's number of the thread that made the node, or 0",
         ),
-        _column("shapes", "shapesId", default=-1, doc="StringIds ID of the sizes of its inputs as JSON"),
     ),
     ("start", "end", "thread", "name"),
 )

@@ -60,7 +60,6 @@ from nsys_analyzer.trace.stacks import Stacks, are_clocks, read_stacks
 from nsys_analyzer.trace.time_checks import LeftOut, TimeCheck
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from typing_extensions import Self
 
 
@@ -281,7 +280,6 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
 _ATEN = "aten::"
 _ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
 _SEQUENCE = r",\s*seq\s*=\s*(?P<found>\d{1,18})(?:\D|$)"
-_SIZES = r",\s*sizes\s*=\s*(?P<found>\[[\d\[\], ]*\])\s*(?:,\s*input_op_ids|$)"
 
 
 def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints, Operators]:
@@ -296,19 +294,14 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     texts = pa.concat_arrays([arrow_texts([strings.get(i, "") for i in used.tolist()]), frame["text"]])
     start, end, thread = (frame[column] for column in ("start", "end", "thread"))
     text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
-    shape_texts: tuple[str, ...] = ()
     letters = texts.buffers()[2]
     if letters is None or not (np.frombuffer(letters, np.uint8) == ord("=")).any():  # as of most captures
         names, codes = distinct_texts(list(map(in_our_spelling, texts.to_pylist())))
         ranges = Ranges(start, end, thread, codes[text], names)
         index = np.flatnonzero(np.array([name.startswith(_ATEN) for name in names], np.bool_)[ranges.name])
-        none = np.full(len(index), -1, np.int32)
-        sequence, shapes = none.astype(np.int64), none
+        sequence = np.full(len(index), -1, np.int64)
     else:
         import pyarrow.compute as pc
-
-        def found(pattern: str) -> pa.Array:
-            return pc.struct_field(pc.extract_regex(of_operators, pattern=pattern), "found")
 
         named = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
         encoded = named.dictionary_encode()
@@ -319,22 +312,13 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
         are_operators = np.array([name in annotated or name.startswith(_ATEN) for name in names], np.bool_)
         index = np.flatnonzero(are_operators[ranges.name])
         of_operators = texts.take(arrow_integers(text[index]))
-        sequence = values_of(found(_SEQUENCE).cast(pa.int64()), default=-1)
-        inputs = found(_SIZES).dictionary_encode()
-        shapes, shape_texts = (
-            values_of(inputs.indices, default=-1).astype(np.int32),
-            tuple(inputs.dictionary.to_pylist()),
-        )
-        # A profiler cuts a text that is too long for it.
-        is_whole = np.array([*(each.count("[") == each.count("]") for each in shape_texts), False], np.bool_)
-        shapes = np.where(is_whole[shapes], shapes, np.int32(-1))
+        found = pc.struct_field(pc.extract_regex(of_operators, pattern=_SEQUENCE), "found")
+        sequence = values_of(found.cast(pa.int64()), default=-1)
     operators = Operators(
         **ranges.select(index).columns(),
         names=names,
         sequence=sequence,
         forward_thread=np.zeros(len(index), np.int32),
-        shapes=shapes,
-        shape_texts=shape_texts,
     )
     return ranges, index, operators
 
@@ -342,8 +326,6 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
 def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
     """Returns the operators of the profiler's own table."""
     names, name = dense_codes(frame["name"])
-    shape_ids, shapes = dense_codes(np.maximum(frame["shapes"], -1))
-    present = shape_ids[shape_ids >= 0]
     return Operators(
         start=frame["start"],
         end=frame["end"],
@@ -352,8 +334,6 @@ def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
         names=tuple(strings.get(i, "") for i in names.tolist()),
         sequence=np.maximum(frame["sequence"], -1),
         forward_thread=frame["forward_thread"],
-        shapes=shapes - np.int32(len(shape_ids) - len(present)),  # the ID -1 becomes the code -1
-        shape_texts=tuple(strings.get(i, "") for i in present.tolist()),
     )
 
 

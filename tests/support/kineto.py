@@ -41,10 +41,10 @@ class Kineto:
 
     def operator(
         self, name: str, ts: Any, dur: Any, pid: Any = PID, tid: Any = MAIN, *, sequence: Any = 1,
-        forward_thread: Any = None, shapes: Any = None,
+        forward_thread: Any = None,
     ) -> Kineto:  # fmt: skip
         """A ``cpu_op``, without the arguments that are None."""
-        node = {"Sequence number": sequence, "Fwd thread id": forward_thread, "Input Dims": shapes}
+        node = {"Sequence number": sequence, "Fwd thread id": forward_thread}
         present = {key: value for key, value in node.items() if value is not None}
         return self.add("cpu_op", name, ts, dur, pid, tid, **{"External id": 2, **present})
 
@@ -111,6 +111,6 @@ def tables_of(path: Path) -> dict[str, dict[str, list[Any]]]:
     strings = tables.pop("StringIds")
     text_of = dict(zip(strings["id"], strings["value"], strict=True))
     for columns in tables.values():
-        for name in {"demangledName", "nameId", "textId", "shapesId"} & set(columns):
+        for name in {"demangledName", "nameId", "textId"} & set(columns):
             columns[name] = [text_of.get(number) for number in columns[name]]
     return tables

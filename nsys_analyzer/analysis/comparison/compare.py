@@ -25,9 +25,9 @@ from nsys_analyzer.analysis.comparison.comparison import (
     reasons_against,
 )
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.kernels.class_rules import MATMUL
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
-from nsys_analyzer.analysis.summary.statistics import MATMUL
 from nsys_analyzer.analysis.summary.summary import PhaseSummary, Summary
 
 #: A part of the step: its kind, and the class or the cause.

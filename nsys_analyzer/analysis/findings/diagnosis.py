@@ -11,9 +11,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, three
 from nsys_analyzer.analysis.findings.kernels import (
-    find_exposed_communication,
     find_fp32_matmul,
-    find_gathered_weights,
     find_layout_copies,
     find_small_grids,
     find_unfused_attention,
@@ -57,12 +55,10 @@ RULES: tuple[Rule, ...] = (
     find_unfused_optimizer,
     find_allocator,
     find_unfused_attention,
-    find_gathered_weights,
     find_host_stall,
     find_unfused_elementwise,
     find_layout_copies,
     find_small_grids,
-    find_exposed_communication,
     find_between_steps,
     find_cache_copies,
 )
@@ -90,8 +86,6 @@ _NEGLIGIBLE = 0.005
 _SAME = 0.03
 #: How often the profiler's cost is halved in on, where the step's unprofiled time is known; its largest multiple.
 _ROUNDS, _MOST = 16, 4.0
-#: What of a process alone nobody knows: whether its collectives wait for another rank. The findings of a run tell it.
-_TOLD_OF_RUNS = frozenset({"exposed_communication"})
 #: A program that records CUDA graphs for this share of a step is not at its steps.
 _RECORDS = 0.25
 #: An idle GPU of unknown cause: where a replay tells nothing, it tells nothing either.
@@ -152,12 +146,10 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
         why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
     if records := study.recording_share >= _RECORDS:
         why = "the program records CUDA graphs, as it does once, and nothing of what it records runs meanwhile"
-    has_others = any(len(member.collectives) and member.world_size != 1 for member in capture.members)
-    without = _TOLD_OF_RUNS if has_others else frozenset()
     findings: list[Finding] = []
     if not why:
         case = Case(step, study, baselines, scale, (low + high) / 2, capture.is_torch, bool(unprofiled))
-        candidates = [candidate for rule in RULES for candidate in rule(case) if candidate.id not in without]
+        candidates = [candidate for rule in RULES for candidate in rule(case)]
         for point, rule in plugins(FINDINGS):
             with left_out_if_it_fails(point):
                 found_there = [*rule(case)]
@@ -167,7 +159,9 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
         if not case.is_torch:
             candidates = [replace(one, remedy=WITHOUT_TORCH.get(one.id, one.remedy)) for one in candidates]
         findings = list(_ranked(case, candidates))
-    told = {finding.place.name for finding in findings if finding.place} | ({"communication"} if without else set())
+    # What the collectives of a process wait for, the findings of its run tell.
+    told = {finding.place.name for finding in findings if finding.place}
+    told |= {"communication"} if any(len(member.collectives) for member in capture.members) else set()
     unsure = _find_idle_gpu(step, profiled if why else (low + high) / 2, told)
     if unsure and not records and not (why and unsure.place == _UNEXPLAINED):
         place = sum(finding.saves_ms >= unsure.saves_ms for finding in findings)

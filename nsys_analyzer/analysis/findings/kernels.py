@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from nsys_analyzer.analysis.findings.waits import IDLE
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
-from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
@@ -64,8 +62,6 @@ _SAVED_OF_OPTIMIZER = (0.4, 0.7)
 _FUSED_OPTIMIZER = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFunctor|^triton_")
 #: Fused optimizers need fewer kernels than this.
 _FUSED_KERNELS = 40
-#: The least and the most of exposed communication that overlap can hide.
-_SAVED_IN_TRAINING, _SAVED_IN_INFERENCE = (0.55, 1.0), (0.0, 0.5)
 #: So many copies in a row are a chain; the least and the most of their work that a better layout saves.
 _CHAIN, _SAVED_OF_CHAIN = 3, (0.65, 1.0)
 #: A longer row copies tensors side by side, as an average of weights does.
@@ -75,19 +71,6 @@ _ALIKE_BLOCKS = 4
 #: Kernels that copy one tensor as it is or in another layout or type; others of the class gather or join several.
 _COPIES = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
 _GATHERING = re.compile(r"(?i)cat_?array|index|gather|scatter")
-#: What a kernel is called that gathers rows, and the time from which on it is no gather of indices, ns.
-_GATHERS, _LONG_GATHER_NS = re.compile(r"(?i)gather_kernel|index_(?:elementwise|select)|indexSelect"), 15_000
-#: What of the time of gathered weights goes where tokens are sorted instead.
-_SAVED_OF_GATHERS = (0.8, 1.0)
-
-_TRAINING_REMEDY = (
-    "model = DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
-    "# FSDP2: fully_shard each block, with reshard_after_forward=False where memory allows",
-)
-_INFERENCE_REMEDY = (
-    "# fewer ranks for each copy of the model, or larger batches: a collective for each layer stays",
-    'model = torch.compile(model, mode="max-autotune")  # may overlap matmuls with collectives',
-)
 
 
 def find_fp32_matmul(case: Case) -> Iterator[Candidate]:
@@ -263,7 +246,7 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
     study = case.study
     separate = study.of_class(*_ONE_PASS_CLASSES) & ~study.named(_COMPILED) & ~study.in_phase("optimizer")
     # Those have findings of their own.
-    separate &= ~_attention_work(case)[1] & ~_layout_chains(case) & ~_gathered_weights(study)
+    separate &= ~_attention_work(case)[1] & ~_layout_chains(case)
     if study.count(separate) < 2:
         return
     # Each compiled region costs the CPU time of its own. Where launching is the limit, that may take all that fewer
@@ -290,46 +273,6 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
         "Kernels named triton_… take the place of these; if the step is no shorter, it waits for something else.",
         place=Place("class", "elementwise"),
     )
-
-
-def find_gathered_weights(case: Case) -> Iterator[Candidate]:
-    """Finds weights of experts that are copied for each token, for a batched matmul to multiply by."""
-    study = case.study
-    gathers = _gathered_weights(study)
-    if not gathers.any():
-        return
-    ms = study.ms(gathers)
-    yield Candidate(
-        "gathered_weights",
-        "The weights of experts are gathered for each token",
-        tuple(saved_work(gathers * share) for share in _SAVED_OF_GATHERS),
-        (
-            f"{times(study.count(gathers), 'kernel')} a step behind the choice of experts gather what the matmuls "
-            f"behind them read, for {three(ms)} ms ({ms / case.step_ms:.0%} of the step), longer than these matmuls.",
-        ),
-        f"The step is replayed without {_SAVED_OF_GATHERS[0]:.0%} to {_SAVED_OF_GATHERS[1]:.0%} of their time: a "
-        "grouped matmul reads each expert's weights where they are.",
-        (
-            "order = experts.flatten().argsort(stable=True)  # experts: [tokens, topk]",
-            "ends = experts.flatten().bincount(minlength=len(weights)).cumsum(0).int()",
-            "y = torch._grouped_mm(x[order // topk], weights, offs=ends)  # or fused_moe of vLLM or SGLang",
-        ),
-        "Multiply by the weights of one expert for a run: if the step is no shorter, it waits for something else.",
-        place=Place("class", "copy/layout"),
-    )
-
-
-def _gathered_weights(study: Study) -> Bools:
-    """Marks the kernels that gather weights of experts: behind their choice, and longer than the matmul behind them."""
-    gathers = study.named(_GATHERS) & study.of_class("copy/layout") & (study.duration >= _LONG_GATHER_NS)
-    found, routed = np.zeros(len(gathers), np.bool_), False
-    if gathers.any():
-        chooses = study.of_class("sort/scan") | study.named(_CHOOSING)
-        for first, last in pairwise(np.flatnonzero(study.of_class("matmul")).tolist()):
-            between = np.flatnonzero(gathers[first:last]) + first
-            routed = bool(len(between)) and (routed or bool(chooses[first:last].any()))
-            found[between] = routed and study.duration[between].sum() >= study.duration[last]
-    return found
 
 
 def find_layout_copies(case: Case) -> Iterator[Candidate]:
@@ -407,30 +350,6 @@ def find_unfused_optimizer(case: Case) -> Iterator[Candidate]:
         ("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
         "Count the optimizer's kernels afterwards: if they are few and the step is no shorter, the GPU had other work.",
         place=Place("phase", "optimizer"),
-    )
-
-
-def find_exposed_communication(case: Case) -> Iterator[Candidate]:
-    """Finds collectives, as far as nothing computes meanwhile."""
-    study = case.study
-    collectives = study.of_class("communication")
-    if not collectives.any():
-        return
-    saved, remedy = (_SAVED_IN_TRAINING, _TRAINING_REMEDY) if case.trains else (_SAVED_IN_INFERENCE, _INFERENCE_REMEDY)
-    ms, whole = study.ms(collectives), study.duration[collectives].sum() / study.steps / 1e6
-    exposed = np.where(collectives, study.exposed / np.maximum(study.replay.work, 1), 0.0)
-    yield Candidate(
-        "exposed_communication",
-        "Collectives are not hidden by computation",
-        tuple(saved_work(exposed * share) for share in saved),
-        (
-            f"{times(study.count(collectives), 'collective')} a step take {three(whole)} ms, of which nothing hides "
-            f"{three(ms)} ms. A part of that may be waiting for a rank that comes late.",
-        ),
-        f"The step is replayed with {saved[0]:.0%} to {saved[1]:.0%} of it hidden.",
-        remedy,
-        "Run on one GPU with the same batch: if the step is as long, collectives do not hold it up.",
-        place=Place("class", "communication"),
     )
 
 

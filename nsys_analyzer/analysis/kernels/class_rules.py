@@ -30,6 +30,8 @@ COMPILED = "compiled"
 COMMUNICATION = "communication"
 #: Copies and fills, which are no kernels, too.
 FILLS = "memset/memcpy"
+#: The classes that a report singles out.
+MATMUL, FUSED = "matmul", "fused attention"
 
 #: Every class, in the order of a report's legend, with its line of the glossary.
 CLASSES: dict[str, str] = {

@@ -171,15 +171,6 @@ class Places:
         call[lacking] = self._by_sequence(thread, time)
         return call
 
-    def of_operators(self, operators: Ints) -> Ints:
-        """Returns the call that each of some operators of PyTorch belongs to, -1 for none."""
-        every = self._attributed.trace.operators
-        thread, time = every.thread[operators], every.start[operators]
-        call = self._at(thread, time)
-        lacking = np.flatnonzero(call == NONE)
-        call[lacking] = self._by_sequence(thread[lacking], time[lacking])
-        return call
-
     def _at(self, thread: Ints, time: Ints) -> Ints:
         lines, index = self._open
         call: Ints = self._call_of_range[np.append(index, NONE)[lines.at(thread, time)]]

@@ -119,9 +119,9 @@ def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None
     if not phase.synchronized or not wall:
         return None
     cost = phase.profiler_cost
-    without = max(wall - cost.high_ms, busy) if cost and cost.high_ms is not None else busy
+    without = max(wall - cost.high_ms, busy) if cost else busy
     low, high = min(busy / wall, 1.0), min(busy / without, 1.0) if without else 0.0
-    return BusyShare(min(busy, wall), wall, False, low, high, cost)
+    return BusyShare(min(busy, wall), wall, False, low, high)
 
 
 #: The phases that tables compare, and the step that holds them.
@@ -191,7 +191,7 @@ def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) ->
 
 
 def _shares(phase: PhaseSummary) -> ClassShares:
-    return ClassShares(phase.phase, phase.classes, phase.kernel_time_ms.mean)
+    return ClassShares(phase.phase, phase.classes)
 
 
 def _step_shares(capture: CaptureSummary) -> ClassShares | None:
@@ -206,8 +206,8 @@ def _step_shares(capture: CaptureSummary) -> ClassShares | None:
     # Gradients accumulated over k passes: k forwards for one optimizer. Counts that do not fit are no steps.
     if len(parts) < 2 or any(phase.instances % steps for phase in parts):
         return None
-    classes = class_rows(merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps))))
-    return ClassShares(name, classes, sum(row.ms_per_instance for row in classes))
+    kernels = merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps)))
+    return ClassShares(name, class_rows(kernels))
 
 
 def _is_its_inference(capture: CaptureSummary, other: CaptureSummary) -> bool:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FUSED, MATMUL
 from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL, KernelRow
+from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
 from nsys_analyzer.analysis.transformer.costs import (
     ELEMENT_BYTES,
@@ -50,9 +50,12 @@ _LEAST_SHARE = 0.05
 #: The matmuls of unfused attention, which are among those of the class matmul.
 ATTENTION_MATMUL = "attention matmul"
 
-#: The passes whose FLOPs are known, and a class of kernels that may do with fewer.
+#: The passes whose FLOPs are known, and the classes of kernels that may do with fewer.
 _PASSES = ("forward", "backward")
-CONVOLUTION = "convolution"
+_SKIPPED = {
+    FUSED: "skips work: the whole square of scores would be above the GPU's peak",
+    "convolution": "needs fewer FLOPs than the direct one whose FLOPs are known (Winograd, FFT)",
+}
 #: GEMV, dot products and GEMMs for CUDA cores, whatever type they multiply in.
 _CUDA_CORES = re.compile(r"(?i)gemv|dot_kernel|simt|(?<![a-z\d])hgemm|_sgemm")
 #: Kernels of a forward pass that no backward pass of their own has.
@@ -119,11 +122,7 @@ class _View:
             roofs=self.roofs,
             tensor_core_share=tensor,
             tensor_core_unknown=unknown,
-            mfu={one.phase: one.mfu for one in phases if one.mfu is not None},
-            mfu_of_best={one.phase: one.mfu_of_best for one in phases if one.mfu_of_best is not None},
-            time_of={one.phase: one.time_of for one in phases},
-            ms={one.phase: one.ms for one in phases},
-            model_flops={one.phase: one.model_flops for one in phases},
+            phases=phases,
             classes=(*classes, *self.copies()),
             missing=(*self.missing, *(() if self.peaks else ("peaks",))),
             notes=tuple(dict.fromkeys((*self.notes, *(self.general_notes() if phases else ())))),
@@ -257,17 +256,9 @@ class _View:
 
     def without_skipped_work(self, one: ClassRate) -> Iterator[ClassRate]:
         """A rate, but for one so high that work was skipped: scores of fused attention, products of a convolution."""
-        high = (one.share_of_peak or 0.0) > 1 + TOLERANCE
-        if one.kernel_class == FUSED and high:
-            self.notes.append(
-                f"Fused attention in {one.phase} skips work: the whole square of scores would be above the GPU's peak, "
-                "so its rate is left out."
-            )
-        elif one.kernel_class == CONVOLUTION and high:
-            self.notes.append(
-                f"Convolution in {one.phase} needs fewer FLOPs than the direct one whose FLOPs are known (Winograd, "
-                "FFT), so its rate is left out."
-            )
+        skipped = _SKIPPED.get(one.kernel_class) if (one.share_of_peak or 0.0) > 1 + TOLERANCE else None
+        if skipped:
+            self.notes.append(f"{one.kernel_class.capitalize()} in {one.phase} {skipped}, so its rate is left out.")
         else:
             yield one
 

@@ -1,30 +1,28 @@
 """The time and the FLOPs of each module of a model, and modules of one kind beside each other as one: its layers.
 
-FLOPs were counted while the program ran, or follow from the sizes of operators' inputs where a trace has them: a matmul
-of (m, k) and (k, n) is 2·m·k·n, a fused attention of B·H heads, N queries and M keys 4·B·H·N·M·d_head, and twice that
-backward: what computes its scores again is no work of the model.
+FLOPs were counted while the program ran.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE, Timeline
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranges.calls import Calls, Path, Places, find_calls, parents, path_of
+from nsys_analyzer.analysis.ranges.calls import Calls, Path, Places, find_calls, path_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP
 from nsys_analyzer.configuration import CountedFlops
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct, distinct_rows, named
-from nsys_analyzer.trace.columns import KERNEL, Operators, process_of
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.columns import KERNEL
 
 #: The two directions in which a module works, in the order of ``DIRECTIONS``'s codes.
 DIRECTIONS = ("forward", "backward")
@@ -81,6 +79,10 @@ class Module:
         """Returns the kernel time in both directions."""
         return self.forward.ms + self.backward.ms
 
+    def holds(self, other: Module) -> bool:
+        """Returns whether a module behind this one may lie in it."""
+        return other.depth > self.depth
+
 
 @dataclass(frozen=True)
 class Modules:
@@ -135,80 +137,48 @@ class Outlier:
 def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[Outlier, ...]]:
     """Folds the modules beside each other that differ in a number of their label alone, and in nothing inside them.
 
+    Of modules that hold no others and have a class nothing says that they are alike.
+
     Returns:
         The modules with those of one kind as one, and the outliers among these.
     """
+    groups: dict[_Kind, list[Module]] = {}
+    around: list[_Kind] = []
+    for place, module in enumerate(modules):
+        behind = takewhile(module.holds, modules[place + 1 :])
+        inside = tuple((one.path[len(module.path) :], one.kind) for one in behind)
+        label = _NUMBER.sub("*", module.label) if inside or not module.kind else module.label
+        del around[module.depth :]
+        around.append(_Kind(around[-1] if around else None, label, module.kind, inside))
+        groups.setdefault(around[-1], []).append(module)
+    folded: dict[_Kind | None, Module] = {}
     outliers: list[Outlier] = []
-    folded = tuple(_fold(_trees(modules), outliers))
-    return folded, tuple(outliers)
+    for kind, alike in groups.items():
+        outer, several = folded.get(kind.around), len({one.label for one in alike}) > 1
+        label = kind.label if several else alike[0].label
+        folded[kind] = replace(
+            alike[0],
+            path=f"{outer.path}.{label}" if outer else label,
+            label=label,
+            forward=_sum([one.forward for one in alike]),
+            backward=_sum([one.backward for one in alike]),
+            own_forward_ms=sum(one.own_forward_ms for one in alike),
+            own_backward_ms=sum(one.own_backward_ms for one in alike),
+            count=len(alike),
+        )
+        typical = statistics.median(one.ms for one in alike)
+        if several and len(alike) >= _FEWEST:
+            outliers += [Outlier(one.path, one.ms, typical) for one in alike if abs(one.ms - typical) > _FAR * typical]
+    return tuple(folded.values()), tuple(outliers)
 
 
-@dataclass(frozen=True)
-class _Node:
-    module: Module
-    inside: tuple[_Node, ...]
+class _Kind(NamedTuple):
+    """What modules that are folded have in common: a label without its number, a class, paths and classes inside."""
 
-    @property
-    def starred(self) -> str:
-        """The label of a layer with a star for its number.
-
-        Of modules that hold no others and have a class nothing says that they are alike.
-        """
-        is_layer = self.inside or not self.module.kind
-        return _NUMBER.sub("*", self.module.label) if is_layer else self.module.label
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for modules that may be folded."""
-        return self.starred, self.module.kind, tuple((node.module.label, node.key) for node in self.inside)
-
-
-def _trees(modules: Sequence[Module]) -> tuple[_Node, ...]:
-    """Returns the outermost modules, each with those inside."""
-    trees, start = [], 0
-    while start < len(modules):
-        depth = modules[start].depth
-        end = next((i for i in range(start + 1, len(modules)) if modules[i].depth <= depth), len(modules))
-        trees.append(_Node(modules[start], _trees(modules[start + 1 : end])))
-        start = end
-    return tuple(trees)
-
-
-def _fold(nodes: Sequence[_Node], outliers: list[Outlier], prefix: str = "") -> Iterator[Module]:
-    """Yields modules with those that are alike as one; ``prefix`` is the path around them and a dot."""
-    groups: dict[tuple[object, ...], list[_Node]] = {}
-    for node in nodes:
-        groups.setdefault(node.key, []).append(node)
-    for alike in groups.values():
-        outliers += _outliers(alike, prefix)
-        merged = _merged(alike)
-        path = prefix + merged.module.label
-        yield replace(merged.module, path=path)
-        yield from _fold(merged.inside, outliers, f"{path}.")
-
-
-def _outliers(alike: Sequence[_Node], prefix: str) -> Iterator[Outlier]:
-    """Yields those that differ; inside layers that are folded, each is the mean of its own in all of them."""
-    times = [node.module.ms / node.module.count for node in alike]
-    typical = float(np.median(times))
-    for node, ms in zip(alike, times, strict=True):
-        if len(alike) >= _FEWEST and abs(ms - typical) > _FAR * typical:
-            yield Outlier(prefix + node.module.label, ms, typical)
-
-
-def _merged(alike: Sequence[_Node]) -> _Node:
-    """Returns modules of one kind as one, and what lies inside them in the same way."""
-    first = alike[0].module
-    module = replace(
-        first,
-        label=alike[0].starred if len({node.module.label for node in alike}) > 1 else first.label,
-        forward=_sum([node.module.forward for node in alike]),
-        backward=_sum([node.module.backward for node in alike]),
-        own_forward_ms=sum(node.module.own_forward_ms for node in alike),
-        own_backward_ms=sum(node.module.own_backward_ms for node in alike),
-        count=sum(node.module.count for node in alike),
-    )
-    return _Node(module, tuple(map(_merged, zip(*(node.inside for node in alike), strict=True))))
+    around: _Kind | None
+    label: str
+    kind: str
+    inside: tuple[tuple[str, str], ...]
 
 
 def _sum(works: Sequence[Work]) -> Work:
@@ -222,18 +192,6 @@ _NS_PER_MS = 1e6
 _WAYS = len(DIRECTIONS)
 #: The phases, by the names of counted FLOPs, whose work is backward's: a forward pass that runs again is, too.
 _BACKWARD_PHASES = ("backward", "recomputed")
-#: The kinds of fused attention, as ATen calls them behind ``aten::_scaled_dot_product_``.
-_FUSED_ATTENTIONS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
-#: More FLOPs than this no operator has, and fewer fit 64 bits.
-_MOST_FLOPS = 2**62
-
-
-class _Sums(NamedTuple):
-    """Sums over all units, by module and direction; behind the modules come what is of none, and collectives."""
-
-    ns: Ints
-    launches: Ints
-    flops: Ints
 
 
 def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: bool = True) -> Modules | None:
@@ -256,16 +214,14 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     leaf, step = attributed.instance_pair
     of_kernel = direction[np.where(leaf == NONE, step, leaf)]
     kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (of_kernel != NONE))
-    places = Places(attributed, calls)
-    call = places.of_operations(kernels)
+    call = Places(attributed, calls).of_operations(kernels)
     if not (call != NONE).any():
         return None
     way, duration = of_kernel[kernels], (trace.operations.end - trace.operations.start)[kernels]
     module = np.append(calls.path, len(calls.paths))[call]
     classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
     module[classes == COMMUNICATION] = len(calls.paths) + 1
-    ns, launches = (_by_module(calls, module, way, values) for values in (duration, np.ones_like(duration)))
-    sums = _Sums(ns, launches, _flops_by_module(attributed, calls, places, direction))
+    sums = [_by_module(calls, module, way, values) for values in (duration, np.ones_like(duration))]
     tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
     outside, communication = (
         [tree.work([len(calls.paths) + more], direction) for direction in (FORWARD, BACKWARD)] for more in (0, 1)
@@ -286,18 +242,6 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
         communication_backward=communication[BACKWARD],
         softmax_backward=Work(softmax_ms / passes, softmax_launches / passes) if softmax_launches else None,
     )
-
-
-def _flops_by_module(attributed: AttributedTrace, calls: Calls, places: Places, direction: Ints) -> Ints:
-    """Sums up the FLOPs of operators with sizes, by module and direction; ``direction`` is that of each instance."""
-    instances = attributed.instances
-    operators, flops = counted_operators(attributed.trace.operators)
-    started = attributed.trace.operators.select(operators)
-    phases = Timeline(instances.process, instances.start, instances.end, latest=True)
-    way = direction[phases.at(process_of(started.thread), started.start)]
-    counted = (way != NONE) & ~attributed.in_warmup(process_of(started.thread), started.start)
-    module = np.append(calls.path, len(calls.paths))[places.of_operators(operators[counted])]
-    return _by_module(calls, module, way[counted], flops[counted])
 
 
 def _is_softmax(attributed: AttributedTrace, calls: Calls, call: Ints, classes: Any) -> Bools:
@@ -339,9 +283,12 @@ def _by_module(calls: Calls, module: Ints, way: Ints, values: Ints) -> Ints:
 class _Tree:
     """The modules that are called, each below the innermost one whose path its own begins with."""
 
-    def __init__(self, calls: Calls, started: Ints, sums: _Sums, units: int) -> None:
-        """``started`` are the times of the calls."""
-        self._calls, self._sums, self._units = calls, sums, units
+    def __init__(self, calls: Calls, started: Ints, sums: Sequence[Ints], units: int) -> None:
+        """``started`` are the times of the calls, ``sums`` ns and launches of all units, by module and direction.
+
+        Behind the modules come what is of none, and collectives.
+        """
+        (self._ns, self._launches), self._calls, self._units = sums, calls, units
         first = np.full(len(calls.paths), np.iinfo(np.int64).max)
         np.minimum.at(first, calls.path, started)
         self._inside: dict[Path, list[int]] = {}
@@ -356,8 +303,8 @@ class _Tree:
         """Yields the modules inside another one that launch something, each with those inside it behind it."""
         for code in self._inside.get(around, ()):
             path, below = self._calls.paths[code], self._below(code)
-            if self._sums.launches[below].any():
-                own = self._sums.ns[code] / self._units / _NS_PER_MS
+            if self._launches[below].any():
+                own = self._ns[code] / self._units / _NS_PER_MS
                 yield Module(
                     path=".".join(path),
                     label=".".join(path[len(around) :]),
@@ -372,8 +319,8 @@ class _Tree:
 
     def work(self, modules: Sequence[int], way: int) -> Work:
         """Returns the work of some modules in one direction."""
-        ns, launches, flops = (int(values[modules, way].sum()) / self._units for values in self._sums)
-        return Work(ns / _NS_PER_MS, launches, flops or None)
+        ns, launches = (int(values[modules, way].sum()) / self._units for values in (self._ns, self._launches))
+        return Work(ns / _NS_PER_MS, launches)
 
     def _below(self, code: int) -> Sequence[int]:
         """Returns a module and all inside it."""
@@ -405,50 +352,3 @@ def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
         )
 
     return replace(modules, modules=tuple(map(with_counted, modules.modules)))
-
-
-def counted_operators(operators: Operators) -> tuple[Ints, Ints]:
-    """Finds the operators with known FLOPs, and these; of one that calls another of them (a cast) the inner one."""
-    has_formula = named(operators, _FORMULAS.__contains__)
-    index = np.flatnonzero(has_formula & (operators.shapes >= 0))
-    around = parents(operators.thread[index], operators.start[index], operators.end[index])
-    index = np.delete(index, np.unique(around[around >= 0]))
-    name, shapes = operators.name[index], operators.shapes[index]
-    first, pair = distinct_rows(name, shapes)
-    pairs = zip(name[first].tolist(), shapes[first].tolist(), strict=True)
-    flops = [_flops(operators.names[code], operators.shape_texts[shape]) for code, shape in pairs]
-    return index, np.array(flops, np.int64)[pair]
-
-
-def _flops(name: str, sizes: str) -> int:
-    """Returns the FLOPs of an operator with inputs of these sizes; 0 where they are not those of the operator."""
-    try:
-        flops = _FORMULAS[name](json.loads(sizes))
-    except (IndexError, RecursionError, TypeError, ValueError):
-        return 0
-    return flops if 0 <= flops < _MOST_FLOPS else 0
-
-
-def _matmul(left: Sequence[int], right: Sequence[int]) -> int:
-    *batch, rows, inner = map(int, left)
-    *_, same, columns = map(int, right)
-    return 2 * math.prod(batch) * rows * inner * columns if inner == same else 0
-
-
-def _attention(query: Sequence[int], key: Sequence[int]) -> int:
-    batch, heads, queries, d_head = map(int, query)
-    return 4 * batch * heads * queries * int(key[-2]) * d_head
-
-
-#: The FLOPs of an operator by the sizes of its inputs; the first input of a fused attention's backward is a gradient.
-_FORMULAS: Mapping[str, Callable[[Sequence[Sequence[int]]], int]] = {
-    "aten::mm": lambda sizes: _matmul(sizes[0], sizes[1]),
-    "aten::bmm": lambda sizes: _matmul(sizes[0], sizes[1]),
-    "aten::addmm": lambda sizes: _matmul(sizes[1], sizes[2]),
-    "aten::baddbmm": lambda sizes: _matmul(sizes[1], sizes[2]),
-    **{f"aten::_scaled_dot_product_{name}": lambda sizes: _attention(*sizes[:2]) for name in _FUSED_ATTENTIONS},
-    **{
-        f"aten::_scaled_dot_product_{name}_backward": lambda sizes: 2 * _attention(*sizes[1:3])
-        for name in _FUSED_ATTENTIONS
-    },
-}

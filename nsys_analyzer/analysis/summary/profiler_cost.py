@@ -42,46 +42,37 @@ _LAUNCH_US, _SLOWEST = 3.9, 3.0
 
 @dataclass(frozen=True)
 class ProfilerCost:
-    """The events recorded in one instance of a phase, mean, and the time that the profiler can have added to it.
+    """The least and the most time that recording its events can have added to one instance of a phase, mean."""
 
-    The time is None where it is not known what was traced, or not what recording it costs.
-    """
-
-    api_calls: float
-    nvtx_ranges: float
-    operators: float
-    low_ms: float | None
-    high_ms: float | None
+    low_ms: float
+    high_ms: float
 
 
 class RecordedEvents:
     """The events of one process whose recording costs time, by their start."""
 
     def __init__(self, trace: Trace, process: int) -> None:
-        launches, ranges = trace.launches, recorded_ranges(trace)
-        # nsys writes operators among its ranges.
-        operators = trace.operators if trace.metadata.profiler == "torch" else None
-        self._starts = tuple(
-            _starts(events.start, events.thread, process) if events is not None else np.empty(0, np.int64)
-            for events in (launches, ranges, operators)
-        )
-        self._slower = slowness(trace)
-        self._known = bool(len(launches.start)) and not trace.costly_tables
+        ranges, slower = recorded_ranges(trace), slowness(trace)
+        recorded = [(trace.launches.start, trace.launches.thread, API_CALL, slower)]
+        recorded += [(ranges.start, ranges.thread, NVTX_RANGE, 1.0)]
+        if trace.metadata.profiler == "torch":  # nsys writes operators among its ranges
+            recorded += [(trace.operators.start, trace.operators.thread, OPERATOR, 1.0)]
+        self._recorded = [(_starts(start, thread, process), each, by) for start, thread, each, by in recorded]
+        self._known = bool(len(trace.launches)) and not trace.costly_tables
 
     def cost(self, start: Ints, end: Ints) -> ProfilerCost | None:
-        """The cost in each of some instances, on average; ``start`` and ``end`` have shape (instances,), ns."""
-        if not len(start):
+        """The cost in each of some instances, on average; ``start`` and ``end`` have shape (instances,), ns.
+
+        None where it is not known what was traced, or not what recording it costs.
+        """
+        if not len(start) or not self._known:
             return None
-        # The instance's own range starts with it and is not counted.
-        calls, ranges, operators = (
-            float((np.searchsorted(events, end) - np.searchsorted(events, start, side="right")).mean())
-            for events in self._starts
-        )
-        if not self._known:
-            return ProfilerCost(calls, ranges, operators, None, None)
-        low = calls * API_CALL.low_us * self._slower + ranges * NVTX_RANGE.low_us + operators * OPERATOR.low_us
-        high = calls * API_CALL.high_us * self._slower + ranges * NVTX_RANGE.high_us + operators * OPERATOR.high_us
-        return ProfilerCost(calls, ranges, operators, low / 1e3, high / 1e3)
+        low = high = 0.0
+        for events, each, slower in self._recorded:
+            # The instance's own range starts with it and is not counted.
+            count = (np.searchsorted(events, end) - np.searchsorted(events, start, side="right")).mean()
+            low, high = low + count * each.low_us * slower / 1e3, high + count * each.high_us * slower / 1e3
+        return ProfilerCost(float(low), float(high))
 
 
 def recorded_ranges(trace: Trace) -> Ranges:

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from nsys_analyzer.analysis.intervals import unions
-from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, blocks
@@ -124,16 +124,12 @@ class KernelRow(msgspec.Struct, frozen=True):
 
 
 class ClassRow(msgspec.Struct, frozen=True):
-    """One class of kernels of a phase, per instance; ``share`` is a fraction of the phase's total kernel time.
-
-    ``share_without_communication`` is one of the time that computes, None of communication.
-    """
+    """One class of kernels of a phase, per instance; ``share`` is a fraction of the phase's total kernel time."""
 
     kernel_class: str = msgspec.field(name="class")
     launches_per_instance: float
     ms_per_instance: float
     share: float
-    share_without_communication: float | None = None
 
 
 @dataclass(frozen=True)
@@ -183,34 +179,29 @@ class Totals:
     Attributes:
         kernels, kernel_ns: shape (groups, distinct kernels).
         others, other_ns: shape (groups, kinds of operation), of all but kernels.
-        threads: shape (groups, threads), kernels by the thread that launched them; the last column has no launch.
     """
 
     kernels: Ints
     kernel_ns: Ints
     others: Ints
     other_ns: Ints
-    threads: Ints
 
 
-def totals(
-    operations: Operations, kernel: SmallInts, thread: SmallInts, group: SmallInts, sizes: tuple[int, int, int]
-) -> Totals:
+def totals(operations: Operations, kernel: SmallInts, group: SmallInts, sizes: tuple[int, int]) -> Totals:
     """Sums of the operations of each group.
 
     Args:
         operations: the operations.
-        kernel, thread, group: shape (operations,), codes; the last thread is that of no launch, group -1 is none.
-        sizes: the numbers of distinct kernels, threads and groups.
+        kernel, group: shape (operations,), codes; group -1 is none.
+        sizes: the numbers of distinct kernels and groups.
     """
-    distinct, threads, groups = sizes
+    distinct, groups = sizes
     kernels = operations.kernels
     others = slice(kernels.stop, None)  # kernels come first
     running, rest = operations.select(kernels), operations.select(others)
     return Totals(
         *sums_of(running, group[kernels], kernel[kernels], (groups, distinct)),
         *sums_of(rest, group[others], rest.kind, (groups, len(KINDS))),
-        sums_of(running, group[kernels], thread[kernels], (groups, threads + 1))[0],
     )
 
 
@@ -261,9 +252,7 @@ def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
 def class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
     """The classes of a kernel table, longest first."""
     groups = groupby(sorted(kernels, key=_CLASS), key=_CLASS)
-    rows = sorted((ClassRow(one, *_added(rows)) for one, rows in groups), key=lambda row: -row.ms_per_instance)
-    computing = {row.kernel_class: row.share for row in without_communication(rows)}
-    return tuple(structs.replace(row, share_without_communication=computing.get(row.kernel_class)) for row in rows)
+    return tuple(sorted((ClassRow(one, *_added(rows)) for one, rows in groups), key=lambda row: -row.ms_per_instance))
 
 
 def _added(rows: Iterable[KernelRow]) -> tuple[float, float, float]:
@@ -279,15 +268,6 @@ def share_of(classes: Sequence[ClassRow], kernel_class: str) -> float | None:
     return None if shares.get(UNKNOWN, 0.0) > _NO_DIGIT else shares.get(kernel_class, 0.0)
 
 
-def without_communication(classes: Sequence[ClassRow]) -> tuple[ClassRow, ...]:
-    """The classes that compute, with their shares of the time that computes."""
-    rows = [row for row in classes if row.kernel_class != COMMUNICATION]
-    if len(rows) == len(classes):
-        return tuple(classes)
-    total = sum(row.ms_per_instance for row in rows)
-    return tuple(structs.replace(row, share=row.ms_per_instance / total if total else 0.0) for row in rows)
-
-
 def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
     """Copies, fills and opaque graphs, per one of ``instances`` instances; both arrays have shape (kinds,)."""
     return tuple(
@@ -295,10 +275,6 @@ def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
         for code, kind in enumerate(KINDS)
         if count[code]
     )
-
-
-#: The classes of kernels that a report singles out.
-MATMUL, FUSED = "matmul", "fused attention"
 
 
 @dataclass(frozen=True)
@@ -317,28 +293,16 @@ class Leader:
 class ClassShares:
     """The classes of a part of a capture, longest first, each a share of its total kernel time.
 
-    Attributes:
-        kernel_sum_ms: that time; None where an opaque graph hides kernels.
-        matmul: its share, and that of what computes; None where kernels without a name may change it.
-        unnamed: the share of kernels without a name, whose class is unknown.
+    ``matmul`` is its share; None where kernels without a name may change it.
     """
 
     scope: str
     classes: tuple[ClassRow, ...]
-    kernel_sum_ms: float | None
     matmul: float | None = field(init=False)
-    matmul_without_communication: float | None = field(init=False)
-    fused_attention: float = field(init=False)
-    unnamed: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Fills the shares of single classes."""
-        vars(self).update(
-            matmul=share_of(self.classes, MATMUL),
-            matmul_without_communication=share_of(without_communication(self.classes), MATMUL),
-            fused_attention=self.of(FUSED),
-            unnamed=self.of(UNKNOWN),
-        )
+        """Fills the share of matmul."""
+        vars(self)["matmul"] = share_of(self.classes, MATMUL)
 
     def of(self, name: str) -> float:
         """The share of a class, by the kernels whose names are known."""
@@ -351,7 +315,12 @@ class ClassShares:
 
     def computing(self) -> ClassShares:
         """The classes that compute, as shares of their time."""
-        return replace(self, classes=without_communication(self.classes))
+        rows = [row for row in self.classes if row.kernel_class != COMMUNICATION]
+        total = sum(row.ms_per_instance for row in rows)
+        if len(rows) == len(self.classes):
+            return self
+        shares = (structs.replace(row, share=row.ms_per_instance / total if total else 0.0) for row in rows)
+        return replace(self, classes=tuple(shares))
 
 
 @dataclass(frozen=True)
@@ -379,23 +348,8 @@ class MatmulShare:
         return self.step or (self.phases[0] if [one.scope for one in self.phases] == ["forward"] else None)
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Memory of one process over the measured phases, from the first one's start to the last one's end.
-
-    ``of_tensors``: PyTorch's allocator was recorded, tensor by tensor, in place of the driver (cudaMalloc).
-    """
-
-    of_tensors: bool
-    before_bytes: int
-    peak_bytes: int
-    allocations: int
-    frees: int
-    allocated_bytes: int
-
-
-def device_memory(attributed: AttributedTrace, process: int) -> DeviceMemory | None:
-    """The device memory of a process; None where it was not recorded, or no phase was measured."""
+def peak_memory(attributed: AttributedTrace, process: int) -> int | None:
+    """The most device memory of a process over its measured phases, bytes; None where it was not recorded, or none."""
     uses, instances = attributed.trace.memory, attributed.instances
     mine = instances.measured & (instances.process == process)
     if uses is None or not mine.any():
@@ -404,15 +358,7 @@ def device_memory(attributed: AttributedTrace, process: int) -> DeviceMemory | N
     start, end = instances.start[mine].min(), instances.end[mine].max()
     inside = (events.start >= start) & (events.start <= end)
     before = alive[np.searchsorted(events.start, start)]
-    handed_out = events.bytes[inside & (events.bytes > 0)]
-    return DeviceMemory(
-        attributed.trace.metadata.profiler == "torch",
-        int(before),
-        int(max(before, alive[1:][inside].max(initial=0))),
-        len(handed_out),
-        int(inside.sum()) - len(handed_out),
-        int(handed_out.sum()),
-    )
+    return int(max(before, alive[1:][inside].max(initial=0)))
 
 
 def memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:

@@ -11,9 +11,9 @@ import numpy as np
 from msgspec import structs
 
 from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
-from nsys_analyzer.analysis.attribution.launches import CLOCK_ERROR_NS
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.intervals import NONE, holds_any
+from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames, is_framework_name
@@ -26,28 +26,25 @@ from nsys_analyzer.analysis.steps.windows import Steps, find_steps
 from nsys_analyzer.analysis.summary.modules import Modules, summarize_modules
 from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.summary.statistics import (
-    FUSED,
-    MATMUL,
     GpuClocks,
     KernelRow,
     Stats,
     Totals,
     class_rows,
-    device_memory,
     gpu_clocks,
     kernel_rows,
     memory_rows,
+    peak_memory,
     sums_of,
     totals,
     values_ms,
 )
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, taken
-from nsys_analyzer.trace.columns import process_of
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct
 from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.trace import Trace
 
@@ -97,16 +94,6 @@ class _ProcessView:
         self.mine: Bools | slice = slice(None) if mine.all() else mine
         self.operations = operations if mine.all() else operations.select(mine)
         self.own_instances = self.instances.process == process.global_pid
-        launches = attributed.trace.launches
-        self.launch = attributed.attribution.launch[self.mine]
-        self.launched = self.launch != NONE
-        thread = taken(launches.thread, self.launch, NONE)
-        self.threads = distinct(thread if self.launched.all() else thread[self.launched])
-        # The code behind all threads is that of no launch.
-        self.thread = np.full(len(self.operations), len(self.threads), np.int32)
-        for block in blocks(len(thread)):
-            launched = self.launched[block]
-            self.thread[block][launched] = np.searchsorted(self.threads, thread[block][launched])
         self.recorded = RecordedEvents(attributed.as_recorded, process.global_pid)
 
     def summary(self, name: str, configuration: Configuration | None) -> CaptureSummary:
@@ -135,7 +122,7 @@ class _ProcessView:
             attention=self.attention(configuration, gpu, modules),
             coverage=coverage,
             precisions=_precisions(whole.kernels) if whole else {},
-            device_memory=device_memory(self.attributed, self.process.global_pid),
+            peak_memory_bytes=peak_memory(self.attributed, self.process.global_pid),
             modules=modules,
         )
         if self.steps:
@@ -190,8 +177,7 @@ class _ProcessView:
                 yield self._phase(code, chosen, clocks, sums)
 
     def _totals(self, group: SmallInts, groups: int) -> Totals:
-        sizes = len(self.kernels.names), len(self.threads), groups
-        return totals(self.operations, self.kernels.code[self.mine], self.thread, group, sizes)
+        return totals(self.operations, self.kernels.code[self.mine], group, (len(self.kernels.names), groups))
 
     def _phase(self, code: int, chosen: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
         measured = chosen[self.instances.measured[chosen]]
@@ -235,7 +221,6 @@ class _ProcessView:
         return PhaseSummary(
             phase=phase,
             instances=n,
-            launch_threads=self._threads(sums.threads[code], n),
             kernels_per_instance=int(sums.kernels[code].sum()) / n,
             gpu_span_ms=Stats.of_ns(clocks.span[measured]),
             gpu_busy_ms=Stats.of_ns(clocks.busy[measured]),
@@ -243,16 +228,6 @@ class _ProcessView:
             classes=class_rows(kernels),
             kernels=kernels,
             memory=memory_rows(sums.others[code], sums.other_ns[code], n),
-        )
-
-    def _threads(self, kernels: Ints, instances: int) -> tuple[ThreadShare, ...]:
-        """The threads that launch kernels, most kernels first."""
-        names = self.attributed.trace.metadata.thread_names
-        found = [(int(self.threads[i]), int(kernels[i])) for i in np.argsort(-kernels[:-1], kind="stable")]
-        return tuple(
-            ThreadShare(names.get(thread, "unnamed"), thread & 0xFFFFFF, launched / instances)
-            for thread, launched in found
-            if launched
         )
 
     def whole(self) -> PhaseSummary:
@@ -273,7 +248,6 @@ class _ProcessView:
         leaf, step = (part[self.mine][kernel] for part in self.attributed.instance_pair)
         warm = self.attributed.warm[self.mine][kernel]
         count, ns = sums_of(self.operations.select(kernel), how, warm, (len(HOW), 2))
-        shortest = self.attributed.wait(self.mine).min(where=self.launched, initial=np.iinfo(np.int64).max)
         return Coverage(
             kernels=len(how),
             attributed=int(count[UNATTRIBUTED + 1 :].sum()),
@@ -283,31 +257,12 @@ class _ProcessView:
             kernel_ms=_sum_ms(ns),
             attributed_ms=_sum_ms(ns[UNATTRIBUTED + 1 :]),
             unattributed_ms=_sum_ms(ns[UNATTRIBUTED]),
-            without_launch=int(np.count_nonzero(~self.launched[kernel])),
+            without_launch=int(np.count_nonzero(attribution.launch[self.mine][kernel] == NONE)),
             ambiguous=int(np.count_nonzero(attribution.ambiguous[self.mine][kernel])),
             how=dict(zip(HOW, count.sum(axis=1).tolist(), strict=True)),
             lost_launches=self.attributed.lost_in(self.process.global_pid),
-            operations=len(self.operations),
             warmup_ms=_sum_ms(ns[:, 1]),
-            extent_ms=self._extent_ns() / 1e6,
-            shortest_wait_ms=int(shortest) / 1e6 if self.launched.any() else None,
         )
-
-    def _extent_ns(self) -> int:
-        """From the first to the last moment of any operation, API call or range of the process."""
-        trace = self.attributed.trace
-        ranges = trace.ranges.select(process_of(trace.ranges.thread) == self.process.global_pid)
-        moments = (self.operations.start, self.operations.end, ranges.start, ranges.end)
-        bounds = [bound for some in moments for bound in _bounds(some)]
-        for block in blocks(len(trace.launches)):
-            mine = process_of(trace.launches.thread[block]) == self.process.global_pid
-            bounds += _bounds(trace.launches.start[block][mine])
-        return max(bounds) - min(bounds) if bounds else 0
-
-
-def _bounds(times: Ints) -> list[int]:
-    """The first and the last of some moments."""
-    return [int(times.min()), int(times.max())] if len(times) else []
 
 
 def _sum_ms(ns: Ints) -> float:
@@ -350,7 +305,7 @@ _equal = partial(math.isclose, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
 def check_attribution(summary: CaptureSummary) -> None:
-    """Checks that every kernel is counted once, that no part holds more than its whole, and that times can be true.
+    """Checks that every kernel is counted once, and that no part holds more than its whole.
 
     Raises:
         NsysAnalyzerError: a check fails: the figures are wrong.
@@ -361,7 +316,6 @@ def check_attribution(summary: CaptureSummary) -> None:
     in_leaves = sum(phase.kernels_per_instance * phase.instances for phase in summary.leaf_phases)
     gpu_ms_in_leaves = sum(phase.gpu_ms * phase.instances for phase in summary.leaf_phases)
     by_name_ms = sum(row.ms_per_instance for row in whole.kernels)
-    phases = (*summary.phases, whole)
     laws = {
         "attributed + unattributed kernels are all kernels": coverage.attributed + coverage.unattributed
         == sum(coverage.how.values())
@@ -373,15 +327,7 @@ def check_attribution(summary: CaptureSummary) -> None:
         "phases hold no more than the ranges": in_leaves <= coverage.in_phases + _ROUNDING
         and coverage.in_warmup <= coverage.in_phases <= coverage.attributed + coverage.in_warmup,
         "phases hold no more than the whole capture": gpu_ms_in_leaves <= whole.gpu_ms * (1 + _ROUNDING) + _ROUNDING,
-        "busy time fits into the span": all(_fits(phase.gpu_busy_ms, phase.gpu_span_ms.max) for phase in phases),
-        "spans fit into the capture": all(_fits(phase.gpu_span_ms, coverage.extent_ms) for phase in phases),
-        "wall times fit into the capture": all(_fits(phase.wall_ms, coverage.extent_ms) for phase in phases),
-        "no operation starts before its launch": (coverage.shortest_wait_ms or 0.0) >= -CLOCK_ERROR_NS / 1e6,
     }
     broken = [law for law, holds in laws.items() if not holds]
     if broken:
         raise NsysAnalyzerError(f"{summary.title}: it does not hold that {broken[0]}", "Please report this capture")
-
-
-def _fits(part: Stats, whole_ms: float | None) -> bool:
-    return part.max is None or whole_ms is None or part.max <= whole_ms + _ROUNDING

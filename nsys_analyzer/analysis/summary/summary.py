@@ -21,7 +21,6 @@ from nsys_analyzer.analysis.summary.modules import Modules
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.summary.statistics import (
     ClassRow,
-    DeviceMemory,
     KernelRow,
     Leader,
     MatmulShare,
@@ -109,7 +108,6 @@ class Limits:
         missing: what would have to be known: "model", "context length", "batch size", "peaks".
         notes: what the figures leave out, a sentence each.
         doubt: why figures are left out.
-        mfu, mfu_of_best, time_of, ms, model_flops: by phase, as of ``PhaseRate``.
     """
 
     gpu: str
@@ -122,23 +120,11 @@ class Limits:
     roofs: tuple[tuple[str, float], ...]
     tensor_core_share: float | None
     tensor_core_unknown: float
-    mfu: dict[str, float] = field(default_factory=dict)
-    mfu_of_best: dict[str, float] = field(default_factory=dict)
-    time_of: dict[str, TimeOf] = field(default_factory=dict)
-    ms: dict[str, float] = field(default_factory=dict)
-    model_flops: dict[str, int] = field(default_factory=dict)
+    phases: tuple[PhaseRate, ...] = ()
     classes: tuple[ClassRate, ...] = ()
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     doubt: str | None = None
-
-    @property
-    def phases(self) -> tuple[PhaseRate, ...]:
-        """The rates of each phase."""
-        return tuple(
-            PhaseRate(one, self.model_flops[one], ms, self.time_of[one], self.mfu.get(one), self.mfu_of_best.get(one))
-            for one, ms in self.ms.items()
-        )
 
     def phase(self, name: str) -> PhaseRate | None:
         """A phase by its name."""
@@ -161,15 +147,6 @@ _EVEN = 1.5
 
 
 @dataclass(frozen=True)
-class ThreadShare:
-    """A thread that launches kernels of a phase: its name, its ID, and kernels per instance."""
-
-    thread: str
-    tid: int
-    kernels_per_instance: float
-
-
-@dataclass(frozen=True)
 class BusyShare:
     """GPU busy ÷ wall of one phase.
 
@@ -184,7 +161,6 @@ class BusyShare:
     unprofiled: bool
     low: float
     high: float
-    profiler_cost: ProfilerCost | None = None
     verdict: Verdict = field(init=False)
 
     def __post_init__(self) -> None:
@@ -215,7 +191,6 @@ class PhaseSummary(msgspec.Struct, frozen=True):
 
     phase: str
     instances: int
-    launch_threads: tuple[ThreadShare, ...]
     kernels_per_instance: float
     gpu_span_ms: Stats
     gpu_busy_ms: Stats
@@ -277,9 +252,6 @@ class Coverage:
         in_phases: those in a phase (the step and warm-up included).
         ambiguous: those launched while several threads had phases open.
         lost_launches: kernel launches whose kernel the capture lacks.
-        operations: all GPU operations (copies, fills and graphs too).
-        extent_ms: from the first to the last moment of any operation, API call or range of the process.
-        shortest_wait_ms: from a launch to its operation's start, below 0 by the clocks' error at most.
     """
 
     kernels: int
@@ -294,10 +266,7 @@ class Coverage:
     ambiguous: int
     how: dict[str, int]
     lost_launches: int
-    operations: int
     warmup_ms: float
-    extent_ms: float
-    shortest_wait_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -368,6 +337,8 @@ class Summary:
             uneven.
         modules: the time of each module of its model; None where no range names one.
         step: what fills its steps; None where it has none.
+        peak_memory_bytes: the most device memory over the measured phases, of PyTorch's tensors where its allocator was
+            recorded, else as the driver hands it out.
         serving: the steps of an engine that serves requests by their kinds; None where no mark tells them.
         findings: what slows them down, the largest saving first, None where none can be derived;
             ``findings_missing`` says why some or all are missing.
@@ -383,7 +354,6 @@ class Summary:
     gpu: str | None = None
     profiler: str | None = None
     profiler_version: str | None = None
-    nsys_version: str | None = None
     conditions: Conditions | None = None
     configuration: Configuration | None = None
     precisions: dict[str, float] = field(default_factory=dict)
@@ -400,7 +370,7 @@ class Summary:
     serving: Serving | None = None
     findings: tuple[Finding, ...] | None = None
     findings_missing: Words | None = None
-    device_memory: DeviceMemory | None = None
+    peak_memory_bytes: int | None = None
     coverage: Coverage | None = None
     run: Run | None = None
     unprofiled: Unprofiled | None = None
@@ -493,9 +463,7 @@ class CaptureSummary(Summary):
         told, gpu = self.metadata, self.device
         known: dict[str, object] = {"gpu": gpu.name} if gpu else {}
         if told:
-            version = told.profiler_version
-            known |= {"profiler": told.profiler, "profiler_version": version}
-            known |= {"nsys_version": version if told.profiler == "nsys" else None}
+            known |= {"profiler": told.profiler, "profiler_version": told.profiler_version}
             known["conditions"] = Conditions(
                 *(told.schema_version, told.platform, told.driver, told.runtime, told.cpu, told.os),
                 gpu.memory_bytes or None if gpu else None,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.complete import BOTH, compared_phases, parts_and_enclosing
-from nsys_analyzer.analysis.summary.statistics import MATMUL, ClassShares, KernelRow, Leader, MatmulShare, merge_kernels
+from nsys_analyzer.analysis.summary.statistics import ClassShares, KernelRow, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import kernel_word, launch_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Table
@@ -179,7 +180,7 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
         return f"Matmul is {said}: the capture lacks names of kernels."
     said = ", ".join(f"{_matmul(one)} of {_of(one.scope)}" for one in share.scopes)
     text = f"Matmul is {said}, by total {kernel_word(capture)} time."
-    if fused := [f"{percent(one.fused_attention)} of {_of(one.scope)}" for one in phases if one.fused_attention]:
+    if fused := [f"{percent(one.of(FUSED))} of {_of(one.scope)}" for one in phases if one.of(FUSED)]:
         text += f" Fused attention is counted apart: {', '.join(fused)}."
     if inference and step:
         of = f"of {share.inference_of}" if share.inference_of else "the forward pass"
@@ -191,8 +192,8 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
 
 def _bounds(shares: ClassShares) -> str:
     """Between what values matmul's share lies, where kernels without a name may be of it or not."""
-    least = shares.of(MATMUL)
-    return f"{percent(least)} to {percent(least + shares.unnamed)}" if shares.unnamed < 1 else "not known"
+    least, unnamed = shares.of(MATMUL), shares.of(UNKNOWN)
+    return f"{percent(least)} to {percent(least + unnamed)}" if unnamed < 1 else "not known"
 
 
 def _matmul(shares: ClassShares) -> str:

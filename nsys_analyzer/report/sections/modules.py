@@ -32,10 +32,7 @@ LEGEND = (
         "*Forward* holds every phase but backward and optimizer. A forward pass that is computed again in backward "
         "counts as backward."
     ),
-    phrase(
-        "*TFLOP/s*, *GFLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran, or follow from "
-        "the sizes of the operators' inputs where the capture has them."
-    ),
+    phrase("*TFLOP/s*, *GFLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran."),
 )
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5

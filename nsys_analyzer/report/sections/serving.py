@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from nsys_analyzer.analysis.kernels.class_rules import MATMUL
 from nsys_analyzer.analysis.steps.serving import Quantiles, Serving, StepKind
 from nsys_analyzer.analysis.steps.step import IdleTime, KernelTime
-from nsys_analyzer.analysis.summary.statistics import MATMUL
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks
 from nsys_analyzer.report.evidence import CAUSE_WORDS

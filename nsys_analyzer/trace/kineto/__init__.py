@@ -139,7 +139,6 @@ def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Column
             "nameId": operators["name"],
             "sequenceNumber": operators["sequence"],
             "forwardThreadId": operators["forward_thread"],
-            "shapesId": operators["shapes"],
         },
         "CUDA_GPU_MEMORY_USAGE_EVENTS": {
             "start": memory["start"],

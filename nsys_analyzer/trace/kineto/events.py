@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from decimal import Decimal, DecimalException
 from typing import Annotated, TypeAlias, TypeVar
@@ -53,7 +52,7 @@ _CALL = (*_EVENT, "correlation")
 
 
 def _columns(*names: str) -> np.dtype[np.void]:
-    narrow = ("name", "place", "device", "stream", "forward_thread", "shapes")
+    narrow = ("name", "place", "device", "stream", "forward_thread")
     return np.dtype([(name, np.int32 if name in narrow else np.int64) for name in names])
 
 
@@ -61,7 +60,7 @@ def _columns(*names: str) -> np.dtype[np.void]:
 #: those of the trace, its start and end in ns. A thread's name is an event of that name, without a time.
 EVENT = _columns(*_EVENT)
 _OPERATION = _columns(*_CALL, "device", "stream", "graph_node", "bytes")  # the graph's node is 0 where there is none
-_OPERATOR = _columns(*_EVENT, "sequence", "forward_thread", "shapes")  # shapes: the number of a text, or -1
+_OPERATOR = _columns(*_EVENT, "sequence", "forward_thread")
 COLUMNS = {
     **dict.fromkeys(("kernel", "memcpy", "memset"), _OPERATION),
     **dict.fromkeys(("operator", OLD_OPERATOR), _OPERATOR),
@@ -86,7 +85,6 @@ class Arguments(
         "allocated": "Total Allocated",
         "sequence": "Sequence number",
         "forward_thread": "Fwd thread id",
-        "shapes": "Input Dims",
         "collective": "Collective name",
         "in_elements": "In msg nelems",
         "out_elements": "Out msg nelems",
@@ -113,7 +111,6 @@ class Arguments(
     out_elements: Size = 0
     dtype: str = ""
     group_size: Size = 0
-    shapes: msgspec.Raw = msgspec.Raw()  # as it is written: a few hundred texts serve all operators
 
 
 class Event(msgspec.Struct, gc=False):
@@ -154,24 +151,12 @@ class _Numbered(dict[_Value, int]):
         return number
 
 
-#: The sizes of tensors, or of lists of tensors; anything else is none.
-_SHAPES = re.compile(r"\[(?:\[[\d\[\], ]*\])?\]")
-
-
 class Numbers:
     """The texts and places of a trace, by whose numbers its rows name them."""
 
     def __init__(self) -> None:
         self.texts = _Numbered[str]()
         self.places = _Numbered[Place]()
-        self._shapes: dict[bytes, int] = {}
-
-    def of_shapes(self, written: bytes) -> int:
-        """Returns the number of the text for the sizes of an operator's inputs, -1 for what says no sizes."""
-        if written not in self._shapes:
-            line = "".join(written.decode().split()).replace(",", ", ")
-            self._shapes[written] = self.texts[line] if _SHAPES.fullmatch(line) else -1
-        return self._shapes[written]
 
 
 def times_of(kind: str, events: Sequence[Event]) -> tuple[Ints, Ints, Bools]:
@@ -202,7 +187,6 @@ def rows_of(kind: str, events: Sequence[Event], numbers: Numbers) -> Rows:
     elif kind in ("operator", OLD_OPERATOR):
         rows["sequence"] = [each.sequence for each in arguments]
         rows["forward_thread"] = [each.forward_thread for each in arguments]
-        rows["shapes"] = [numbers.of_shapes(bytes(each.shapes)) for each in arguments]
     elif kind == "runtime":
         rows["correlation"] = [each.correlation or 0 for each in arguments]
     elif COLUMNS.get(kind) is _OPERATION:
