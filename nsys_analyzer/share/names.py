@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from nsys_analyzer.analysis.kernels.class_rules import CLASSES, RULES
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.analysis.kernels.classes import (
     LOADING,
     LONGEST_NAME,
@@ -112,9 +112,10 @@ _NAMESPACE = re.compile(r"(?<![\w:.-])([\w.-]+)::(?!\()")
 _IDENTIFIER = re.compile(r"[\w.:$-]+", re.ASCII)
 #: The libraries whose namespaces no example of a rule has.
 _LIBRARIES = re.compile(
-    r"cub|cuda|std|c10|torch|cutlass\w*|cask\w*|xmma\w*|cu(?:sparse|solver|fft|dnn|blas|blasLt|tensor|te|pti)\w*|nv\w{2,8}"
+    r"at|aten|at_cuda_detail|c10d?|mkldnn|const|cub|cuda|std|thrust|torch|cute|cutlass\w*|cask\w*|xmma\w*|cu(?:sparse|solver|fft|dnn|blas|blasLt|tensor|te|pti)\w*|nv\w{2,8}"
     r"|T\d{1,2}|_INTERNAL_[0-9a-f]{8}_\d{1,3}_[A-Z][A-Za-z]{1,30}_cu_[0-9a-f]{8}|CUTENSOR_NAMESPACE|PyTorchMemEffAttention"
-    r"|layer_norm|moe|vision|genericReformat|aiter|sgl_hip|tensorrt_llm|dali|ck|hip\w*|roc\w*|rocblas|internal|epilogue|detail|native|pytorch_(?:flash|fmha)|caffe2|flash_\w*|triton|xla|jax"
+    r"|layer_norm|moe|vision|genericReformat|aiter|sgl_hip|tensorrt_llm|dali|vllm|flash|flashinfer|fbgemm_gpu"
+    r"|transformer_engine|deep_ep|dpsk|grouped_gemm|stream_executor|ck|ck_tile|hip\w*|roc\w*|rocblas|internal|epilogue|detail|native|pytorch_(?:flash|fmha)|caffe2|flash_\w*|triton|xla|jax"
 )
 #: A range of one of several layers.
 _BLOCK = re.compile(r"(?i)(?P<before>\w*?)(?P<block>(?:block|layer|stage|decoder|encoder|h)s?[\s._-]*\d{1,4})")
@@ -196,13 +197,8 @@ def _is_of_a_library(kernel: str) -> bool:
     if not (_IDENTIFIER if not {"(", "<"} & set(kernel) else _CODE).fullmatch(kernel):
         return False
     spaces = _NAMESPACE.findall(readable(kernel[:LONGEST_NAME]))
-    known = all(space in _namespaces_of_rules() or _LIBRARIES.fullmatch(space) for space in spaces)
+    known = all(map(_LIBRARIES.fullmatch, spaces))
     return known and (public_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
-
-
-@cache
-def _namespaces_of_rules() -> frozenset[str]:
-    return frozenset(space for rule in RULES for space in _NAMESPACE.findall(readable(rule.example)))
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,13 @@ MOVING = (
 #: Classes that a program has which runs a model, and no step of an optimizer as a rule.
 OF_A_MODEL = ("matmul", "fused attention", "convolution", "normalization", "embedding", "softmax")
 
+#: Kernels that other classes have too, which are a convolution's where a convolution launches them.
+_OF_CONVOLUTION = ("convolution",)
+
 
 @dataclass(frozen=True)
 class Rule:
-    """A kernel whose name ``pattern`` finds is of ``kernel_class``; ``example`` is a real such name.
+    """A kernel whose name ``pattern`` finds is of ``kernel_class``; ``example`` is one, or its start.
 
     Libraries use some kernels for the work of other classes too: cuDNN multiplies matrices to convolve. Launched by an
     operator of one of the classes of ``part_of``, the kernel is of that class.
@@ -100,7 +103,10 @@ _NORMS = r"_?(?:native_|fused_)?(?:layer|rms|group|batch)_norm(?:_legit)?(?:_no_
 #: Operators whose own work is no pointwise kernel: one that names them moves their inputs or outputs.
 _MOVED_FOR = r"(?:_scaled_dot_product_\w+?_attention|fmha_v\d_(?:fwd|bwd)|moe_forward)"
 _SOFTMAX = r"_?(?:log_)?softmax(?:_backward_data)?"
-_REDUCTION = r"^triton_(?:red|per|mix)_fused_\w*"
+_RANDOM = r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"
+_REDUCTION = r"triton_(?:red|per|mix)_fused"
+#: torch.compile's C++ kernels, where it is told to name them: they list what they fuse.
+_CPP = r"(?:graph_\d+_)?cpp_fused"
 
 #: XLA operations that move or convert elements.
 _XLA_MOVES = (
@@ -116,88 +122,76 @@ def _only(operators: str) -> str:
 
 _COMPILED_RULES: tuple[Rule, ...] = (
     Rule("memset/memcpy", r"(?i)^\[?(?:CUDA )?mem(?:cpy|set)", "[CUDA memcpy Host-to-Device]"),
-    # torch.compile
     Rule("optimizer", r"^triton_.*(?:_foreach_|_fused_adam|_fused_sgd)|^triton_for_fused", "triton_for_fused_0"),
-    Rule(
-        "fused attention",
-        r"^triton_(?:tem_fused_)?\w*(?:flex_attention|flex_decoding)",
-        "triton_tem_fused_flex_attention_backward",
-    ),
+    Rule("fused attention", r"^triton_\w*flex_(?:attention|decoding)", "triton_tem_fused_flex_attention_backward"),
     Rule("convolution", r"^triton_tem_fused_\w*convolution|^triton_convolution", "triton_tem_fused_convolution_3"),
-    Rule("matmul", r"^triton_tem_|^triton_(?:b|add|badd)?mm", "triton_tem_fused_bmm_7"),
+    Rule(
+        "matmul",
+        r"^triton_tem_|^triton_(?:b|add|badd)?mm|^nvfuser_matmul|^gemm_fusion|^(?:cublas|cutlass)_\w*fusion",
+        "triton_tem_fused_bmm_7",
+    ),
     Rule("copy/layout", rf"^triton_poi_fused(?:_(?:{MOVES}|{_MOVED_FOR}))+(?:_\d+)?$", "triton_poi_fused_cat_70"),
     Rule("softmax", _only(_SOFTMAX), "triton_poi_fused__softmax_1"),
     Rule("normalization", _only(_NORMS), "triton_poi_fused_native_layer_norm_3"),
+    Rule("random", _only(_RANDOM), "triton_poi_fused_native_dropout_0"),
     Rule(
-        "random",
-        _only(r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"),
-        "triton_poi_fused_native_dropout_0",
-    ),
-    Rule(
-        "reduction",
-        r"^triton_poi_fused_\w*(?:max|avg)_pool\dd(?!\w*backward)",
-        "triton_poi_fused_max_pool2d_with_indices_1",
+        "reduction", r"^triton_poi_\w*(?:max|avg)_pool\dd(?!\w*backward)", "triton_poi_fused_max_pool2d_with_indices_1"
     ),
     Rule("embedding", r"^triton_poi_fused_\w*embedding", "triton_poi_fused_add_embedding_0"),
     Rule("elementwise", r"^triton_poi_fused", "triton_poi_fused_mul_silu_8"),
-    Rule("softmax", r"^triton_\w*softmax", "triton_red_fused__log_softmax_nll_loss_forward_1"),
+    Rule("softmax", rf"^(?:triton|{_CPP})_\w*softmax", "triton_red_fused__log_softmax_nll_loss_forward_1"),
     Rule(
         "normalization",
-        _REDUCTION + r"(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)",
+        rf"^(?:{_REDUCTION}|{_CPP})_\w*(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)|^nvfuser_\w*persistent",
         "triton_red_fused__to_copy_add_embedding_mean_mul_pow_rsqrt_10",
     ),
-    Rule("embedding", _REDUCTION + r"embedding", "triton_per_fused_embedding_dense_backward_sum_view_21"),
+    Rule(
+        "embedding", rf"^(?:{_REDUCTION}|{_CPP})_\w*embedding", "triton_per_fused_embedding_dense_backward_sum_view_21"
+    ),
     Rule(
         "sort/scan",
-        r"^triton_spl_fused|^triton_(?:red|per|mix)_fused(?:_\w+)?_(?:sort|topk|cumsum|cumprod)_",
+        rf"^triton_spl_fused|^{_REDUCTION}(?:_\w+)?_(?:sort|topk|cumsum|cumprod)_",
         "triton_spl_fused_cumsum_0",
     ),
-    Rule("reduction", r"^triton_(?:red|per|mix)_fused", "triton_red_fused__to_copy_clone_mul_sum_7"),
-    # Inductor of PyTorch 2.0 and early nvFuser do not say what a kernel does; later nvFuser says how it is scheduled.
-    Rule(COMPILED, r"^triton__(?=\d)[\dcde]+$|^CudaCodeGen::kernel\d", "triton__0d1d2d3de4de"),
-    Rule("matmul", r"^nvfuser_matmul", "nvfuser_matmul_f0_c1_r0_g0"),
-    Rule("copy/layout", r"^nvfuser_(?:transpose|resize)", "nvfuser_transpose_f0_c1_r0_g0"),
-    Rule("normalization", r"^nvfuser_\w*persistent", "nvfuser_inner_persistent_f0_c1_r0_g0"),
-    Rule("reduction", r"^nvfuser_reduction", "nvfuser_reduction_f0_c1_r0_g0"),
-    Rule("elementwise", r"^nvfuser_pointwise", "nvfuser_pointwise_f0_c1_r0_g0"),
-    Rule(COMPILED, r"^nvfuser_", "nvfuser_none_f0_c0_r0_g0"),
-    # XLA
-    Rule("matmul", r"^gemm_fusion|^(?:cublas|cutlass)_\w*fusion", "gemm_fusion_dot_general_744"),
+    Rule(
+        "reduction",
+        rf"^(?:{_REDUCTION}|nvfuser_reduction)|^(?:loop|input|wrapped)_(?:\w+_)?reduce(?:_|$)",
+        "triton_red_fused__to_copy_clone_mul_sum_7",
+    ),
     Rule(
         "copy/layout",
-        rf"^(?:(?:loop|input|wrapped)_)?{_XLA_MOVES}(?:_{_XLA_MOVES})*(?:_fusion)?(?:_\d+)*$",
+        r"^nvfuser_(?:transpose|resize)"
+        rf"|^(?:(?:loop|input|wrapped)_)?{_XLA_MOVES}(?:_{_XLA_MOVES})*(?:_fusion)?(?:_\d+)*$",
         "loop_dynamic_update_slice_fusion",
     ),
-    Rule("reduction", r"^(?:loop|input|wrapped)_(?:\w+_)?reduce(?:_|$)", "input_reduce_fusion_92"),
-    Rule("elementwise", r"^(?:loop|input)_\w*fusion|^wrapped_", "loop_multiply_transpose_fusion_17"),
+    Rule(
+        "elementwise",
+        rf"^(?:{_CPP}_|nvfuser_pointwise|(?:loop|input)_\w*fusion|wrapped_)",
+        "loop_multiply_transpose_fusion_17",
+    ),
+    # Inductor of PyTorch 2.0 and early nvFuser do not say what a kernel does.
+    Rule(COMPILED, r"^triton__(?=\d)[\dcde]+$|^CudaCodeGen::kernel\d|^nvfuser_", "triton__0d1d2d3de4de"),
 )
 
 
 #: The end of an operator's name: an in-place ``_``, then an overload, arguments or nothing.
 _END = r"_?(?![A-Za-z0-9_])"
-#: torch.compile's C++ kernels, where it is told to name them: they list what they fuse.
-_CPP = r"^(?:graph_\d+_)?cpp_fused_"
 
 OPERATOR_RULES: tuple[Rule, ...] = (
     Rule("copy/layout", r"^aten::_foreach_copy" + _END, "aten::_foreach_copy_"),
     Rule("optimizer", r"^aten::_?(?:foreach_|fused_(?:adam|sgd|adagrad)|amp_)", "aten::_fused_adamw_"),
     Rule(
         "fused attention",
-        r"^aten::_?(?:scaled_dot_product_(?:\w*flash|efficient|cudnn|fused|attention_flash)|flash_attention|efficient_attention"
-        r"|cudnn_attention)",
+        r"^aten::_?(?:scaled_dot_product_(?:\w*flash|efficient|cudnn|fused|attention_flash)|flash_attention"
+        r"|efficient_attention|cudnn_attention)",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
     ),
     Rule(
         "matmul",
-        r"^(?:aten|mkldnn|onednn|c10d|prims)::_?\w*(?:linear|matmul|einsum|tensordot)(?:_\w*pointwise|_backward\w*)?"
+        r"^(?:(?:aten|mkldnn|onednn|c10d|prims)::_?\w*(?:linear|matmul|einsum|tensordot)(?:_\w*pointwise|_backward\w*)?"
+        r"|aten::_?(?:(?:add|b|addb|baddb|int_|scaled_|grouped_)?mm|addmv|mv|v?dot|inner|addr|ger)(?:_activation)?)"
         + _END,
         "mkldnn::_linear_pointwise",
-    ),
-    Rule(
-        "matmul",
-        r"^aten::_?(?:(?:add|b|addb|baddb|int_|scaled_|grouped_)?mm|addmv|mv|v?dot|inner|addr|ger)(?:_activation)?"
-        + _END,
-        "aten::addmm",
     ),
     Rule("softmax", r"^aten::\w*softmax", "aten::_softmax"),
     Rule("normalization", r"^aten::\w*(?:layer|rms|group|batch|instance)_norm", "aten::native_layer_norm"),
@@ -223,17 +217,17 @@ OPERATOR_RULES: tuple[Rule, ...] = (
     Rule(
         "reduction",
         r"^aten::_?(?:nan)?(?:sum|mean|prod|max|min|amax|amin|aminmax|argmax|argmin|var|std|var_mean|std_mean|any|all"
-        r"|norm|linalg_vector_norm|logsumexp|median|count_nonzero|trace)" + _END,
+        r"|norm|linalg_vector_norm|logsumexp|median|count_nonzero|trace)"
+        + _END
+        + r"|^aten::\w*(?:_loss|nll_loss\w*|loss_backward|_pool\d?d?\w*)",
         "aten::sum",
     ),
-    Rule("reduction", r"^aten::\w*(?:_loss|nll_loss\w*|loss_backward|_pool\d?d?\w*)", "aten::nll_loss_forward"),
     Rule("communication", r"^(?:_?c10d(?:_functional)?|_dtensor|symm_mem)::|^record_param_comms$", "c10d::allreduce_"),
     Rule(
-        "memset/memcpy",  # Memory that is taken and not yet written.
-        r"^aten::(?:new_)?(?:empty\w*|_empty_affine_quantized)|^aten::(?:resize_?|resize_as_?|set_)(?![a-z])",
+        "memset/memcpy",  # Memory that is taken and not yet written, too.
+        r"^aten::(?:(?:new_)?empty|resize_|set_|_local_scalar_dense|item|_?pin_memory)",
         "aten::empty_strided",
     ),
-    Rule("memset/memcpy", r"^aten::(?:_local_scalar_dense|item|_pin_memory|pin_memory)" + _END, "aten::item"),
     Rule(
         "copy/layout",
         rf"^aten::(?:{MOVES}(?:_{MOVES})?|to|take\w*|index_(?:add|copy)|_index_put_impl|scatter_(?:add|reduce)|masked_select"
@@ -254,23 +248,9 @@ OPERATOR_RULES: tuple[Rule, ...] = (
         + _END,
         "aten::add",
     ),
-    Rule("softmax", _CPP + r"\w*softmax", "graph_0_cpp_fused__softmax_div_masked_fill_3"),
-    Rule(
-        "normalization",
-        _CPP + r"\w*(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)",
-        "graph_0_cpp_fused_add_mean_mul_pow_rsqrt_0",
-    ),
-    Rule("embedding", _CPP + r"\w*embedding", "graph_0_cpp_fused_embedding_0"),
-    Rule("elementwise", _CPP, "graph_0_cpp_fused_mul_silu_1"),
 )
 
-
-#: Kernels that other classes have too, which are a convolution's where a convolution launches them.
-_OF_CONVOLUTION = ("convolution",)
-
 _LIBRARY_RULES: tuple[Rule, ...] = (
-    # communication
-    Rule("communication", FN + r"(?:nccl(?:Dev)?Kernel|mscclKernel)", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"),
     # Which expert takes which token, which no other rank has a part in.
     Rule(
         "sort/scan",
@@ -278,82 +258,55 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*, int*, int*, bool*, int)",
     ),
     Rule(
-        "communication",
-        FN + r"(?:deep_ep|hybrid_ep|mori|quickreduce|mscclpp|symmetric_memory|nvshmem\w*|[nr]?ccl\w*|userbuffers\w*)",
-        "nvshmemi_init_array_kernel",
-    ),
-    Rule(
-        "communication",  # A mixture's experts: DeepEP by any owner, TensorRT-LLM and FlashInfer, MoRI, pplx.
-        FN
-        + r"(?:inter|intra)node(?:_ll)?::|"
-        + IN
-        + r"(?:A2A(?:Dispatch|Combine)|Ep(?:Dispatch|Combine)|a2a_(?:dispatch|combine)_(?:send|recv)|notify_dispatch)",
-        "void dpsk::ep::internode::combine<false, 8, __nv_bfloat16, 8, 2, 16, 24>(int4*, float*, bool const*)",
-    ),
-    Rule(
-        "communication",
-        IN + r"(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem_"
-        r"|exchangeSplitAndOffset|(?:put|wait)_signal)|" + FN + r"barrier_kernel",
-        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>",
+        "communication",  # Of a mixture's experts, too: DeepEP by any owner, TensorRT-LLM and FlashInfer, MoRI, pplx.
+        FN + r"(?:[nr]?ccl|msccl|deep_ep|hybrid_ep|mori|quickreduce|symmetric_memory|nvshmem|userbuffers|barrier_kernel"
+        r"|(?:inter|intra)node(?:_ll)?::|\w*?(?:A2A(?:Dispatch|Combine)|Ep(?:Dispatch|Combine)|notify_dispatch"
+        r"|a2a_(?:dispatch|combine)_(?:send|recv)|(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter"
+        r"|all_?to_?all|multimem_|exchangeSplitAndOffset|(?:put|wait)_signal)))",
+        "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL",
     ),
     Rule("input pipeline", FN + r"dali::", "void dali::kernels::detail::gpu::FlipKernel<4ul, true, float>(float*)"),
     # ATen, by the shape of a loop
     Rule(
         "random",
-        FN
-        + r"(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed|cupy_random)|"
-        + IN
-        + r"PointwiseApply\d<.*(?:Distributions|bernoulli)",
+        FN + r"(?:(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed"
+        r"|cupy_random)|\w*?PointwiseApply\d<.*(?:Distributions|bernoulli))",
         "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4>",
     ),
     Rule(
         "copy/layout",
-        FN + r"(?:_scatter_gather_|index_|vectorized_index_)elementwise_kernel",
-        "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<at::native::"
-        "index_kernel_impl<at::native::OpaqueType<4> >()>>",
-    ),
-    Rule(
-        "copy/layout",
-        IN + r"elementwise_kernel\w*<.*(?:copy_(?:kernel(?:_cuda|\b)|device_to_device)|(?:flip|take_put|masked_scatter"
-        r"|unfold_backward_internal|conj)_kernel)",
-        "void at::native::vectorized_elementwise_kernel<(int)8, at::native::bfloat16_copy_kernel_cuda("
-        "at::TensorIteratorBase &)::[lambda(float) (instance 1)], std::array<char *, (unsigned long)2>>()",
+        IN + r"(?:(?:_scatter_gather_|index_)elementwise_kernel|elementwise_kernel\w*<.*(?:copy_(?:kernel(?:_cuda|\b)"
+        r"|device_to_device)|(?:flip|take_put|masked_scatter|unfold_backward_internal|conj)_kernel))",
+        "void at::native::vectorized_elementwise_kernel<(int)8, at::native::bfloat16_copy_kernel_cuda(",
     ),
     Rule(
         "normalization",
         IN + r"elementwise_kernel\w*<.*(?:GroupNorm\w*KernelImpl|batch_norm_)",
-        "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::batch_norm_calc_invstd("
-        "at::Tensor const&, at::Tensor const&, double)::{lambda()#1}::operator()() const::{lambda()#2}::operator()() "
-        "const::{lambda(float)#1}, std::array<char*, 2ul> >()",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::batch_norm_calc_invstd(",
     ),
     Rule(
         "elementwise",
         IN + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_(?!Buffer)|upsample_|grid_sampler|_elemwise"
         r"|_vectorized\d_kernel|cross_kernel)",
-        "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>, "
-        "std::array<char *, (unsigned long)1>>(int, T2, T3)",
+        "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>",
     ),
     # by a word that says it all
     Rule(
         "copy/layout",  # torch._foreach_copy_, as of parameters that are cast.
         IN + r"multi_tensor_apply_kernel<.*\bCopy(?:Functor)?\b",
         "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<(int)2>, "
-        "at::native::<unnamed>::UnaryOpFunctor<float, (int)2, (int)1, (int)1>, at::native::Copy<float, float>>("
-        "T1, T2, T3...)",
+        "at::native::<unnamed>::UnaryOpFunctor<float, (int)2, (int)1, (int)1>, at::native::Copy<float, float>>(",
     ),
     Rule(
         "optimizer",
         IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_|amp_update_scale)",
         "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
     ),
-    # A rotary position embedding multiplies by sines and cosines: it looks nothing up.
-    Rule("elementwise", IN + r"(?i:rope|rotary)", "void rotary_embedding_kernel<c10::BFloat16, true>"),
     Rule(
-        "elementwise",  # The cells of recurrent networks; their matmuls are kernels of their own.
-        FN
-        + r"(?:elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)|persistRNN_(?:add|init)"
-        r"|kernel::(?:lstm|gru)_cell_)",
-        "void LSTM_elementWise_bp1<float, float, float>",
+        "elementwise",  # A rotary position embedding looks nothing up; the matmuls of recurrent cells are kernels too.
+        FN + r"(?:\w*?(?i:rope|rotary)|elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)"
+        r"|persistRNN_(?:add|init)|kernel::(?:lstm|gru)_cell_)",
+        "void rotary_embedding_kernel<c10::BFloat16, true>",
     ),
     Rule(
         "softmax", IN + r"(?i:soft_?max)", "void at::native::(anonymous namespace)::cunn_SpatialSoftMaxForward<float>"
@@ -365,60 +318,26 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "normalization",
-        IN + r"(?i:(?:layer|rms|group|batch|instance|weight|qk)_?norm|normalization|cuComputePart|cuComputeGrad)",
+        FN + r"(?:\w*?(?:(?i:(?:layer|rms|group|batch|instance|weight|qk)_?norm|normalization|cuComputePart"
+        r"|cuComputeGrad)|GammaBeta|RowwiseMoments|InternalGradients|FusedParams|ln_(?:fwd|bwd)|bn_(?:fw|bw))"
+        r"|ck_tile::kentry<.*?(?:Layer|Rms)norm2d)",
         "void cuApplyLayerNorm<float, float, float>",
     ),
     Rule(
-        "normalization",
-        FN + r"ck_tile::kentry<.*?(?:Layer|Rms)norm2d",
-        "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipelineOnePassINS_27Rmsnorm2dFwdPipelineProblemI"
-        "DF16bDF16bfDF16bDF16bDF16bff",
-    ),
-    Rule(
-        "normalization",
-        IN + r"(?:GammaBeta|RowwiseMoments|InternalGradients|FusedParams|ln_(?:fwd|bwd)|bn_(?:fw|bw))",
-        "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float, false>",
-    ),
-    # attention
-    Rule(
         "fused attention",
-        IN + r"(?:flash_?(?:fwd|bwd)|[Ff]lash_?[Aa]tt|fmha|_sdpa_|gemm_mha|attention|mha_(?:fwd|bwd)|_mla_)",
+        FN + r"(?:(?:pytorch_)?flash::|fusion::(?:compute_dot_do_o|convert_d[qkv]|lean_reduction)|\w*?(?:fmha|_sdpa_"
+        r"|flash_?(?:fwd|bwd)|[Ff]lash_?[Aa]tt|gemm_mha|attention|mha_(?:fwd|bwd)|_mla_|merge_attn|merge_state"
+        r"|(?:Kernel2?|device_kernel|kentry)<.*(?:[Ff]lash|fmha|Fmha|FMHA|AttentionKernel))"
+        r"|(?:Batch|Single)(?:Prefill|Decode)With)",
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80",
     ),
-    Rule("fused attention", FN + r"(?:flash|pytorch_flash)::", "flash::prepare_varlen_num_blocks_kernel"),
     Rule(
-        "fused attention",
-        IN + r"(?:Kernel2?|device_kernel|kentry)<.*(?:[Ff]lash|fmha|Fmha|FMHA|AttentionKernel)",
-        "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::"
-        "CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, 128, "
-        "cutlass::bfloat16_t, float, cutlass::arch::Sm90> > > >()",
-    ),
-    Rule(
-        "fused attention",
-        FN + r"fusion::(?:compute_dot_do_o|convert_d[qkv]|lean_reduction)",
-        "void cudnn::fusion::compute_dot_do_o_specialized<(bool)1, (int)64>",
-    ),
-    Rule(
-        "fused attention",  # Triton: the tutorial's names, FlashAttention's port, and vLLM's and SGLang's descendants.
-        FN + r"(?:_?\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel))",
+        "fused attention",  # Triton: the tutorial, FlashAttention's port, vLLM, SGLang, SageAttention, AOTriton.
+        FN + r"(?:\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel)|sage_(?:fwd|attn)"
+        r"|_?bwd_(?:kernel_(?:fuse|dk_dv|dq)|preprocess)\b|reduce_segments$)",
         "_attn_fwd",
     ),
-    Rule(
-        "fused attention",  # SageAttention, and the backward passes of AOTriton.
-        FN + r"(?:sage_(?:fwd|attn)|_?bwd_(?:kernel_(?:fuse|dk_dv|dq)|preprocess)\b|reduce_segments$)",
-        "sage_fwd",
-    ),
-    Rule(
-        "fused attention",
-        FN + r"(?:Batch|Single)(?:Prefill|Decode)With|" + IN + r"(?:merge_attn|merge_state)",
-        "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(bool)0, (unsigned int)2>",
-    ),
     # convolution
-    Rule(
-        "convolution",
-        IN + r"(?i:implicit_|convol|fprop|dgrad|wgrad|winograd|conv\d?d|conv_depthwise)",
-        "void implicit_convolve_sgemm<float, float, 128, 6, 7, 3, 3, 5, 1, false, true, true>",
-    ),
     Rule(
         "convolution",  # F.unfold and F.fold are these alone.
         IN + r"(?i:im2col|col2im|vol2col|vol2im)",
@@ -426,120 +345,54 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         ("copy/layout",),
     ),
     Rule(
-        "convolution",
-        IN + r"(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)",
-        "void cutlass_cudnn::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32_128x64_16x6_nhwc>",
+        "convolution",  # cuDNN's by Fourier transform, too, and its tables of offsets, scaled outputs and layouts.
+        FN + r"(?:(?:cudnn::cnn|cutlass\w*_cudnn\w*)::|fft[12]d_(?:r2c|c2r)_\d+|flip_filter"
+        r"|pointwise_mult_and_sum_complex|\w*?(?:(?i:implicit_|convol|fprop|dgrad|wgrad|winograd|conv\d?d"
+        r"|conv_depthwise)|(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)|[shi]cudnn|gcgemm"
+        r"|compute\w*OffsetsKernel|scalePackedTensor|[nN](?:chw|hwc)To[nN]|ToFoldedN|n(?:chw|hwc)AddPadding))",
+        "void implicit_convolve_sgemm<float, float, 128, 6, 7, 3, 3, 5, 1, false, true, true>",
     ),
     Rule(
-        "convolution",
-        IN + r"(?:scudnn|hcudnn|icudnn)|" + FN + r"(?:cudnn::cnn|cutlass\w*_cudnn\w*)::",
-        "volta_scudnn_128x64_stridedB_splitK_small_nn_v1",
-    ),
-    Rule(
-        "convolution",  # cuDNN's tables of offsets, scaled outputs and layouts.
-        IN + r"(?:compute\w*OffsetsKernel|scalePackedTensor|[nN](?:chw|hwc)To[nN]|ToFoldedN|n(?:chw|hwc)AddPadding)",
-        "cask_cudnn::computeOffsetsKernel",
-    ),
-    Rule(
-        "convolution",  # cuDNN's convolutions by Fourier transform; cuFFT has other names.
-        FN + r"(?:fft[12]d_(?:r2c|c2r)_\d+|flip_filter|pointwise_mult_and_sum_complex)|" + IN + r"gcgemm",
-        "void fft2d_r2c_32x32<float, false, 1u, true>",
-    ),
-    Rule(
-        "convolution",
-        IN
-        + r"(?:igemm_(?:fwd|bwd|wrw)_gtc|grouped_conv|conv_(?:fwd|bwd)|gemm_xdlops_bwd_weight|[aA]smConv|naive_conv)",
+        "convolution",  # MIOpen's, and its transforms before and after.
+        FN + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW)"
+        r"|\w*?(?:igemm_(?:fwd|bwd|wrw)_gtc|grouped_conv|conv_(?:fwd|bwd)|gemm_xdlops_bwd_weight|[aA]smConv|naive_conv))",
         "igemm_wrw_gtcx3_nhwc_bf16_bx0_ex1_bt256x128x16_wt32x32x8_ws2x1_wr2x2_ta1x4x1x4_1x4x1x64_tb1x4x1x2_1x4x1x64_gkgs",
     ),
-    Rule(
-        "convolution",  # MIOpen's transforms before and after a convolution.
-        FN + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW))",
-        "batched_transpose_64x16_pack_4x1_ediv_2x1_half",
-    ),
-    # what stands before or behind a matmul
+    # matmul, and what stands before or behind one
     Rule("reduction", FN + r"_finalize_matmul", "_finalize_matmul_scatter_bf16"),
+    Rule("copy/layout", FN + r"\w*gemm\w*::(?:\w+::)*transpose", "void grouped_gemm::utils::transpose<float>(float*)"),
     Rule(
-        "copy/layout",
-        FN + r"(?:\w+::)*\w*gemm\w*::(?:\w+::)*transpose",
-        "void grouped_gemm::utils::transpose<float>(float*, float const*, int)",
-    ),
-    # matmul
-    Rule("matmul", FN + r"nvjet_", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT", _OF_CONVOLUTION),
-    Rule(
-        "matmul",
-        IN + r"(?i:split_?k_?reduce|execute_split_k)|" + FN + r"epilogue::impl::globalKernel",
-        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>",
-        _OF_CONVOLUTION,
-    ),
-    Rule(
-        "matmul",  # fbgemm is a library, not a GEMM.
-        IN + r"(?i:(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)",
+        "matmul",  # fbgemm is a library, not a GEMM; bmm_ are TensorRT-LLM's, by the types of output and inputs.
+        FN + r"(?:nvjet_|epilogue::impl::globalKernel|cublas|(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas"
+        r"|bmm_(?:Mx)?(?:E\dm\d|Bfloat16|Fp16|Fp32)_|_grouped_mm|\w*?(?:(?i:split_?k_?reduce|execute_split_k"
+        r"|(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)|ck_moe_stage\d"
+        r"|fused_moe_kernel|_mm_kernel|(?:Kernel2?|device_kernel)<.*(?i:(?<!fb)gemm)))",
         "volta_sgemm_64x64_nt",
         _OF_CONVOLUTION,
     ),
-    Rule(
-        "matmul",
-        IN + r"(?:Kernel2?|device_kernel)<.*(?i:(?<!fb)gemm)",
-        "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>",
-        _OF_CONVOLUTION,
-    ),
-    Rule(
-        "matmul",
-        FN + r"(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas|" + FN + r"cublas",
-        "void reduce_1Block_kernel<float, 128, 7, cublasGemvTensorStridedBatched<float> >",
-    ),
-    Rule("matmul", IN + r"ck_moe_stage\d", "ck_moe_stage1_kernel<BF16, 128, 128>"),
-    Rule("matmul", FN + r"(?:\w*?fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "fused_moe_kernel"),
-    Rule(
-        "matmul",  # TensorRT-LLM's, by the types of output and inputs.
-        r"^bmm_(?:Mx)?(?:E\dm\d|Bfloat16|Fp16|Fp32)_",
-        "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN_transOut_schedP2x1x2",
-    ),
     # data that moves, and what is left
     Rule(
-        "sort/scan",
-        IN + r"(?i:(?<!ten)sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo|Compact|ReduceByKey)|topk"
+        "sort/scan",  # Which expert takes which token, too: a top-k, counted and summed up.
+        FN + r"(?:rocprim::(?:\w+::)*partition|thrust::.*__(?:unique|merge_sort|scan|copy_if|partition)|\w*?(?:"
+        r"(?i:(?<!ten)sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo|Compact|ReduceByKey)|topk"
         r"|kernel_scan|write_indices|bucketize|searchsorted|gather(?:KthValue|Median)|compute_mode|inclusive_?\w*scan"
-        r"|\bnms_|keep_from_mask|cupy_(?:scan|bsum))",
+        r"|\bnms_|keep_from_mask|cupy_(?:scan|bsum))|lookback_scan|onesweep_|[rR]outing(?!\w*memset)"
+        r"|trampoline_kernel<.*(?:scan|sort|partition|select|unique|histogram)|_sum_bitmatrix_rows"
+        r"|kentry<[^,]*, (?:\w+::)*MoeSorting))",
         "void at::native::radixSortKVInPlace<2, -1, 32, 4, float, long, unsigned int>",
-    ),
-    Rule(
-        "sort/scan",
-        IN
-        + r"(?:lookback_scan|onesweep_|trampoline_kernel<.*(?:scan|sort|partition|select|unique|histogram))|"
-        + FN
-        + r"rocprim::(?:\w+::)*partition",
-        "void rocprim::ROCPRIM_400001_NS::detail::init_lookback_scan_state_kernel<rocprim::ROCPRIM_400001_NS::"
-        "detail::lookback_scan_state<long, false, true> >",
-    ),
-    # Which expert takes which token: a top-k, counted and summed up.
-    Rule(
-        "sort/scan",
-        IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows|kentry<[^,]*, (?:\w+::)*MoeSorting)",
-        "_sum_bitmatrix_rows",
-    ),
-    Rule(
-        "sort/scan",
-        FN + r"thrust::.*(?:__(?:unique|merge_sort|scan|copy_if|partition))",
-        "void thrust::cuda_cub::core::_kernel_agent<thrust::cuda_cub::__scan::ScanAgent<int*, int*, "
-        "thrust::plus<int>, int, int, thrust::detail::integral_constant<bool, bool=0>>>()",
     ),
     Rule(
         "reduction",
         IN + r"Device(?:Segmented)?Reduce",
-        "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<at_cuda_detail::cub::detail::reduce::"
-        "policy_hub<int, unsigned long long, cuda::std::__4::plus<void> >::Policy1000, int*, int*, int, cuda::std::__"
-        "4::plus<void>, int, int, cuda::std::__4::__identity>()",
+        "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<at_cuda_detail::cub::detail::reduce::",
         ("sort/scan",),
     ),
     Rule(
         "reduction",
-        IN + r"(?i:cross_?entropy|nll_?(?:loss|criterion)|reduce|reduction|argmax|argmin|_pool(?!ed)|vector_norm|qparam"
-        r"|ctc_loss|margin_?loss|[cp]dist_|coalesceValues|roi_align|roi_pool|cupy_(?:sum|mean|any|all|prod|[an]?max|[an]?min))|"
-        + FN
-        + r"moe::(?:\w+::)*finalize",
-        "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MaxOps<"
-        "float>, unsigned int, float, (int)4, (int)4>>(T3)",
+        FN + r"(?:moe::(?:\w+::)*finalize|\w*?(?i:cross_?entropy|nll_?(?:loss|criterion)|reduce|reduction|argmax|argmin"
+        r"|_pool(?!ed)|vector_norm|qparam|ctc_loss|margin_?loss|[cp]dist_|coalesceValues|roi_align|roi_pool"
+        r"|cupy_(?:sum|mean|any|all|prod|[an]?max|[an]?min)))",
+        "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MaxOps<",
     ),
     Rule(
         "memset/memcpy",
@@ -553,29 +406,20 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
         _OF_CONVOLUTION,
     ),
     Rule(
-        "copy/layout",
-        IN + r"(?i:copy|CatArray|chunk_cat|gather|scatter|index_?(?:select|func|ing|put|add)|transpose)",
+        "copy/layout",  # compute_cuda_kernel is torch.repeat_interleave.
+        FN + r"(?:compute_cuda_kernel|\w*?(?i:copy|CatArray|chunk_cat|gather|scatter|index_?(?:select|func|ing|put|add)"
+        r"|transpose|permut|reshape_and_cache|store_kv_?cache|kv_indices|to_dense"
+        r"|_pad\d?d?|roll_|flip(?:_|Kernel)|unpool|convert_indices|CooToCsr|lacpy|compressSparse|MetaDataReorder"
+        r"|matrix_to_|expand_to_fused|cupy_(?:take|getitem)))",
         "void at::native::vectorized_gather_kernel<(int)16, long>",
     ),
     Rule(
-        "copy/layout",
-        IN + r"(?i:permut|reshape_and_cache|store_kv_?cache|kv_indices|to_dense|_pad\d?d?|roll_|flip(?:_|Kernel)|unpool"
-        r"|convert_indices|CooToCsr|lacpy|compressSparse|MetaDataReorder|matrix_to_|expand_to_fused|cupy_(?:take|getitem))|"
-        # torch.repeat_interleave
-         + FN + r"compute_cuda_kernel",
-        "void fbgemm_gpu::permute_2D_lengths_kernel<int>",
-    ),
-    Rule(
         "elementwise",
-        IN + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_)",
-        "void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16, &(silu(float const&))>",
-    ),
-    Rule(
-        "elementwise",
-        IN + r"(?i:_(?:add|mul|sub|div|bias|residual)_|axpy|scal_kernel|clamp|unary_kernel|bounds_check|offsets_range"
+        IN + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_"
+        r"|_(?:add|mul|sub|div|bias|residual)_|axpy|scal_kernel|clamp|unary_kernel|bounds_check|offsets_range"
         r"|rowwise_to_float|token_ids|position_kernel|detail::(?:transform::)?transform_kernel|for_each::static_kernel"
         r"|scalar_multiply|BatchWarp|normalize_impl|^cupy_)",
-        "transformer_engine::unary_kernel<identity bf16>",
+        "void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16, &(silu(float const&))>",
     ),
 )
 
