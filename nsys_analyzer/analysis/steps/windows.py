@@ -1,9 +1,8 @@
 """The steps of a process: what one pass of the program's loop is, when each begins and ends, and which are measured.
 
-In this order: a range or annotation that names the step; its phases, from one forward pass to the next; ranges of one
-name that hold all of its work alike; the period at which the whole sequence of its work repeats; the number that a
-person says. Else the capture is one pass. A layer, one parameter's update, a micro-batch of a step that has an
-optimizer, or a loop beside the model is never a step.
+In this order: a range or annotation that names the step; its phases, from one forward pass to the next; the period at
+which the whole sequence of its work repeats; the number that a person says. Else the capture is one pass. A layer, one
+parameter's update, a micro-batch of a step that has an optimizer, or a loop beside the model is never a step.
 
 Steps of one program differ: the first one starts things up, some wait for a batch, some hold an evaluation. What is
 alike is a group, with a count; a length that is given for all of them must not hide one.
@@ -24,7 +23,7 @@ from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.inference import BY_THREADS
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP, is_framework_name
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
@@ -36,19 +35,10 @@ GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
 _PROFILER_STEP = "ProfilerStep#"
 #: GPU work that ends later than this share of a step behind its range is not of the time that the range shows.
 _LATE = 0.1
-#: A launch that waits for this share of a step, while nothing runs, waits for work of before the capture.
-_UNSEEN = 0.5
 #: So many steps in the middle show whether their work ends late.
 _SAMPLE = 32
 #: Phases that span a step hold at least this share of the time of all operations.
 _MOST = 0.8
-#: A first or last step with fewer launches than this share of the usual was not recorded whole.
-_WHOLE = 0.9
-#: So many ranges of one name that hold all work are steps, at least; these names are of parts of a model, operators,
-#: and calls of modules and compiled graphs.
-_FEWEST = 3
-_NUMBERS = re.compile(r"\d+")
-_IS_NO_STEP = re.compile(r"(?i)layer|block|stage|encoder|decoder|head|::|^nn\.Module: |^## Call|\.py\(")
 #: What computes in a layer.
 _COMPUTING = ("matmul", "fused attention", "convolution")
 #: A step that takes so many times the median of the others, or so much less, is unlike them.
@@ -59,10 +49,10 @@ _BETWEEN = 0.1
 _MANY = 0.25
 #: Between steps of different work there is a gap of this factor; of more where there are few operations or little time.
 _GAP, _FEW, _SHORT_NS = 1.5, 20, 50_000
+#: Steps that train in turns, as those of a GAN, are alike if so much of their work is the same.
+_SAME_WORK = 0.9
 #: A server without a request does nothing for so many steps.
 _SERVER_PAUSES = 10
-#: Steps that train in turns, as those of a GAN, are alike if so much of their kernels is the same.
-_SAME_WORK = 0.9
 
 
 @dataclass(frozen=True)
@@ -233,13 +223,7 @@ def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
         # The profiler may have been told of one step around several passes.
         phases = _of_phases(work)
         windows = phases if phases and (windows is None or len(phases) > 1) else windows
-    windows = (
-        windows
-        or _of_covering_ranges(work)
-        or _of_repetition(work)
-        or _of_phases(work, by_threads=True)
-        or _as_said(work)
-    )
+    windows = windows or _of_repetition(work) or _of_phases(work, by_threads=True) or _as_said(work)
     return _on_gpu_timeline(windows, work) if windows else work.whole
 
 
@@ -369,13 +353,6 @@ def _of_phases(work: _Work, *, by_threads: bool = False) -> Windows | None:
         inside = work.ns[windows.step_at(work.time) != NONE].sum() if len(windows) else 0
         spans_all = inside and inside >= _MOST * work.ns.sum()
         return replace(windows, unit="the one step that its phases span") if spans_all else None
-    # A first or last step in which much less is launched than in the others was cut.
-    launches = np.bincount(windows.step_at(work.time) + 1, minlength=len(windows) + 1)[1:]
-    is_whole = launches >= _WHOLE * np.median(launches)
-    is_whole[1:-1] = True
-    is_whole[0] |= windows.length[0] > _UNUSUAL * np.median(windows.length[1:])  # a program that starts up
-    if is_whole.any():
-        windows = replace(windows.select(is_whole), cut=cut + int((~is_whole).sum()))
     return _joined_turns(windows, work) if "O" in text else windows
 
 
@@ -405,58 +382,22 @@ def _between_optimizers(work: _Work, optimizers: Ints) -> Windows | None:
 
 
 def _joined_turns(windows: Windows, work: _Work) -> Windows:
-    """Returns the steps of models that train in turns as one: those of a GAN, whose kernels alternate."""
-    operations, step = work.attributed.trace.operations, windows.step_at(work.time)
-    inside = (operations.kind[work.index] == KERNEL) & (step != NONE)
-    used, code = np.unique(operations.name[work.index[inside]], return_inverse=True)
-    counts = np.zeros((len(windows), len(used)))
-    np.add.at(counts, (step[inside], code), 1)
-    kinds: list[int] = []  # of each step the first that is like it
-    for place, own in enumerate(counts):
-        alike = (
-            kinds[before]
-            for before, other in enumerate(counts[:place])
-            if np.minimum(own, other).sum() >= _SAME_WORK * max(own.sum(), other.sum())
-        )
-        kinds.append(next(alike, place))
-    for turns in range(2, len(windows) // 2 + 1):
-        whole = len(windows) // turns * turns
-        if len(set(kinds[:turns])) == turns and kinds[turns:whole] == kinds[: whole - turns]:
-            first, last = np.arange(0, whole, turns), np.arange(turns - 1, whole, turns)
-            bounds = windows.start[first], windows.end[last], windows.ended[last]
-            return Windows.of("phases", f"{turns} optimizer steps that take turns", *bounds, windows.cut)
-    return windows
-
-
-# --- ranges that hold everything
-
-
-def _of_covering_ranges(work: _Work) -> Windows | None:
-    """Returns the outermost ranges of one name, but for numbers in it, that hold all work, each the same kernels."""
-    attributed, ranges = work.attributed, work.attributed.trace.ranges
-    keys = [_NUMBERS.sub("#", name) for name in ranges.names]
-    may_be = np.array([*(not (_IS_NO_STEP.search(key) or is_framework_name(key)) for key in keys), False])[ranges.name]
-    may_be &= (process_of(ranges.thread) == work.process) & ~attributed.roles.any_phase
-    may_be &= ~attributed.in_warmup(process_of(ranges.thread), ranges.start)
-    code = np.unique(keys, return_inverse=True)[1][ranges.name] if keys else ranges.name
-    order = np.argsort(work.time, kind="stable")
-    time, symbols = work.time[order], _symbols(work, work.index[order])
-    for key in sorted(np.unique(code[may_be]).tolist(), key=lambda one: (may_be & (code == one)).sum()):
-        chosen = np.flatnonzero(may_be & (code == key))
-        chosen = chosen[np.argsort(ranges.start[chosen], kind="stable")]
-        start, end = ranges.start[chosen], ranges.end[chosen]
-        first, behind = np.searchsorted(time, start), np.searchsorted(time, end)
-        if len(chosen) < _FEWEST or attributed.roles.names.steps or (start[1:] < end[:-1]).any():
-            continue
-        if first[0] or behind[-1] < len(time) or (first[1:] != behind[:-1]).any():
-            continue
-        works = Counter(symbols[low:high].tobytes() for low, high in zip(first, behind, strict=True))
-        ((same, many),) = works.most_common(1)
-        left = np.append(start[1:], end[-1:])
-        windows = Windows.of("range", f"a range such as {ranges.names[ranges.name[chosen[0]]]}", start, left, end)
-        if same and many >= _SAME_WORK * len(chosen) and not _in_one_range(work, windows):
-            return windows
-    return None
+    """Returns the steps of models that train in turns as one: those of a GAN, which launch different kernels."""
+    step, symbol = windows.step_at(work.time), _symbols(work, work.index)
+    inside = step != NONE
+    counts = np.zeros((len(windows), int(symbol.max()) + 1))
+    np.add.at(counts, (step[inside], symbol[inside]), 1)
+    for turns in range(1, len(windows) // 2 + 1):
+        later, earlier = counts[turns:], counts[:-turns]
+        if (np.minimum(later, earlier).sum(1) >= _SAME_WORK * np.maximum(later, earlier).sum(1)).all():
+            break
+    else:
+        return windows
+    first = np.arange(0, len(windows) - turns + 1, turns)
+    last = first + turns - 1
+    bounds = windows.start[first], windows.end[last], windows.ended[last]
+    unit = f"{turns} optimizer steps that take turns" if turns > 1 else windows.unit
+    return Windows.of("phases", unit, *bounds, windows.cut)
 
 
 # --- repetition
@@ -550,13 +491,11 @@ def _on_gpu_timeline(windows: Windows, work: _Work) -> Windows:
     middle = max(0, (len(windows) - _SAMPLE) // 2)
     sample = slice(middle, middle + _SAMPLE)
     late = np.median(np.maximum(last - windows.end, 0)[sample]) > _LATE * np.median(windows.length[sample])
+    if not late:
+        return replace(windows, end=np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1]))))
     # Work of before the capture, which is not in the file, may run until the first step's own work begins.
     called, own = int(windows.start[0]), mine[windows.step_at(time) == 0]
     first = int(operations.start[own].min()) if len(own) else called
-    if not late:
-        end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1])))
-        waits = first < end[0] and _waits_for_unseen(work, mine, called, _UNSEEN * int(windows.length[0]))
-        return replace(windows, start=np.append(first, windows.start[1:]) if waits else windows.start, end=end)
     ends = np.maximum.accumulate(np.maximum(last, windows.end))
     length = float(np.median(np.diff(ends, prepend=called)))
     first = first if first - called > _LATE * length else called
@@ -564,17 +503,6 @@ def _on_gpu_timeline(windows: Windows, work: _Work) -> Windows:
     starts = np.maximum.reduce([before, windows.start, np.append(before[0], ends[:-1])])
     kept = ends > starts
     return replace(windows, start=starts, end=ends, on_gpu=True).select(kept) if kept.any() else windows
-
-
-def _waits_for_unseen(work: _Work, mine: Ints, called: int, long: float) -> bool:
-    """Tells whether the first work from a moment on starts long after its launch, while nothing recorded runs."""
-    trace, launch = work.attributed.trace, work.attributed.attribution.launch
-    start, end = trace.operations.start[mine], trace.operations.end[mine]
-    if not (start >= called).any():
-        return False
-    first = int(start[start >= called].min())
-    launched = int(trace.launches.end[launch[mine[start == first][0]]])
-    return first - max(launched, int(end[start < called].max(initial=called))) > long
 
 
 def _last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
