@@ -6,7 +6,7 @@ import heapq
 import lzma
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -231,42 +231,9 @@ def test_a_replay_of_ranks_gives_their_steps(name: str, tmp_path: Path) -> None:
         started, ended = started[calls:], ended[pieces:]
 
 
-def ran(rank: Generator[object, float, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    """What one rank that meets no other one gives back."""
-    with pytest.raises(StopIteration) as ended:
-        next(rank)
-    times: tuple[np.ndarray, np.ndarray] = ended.value.value  # type: ignore[type-arg]
-    return times
-
-
 @given(replays())
 def test_all_steps_take_what_a_simulation_takes(replay: Replay) -> None:
-    """Piece by piece, and at once for all from one wait to the next."""
-    waits, joins = np.flatnonzero(replay.awaited >= 0), np.flatnonzero(replay.behind >= 0)
-    (starts, done), at_once = ran(replay._one_by_one(waits, joins)), ran(replay._between_waits(waits, joins))
-    assert starts.tolist() == at_once[0].tolist()
-    assert done.tolist() == at_once[1].tolist()
     assert replay.total_ns == simulated(replay)
-
-
-@given(replays(streams=1), st.data())
-def test_the_closed_form_is_the_loop(replay: Replay, data: st.DataObject) -> None:
-    """``end = max(end before + spacing, ready) + work`` from any piece on, behind any work before it."""
-    count = len(replay.work)
-    first = data.draw(st.integers(0, count))
-    last = data.draw(st.integers(first, count))
-    if first == last:
-        return
-    starts, done = (
-        floats(data.draw(st.lists(st.integers(0, 99), min_size=size, max_size=size)))
-        for size in (len(replay.after) + 1, count + 1)
-    )
-    expected, ended = done.copy(), done[first - 1]  # of the last place, before the first piece
-    for i in range(first, last):
-        ended = max(ended + replay.spacing[i], starts[replay.launch[i]] + replay.latency[i]) + replay.work[i]
-        expected[i] = ended
-    replay._advance(done, starts, first, last)
-    assert done.tolist() == expected.tolist()
 
 
 # --- what a change does

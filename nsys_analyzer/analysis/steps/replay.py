@@ -22,8 +22,6 @@ import numpy as np
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 
 _LONG_AGO = -(2.0**62)
-#: A step of numpy's over all between two waits takes as long as so many calls and pieces one by one.
-_AS_LONG = 100
 #: Sums in another order differ by less, ns.
 _ROUNDING_NS = 0.01
 #: Steps of which the second and later ones show how long a step takes.
@@ -207,99 +205,36 @@ class Replay:
         return before_on(self.stream)
 
     def run(self) -> _Running:
-        """Runs one rank, which waits for others where they meet."""
-        meets = self.meets != -1 if len(self.meets) else np.zeros(len(self.work), np.bool_)
-        waits, joins = np.flatnonzero(self.awaited >= 0), np.flatnonzero((self.behind >= 0) | meets)
-        many = (len(waits) + len(joins)) * _AS_LONG > len(self.after) + len(self.work)
-        return self._one_by_one(waits, joins) if many else self._between_waits(waits, joins)
-
-    def _one_by_one(self, waits: Ints, joins: Ints) -> _Running:
-        """Start of each call and end of each piece, wait by wait and piece by piece: where calls wait often.
+        """Runs one rank, which waits for others where they meet: wait by wait, and piece by piece.
 
         From one wait to the next all calls are shifted alike: each start is an offset and the shift of its segment.
         """
-        offsets = np.append(0.0, np.cumsum(self.after))
-        segment = np.searchsorted(waits, self.launch)
-        shifts, done, piece = [*self.begin], [_LONG_AGO] * (len(self.work) + 1), 0  # the last: before the first piece
-        joined = dict(zip(joins.tolist(), self._joins(joins), strict=True))
-        columns = zip(
-            (offsets[self.launch] + self.latency).tolist(), self.before.tolist(), self.spacing.tolist(),
-            self.work.tolist(), strict=True,
-        )  # fmt: skip
-        calls = (
-            offsets[waits],
-            self.own[waits],
-            self.lag[waits],
-            self.awaited[waits],
-            np.searchsorted(segment, np.arange(len(waits)), side="right"),
-        )
+        offsets, waits = np.append(0.0, np.cumsum(self.after)), np.flatnonzero(self.awaited >= 0)
+        meets = self.meets if len(self.meets) else np.full(len(self.work), -1)
+        joins = np.flatnonzero((self.behind >= 0) | (meets != -1))
+        links = zip(*(column[joins].tolist() for column in (self.behind, self.gap, meets)), strict=True)
+        joined = dict(zip(joins.tolist(), links, strict=True))
+        ready = offsets[self.launch] + self.latency
+        pieces = zip(*(one.tolist() for one in (ready, self.before, self.spacing, self.work)), strict=True)
+        launched = np.searchsorted(self.launch, waits, side="right")
+        calls = (offsets[waits], self.own[waits], self.lag[waits], self.awaited[waits], launched)
         rows = zip(*(column.tolist() for column in calls), strict=True)
+        shifts, done, piece = [*self.begin], [_LONG_AGO] * (len(self.work) + 1), 0  # the last: before the first piece
         for offset, own, lag, awaited, upto in (*rows, (0.0, 0.0, 0.0, -1, len(self.work))):
             shift = shifts[-1]
-            for earliest, before, spacing, work in islice(columns, upto - piece):
+            for earliest, before, spacing, work in islice(pieces, upto - piece):
                 start = max(earliest + shift, done[before] + spacing)
                 if piece in joined:
-                    behind, gap, meets = joined[piece]
+                    behind, gap, collective = joined[piece]
                     start = max(start, done[behind] + gap)
-                    if meets != -1:
-                        start = yield meets, start
+                    if collective != -1:
+                        start = yield collective, start
                 done[piece] = start + work
                 piece += 1
             if awaited >= 0:
                 shifts.append(max(shift + own, done[awaited] + lag - offset))
         starts = offsets + np.repeat(shifts, np.diff(np.concatenate([[0], waits + 1, [len(offsets)]])))
         return starts, np.array(done)
-
-    def _joins(self, joins: Ints) -> list[tuple[int, float, int]]:
-        """What these pieces start behind, with the time from there, and what they meet other ranks in."""
-        meets = self.meets[joins] if len(self.meets) else np.full(len(joins), -1)
-        return list(zip(self.behind[joins].tolist(), self.gap[joins].tolist(), meets.tolist(), strict=True))
-
-    def _between_waits(self, waits: Ints, joins: Ints) -> _Running:
-        """The same, at once for all calls and pieces from one wait, or wait of a stream for another, to the next."""
-        count = len(self.after)
-        starts = np.empty(count + 1)
-        done = np.full(len(self.work) + 1, _LONG_AGO)  # the last place is that of what came before the first
-        offsets = np.append(0.0, np.cumsum(self.after))
-        (shift,), first, piece = self.begin, 0, 0
-        launched = np.searchsorted(self.launch, waits, side="right")
-        joined = dict(zip(joins.tolist(), self._joins(joins), strict=True))
-        for call, upto in zip([*waits.tolist(), count], [*launched.tolist(), len(self.work)], strict=True):
-            starts[first : call + 1] = offsets[first : call + 1] + shift
-            inside = joins[np.searchsorted(joins, piece, side="right") : np.searchsorted(joins, upto)]
-            for last in (*inside.tolist(), upto):
-                earliest = _LONG_AGO
-                if piece < last and piece in joined:
-                    behind, gap, meets = joined[piece]
-                    earliest = done[behind] + gap
-                    if meets != -1:
-                        own = starts[self.launch[piece]] + self.latency[piece]
-                        earliest = yield meets, max(own, done[self.before[piece]] + self.spacing[piece], earliest)
-                self._advance(done, starts, piece, last, earliest)
-                piece = last
-            if call < count:
-                end = max(starts[call] + self.own[call], done[int(self.awaited[call])] + self.lag[call])
-                shift += end - starts[call]
-                first = call + 1
-        return starts, done
-
-    def _advance(self, done: Floats, starts: Floats, first: int, last: int, earliest: float = _LONG_AGO) -> None:
-        """Runs the pieces from ``first``, which starts at a moment at the ``earliest``, to ``last``.
-
-        No other one may wait for another stream, or for another rank.
-        """
-        streams = self.stream[first:last]
-        alone = not (streams[1:] != streams[:-1]).any()
-        for stream in streams[:1] if alone else np.unique(streams):
-            some = slice(first, last) if alone else first + np.flatnonzero(streams == stream)
-            ready = starts[self.launch[some]] + self.latency[some]
-            if stream == streams[0]:
-                ready[0] = max(ready[0], earliest)
-            cost = np.cumsum(self.spacing[some] + self.work[some])
-            # end_i = max(end_{i-1} + spacing_i, ready_i) + work_i: less the cumulated cost, one running maximum.
-            possible = ready + self.work[some] - cost
-            possible[0] = max(possible[0], done[self.before[some][0]])
-            done[some] = np.maximum.accumulate(possible) + cost
 
     def critical_path(self, *, whole: bool = False) -> tuple[Floats, Floats]:
         """The share of each call's ``after`` and of each piece's ``work`` on the critical path of the steps.
