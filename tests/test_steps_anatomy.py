@@ -20,7 +20,6 @@ from nsys_analyzer.analysis.steps.anatomy import (
     Fragments,
     Gaps,
     dissect,
-    pieces_of,
 )
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Ints
@@ -162,16 +161,6 @@ def test_gaps_are_the_stretches_without_work(case: Case) -> None:
     gaps = anatomy.gaps
     assert rows_of(gaps, "start", "end", "window", "next") == list(idle_runs(case, chosen.tolist()))
     assert np.bincount(gaps.window, gaps.end - gaps.start, len(case[0])).tolist() == anatomy.parts[-1].tolist()
-
-
-@given(st.lists(operation, max_size=12))
-def test_pieces_are_what_a_device_works_on_from_moment_to_moment(rows: list[Operation]) -> None:
-    operations, ordered, rank = operations_of(rows)
-    moments = [(time, owner(rows, ordered.tolist(), time)) for time in range(BOUNDS[0], BOUNDS[1] + 25)]
-    runs = [(i, [time for time, _ in run]) for i, run in groupby(moments, key=lambda moment: moment[1])]
-    pieces = pieces_of(operations, np.sort(ordered), rank)  # of operations in any order
-    found = list(zip(*(column.tolist() for column in pieces), strict=True))
-    assert found == [(i, times[0], times[-1] + 1) for i, times in runs if i != NONE]
 
 
 def test_a_step_worked_out_by_hand() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import Cover
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Codes, Floats, Integers, Ints
 from nsys_analyzer.trace.columns import Operations
@@ -93,11 +92,11 @@ def _fragments(windows: Windows, operations: Operations, chosen: Integers, rank:
     kept = np.flatnonzero(finish > begin)
     kept = kept[np.argsort(begin[kept], kind="stable")]  # the later parts of what spans several steps
     operation, begin, finish = chosen[index[kept]].astype(np.int64), begin[kept], finish[kept]
-    return Fragments(operation, window[kept], begin, finish, rank[operation], _shares(begin, finish, rank[operation]))
+    return Fragments(operation, window[kept], begin, finish, rank[operation], shares_of(begin, finish, rank[operation]))
 
 
-def _shares(start: Ints, end: Ints, rank: Codes) -> Floats:
-    """Shape (fragments,): the share of each in the moments in which nothing hides it, ns; the starts are in order."""
+def shares_of(start: Ints, end: Ints, rank: Codes) -> Floats:
+    """Shape (operations,): the share of each in the moments in which nothing hides it, ns; the starts are in order."""
     if (start[1:] >= end[:-1]).all():
         return (end - start).astype(np.float64)
     shares = np.zeros(len(start))
@@ -135,25 +134,3 @@ def _gaps(windows: Windows, fragments: Fragments, operations: Operations, chosen
     behind = following == -1  # the gap ends with its step: what comes next on the device is behind it
     following[behind] = np.append(chosen, -1)[np.searchsorted(operations.start[chosen], start[gap][behind])]
     return Gaps(reached[gap - 1], start[gap], window[gap], following)
-
-
-def pieces_of(operations: Operations, chosen: Integers, rank: Codes) -> tuple[Ints, Ints, Ints]:
-    """What a device works on from moment to moment: (operation, start, end) of pieces that do not overlap, in order.
-
-    Of an operation that others hide in part, each part that nothing hides is a piece.
-    """
-    chosen = chosen[operations.end[chosen] > operations.start[chosen]].astype(np.int64)
-    chosen = chosen[np.argsort(operations.start[chosen], kind="stable")]
-    start, end, ranks = operations.start[chosen], operations.end[chosen], rank[chosen]
-    found: list[tuple[Ints, Ints, Ints]] = []
-    hiding = np.zeros(len(chosen), np.bool_)
-    for one in ACTIVITIES:
-        index = np.flatnonzero(ranks == one)
-        begin = np.maximum(start[index], reached_before(end[index])) if len(index) else start[index]
-        finish = np.maximum(end[index], begin)
-        owner, begin, finish = Cover.of(start[hiding], end[hiding]).without(begin, finish)
-        found.append((chosen[index[owner]], begin, finish))
-        hiding[index] = True
-    operation, begin, finish = (np.concatenate(columns) for columns in zip(*found, strict=True))
-    order = np.argsort(begin, kind="stable")
-    return operation[order], begin[order], finish[order]

@@ -13,7 +13,7 @@ import numpy as np
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
-from nsys_analyzer.analysis.steps.anatomy import pieces_of
+from nsys_analyzer.analysis.steps.anatomy import shares_of
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
 from nsys_analyzer.analysis.steps.replay import Replay, before_on
@@ -288,8 +288,9 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     on_device = mine[stream >> _OTHER_DEVICE == 0]
     if not len(on_device):
         return None
-    of_piece, shown, hidden = pieces_of(operations, on_device, work.rank)
-    exposed = np.bincount(of_piece, hidden - shown, len(operations))
+    on_device = on_device[np.argsort(operations.start[on_device], kind="stable")]
+    exposed = np.zeros(len(operations))
+    exposed[on_device] = shares_of(operations.start[on_device], operations.end[on_device], work.rank[on_device])
     order = np.lexsort((operations.start[mine], launched[mine]))
     order = order[operations.end[mine[order]] > operations.start[mine[order]]]
     mine, stream = mine[order], stream[order]
