@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.launches import match_launches
 from nsys_analyzer.analysis.intervals import unions
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace import arrays
@@ -74,14 +73,3 @@ def test_distinct_texts_lead_back(texts: list[str]) -> None:
     found, codes = distinct_texts(texts)
     assert found == tuple(sorted({*texts, ""}))
     assert [found[code] for code in codes.tolist()] == texts
-
-
-@pytest.mark.parametrize("spread", [1, 1_000_003])
-def test_launches_are_found_by_table_and_by_search(real_capture: Callable[[str], Path], spread: int) -> None:
-    """Correlation IDs far apart, as no profiler writes them, are matched like those that are counted up."""
-    trace = Trace.load(real_capture("ddp2_small256"))
-    expected = match_launches(trace.operations, trace.launches)
-    operations = replace(trace.operations, correlation=trace.operations.correlation * spread)
-    launches = replace(trace.launches, correlation=trace.launches.correlation * spread)
-    assert (expected >= 0).all()
-    assert np.array_equal(match_launches(operations, launches), expected)

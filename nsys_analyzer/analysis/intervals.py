@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Bools, Integers, Ints, SmallInts, blocks, distinct
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, blocks, distinct
 
 NONE = -1
 #: Before every moment of a trace.
@@ -44,12 +44,8 @@ class Timeline:
 
     def at(self, group: Ints, time: Ints) -> Ints:
         """The range open at each (group, time), shape as theirs; -1 where none is."""
-        found = np.empty(len(time), np.int64)
-        for block in blocks(len(time)):
-            place = self._axis.place(group[block], time[block])
-            segment = np.searchsorted(self._boundaries, place, side="right") - 1
-            found[block] = self._open[segment]  # before the first boundary: the last entry, -1
-        return found
+        segment = np.searchsorted(self._boundaries, self._axis.place(group, time), side="right") - 1
+        return self._open[segment]  # before the first boundary: the last entry, -1
 
 
 def _paint(low: Ints, high: Ints) -> Ints:
@@ -78,15 +74,12 @@ def any_open(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints)
     return opened
 
 
-def open_count(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints) -> SmallInts:
+def open_count(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints) -> Ints:
     """The number of ranges open at each (group, time): those started less those ended."""
     axis = Axis(group, start, end)
     starts, ends = np.sort(axis.place(group, start)), np.sort(axis.place(group, end))
-    count = np.empty(len(at_time), np.int32)
-    for block in blocks(len(at_time)):
-        place = axis.place(at_group[block], at_time[block])
-        count[block] = np.searchsorted(starts, place, side="right") - np.searchsorted(ends, place, side="right")
-    return count
+    place = axis.place(at_group, at_time)
+    return np.searchsorted(starts, place, side="right") - np.searchsorted(ends, place, side="right")
 
 
 def contained(group: Ints, start: Ints, end: Ints) -> Bools:
@@ -99,7 +92,7 @@ def contained(group: Ints, start: Ints, end: Ints) -> Bools:
     return inside
 
 
-def merged(group: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+def merged(group: Integers, start: Ints, end: Ints) -> tuple[Integers, Ints, Ints]:
     """The ranges of each group joined where they touch or overlap: (group, start, end)."""
     if not len(start):
         return group, start, end
@@ -140,27 +133,12 @@ def unions(group: Integers, start: Ints, end: Ints, groups: int) -> tuple[Ints, 
     Returns:
         Three arrays of shape (groups,), ns: covered time, first start, last end; 0 for a group without intervals.
     """
-    covered, first, last = (np.zeros(groups, np.int64) for _ in range(3))
-    if not len(start):
-        return covered, first, last
-    # Groups lie one behind the other on the axis, so that one sort and one running maximum serve all.
-    axis = Axis(np.arange(groups), start, end)
-    begin = axis.place(group, start)
-    order = np.argsort(begin, kind="stable") if (begin[1:] < begin[:-1]).any() else None
-    before, reached = np.int64(NONE), np.int64(OFF_AXIS)  # the last group so far, and its latest end
-    for block in blocks(len(begin)):
-        some = block if order is None else order[block]
-        owner, begun, ended = group[some], begin[some], axis.place(group[some], end[some])
-        opens = np.append(owner[0] != before, owner[1:] != owner[:-1])
-        first[owner[opens]] = axis.value(begun[opens])
-        latest = np.maximum(np.maximum.accumulate(ended), reached)
-        # What is covered already; of another group all lies before.
-        begun = np.maximum(begun, np.append(reached, latest[:-1]))
-        opens[0] = True
-        at = np.flatnonzero(opens)
-        covered[owner[at]] += np.add.reduceat(axis.length(begun, np.maximum(ended, begun)), at)
-        last[owner[at]] = axis.value(latest[np.append(at[1:], len(owner)) - 1])
-        before, reached = owner[-1], latest[-1]
+    covered, first, last = np.zeros((3, groups), np.int64)
+    owner, begun, ended = merged(group, start, end)
+    opens = np.flatnonzero(np.diff(owner, prepend=NONE))
+    if len(opens):
+        covered[owner[opens]] = np.add.reduceat(ended - begun, opens)
+        first[owner[opens]], last[owner] = begun[opens], ended  # of several ends the last stays
     return covered, first, last
 
 
@@ -238,7 +216,6 @@ class Axis:
         if not len(self._groups):
             return  # nothing has a place
         self._last = len(self._groups) - 1
-        self._is_numbered = self._groups[0] == 0 and self._groups[-1] == self._last
         self._low = min(int(column.min()) for column in values)
         self._high = max(int(column.max()) for column in values)
         self._stretch = self._high - self._low + 3  # with a place before the first value and one behind the last
@@ -261,19 +238,8 @@ class Axis:
         group = group.astype(np.int64)  # a product of narrow ones overflows
         if not self._last:
             return np.where(group == self._groups[0], self._inside(value), OFF_AXIS)
-        # Groups from 0 on, as instances are, need no search.
-        code = group if self._is_numbered else np.searchsorted(self._groups, group)
-        code = code.clip(0, self._last)
+        code = np.searchsorted(self._groups, group).clip(0, self._last)
         return np.where(self._groups[code] == group, code * self._stretch + self._inside(value), OFF_AXIS)
-
-    def length(self, first: Ints, last: Ints) -> Ints:
-        """The difference of the values at pairs of places, each of one group, below 0 where the last is before."""
-        return last - first if self._ranked is None else self.value(last) - self.value(first)
-
-    def value(self, place: Ints) -> Ints:
-        """The value at each place of one that is on the axis."""
-        inside = place % self._stretch
-        return inside - 1 + self._low if self._ranked is None else self._ranked[inside // 2]
 
     def _inside(self, value: Ints) -> Ints:
         """The place of each value within its group's stretch."""

@@ -21,7 +21,6 @@ from nsys_analyzer.trace.arrays import (
     Codes,
     Ints,
     SmallInts,
-    blocks,
     dense_codes,
     distinct,
     distinct_rows,
@@ -132,16 +131,11 @@ class Attribution:
     def outermost(self, chosen: Bools) -> SmallInts:
         """Of some ranges, the outermost around each operation, or -1: the inherited stack lies around its own."""
         lines, index = timeline(self.ranges, chosen, latest=False)
-        range_of = np.append(index, NONE).astype(np.int32)
-        found = np.empty(len(self.launch), np.int32)
-        for block in blocks(len(found)):
-            inherited, time = self.inherited[block], self.time[block]
-            innermost = lines.at(self.thread[block], time)
-            inheriting = np.flatnonzero(inherited != NONE)
-            around = lines.at(inherited[inheriting], time[inheriting])
-            innermost[inheriting] = np.where(around == NONE, innermost[inheriting], around)
-            found[block] = range_of[innermost]
-        return found
+        found = lines.at(self.thread, self.time)
+        inheriting = np.flatnonzero(self.inherited != NONE)
+        around = lines.at(self.inherited[inheriting], self.time[inheriting])
+        found[inheriting] = np.where(around == NONE, found[inheriting], around)
+        return np.append(index, NONE).astype(np.int32)[found]
 
     def innermost(self, chosen: Bools, operations: Ints) -> Ints:
         """Of some ranges, the innermost around some operations, or -1; those of a graph's capture lie inside."""

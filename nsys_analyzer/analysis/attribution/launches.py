@@ -13,13 +13,11 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, OFF_AXIS, Axis, any_open, held
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, distinct_rows
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, taken
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
 from nsys_analyzer.trace.metadata import CUDA, HIP
 from nsys_analyzer.trace.time_checks import LeftOut, TimedRows, left_out_rows, rows_of_calls
 from nsys_analyzer.trace.trace import Trace
-
-_SPARSE = 4  # a table by key may be this many times longer than the calls
 
 
 def match_launches(operations: Operations, launches: Launches) -> SmallInts:
@@ -28,46 +26,12 @@ def match_launches(operations: Operations, launches: Launches) -> SmallInts:
     A correlation ID is unique within one process. Where several calls have one (a runtime call and the driver call
     inside it), the launch is the earliest.
     """
-    found = np.full(len(operations), NONE, np.int32)
-    if not len(launches.start):
-        return found
+    if not len(launches):
+        return np.full(len(operations), NONE, np.int32)
     axis, keys = _axis(launches)
-    earliest = _Earliest(keys, launches.start)
-    for block in blocks(len(found)):
-        found[block] = earliest.at(axis.place(operations.process[block], operations.correlation[block]))
-    return found
-
-
-class _Earliest:
-    """The earliest of the calls that have a key (a place on an axis).
-
-    Correlation IDs are counted up, so that a table by key is little longer than the calls; where it is not, they are
-    sorted.
-    """
-
-    def __init__(self, keys: Ints, start: Ints) -> None:
-        self._first = int(keys.min())
-        length = int(keys.max()) - self._first + 1
-        self._is_table = length <= _SPARSE * len(keys)
-        if not self._is_table:
-            self._call = np.lexsort((start, keys)).astype(np.int32)
-            self._keys = keys[self._call]
-            return
-        self._call = np.full(length, NONE, np.int32)
-        in_order = (start[1:] >= start[:-1]).all()
-        order = None if in_order else np.argsort(start, kind="stable")
-        for block in reversed([*blocks(len(keys))]):  # of several calls the one that is written last counts
-            later = np.arange(*block.indices(len(keys))) if order is None else order[block]
-            self._call[keys[later[::-1]] - self._first] = later[::-1]
-
-    def at(self, key: Ints) -> SmallInts:
-        """The call of each key, -1 without one."""
-        if self._is_table:
-            position = key - self._first
-            known = (position >= 0) & (position < len(self._call))
-            return np.where(known, self._call[np.where(known, position, 0)], NONE)
-        found = np.searchsorted(self._keys, key).clip(max=len(self._keys) - 1)  # the first of equals is the earliest
-        return np.where(self._keys[found] == key, self._call[found], NONE)
+    order = np.lexsort((launches.start, keys))
+    found, known = _find(keys[order], axis.place(operations.process, operations.correlation))
+    return np.where(known, order[found], NONE).astype(np.int32)
 
 
 def dropped_launches(launches: Launches, *launch: Any) -> Bools:
@@ -146,6 +110,7 @@ def find_captures(trace: Trace) -> Captures:
 
 
 def _find(keys: Ints, wanted: Ints) -> tuple[Ints, Bools]:
+    """The first place of each wanted key among keys in order, and whether it is there."""
     found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
     return found, keys[found] == wanted
 
@@ -200,11 +165,7 @@ def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
 
 def waits(start: Ints, called: Ints, launch: SmallInts) -> Ints:
     """From each launch to the start of its operation, ns, each by its own clock; 0 without a launch."""
-    wait = np.zeros(len(start), np.int64)
-    for block in blocks(len(wait)):
-        launched = launch[block] != NONE
-        wait[block][launched] = start[block][launched] - called[launch[block][launched]]
-    return wait
+    return np.where(launch == NONE, 0, start - taken(called, launch, 0))
 
 
 def _behind(operations: Operations, launch: SmallInts, wait: Ints) -> Ints:
@@ -229,12 +190,7 @@ def _endless(trace: Trace) -> Bools:
     """
     operations = trace.operations
     endless = np.zeros(len(operations), np.bool_)
-    of_block = [np.empty(0, np.int64)]
-    for block in blocks(len(operations)):
-        some = operations.select(block)
-        is_long = (some.end - some.start > _OVERLAP_NS) & (some.graph_node == 0)
-        of_block.append(block.start + np.flatnonzero(is_long))
-    long = np.concatenate(of_block)
+    long = np.flatnonzero((operations.end - operations.start > _OVERLAP_NS) & (operations.graph_node == 0))
     if len(long):
         others = [np.delete(operations.end, long), trace.launches.start, operations.start]
         last = max(int(some.max(initial=LONG_AGO)) for some in others)
