@@ -645,7 +645,7 @@ def test_a_program_without_pytorch_is_told_nothing_of_it(tmp_path: Path, kernel:
     assert capture.is_torch is said
     assert [any("Python" in line for line in one.remedy) for one in capture.findings or ()] == [said]
     text = api.render(api.build_report([capture]))
-    assert ["```python\n" in text, "```c\n" in text] == [said, not said]
+    assert ("```python\n" in text) is said
 
 
 def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:

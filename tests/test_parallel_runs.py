@@ -211,7 +211,6 @@ def test_bus_bandwidth(made: Ranks, kind: str, link: float, tmp_path: Path) -> N
     row = only(joined(ranks, tmp_path))
     assert (row.kind, row.phase, row.bytes, row.ranks, row.count) == (kind, "backward", 1_000_000, 4, 1)
     assert row.bus_bytes_per_s == pytest.approx(link / 100e-6)
-    assert us(row.transfer_one_ms.median) == 100
     assert (us(row.waiting_ms), us(row.transfer_ms)) == (50 / 4, 100)  # mean of four ranks, one of which waits
 
 

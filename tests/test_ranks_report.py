@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import lzma
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.ranks.join import join_ranks
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.ranks.run import ParallelRun
-from nsys_analyzer.runs.captures import load_captures
 from tests.conftest import Main
 from tests.support.hostile import controls
 from tests.support.ranks import Rank, one_capture, own_captures, write
@@ -65,7 +61,7 @@ def assert_late(found: dict[str, Any], captures: list[str], *, one_clock: bool =
         assert {key: row["step_ms"][key] for key in STATS} == {**dict.fromkeys(STATS, 1.0), "n": 3, "std": 0.0}
         assert [row[name] for name in parts] == pytest.approx(values)
         assert row["offset_ms"] == pytest.approx(0 if one_clock else 5 * number)
-    said = {"slowest_rank": 1, "slowest": "rank 1", "fastest": "rank 0", "world_size": 2, "missing_ranks": []}
+    said = {"slowest_position": 1, "fastest_position": 0, "world_size": 2, "missing_ranks": []}
     assert {key: found[key] for key in said} == said
     assert found["skew_ms"] == pytest.approx(0.1)
     assert found["clocks"]["one_clock"] is one_clock
@@ -112,7 +108,7 @@ def test_json_of_two_runs_and_of_none(run_main: Main, tmp_path: Path, step_trace
     assert [row["rank"] for row in found["ranks"]] == [0, 1, 2]
     (other,) = found["other_runs"]
     assert [row["capture"] for row in other["ranks"]] == ["two0", "two1"]
-    assert not {"ranks", "slowest_rank", "skew_ms", "collectives"} & set(data(run_main, step_trace))
+    assert not {"ranks", "slowest_position", "skew_ms", "collectives"} & set(data(run_main, step_trace))
 
 
 def page(run_main: Main, tmp_path: Path, *paths: Path) -> tuple[str, str]:
@@ -253,7 +249,7 @@ def test_the_names_of_the_files_tell_the_ranks(
     run = data(run_main, tmp_path)
     assert any("taken from the files' names" in note for note in run["run_notes"]) is bool(said)
     # Rank 1 computes 100 µs more.
-    assert (run["slowest_rank"], run["skew_ms"]) == ((1, pytest.approx(0.1)) if said else (None, None))
+    assert (run["slowest_position"], run["skew_ms"]) == ((1, pytest.approx(0.1)) if said else (None, None))
 
 
 def test_a_rank_that_a_capture_tells_outranks_its_name(run_main: Main, tmp_path: Path) -> None:
@@ -293,17 +289,6 @@ def test_what_is_not_joined_is_said_with_the_line_to_write(
 def test_a_process_alone_in_its_run_keeps_its_findings(run_main: Main, tmp_path: Path) -> None:
     (path,) = write(exposed(own_captures(1)), tmp_path, "alone")
     assert told(run_main, path) == (None, [0], ["Collectives take most of the step"])
-
-
-def test_no_finding_says_what_collectives_of_one_side_cost(tmp_path: Path) -> None:
-    """Of a real run of two ranks: the trace alone would say it."""
-    packed = Path(__file__).parent.parent / "examples/ranks/captures/late_rank_rank0.sqlite.xz"
-    path = tmp_path / "rank0.sqlite"
-    path.write_bytes(lzma.decompress(packed.read_bytes()))
-    (told,) = load_captures([path]).captures
-    diagnoses = [diagnose(replace(told, members=())), told.diagnosis]
-    found = [{one.id for one in diagnosis.findings} for diagnosis in diagnoses if diagnosis]
-    assert found[0] - found[1] == {"exposed_communication"}
 
 
 def test_the_step_of_the_ranks_of_one_run(run_main: Main, apart: list[Path]) -> None:

@@ -109,7 +109,7 @@ class Listing:
     """
 
     lines: tuple[Words, ...]
-    kind: Literal["commands", "python", "c", "bullets"] = "bullets"
+    kind: Literal["commands", "python", "bullets"] = "bullets"
     capture: str = ""
 
 

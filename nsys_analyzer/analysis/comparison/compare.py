@@ -243,10 +243,9 @@ def _phase_changes(before: Side, after: Side, spread: Spread) -> Iterator[PhaseC
         if all(len(phases) == len(side.runs) for phases, side in zip(sides, (before, after), strict=True)):
             wall, _ = _clock_changed(sides, lambda phase: phase.wall_values_ms, lambda phase: phase_wall(phase, spread))
             busy, _ = _clock_changed(sides, lambda phase: phase.busy_values_ms, lambda phase: phase_busy(phase, spread))
-            kernels = [sum(phase.kernels_per_instance for phase in side) / len(side) for side in sides]
             synchronized = all(phase.synchronized for side in sides for phase in side)
             unprofiled = _unprofiled(before, after, name, spread)
-            yield PhaseChange(name, unprofiled, wall, busy, kernels[0], kernels[1], synchronized)
+            yield PhaseChange(name, unprofiled, wall, busy, synchronized)
 
 
 def phase_wall(phase: PhaseSummary, spread: Spread) -> Figure:

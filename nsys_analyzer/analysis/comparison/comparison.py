@@ -145,8 +145,6 @@ class PhaseChange:
     unprofiled: Change | None
     wall: Change
     busy: Change
-    before_kernels: float
-    after_kernels: float
     synchronized: bool
 
 

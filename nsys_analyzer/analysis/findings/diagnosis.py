@@ -9,31 +9,8 @@ from statistics import fmean
 
 import numpy as np
 
+from nsys_analyzer.analysis.findings import kernels, serving, waits
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, three
-from nsys_analyzer.analysis.findings.kernels import (
-    find_fp32_matmul,
-    find_layout_copies,
-    find_small_grids,
-    find_unfused_attention,
-    find_unfused_elementwise,
-    find_unfused_optimizer,
-)
-from nsys_analyzer.analysis.findings.serving import (
-    find_between_steps,
-    find_cache_copies,
-    of_serving,
-)
-from nsys_analyzer.analysis.findings.waits import (
-    MOSTLY,
-    WITHOUT_TORCH,
-    find_allocator,
-    find_data_loading,
-    find_device_to_host_copy,
-    find_host_stall,
-    find_host_sync,
-    find_launch_bound,
-    find_pageable_copy,
-)
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.process import Cause
@@ -45,23 +22,7 @@ from nsys_analyzer.system.plugins import FINDINGS, left_out_if_it_fails, plugins
 from nsys_analyzer.text import Words, phrase
 
 #: What is looked for; of two findings that save as much, the one that is named first here comes first.
-RULES: tuple[Rule, ...] = (
-    find_data_loading,
-    find_host_sync,
-    find_launch_bound,
-    find_pageable_copy,
-    find_device_to_host_copy,
-    find_fp32_matmul,
-    find_unfused_optimizer,
-    find_allocator,
-    find_unfused_attention,
-    find_host_stall,
-    find_unfused_elementwise,
-    find_layout_copies,
-    find_small_grids,
-    find_between_steps,
-    find_cache_copies,
-)
+RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES, *serving.RULES)
 #: What saves less than this share of a step is not listed.
 LEAST = 0.03
 #: CPU time without a profiler ÷ CPU time under it, at least, after the recording of events is taken off: a program runs
@@ -155,13 +116,14 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
                 found_there = [*rule(case)]
                 _ = [_saves(case, one, ()) for one in found_there]  # its changes fail here, if they do
                 candidates += found_there
-        candidates = list(map(of_serving, candidates)) if step.kind else candidates
+        candidates = list(map(serving.of_serving, candidates)) if step.kind else candidates
         if not case.is_torch:
-            candidates = [replace(one, remedy=WITHOUT_TORCH.get(one.id, one.remedy)) for one in candidates]
+            candidates = [replace(one, remedy=()) for one in candidates]
         findings = list(_ranked(case, candidates))
     # What the collectives of a process wait for, the findings of its run tell.
     told = {finding.place.name for finding in findings if finding.place}
-    told |= {"communication"} if any(len(member.collectives) for member in capture.members) else set()
+    if any(len(member.collectives) and member.world_size != 1 for member in capture.members):
+        told.add("communication")
     unsure = _find_idle_gpu(step, profiled if why else (low + high) / 2, told)
     if unsure and not records and not (why and unsure.place == _UNEXPLAINED):
         place = sum(finding.saves_ms >= unsure.saves_ms for finding in findings)
@@ -340,7 +302,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
     for row in step.idle_by_cause:
         by_place[f"the range {row.range}" if row.range else row.api or ""] += row.ms * (row.cause == cause)
     where, there = max(by_place.items(), key=lambda pair: pair[1], default=("", 0.0))
-    place = f", most of it in {where}" if where and there >= MOSTLY * causes.get(cause, 0.0) else ""
+    place = f", most of it in {where}" if where and there >= waits.MOSTLY * causes.get(cause, 0.0) else ""
     ms, of = min(ms, step_ms), "the capture" if step.is_pass else "a step"
     return Finding(
         "gpu_idle",

@@ -14,6 +14,7 @@ from nsys_analyzer.analysis.findings.finding import (
     Case,
     Change,
     Place,
+    Rule,
     Shares,
     saved_launches,
     saved_work,
@@ -360,3 +361,10 @@ def _less_of(share: Shares, calls: Bools, kept: float) -> Change:
     """
     work, after = (1 - share).astype(np.float64), np.where(calls, kept, 1.0)
     return lambda replay: replay.with_launching(after, _LOADING * replay.launching_ns).with_work(work)
+
+
+#: What is looked for; of two findings that save as much, the one that is named first comes first.
+RULES: tuple[Rule, ...] = (
+    find_fp32_matmul, find_unfused_optimizer, find_unfused_attention, find_unfused_elementwise,
+    find_layout_copies, find_small_grids,
+)  # fmt: skip

@@ -8,14 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.finding import (
-    Candidate,
-    Case,
-    Place,
-    saved_launches,
-    three,
-    times,
-)
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Place, Rule, saved_launches, three, times
 from nsys_analyzer.trace.columns import ON_DEVICE
 
 #: What is left of the time between two steps where the next one is prepared meanwhile, ns.
@@ -102,3 +95,7 @@ def find_cache_copies(case: Case) -> Iterator[Candidate]:
         "Decode behind a prompt twice as long: if the copies take no longer, they are not those of the cache.",
         place=Place("class", "copy/layout"),
     )
+
+
+#: What is looked for; of two findings that save as much, the one that is named first comes first.
+RULES: tuple[Rule, ...] = (find_between_steps, find_cache_copies)

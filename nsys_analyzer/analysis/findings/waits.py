@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, listed, three, times
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, Rule, listed, three, times
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
@@ -38,27 +38,6 @@ _SYNCHRONIZING = (
     "# leave out of the loop: torch.cuda.synchronize(), which timing alone needs",
     "# CUDA events time the GPU's work without a wait: torch.cuda.Event(enable_timing=True)",
 )
-#: By the ID of a finding: what to type where the program is not PyTorch's.
-_ASYNCHRONOUS = (
-    "cudaMallocHost(&host, bytes);  // pinned, once",
-    "cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);  // on a stream of its own, beside kernels",
-)
-_JOINED = ("// one kernel in place of several that follow each other, or more work for each",)
-WITHOUT_TORCH: Mapping[str, tuple[str, ...]] = {
-    "data_loading": ("// read what comes next on another thread while the GPU computes", *_ASYNCHRONOUS),
-    "host_sync": ("// keep on the GPU what kernels need, and read the rest once for many steps", *_ASYNCHRONOUS[1:]),
-    "pageable_copy": _ASYNCHRONOUS,
-    "device_to_host_copy": _ASYNCHRONOUS,
-    "host_stall": ("// in a shell: perf record -g -p PID  # shows what the program does in the pause",),
-    "allocator": ("cudaMallocAsync(&memory, bytes, stream);  // from a pool that keeps it; or once, before the loop",),
-    "launch_bound": (
-        "cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);  // once; then cudaGraphLaunch(graph, stream)",
-    ),
-    "fp32_matmul": ("cublasSetMathMode(handle, CUBLAS_TF32_TENSOR_OP_MATH);  // TF32: 10 bits of mantissa",),
-    "small_grids": ("// a larger problem at once, or several on streams of their own",),
-    "unfused_elementwise": _JOINED,
-    "layout_copies": _JOINED,
-}
 #: A pause from here on is no part of launching work (a slow CPU prepares an optimizer's launches for up to 2.4 ms), and
 #: what is left of it when its cause is gone, ns.
 _LONG_PAUSE_NS, _STALL_LEFT_NS = 3_000_000, (200_000, 20_000)
@@ -431,3 +410,10 @@ def _longest_ranges(codes: Ints, ns: Floats, ranges: Sequence[str], most: int = 
         return ""
     names = (f"the range {ranges[code]}" if code >= 0 else "no range" for code in longest)
     return f", most of it in {', '.join(names)}"
+
+
+#: What is looked for; of two findings that save as much, the one that is named first comes first.
+RULES: tuple[Rule, ...] = (
+    find_data_loading, find_host_sync, find_launch_bound, find_pageable_copy, find_device_to_host_copy,
+    find_allocator, find_host_stall,
+)  # fmt: skip

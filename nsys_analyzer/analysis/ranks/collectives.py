@@ -113,7 +113,6 @@ def collective_figures(
                 duration_ms=Stats.of_ns(duration),
                 waiting_ms=float(waiting.sum()) / in_all if known else None,
                 transfer_ms=float((duration - waiting).sum()) / in_all if known else None,
-                transfer_one_ms=transfer,
                 bus_bytes_per_s=link / (transfer.median / 1e3) if link and transfer.median else None,
             )
         )

@@ -11,7 +11,6 @@ from nsys_analyzer.analysis.findings.finding import Finding, Place, three, times
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.text import phrase
 
 #: A timeline shows what a run's findings are about by its collectives.
 _SEEN = Place("class", COMMUNICATION)
@@ -24,8 +23,6 @@ _BUCKET, _LARGER = 25 * 2**20, 2
 _SLOWS = 0.35
 #: A bucket may be ready late: so many of the last ones are exposed at most.
 _LAST_BUCKETS = 3
-#: Messages smaller than this take as long as this one would, about, bytes.
-_SMALL = 4 * 2**20
 #: What to try where collectives are not hidden, in a run with replicas of the model, and in others.
 _OVERLAP = (
     "with model.no_sync(): ...  # accumulate gradients, and reduce those of several batches at once",
@@ -139,7 +136,7 @@ def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
     case = run, slowest, step_ms
     # Communication that nothing hides: for the size of the buckets, else for whatever reason.
     unhidden = list(_large_buckets(*case)) or list(_exposed(*case))
-    candidates = [*_late_rank(*case), *unhidden, *_small_collectives(*case), *_bubble(*case)]
+    candidates = [*_late_rank(*case), *unhidden]
     findings = []
     left = step_ms
     for finding in sorted(candidates, key=lambda finding: -finding.saves_ms):
@@ -227,39 +224,6 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures, step_ms: float) -> It
     )
 
 
-def _small_collectives(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator[Finding]:
-    """Yields messages so small that each takes the time of a larger one."""
-    rows = [row for row in run.collectives if row.bytes and row.bus_bytes_per_s and row.transfer_ms]
-    large = [row.bus_bytes_per_s or 0.0 for row in rows if (row.bytes or 0) >= _SMALL]
-    small = [row for row in rows if (row.bytes or 0) < _SMALL]
-    if not large or not small:
-        return  # nothing tells how fast larger ones would be
-    fastest = max(large)
-    # At the rate of the fastest messages of this run, they would take this share of their time.
-    spent = sum(row.transfer_ms or 0.0 for row in small)
-    needed = sum((row.transfer_ms or 0.0) * (row.bus_bytes_per_s or 0.0) / fastest for row in small)
-    count = sum(row.count for row in small)
-    high = min(spent - needed, slowest.exposed_transfer_ms or 0.0)
-    yield Finding(
-        "small_collectives",
-        "Collectives are too small",
-        0.0,
-        high * (1 + _RUNS),
-        step_ms,
-        step_ms,
-        (
-            f"{times(count, 'collective')} a step of less than {_SMALL // 2**20} MiB take {three(spent)} ms; at "
-            f"the {fastest / 1e9:,.0f} GB/s of the fastest ones they would take {three(needed)} ms.",
-        ),
-        "From nothing, if they stay as exposed as they are, to the difference, as far as it is exposed.",
-        (
-            "model = DistributedDataParallel(model, bucket_cap_mb=25)  # more gradients in a bucket",
-            "# FSDP2: fully_shard whole blocks, not single layers; join small tensors before dist.all_reduce",
-        ),
-        "Time the step with larger messages: if it is as long, their time was hidden.",
-    )
-
-
 def _exposed(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator[Finding]:
     """Yields communication that nothing hides, where the stages of a pipeline are not meant to wait for it."""
     exposed = slowest.exposed_transfer_ms or 0.0
@@ -281,30 +245,4 @@ def _exposed(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator
         "From nothing, if none of it can be hidden or left out, to all of it.",
         remedy,
         "Run on one GPU with the same batch: if the step is as long, collectives do not hold it up.",
-    )
-
-
-def _bubble(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator[Finding]:
-    """Yields stages of a pipeline that wait for each other."""
-    waits = slowest.exposed_waiting_ms or 0.0
-    if not run.is_pipeline or slowest.idle_ms > slowest.compute_ms:
-        return  # smaller microbatches need more launches, for which this one has no time
-    yield Finding(
-        "pipeline_bubble",
-        "The stages of the pipeline wait for each other",
-        0.0,
-        waits / 2 * (1 + _RUNS),
-        step_ms,
-        step_ms,
-        (
-            f"{slowest.label.capitalize()}, the longest stage, waits {three(waits)} ms a step for others.",
-            f"The stages' own times differ by {three(run.skew_ms or 0.0)} ms.",
-        ),
-        "From nothing, if smaller microbatches take as long together, to half of it: with twice as many, the pipeline "
-        "fills and drains in half of the time.",
-        (
-            "schedule = Schedule1F1B(stage, n_microbatches=2 * n)  # or ScheduleInterleaved1F1B, several stages a rank",
-            "# layers from the longest stage to the others",
-        ),
-        phrase("Time the step with twice the microbatches; `nsys-analyze report` shows what each stage waits for."),
     )

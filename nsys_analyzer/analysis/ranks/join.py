@@ -173,10 +173,7 @@ class Join:
         scale = max(member.length_ms * _NS_PER_MS - float(works.mean()), 0.0) * len(walls) / rest if rest else 1.0
 
         exposed_ms = ms(member.exposed_communication)
-        parts = member.compute, member.exposed_copy, member.communication, member.exposed_communication, member.idle
-        columns = [walls, *(part[steps] for part in parts)]
-        if self.waits:
-            columns += [self.waits[position].exposed_waiting[steps], self.own[position]]
+        columns = [walls, self.own[position]] if self.waits else [walls]
         rows = zip(*((column / _NS_PER_MS).tolist() for column in columns), strict=True)
         numbers = self.numbers[position][steps].tolist()
         figures = RankFigures(

@@ -17,29 +17,15 @@ from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, Columns, process_of
 from nsys_analyzer.trace.ranks import UNKNOWN
 
-#: The kinds of collective, in the order of ``Collectives.kind``'s codes.
-COLLECTIVE_KINDS = (
-    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "send/receive", "all-to-all", "gather",
-    "scatter", "other",
-)  # fmt: skip
-(
-    ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, SEND_RECEIVE, ALL_TO_ALL, GATHER, SCATTER, OTHER_KIND,
-) = range(len(COLLECTIVE_KINDS))  # fmt: skip
-#: The kind of a collective by its kernel's name, or by the function of NCCL that it carries out.
-_KINDS = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
-        ("all-reduce", "all_?reduce"),
-        ("all-gather", "all_?gather"),
-        ("reduce-scatter", "reduce_?scatter"),
-        ("broadcast", "broadcast|bcast"),
-        ("send/receive", "send_?recv|send|recv"),
-        ("all-to-all", "all_?to_?all"),
-        ("reduce", "reduce"),
-        ("gather", "gather"),
-        ("scatter", "scatter"),
-    )
-)
+#: The kinds of collective, by what the name of its kernel, or of the function of NCCL that it carries out, holds.
+_KINDS = {
+    "all-reduce": "all_?reduce", "all-gather": "all_?gather", "reduce-scatter": "reduce_?scatter",
+    "broadcast": "broadcast|bcast", "send/receive": "send_?recv|send|recv", "all-to-all": "all_?to_?all",
+    "reduce": "reduce", "gather": "gather", "scatter": "scatter", "other": "",
+}  # fmt: skip
+#: In the order of ``Collectives.kind``'s codes.
+COLLECTIVE_KINDS = tuple(_KINDS)
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, _, SEND_RECEIVE, ALL_TO_ALL, _, GATHER, SCATTER, OTHER_KIND = range(len(_KINDS))
 #: A launch that takes this long waits for room in the queue, ns.
 _LONG_CALL_NS = 50_000
 _RECEIVES = re.compile("recv", re.IGNORECASE)
@@ -287,4 +273,4 @@ def _calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, Ints]:
 
 def _kind(name: str) -> int:
     """Returns the kind of collective that the name of a kernel or of a function of NCCL tells."""
-    return next((COLLECTIVE_KINDS.index(kind) for kind, pattern in _KINDS if pattern.search(name)), OTHER_KIND)
+    return next(code for code, pattern in enumerate(_KINDS.values()) if re.search(pattern, name, re.IGNORECASE))

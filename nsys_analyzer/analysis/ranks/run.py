@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
-from msgspec import structs
 
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.steps.lines import Line
@@ -26,12 +25,6 @@ class RankStep:
 
     number: int
     step_ms: float
-    compute_ms: float
-    exposed_copy_ms: float
-    communication_ms: float
-    exposed_communication_ms: float
-    idle_ms: float
-    exposed_waiting_ms: float | None = None
     own_ms: float | None = None
 
 
@@ -94,7 +87,6 @@ class CollectiveFigures:
         count: in a step, of one rank.
         duration_ms: of one on one rank.
         waiting_ms, transfer_ms: of a step, mean of the ranks, sums over collectives; None where ranks are missing.
-        transfer_one_ms: of one, from the last rank's start to the end.
         bus_bytes_per_s: bytes over each link in the time of transferring, as nccl-tests counts them; None where the
             size or the time is not known.
     """
@@ -107,7 +99,6 @@ class CollectiveFigures:
     duration_ms: Stats
     waiting_ms: float | None
     transfer_ms: float | None
-    transfer_one_ms: Stats
     bus_bytes_per_s: float | None
 
 
@@ -160,7 +151,6 @@ class ParallelRun(msgspec.Struct, frozen=True):
         steps: how many all ranks have with the same collectives, whose means the figures are.
         takes_turns: whether the rank with most own time is another one in more than a quarter of the steps.
         slowest, fastest: the positions of the ranks with most and least own time; None where waiting is not known.
-        slowest_number, slowest_label, fastest_label: what these are called.
         skew_ms: how late the slowest one is, median of the steps.
         lost: where it loses that, the largest part first.
         slowed_ms: by how much the own work of the rank with least took longer because its collectives waited beside it;
@@ -188,17 +178,6 @@ class ParallelRun(msgspec.Struct, frozen=True):
     ranks_from: RanksFrom | None = None
     findings: tuple[Finding, ...] = msgspec.field(default=(), name="run_findings")
     notes: tuple[Words, ...] = msgspec.field(default=(), name="run_notes")
-    slowest_number: int | None = msgspec.field(default=None, name="slowest_rank")
-    slowest_label: str | None = msgspec.field(default=None, name="slowest")
-    fastest_label: str | None = msgspec.field(default=None, name="fastest")
-
-    def __post_init__(self) -> None:
-        """Fills what the slowest and the fastest rank are called."""
-        if slowest := self.slowest_rank:
-            structs.force_setattr(self, "slowest_number", slowest.rank)
-            structs.force_setattr(self, "slowest_label", slowest.label)
-        if self.fastest is not None:
-            structs.force_setattr(self, "fastest_label", self.ranks[self.fastest].label)
 
     @property
     def is_pipeline(self) -> bool:

@@ -14,8 +14,8 @@ A comparison holds
 - ``unprofiled``: the step without the profiler, a change, or null;
 - ``step``: under the profiler: ``wall``, the change of its length, ``busy``, that of a median; kernels launched before
   and after; ``parts``, changes that add up to that of ``wall``, each with its kernels, which add up to it;
-- ``phases``: each with ``unprofiled``, ``wall`` and ``busy``, changes of medians, and its kernels before and after;
-  ``wall`` is the time of its work where it is ``synchronized``;
+- ``phases``: each with ``unprofiled``, ``wall`` and ``busy``, changes of medians; ``wall`` is the time of its work
+  where it is ``synchronized``;
 - ``findings``: status (gone, new, changed, stays), and what each saves before and after, of several runs the findings
   that most of them have, and medians; null where one side's are not known.
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.findings.waits import WITHOUT_TORCH
 from nsys_analyzer.analysis.kernels.class_rules import COMPILED, MOVING, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -92,8 +91,8 @@ def findings_of_capture(capture: CaptureSummary) -> Section:
     return Section("findings", "Findings", (*blocks, *_replayed(capture, bool(blocks))))
 
 
-def _remedy(finding: Finding, capture: str = "") -> Listing:
-    return Listing(finding.remedy, "c" if finding.remedy in WITHOUT_TORCH.values() else "python", capture)
+def _remedy(finding: Finding, capture: str = "") -> tuple[Listing, ...]:
+    return (Listing(finding.remedy, "python", capture),) if finding.remedy else ()
 
 
 def _explained(finding: Finding, capture: str) -> tuple[Block, ...]:
@@ -101,7 +100,7 @@ def _explained(finding: Finding, capture: str) -> tuple[Block, ...]:
     return (
         Paragraph(joined(" ", finding.evidence[:_SENTENCES]), capture),
         *lines_of_program(finding.lines, capture),
-        _remedy(finding, capture),
+        *_remedy(finding, capture),
         *((Seen(finding.place, capture),) if finding.place else ()),
         Details(
             "How the saving is derived, and how to check it",
@@ -164,9 +163,9 @@ def shared_findings(captures: Sequence[CaptureSummary]) -> Section:
         code = _remedy(first)
         shown = table(_IN_CAPTURES, rows)
         if place <= FIRST:
-            blocks += [Paragraph(strong(heading)), code, Details("The captures", (shown, reasons))]
+            blocks += [Paragraph(strong(heading)), *code, Details("The captures", (shown, reasons))]
         else:
-            blocks.append(Details(heading, (code, shown, reasons)))
+            blocks.append(Details(heading, (*code, shown, reasons)))
     return Section("findings", "Findings", tuple(blocks))
 
 
