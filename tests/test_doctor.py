@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,15 +15,11 @@ from nsys_analyzer.capture.doctor import checks, run_check
 from nsys_analyzer.capture.nsys import Check
 from nsys_analyzer.cli.doctor import doctor as command
 from nsys_analyzer.runs import machine
-from nsys_analyzer.system.nsys import Nsys, find_every_nsys
+from nsys_analyzer.system.nsys import Nsys, find_nsys
 from tests.test_nsys import make_command
 from tests.test_profile import IMPORTER, make_nsys
 
 TORCH = {"version": "2.13.0+cu130", "cuda": "13.0", "gpus": 1}
-GPU_QUERY = """case "$1" in
---query-gpu=driver_version) echo 580.65.06;;
-*) echo '0, NVIDIA H200, 143771 MiB, 143100 MiB';;
-esac"""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +27,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No nsys, no GPU, a PATH of the test's own, and a torch that says what it is told to."""
     monkeypatch.delenv("NSYS", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr(doctor, "find_every_nsys", lambda: ())
+    monkeypatch.setattr(doctor, "find_nsys", lambda: None)
     set_gpus(monkeypatch, 0)
     install_torch(monkeypatch, tmp_path, f"echo '{json.dumps(TORCH)}'")
     set_recorders(monkeypatch)
@@ -52,8 +47,8 @@ def install_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) ->
     monkeypatch.setattr(sys, "executable", str(make_command(folder / "python", script)))
 
 
-def install_nsys(monkeypatch: pytest.MonkeyPatch, *found: Path) -> None:
-    monkeypatch.setattr(doctor, "find_every_nsys", lambda: found)
+def install_nsys(monkeypatch: pytest.MonkeyPatch, found: Path) -> None:
+    monkeypatch.setattr(doctor, "find_nsys", lambda: found)
 
 
 @pytest.fixture
@@ -70,20 +65,16 @@ def one(tmp_path: Path) -> Callable[[str], Check]:
 Look = Callable[[str], Check]
 
 
-def test_the_nsys_that_is_used_and_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    used, other = make_nsys(tmp_path / "a"), make_nsys(tmp_path / "b", version="2021.1.3")
-    broken = make_command(tmp_path / "c/nsys")
-    install_nsys(monkeypatch, used.path, other.path, broken)
-    found = [check for check in checks(tmp_path) if "nsys" in check.name]
-    assert [(check.name, check.status, check.found) for check in found] == [
-        ("nsys", "ok", f"2022.4.2.1 at {used.path} (the one used)"),
-        ("other nsys", "ok", f"2021.1.3 at {other.path}, with NSYS={other.path}"),
-        ("other nsys", "broken", f"{broken} --version prints no version"),
-    ]
+def test_the_nsys_that_is_used(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, broken = make_nsys(tmp_path / "a"), make_command(tmp_path / "c/nsys")
+    install_nsys(monkeypatch, used.path)
+    assert one("nsys") == Check("nsys", "ok", f"2022.4.2.1 at {used.path}")
+    install_nsys(monkeypatch, broken)
+    assert (one("nsys").status, one("nsys").found) == ("broken", f"{broken} --version prints no version")
 
 
 def test_an_override_that_is_no_command(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_every_nsys", find_every_nsys)
+    monkeypatch.setattr(doctor, "find_nsys", find_nsys)
     monkeypatch.setenv("NSYS", str(tmp_path / "absent"))
     assert (one("nsys").status, one("nsys").remedy) == ("broken", "Set NSYS to the nsys command itself, or unset it")
 
@@ -94,8 +85,7 @@ def test_an_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert one("importer") == Check("importer", "ok", f"starts: {importer}")
     make_command(importer, "echo 'no licence' >&2; exit 1")
     assert (one("importer").status, one("importer").found) == ("broken", f"{importer} does not start: no licence")
-    monkeypatch.setattr(installation, "missing_libraries", {importer: ("libdw.so.1",)}.get)
-    assert one("importer") == Check("importer", "broken", f"{importer} lacks libdw.so.1", "apt-get install libdw1")
+    assert f"ldd {importer}" in one("importer").remedy
 
 
 def test_no_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,41 +98,16 @@ def test_no_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_gpu(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_command(tmp_path / "bin/nvidia-smi", "echo 580.65.06")
+    assert one("GPU").found == "CUDA sees none, although driver 580.65.06 is here"
     set_gpus(monkeypatch, 1)
-    make_command(tmp_path / "bin/nvidia-smi", GPU_QUERY)
-    assert one("driver") == Check("driver", "ok", "580.65.06")
-    assert one("GPU") == Check("GPU", "ok", "CUDA sees 1")
-    assert one("GPU 0") == Check("GPU 0", "ok", "NVIDIA H200, 143771 MiB of memory, 143100 MiB free")
+    assert one("GPU") == Check("GPU", "ok", "CUDA sees 1, driver 580.65.06")
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "status", "found"),
-    [
-        (12040, 0, "ok", "12.4 is the newest that this driver runs"),
-        (13000, 0, "ok", "13.0 is the newest that this driver runs"),
-        (0, 999, "unknown", "the driver does not tell its version"),
-        (None, 0, "missing", "libcuda.so.1 is not here"),
-    ],
-)
-def test_cuda(number: int | None, code: int, status: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Driver:
-        def __init__(self, name: str) -> None:
-            if number is None:
-                raise OSError(name)
-
-        def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
-            version._obj.value = number
-            return code
-
-    monkeypatch.setattr("ctypes.CDLL", Driver)
-    check = doctor._cuda()
-    assert (check.status, check.found) == (status, found)
-
-
-def test_no_gpu(one: Look, tmp_path: Path) -> None:
+def test_no_gpu(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "driver_module", lambda: None)
     make_command(tmp_path / "bin/nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
-    assert one("GPU").status == "missing"
-    assert one("driver").status == ("ok" if Path("/proc/driver/nvidia/version").exists() else "missing")
+    assert (one("GPU").status, one("GPU").found) == ("missing", "CUDA sees none: targets run on the CPU")
 
 
 def test_a_command_that_does_not_answer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,16 +117,6 @@ def test_a_command_that_does_not_answer(one: Look, tmp_path: Path, monkeypatch: 
     install_torch(monkeypatch, tmp_path, "exec sleep 60")
     assert one("GPU").status == "missing"
     assert (one("torch").status, "timed out" in one("torch").found) == ("unknown", True)
-
-
-def test_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(doctor._device_files(tmp_path)) == []
-    for name in ("nvidiactl", "nvidia0", "nvidia-caps"):
-        (tmp_path / name).touch()
-    assert list(doctor._device_files(tmp_path)) == []
-    monkeypatch.setattr("os.access", lambda file, _mode: file.name == "nvidiactl")  # root may open anything
-    (check,) = doctor._device_files(tmp_path)
-    assert (check.status, check.found) == ("broken", f"no right to read and write {tmp_path}/nvidia0")
 
 
 CUDA_BUILD = {**TORCH, "gpus": 0}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.errors import ExportError
-from nsys_analyzer.system.nsys import find_every_nsys, find_nsys, nsys_version
+from nsys_analyzer.system.nsys import find_nsys, nsys_version
 
 
 def make_command(path: Path, script: str = "exit 0") -> Path:
@@ -74,17 +74,6 @@ def test_the_newest_of_several(tmp_path: Path) -> None:
         make_command(tmp_path / f"opt/nvidia/nsight-systems/{version}/bin/nsys")
     make_command(tmp_path / "opt/nvidia/nsight-compute/2026.1.0/host/target-linux-x64/nsys")
     assert find_nsys(tmp_path) == tmp_path / "opt/nvidia/nsight-systems/2024.10.1/bin/nsys"
-
-
-def test_every_one_is_listed_once_the_used_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = make_command(tmp_path / "opt/nvidia/nsight-systems/2024.1.1/target-linux-x64/nsys")
-    older = make_command(tmp_path / "opt/nvidia/nsight-systems/2023.4.4/target-linux-x64/nsys")
-    link = tmp_path / "bin/nsys"
-    link.parent.mkdir()
-    link.symlink_to(real)
-    assert find_every_nsys(tmp_path) == (link, older)  # the link and what it leads to are one
-    monkeypatch.setenv("NSYS", str(older))
-    assert find_every_nsys(tmp_path) == (older, link)
 
 
 def test_a_file_that_cannot_run_is_passed_over(tmp_path: Path) -> None:

@@ -6,9 +6,7 @@ driver's leave. A trace of ``cuda,nvtx`` with ``--sample=none`` needs none of th
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,14 +18,14 @@ from nsys_analyzer.capture.nsys import INSTALL_NSYS, Check, ProfileOptions, impo
 from nsys_analyzer.capture.plan import make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.runs.machine import answer, cuda_driver, driver_module, driver_version, gpu_count
-from nsys_analyzer.system.nsys import Nsys, find_every_nsys, nsys_version
+from nsys_analyzer.runs.machine import driver_module, driver_version, gpu_count
+from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 
 _TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes a minute
 _NEEDED_BYTES = 1 << 30  # captures take megabytes each, a sweep with memory events and autograd ranges hundreds
 #: What a run cannot do without, whatever records it, and what it needs of nsys.
 _NEEDED = ("torch", "output folder", "temporary files")
-_NEEDED_OF_NSYS = ("nsys", "importer", "device files")
+_NEEDED_OF_NSYS = ("nsys", "importer")
 _ASK_TORCH = """
 import json, torch
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -39,72 +37,35 @@ def checks(output: Path) -> Iterator[Check]:
     """Every check, one after the other; ``output`` is the folder for captures, which need not exist."""
     yield from _nsys()
     gpus = gpu_count()
-    yield _driver()
-    yield _cuda()
-    yield from _gpus(gpus)
-    yield from _device_files()
+    yield _gpu(gpus)
     yield _torch(gpus)
     yield _folder("output folder", output, "--output-dir")
     yield _folder("temporary files", Path(tempfile.gettempdir()), "TMPDIR")  # where nsys records
 
 
 def _nsys() -> Iterator[Check]:
-    paths: tuple[Path, ...] = ()
     try:
-        paths = find_every_nsys()  # it raises where NSYS names no command
-        if not paths:
+        path = find_nsys()  # it raises where NSYS names no command
+        if path is None:
             yield Check("nsys", "missing", "not on the PATH, nor where installers put it", INSTALL_NSYS)
             return
-        nsys = Nsys(paths[0], nsys_version(paths[0]))
+        nsys = Nsys(path, nsys_version(path))
         profile_command(nsys, Path("capture.nsys-rep"), ["true"], ProfileOptions())  # it raises where one is too old
-        yield Check("nsys", "ok", f"{nsys.version} at {nsys.path} (the one used)")
+        yield Check("nsys", "ok", f"{nsys.version} at {nsys.path}")
         yield importer_check(nsys)
     except NsysAnalyzerError as error:
         yield Check("nsys", "broken", error.message, error.hint)
-    for path in paths[1:]:
-        try:
-            yield Check("other nsys", "ok", f"{nsys_version(path)} at {path}, with NSYS={path}")
-        except NsysAnalyzerError as error:
-            yield Check("other nsys", "broken", error.message)
 
 
-def _driver() -> Check:
-    if version := driver_version() or driver_module():
-        return Check("driver", "ok", version)
+def _gpu(count: int) -> Check:
+    driver = driver_version() or driver_module()
+    if count:
+        return Check("GPU", "ok", f"CUDA sees {count}, driver {driver or 'unknown'}")
+    if driver:
+        remedy = "A container needs --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        return Check("GPU", "missing", f"CUDA sees none, although driver {driver} is here", remedy)
     remedy = "On a machine with a GPU install NVIDIA's driver; start a container with --gpus all"
-    return Check("driver", "missing", "neither nvidia-smi nor the driver's module answers", remedy)
-
-
-def _cuda() -> Check:
-    driver = cuda_driver()
-    if driver is None:
-        remedy = "It comes with the driver; a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        return Check("CUDA", "missing", "libcuda.so.1 is not here", remedy)
-    version = ctypes.c_int(0)
-    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
-        return Check("CUDA", "unknown", "the driver does not tell its version")
-    major, minor = divmod(version.value // 10, 100)  # 12040 is 12.4
-    return Check("CUDA", "ok", f"{major}.{minor} is the newest that this driver runs")
-
-
-def _gpus(count: int) -> Iterator[Check]:
-    if not count:
-        yield Check("GPU", "missing", "CUDA sees none: targets run on the CPU")
-        return
-    yield Check("GPU", "ok", f"CUDA sees {count}")
-    query = "--query-gpu=index,name,memory.total,memory.free"
-    for line in answer("nvidia-smi", query, "--format=csv,noheader") or ():
-        index, name, total, free = (part.strip() for part in line.split(","))
-        yield Check(f"GPU {index}", "ok", f"{name}, {total} of memory, {free} free")
-
-
-def _device_files(folder: Path = Path("/dev")) -> Iterator[Check]:
-    """Whether this user may use the driver's files; nothing where there is no driver."""
-    files = [folder / "nvidiactl", folder / "nvidia-uvm", *sorted(folder.glob("nvidia[0-9]*"))]
-    closed = [str(file) for file in files if file.exists() and not os.access(file, os.R_OK | os.W_OK)]
-    if closed:
-        remedy = 'Join their group (usermod -aG video "$USER"), or start the container with --gpus all'
-        yield Check("device files", "broken", f"no right to read and write {', '.join(closed)}", remedy)
+    return Check("GPU", "missing", "CUDA sees none: targets run on the CPU", remedy)
 
 
 def _torch(gpus: int) -> Check:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from nsys_analyzer.errors import CaptureError
-from nsys_analyzer.runs.machine import answer
 from nsys_analyzer.runs.targets import OF_RANK
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
-from nsys_analyzer.system.nsys import Nsys, ask, nsys_version
+from nsys_analyzer.system.nsys import Nsys, ask
 from nsys_analyzer.system.process import last_lines, run_captured
 from nsys_analyzer.trace.sources import last_words
 
@@ -32,17 +31,6 @@ _LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--outp
 _NO_IMPORT = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")  # nor was one needed
 #: What to do about an option that an older nsys lacks. 2025.3.2 has --pytorch, 2023.4.4 does not.
 _WITHOUT = {"--pytorch": "Install Nsight Systems 2025.3 or newer, or leave the autograd ranges out"}
-
-#: Debian's and Ubuntu's package of a library that an importer was seen to lack. Nsight Compute's copy links libdw;
-#: Debian's libssh.so beside the importer is a link to the system's.
-_PACKAGE_OF = {
-    "libdw.so": "libdw1",
-    "libelf.so": "libelf1",
-    "libpfm.so": "libpfm4",
-    "libssh.so": "libssh-4",
-    "libGL.so": "libgl1",
-    "libglib-2.0.so": "libglib2.0-0",
-}
 
 
 @dataclass(frozen=True)
@@ -169,9 +157,6 @@ def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> 
             problem = f"The import of {stream} was stopped after {timeout_s:g} s"
             raise CaptureError(problem, f"To give it more time, {again}") from error
         if done.returncode != 0 or not unfinished.is_file():
-            if missing := missing_libraries(importer):
-                problem = f"{importer} does not start: {', '.join(missing)} not found"
-                raise CaptureError(problem, f"{library_remedy(missing)}; then {again}")
             message = last_words(done.stderr) or last_words(done.stdout) or f"exit status {done.returncode}"
             raise CaptureError(f"{stream} cannot be imported: {message}", f"To try it by hand, {again}")
     stream.unlink()
@@ -204,13 +189,12 @@ class Check:
     remedy: str = ""
 
 
-def find_importer(nsys: Path, root: Path = Path("/")) -> Path | None:
+def find_importer(nsys: Path) -> Path | None:
     """Finds the ``QdstrmImporter`` of an ``nsys``, which turns a recording (``.qdstrm``) into a report.
 
     NVIDIA's packages have it in ``host-linux-*`` beside the folder of ``nsys``, and Nsight Compute in
     ``host/linux-desktop-*``. Debian's have it beside the folder of a *link* to ``nsys``, where ``nsys``, which
-    asks for its own real path, does not look. Where ``nsys`` is a script (the toolkit's ``bin``), the importer is
-    that of the installation with its version below ``root``. None where there is no importer.
+    asks for its own real path, does not look. None where there is no importer.
     """
     names = [nsys.absolute()]  # the command, and every link on the way to the file itself
     while names[-1].is_symlink() and len(names) < _LINKS_FOLLOWED:
@@ -220,10 +204,7 @@ def find_importer(nsys: Path, root: Path = Path("/")) -> Path | None:
     if len(real.parents) > 3:  # lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys: lib/nsight-systems
         folders.append(real.parents[3] / real.parents[1].name)
     beside = (importer for folder in folders for importer in sorted(folder.resolve().glob("*/QdstrmImporter")))
-    if first := next(beside, None):
-        return first
-    short = ".".join(nsys_version(nsys).split(".")[:3])  # 2023.4.4.54 is installed in a folder 2023.4.4
-    return next(iter(sorted(root.glob(f"opt/nvidia/nsight-systems*/{short}/host-linux-*/QdstrmImporter"))), None)
+    return next(beside, None)
 
 
 def importer_check(nsys: Nsys) -> Check:
@@ -235,19 +216,10 @@ def importer_check(nsys: Nsys) -> Check:
         if is_script:
             return Check("importer", "unknown", f"{nsys.path} is a script, and only it knows")
         return Check("importer", "missing", f"no QdstrmImporter belongs to {nsys.path}", INSTALL_NSYS)
-    fault = start_fault(importer)
-    if fault is None:
-        return Check("importer", "ok", f"starts: {importer}")
-    missing = missing_libraries(importer)
-    if missing:
-        return Check("importer", "broken", f"{importer} lacks {', '.join(missing)}", library_remedy(missing))
-    return Check("importer", "broken", f"{importer} does not start: {fault}", INSTALL_NSYS)
-
-
-def missing_libraries(binary: Path) -> tuple[str, ...]:
-    """Returns the libraries that a binary needs and that are not installed: ``libdw.so.1``; empty without ``ldd``."""
-    lines = (line.partition("=>") for line in answer("ldd", str(binary)) or ())
-    return tuple(dict.fromkeys(name.strip() for name, _, where in lines if where.strip() == "not found"))
+    if fault := start_fault(importer):
+        remedy = f"{INSTALL_NSYS}; ldd {importer} lists libraries that are not found"
+        return Check("importer", "broken", f"{importer} does not start: {fault}", remedy)
+    return Check("importer", "ok", f"starts: {importer}")
 
 
 def start_fault(binary: Path) -> str | None:
@@ -259,12 +231,3 @@ def start_fault(binary: Path) -> str | None:
     if done.returncode == 0:
         return None
     return last_words(done.stderr) or last_words(done.stdout) or f"exit status {done.returncode}"
-
-
-def library_remedy(libraries: tuple[str, ...]) -> str:
-    """Returns the commands that install missing libraries on Debian and Ubuntu."""
-    packages = {library: _PACKAGE_OF.get(library.partition(".so")[0] + ".so") for library in libraries}
-    installable = list(dict.fromkeys(package for package in packages.values() if package))
-    commands = [f"apt-get install {' '.join(installable)}"] if installable else []
-    unknown = [library for library, package in packages.items() if package is None]
-    return ", then ".join([*commands, *(f"find the package: apt-file search {shlex.quote(name)}" for name in unknown)])

@@ -39,34 +39,21 @@ class Nsys:
 
 
 def find_nsys(root: Path = Path("/")) -> Path | None:
-    """Returns the ``nsys`` to run, the first of :func:`find_every_nsys`; None where there is none."""
-    return next(iter(find_every_nsys(root)), None)
-
-
-def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
-    """Finds every ``nsys`` here, once: ``$NSYS``, then ``PATH``, then below ``root`` where installers put it.
+    """Returns the ``nsys`` to run: ``$NSYS``, then that on ``PATH``, then one below ``root`` where installers put it.
 
     Raises:
         ExportError: ``NSYS`` is set to something that cannot be run: another must not answer in its place.
     """
-    candidates = [
-        path
-        for pattern in SEARCH_PATTERNS
-        for path in sorted(root.glob(pattern), key=numbers_in, reverse=True)
-        if _is_command(path)
-    ]
-    if on_path := shutil.which("nsys"):
-        candidates.insert(0, Path(on_path))
     if override := os.environ.get("NSYS"):
         chosen = Path(override).expanduser().absolute()
         if not _is_command(chosen):
             problem = f"NSYS is set to {chosen}, which is not an executable file"
             raise ExportError(problem, "Set NSYS to the nsys command itself, or unset it")
-        candidates.insert(0, chosen)
-    first_name: dict[Path, Path] = {}
-    for candidate in candidates:
-        first_name.setdefault(candidate.resolve(), candidate)
-    return tuple(first_name.values())
+        return chosen
+    if on_path := shutil.which("nsys"):
+        return Path(on_path)
+    places = (path for pattern in SEARCH_PATTERNS for path in sorted(root.glob(pattern), key=numbers_in, reverse=True))
+    return next((path for path in places if _is_command(path)), None)
 
 
 def nsys_version(nsys: Path) -> str:
