@@ -121,10 +121,6 @@ class Options(Generic[Unknown]):
     cuda_graph: bool | Unknown = option(
         False, "Capture each phase as a CUDA graph, then replay it.", column="CUDA graph"
     )
-    optimizer: str | Unknown = option(
-        "torch", "AdamW of torch.optim, or one parameter at a time.", ("torch", "plain"), in_name="{}-optimizer"
-    )
-    block_ranges: bool | Unknown = option(False, "A range around each block.", in_run=False, column="")
     seed: Seed | Unknown = option(0, "Seed of weights and data.", in_run=False, least=-LARGEST)
     device: str | Unknown = option(
         None, "Where to run. Default: cuda where there is a GPU.", ("cuda", "cpu"), in_name="", column=""

@@ -1,7 +1,7 @@
 """Trains the transformer of ``transformer.py`` on several GPUs: DDP, FSDP2, tensor or pipeline parallel.
 
 ``torchrun --nproc-per-node 2 -m profiling_targets.distributed --strategy ddp`` trains on two GPUs, one process each;
-``--strategy single-process`` needs no torchrun. ``--device cpu`` trains anywhere, its ranks talking through gloo.
+``--device cpu`` trains anywhere, its ranks talking through gloo.
 
 Nothing waits between the phases of a step, so communication overlaps with what is computed as in real training.
 ``--late-rank 1 --late-ms 10`` plants a fault: that rank starts each forward pass later than the others, because its CPU
@@ -35,10 +35,8 @@ _MICROBATCHES = 4
 _LATE_MS = 10.0
 _TIMEOUT = timedelta(minutes=10)
 #: Options of the transformer that each strategy can do.
-_OPTIONS = tuple(name for name in OPTIONS if name not in ("mode", "compile", "cuda_graph", "optimizer"))
-_LAUNCH = (
-    "Start it with torchrun --nproc-per-node 2 -m profiling_targets.distributed …, or use --strategy single-process"
-)
+_OPTIONS = tuple(name for name in OPTIONS if name not in ("mode", "compile", "cuda_graph"))
+_LAUNCH = "Start it with torchrun --nproc-per-node 2 -m profiling_targets.distributed …"
 
 
 @dataclass(frozen=True)
@@ -47,27 +45,6 @@ class Lateness:
 
     late_rank: int | None
     late_ms: float
-
-
-class Moment:
-    """Now: on the CPU's clock and, on a GPU, when the work it was given so far is done."""
-
-    def __init__(self, device: str) -> None:
-        self.cpu_ns = time.perf_counter_ns()
-        self.event = torch.cuda.Event(enable_timing=True) if device == "cuda" else None  # type: ignore[no-untyped-call]
-        if self.event:
-            self.event.record()
-
-    def cpu_ms(self, later: Moment) -> float:
-        """Milliseconds to a later moment on the CPU."""
-        return (later.cpu_ns - self.cpu_ns) / 1e6
-
-    def gpu_ms(self, later: Moment) -> float:
-        """Milliseconds to a later moment on the GPU, which has reached it; without one, those on the CPU."""
-        if self.event is None or later.event is None:
-            return self.cpu_ms(later)
-        milliseconds: float = self.event.elapsed_time(later.event)
-        return milliseconds
 
 
 def plant(lateness: Lateness, training: SharedTraining) -> list[float]:
@@ -101,8 +78,8 @@ def measure(
 ) -> dict[str, Any]:
     """Warms up, then runs the steps from cudaProfilerStart to cudaProfilerStop, which all ranks call together.
 
-    Adds milliseconds of each step to the times: ``step`` from its start to that of the next on the CPU, ``step on the
-    GPU`` on its own stream, and ``delay`` where this rank is made late. Returns the loss, where this rank has it.
+    Adds milliseconds of each step to the times: ``step`` from its start to that of the next, by the CPU's clock, and
+    ``delay`` where this rank is made late. Returns the loss, where this rank has it.
     """
     config, device = training.config, training.config.device
     delays = plant(lateness, training)
@@ -113,17 +90,15 @@ def measure(
     meet()
     profiler("start", device)
     meet()  # a profiler starts faster on one rank than on another
-    moments = [Moment(device)]
+    begins = []
     for _ in range(config.steps):
+        begins.append(time.perf_counter_ns())
         step(training, synchronized=synchronized)
-        moments.append(Moment(device))
     synchronize(device)
-    ended = Moment(device)  # on the CPU the last step lasts until the GPU has done it
+    ended = time.perf_counter_ns()  # the last step lasts until the GPU has done it
     meet()
     profiler("stop", device)
-    times["step"] = [moment.cpu_ms(later) for moment, later in pairwise([*moments[:-1], ended])]
-    if device == "cuda":
-        times["step on the GPU"] = [moment.gpu_ms(later) for moment, later in pairwise(moments)]
+    times["step"] = [(later - begin) / 1e6 for begin, later in pairwise([*begins, ended])]
     if delays:
         times["delay"] = delays[-config.steps :]
     return {"loss": training.value.item() if training.has_loss else None}
@@ -194,13 +169,12 @@ def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Nam
 
 def run(config: Config, sharing: Sharing, lateness: Lateness, given: argparse.Namespace) -> int:
     """Trains as this rank; returns the exit code."""
-    is_alone = sharing.strategy == "single-process"
-    rank = Rank() if is_alone else this_rank()
+    rank = this_rank()
     if lateness.late_rank is not None and not 0 <= lateness.late_rank < rank.world_size:
         raise ConfigurationError(f"There is no rank {lateness.late_rank}: ranks are 0 to {rank.world_size - 1}")
     described = replace(config.run(), rank=rank.number, world_size=rank.world_size)
     results = given.results and given.results.with_stem(f"{given.results.stem}_rank{rank.number}")
-    meet = (lambda: None) if is_alone else join(config.device, rank)
+    meet = join(config.device, rank)
 
     def measured(times: Times) -> Mapping[str, Any]:
         training = STRATEGIES[sharing.strategy](config, sharing, rank)
@@ -208,7 +182,7 @@ def run(config: Config, sharing: Sharing, lateness: Lateness, given: argparse.Na
         return {**asdict(sharing), **asdict(lateness), "synchronize": given.synchronize, **found}
 
     code = harness.run_measured(measured, config.device, described, results, ranges=not given.no_ranges)
-    if not is_alone and code == 0:  # where memory ran out, the others still wait, and would not let this rank go
+    if code == 0:  # where memory ran out, the others still wait, and would not let this rank go
         dist.destroy_process_group()
     return code
 

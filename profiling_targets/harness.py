@@ -47,12 +47,12 @@ _GRAPH_WARMUP = 3
 _ranges_wanted = True
 
 
-def annotate(name: str, wanted: bool = True) -> AbstractContextManager[None]:
-    """Puts an NVTX range around a block of code, where it is wanted.
+def annotate(name: str) -> AbstractContextManager[None]:
+    """Puts an NVTX range around a block of code, where ranges are wanted.
 
     Code that torch.compile traces gets no ranges: they would break its graph.
     """
-    if torch.compiler.is_compiling() or not (wanted and _ranges_wanted):
+    if torch.compiler.is_compiling() or not _ranges_wanted:
         return nullcontext()
     return _Range(name)
 
@@ -304,8 +304,8 @@ class Config(Options[NoReturn]):
                 object.__setattr__(self, name, default)
         if self.precision == "tf32" and self.device == "cpu":
             raise ConfigurationError("TF32 is a precision of NVIDIA's tensor cores", "Choose fp32 or bf16 on a CPU")
-        if self.cuda_graph and (self.device == "cpu" or self.optimizer == "plain" or self.compile):
-            raise ConfigurationError("--cuda-graph needs a GPU and goes with neither --compile nor --optimizer plain")
+        if self.cuda_graph and (self.device == "cpu" or self.compile):
+            raise ConfigurationError("--cuda-graph needs a GPU, and does not go with --compile")
 
     def run(self) -> Run:
         """Returns the configuration as results tell it."""

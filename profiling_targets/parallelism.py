@@ -7,7 +7,6 @@ ddp              the whole model, its own batch       gradients, in buckets, dur
 fsdp             a part of each tensor, its own batch parameters before a block, gradients after its backward
 tensor           some heads and features, one batch   activations, twice in each block
 pipeline         some blocks, one batch               activations and their gradients, by microbatch
-single-process   every GPU, one batch for each        parameters, logits and gradients, between the GPUs
 ===============  ===================================  ======================================================
 
 Shapes are those of ``transformer.py``. FSDP2 needs PyTorch 2.6 or newer.
@@ -28,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from nsys_analyzer.errors import ConfigurationError
 from profiling_targets.harness import Config, annotate
@@ -85,11 +84,6 @@ class SharedTraining(Training):
         """Whether this rank computes the loss."""
         return True
 
-    @property
-    def batch_size(self) -> int:
-        """B, of this process."""
-        return self.config.batch_size
-
     def load(self) -> None:
         """Copies the batch to the device, without waiting for the copy."""
         self.before_load()
@@ -99,7 +93,7 @@ class SharedTraining(Training):
     def _random_tokens(self, which: int) -> Tensor:
         seed = self.config.seed + (self.rank.number if self.has_own_batch else 0)
         generator = torch.Generator().manual_seed(2 * seed + which)
-        shape = (self.batch_size, self.config.context_length)
+        shape = (self.config.batch_size, self.config.context_length)
         tokens = torch.randint(self.config.size.vocab_size, shape, generator=generator)  # (B, S)
         return tokens.pin_memory() if self.config.device == "cuda" else tokens
 
@@ -249,23 +243,9 @@ class Stage(PipelineStage):
             return super().backward_one_chunk(*args, **kwargs)
 
 
-class SingleProcess(SharedTraining):
-    """One process for all GPUs: ``nn.DataParallel`` copies the model to each before each forward pass."""
-
-    @property
-    def batch_size(self) -> int:
-        """As many sequences for each GPU as another strategy has on a rank."""
-        return self.config.batch_size * max(1, torch.cuda.device_count() if self.config.device == "cuda" else 1)
-
-    def prepared(self, model: Transformer) -> nn.Module:
-        """The whole model, and copies of it that last for a step."""
-        return DataParallel(model)
-
-
 STRATEGIES: dict[str, type[SharedTraining]] = {
     "ddp": Replicated,
     "fsdp": Sharded,
     "tensor": TensorParallel,
     "pipeline": Pipeline,
-    "single-process": SingleProcess,
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -137,7 +137,6 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(size.vocab_size, size.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(size.num_layers))
         self.norm, self.head = RMSNorm(size.d_model), nn.Linear(size.d_model, size.vocab_size, bias=False)
-        self.block_ranges = config.block_ranges
         cos, sin = rope_tables(config.context_length, size.d_head)
         future = torch.ones(2 * (config.context_length,), dtype=torch.bool).triu(1)  # (S, S), True where it is ahead
         for name, table in (("cos", cos), ("sin", sin), ("future", future)):
@@ -146,40 +145,10 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:  # (B, S) -> (B, S, V)
         """The logits of each token's successor."""
         x = self.embedding(tokens)  # (B, S, d)
-        for index, block in enumerate(self.blocks):
-            with annotate(f"block {index}", self.block_ranges):
-                x = block(x, self.cos, self.sin, self.future)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin, self.future)
         logits: Tensor = self.head(self.norm(x))
         return logits
-
-
-class PlainAdamW(torch.optim.Optimizer):
-    """AdamW as one writes it down, parameter by parameter: eight small kernels for each."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.01) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, _closure: None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, **{k: v for k, v in group.items() if k != "params"})
-
-    def _update(
-        self, p: Tensor, grad: Tensor, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
-    ) -> None:
-        state = self.state[p]
-        if not state:
-            state.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-        (beta1, beta2), m, v = betas, state["m"], state["v"]
-        state["t"] += 1
-        p.mul_(1 - lr * weight_decay)
-        m.mul_(beta1).add_(grad, alpha=1 - beta1)
-        v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        rate = lr * math.sqrt(1 - beta2 ** state["t"]) / (1 - beta1 ** state["t"])
-        p.addcdiv_(m, v.sqrt().add_(eps), value=-rate)
 
 
 class Training:
@@ -240,8 +209,6 @@ class Training:
         return torch.autocast(self.config.device, torch.bfloat16, enabled=enabled, cache_enabled=cache)
 
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
-        if self.config.optimizer == "plain":
-            return PlainAdamW(self.parameters, lr)
         return torch.optim.AdamW(self.parameters, lr, capturable=self.config.cuda_graph)
 
 

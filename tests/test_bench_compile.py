@@ -16,7 +16,7 @@ from tests.support.rows import cells, check, default_settings, figures, page, ty
 PARTED = ("forward", "loss", "backward", "optimizer", "step")
 CASE = {
     "device": "cuda", "attention": "unfused", "warmup_steps": 5, "steps": 10, "seed": 0, "model": "small",
-    "context_length": 256, "precision": "fp32", "mode": "train", "batch_size": 4, "optimizer": "torch",
+    "context_length": 256, "precision": "fp32", "mode": "train", "batch_size": 4,
 }  # fmt: skip
 LARGE = {"model": "large"}
 

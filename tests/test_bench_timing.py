@@ -17,7 +17,7 @@ from tests.support.rows import check, default_settings, figures, page, table, ty
 GIB = 2**30
 CASE = {
     "device": "cuda", "model": "small", "context_length": 256, "batch_size": 4, "mode": "train", "precision": "fp32",
-    "attention": "unfused", "optimizer": "torch", "warmup_steps": 5, "steps": 10, "seed": 0,
+    "attention": "unfused", "warmup_steps": 5, "steps": 10, "seed": 0,
 }  # fmt: skip
 
 

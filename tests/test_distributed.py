@@ -20,7 +20,7 @@ from nsys_analyzer.runs.manifest import run_from  # noqa: E402
 from profiling_targets import distributed, parallelism  # noqa: E402
 from profiling_targets.distributed import Lateness, main, parse, plant  # noqa: E402
 from profiling_targets.harness import Config  # noqa: E402
-from profiling_targets.parallelism import Elsewhere, Pipeline, Rank, Sharing, SingleProcess  # noqa: E402
+from profiling_targets.parallelism import Elsewhere, Pipeline, Rank, SharedTraining, Sharing  # noqa: E402
 from profiling_targets.transformer import Transformer  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -30,14 +30,14 @@ TINY = [
     "--device", "cpu", "--d-model", "32", "--d-ff", "64", "--num-layers", "3", "--num-heads", "4", "--vocab-size", "50",
     "--batch-size", "4", "--context-length", "16", "--steps", str(STEPS), "--warmup", str(WARMUP),
 ]  # fmt: skip
-ALONE = Sharing("single-process")
+ALONE = Sharing("none")
 
 
 def config(**changes: Any) -> Config:
     return Config(**{"size": SIZE, "context_length": 16, "batch_size": 4, "device": "cpu", **changes})
 
 
-def losses(training: SingleProcess, steps: int = WARMUP + STEPS) -> list[float]:
+def losses(training: SharedTraining, steps: int = WARMUP + STEPS) -> list[float]:
     """The loss of each step, before the step's update."""
     found = []
     for _ in range(steps):
@@ -67,7 +67,7 @@ def of_strategies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[di
 
 @pytest.mark.slow
 def test_ranks_with_one_batch_train_as_one_process_does(of_strategies: dict[str, list[dict[str, Any]]]) -> None:
-    expected = pytest.approx(losses(SingleProcess(config(), ALONE, Rank()))[-1], rel=1e-4)
+    expected = pytest.approx(losses(SharedTraining(config(), ALONE, Rank()))[-1], rel=1e-4)
     assert [one["loss"] for one in of_strategies["tensor"]] == [expected, expected]
     assert [one["loss"] for one in of_strategies["pipeline"]] == [None, expected]  # the first has no targets
 
@@ -77,8 +77,8 @@ def test_ranks_with_one_batch_train_as_one_process_does(of_strategies: dict[str,
 def test_ranks_with_their_own_batches_train_as_one_with_both(
     strategy: str, of_strategies: dict[str, list[dict[str, Any]]]
 ) -> None:
-    both = SingleProcess(config(batch_size=8), ALONE, Rank())
-    of_ranks = [SingleProcess(config(), ALONE, Rank()), Second(config(), ALONE, Rank())]
+    both = SharedTraining(config(batch_size=8), ALONE, Rank())
+    of_ranks = [SharedTraining(config(), ALONE, Rank()), Second(config(), ALONE, Rank())]
     both.host_tokens = torch.cat([one.host_tokens for one in of_ranks])
     both.host_targets = torch.cat([one.host_targets for one in of_ranks])
     # Batches are equally large: the mean of two means is the mean of all, and so are the gradients.
@@ -86,7 +86,7 @@ def test_ranks_with_their_own_batches_train_as_one_with_both(
     assert mean == pytest.approx(losses(both)[-1], rel=1e-4)
 
 
-class Second(SingleProcess):
+class Second(SharedTraining):
     """Has the batch of rank 1."""
 
     def _random_tokens(self, which: int) -> torch.Tensor:
@@ -134,13 +134,6 @@ def test_a_rank_without_a_launcher(capsys: pytest.CaptureFixture[str], monkeypat
     assert "RANK is not set: no launcher has started this process. Start it with torchrun" in capsys.readouterr().err
 
 
-def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
-    assert main(["--strategy", "single-process", *TINY, "--results", str(tmp_path / "a.json")]) == 0
-    said = json.loads((tmp_path / "a_rank0.json").read_text())
-    assert (said["world_size"], len(said["times_ms"]["step"]), said["strategy"]) == (1, STEPS, "single-process")
-    assert said["loss"] == pytest.approx(losses(SingleProcess(config(), ALONE, Rank()))[-1], rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -156,8 +149,10 @@ def test_options_without_effect_are_refused(words: list[str], message: str) -> N
         parse([*words, *TINY])
 
 
-def test_a_late_rank_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--strategy", "single-process", "--late-rank", "1", *TINY]) == 2
+def test_a_late_rank_that_is_not_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--late-rank", "1", *TINY]) == 2
     assert "There is no rank 1: ranks are 0 to 0" in capsys.readouterr().err
 
 
@@ -176,7 +171,7 @@ def test_what_is_elsewhere_changes_nothing() -> None:
 
 @pytest.mark.parametrize(("late_rank", "delayed"), [(0, 1), (1, 0)])
 def test_the_late_rank_sleeps_before_its_input(late_rank: int, delayed: int) -> None:
-    training = SingleProcess(config(), ALONE, Rank())
+    training = SharedTraining(config(), ALONE, Rank())
     delays = plant(Lateness(late_rank, late_ms=1), training)
     distributed.step(training, synchronized=True)
     assert len(delays) == delayed
@@ -188,6 +183,6 @@ def test_the_configuration_is_that_of_a_run() -> None:
     assert (sharing.microbatches, lateness.late_rank, made.mode) == (4, None, "train")
     assert made.run() == Run(
         model="d32-L3", d_model=32, d_ff=64, num_layers=3, num_heads=4, vocab_size=50, context_length=16, batch_size=4,
-        mode="train", precision="fp32", attention="unfused", compile=False, cuda_graph=False, optimizer="torch",
-        block_ranges=False, seed=0, device="cpu", steps=STEPS, warmup_steps=WARMUP,
+        mode="train", precision="fp32", attention="unfused", compile=False, cuda_graph=False, seed=0,
+        device="cpu", steps=STEPS, warmup_steps=WARMUP,
     )  # fmt: skip

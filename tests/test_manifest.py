@@ -33,7 +33,7 @@ def touch(*paths: Path) -> None:
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     """False, 0 and a negative seed are values like others; a key that readers ignore may hold anything."""
     values = {
-        "device": "cpu", "profiler": "torch", "optimizer": "adamw", "compile": False, "cuda_graph": True, "seed": -1,
+        "device": "cpu", "profiler": "torch", "compile": False, "cuda_graph": True, "seed": -1,
         "python": "3.11.2", "torch": "2.13.0", "cuda": "13.0", "driver": "580.1", "nsys": "2025.3.2",
         "host_cpu": "a CPU", "git_commit": "abc", "git_dirty": True, "peak_memory_bytes": 0, "warmup_steps": 0,
         "steps": 3, "gpu": "Some GPU", "command": "python train.py", "capture": "small.nsys-rep",

@@ -171,9 +171,7 @@ def test_timings_of_the_users_own_are_not_replaced(desk: Desk, run: Run) -> None
         (("--device", "cuda"), "Error: --device cuda: CUDA sees no GPU here. nsys-analyze doctor says what is missing"),
         (("--target-option", "it's"), "Error: --target-option: No closing quotation. Close the quotation mark"),
         (("--profiler", "nsys"), "Error: There is no nsys here. nsys-analyze doctor says how to fix it; or use --prof"),
-        (("--autograd-ranges",), "Error: --autograd-ranges is for nsys, and torch.profiler records here"),
         (("--nsys-option=-b none",), "Error: --nsys-option is for nsys, and torch.profiler records here"),
-        (("--trace", "cuda"), "Error: --trace is for nsys, and torch.profiler records here"),
         (("--profiler", "none", "--memory"), "Error: --memory is for a profiler"),
         (
             ("--profiler", "none", "--no-annotate", "--", "python", "a.py"),
@@ -246,14 +244,6 @@ def test_a_dry_run_of_a_program(desk: Desk, run: Run) -> None:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_plan, "gpu_count", lambda: 1)
     monkeypatch.setattr(run_plan, "torch_version", lambda: "2.13.0+cu130")
-
-
-def test_an_nsys_too_old_for_what_was_asked(desk: Desk, run: Run, nsys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_a_gpu(monkeypatch)
-    error = error_of(run("--autograd-ranges"))
-    assert error.startswith(f"Error: {nsys} ")
-    assert all(word in error for word in ("2022.4.2.1", "--pytorch", "2025.3 or newer"))
-    assert not desk.runs.exists()
 
 
 def binary_nsys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -103,11 +103,11 @@ def test_a_program_decides_for_itself_what_it_runs_on(monkeypatch: pytest.Monkey
 
 def test_nsys_is_told_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine(monkeypatch, gpus=1, nsys=make_recording_nsys(tmp_path))
-    made = plan(trace="cuda, nvtx,cudnn,", memory=True, nsys_option=("--gpu-metrics-devices=all", "-b none"))
+    made = plan(memory=True, nsys_option=("--trace=cuda,nvtx,cudnn", "-b none"))
     assert isinstance(made.profiler, NsysProfiler)
     command = made.profiler.command(("python", "a.py"), Path("out"))
     assert {"--trace=cuda,nvtx,cudnn", "--cuda-memory-usage=true"} <= set(command)
-    assert command[-5:] == ["--gpu-metrics-devices=all", "-b", "none", "python", "a.py"]
+    assert command[-5:] == ["--trace=cuda,nvtx,cudnn", "-b", "none", "python", "a.py"]
 
 
 def test_a_server_is_recorded_by_time_without_nsys_too_and_not_timed(tmp_path: Path) -> None:

@@ -33,15 +33,15 @@ def test_a_target_is_the_program_one_would_type() -> None:
     )  # fmt: skip
     assert target.run == Run(
         model="small", context_length=256, batch_size=4, mode="forward-backward", precision="fp32", attention="unfused",
-        optimizer="torch", compile=False, cuda_graph=False, device="cuda", steps=10, warmup_steps=5,
+        compile=False, cuda_graph=False, device="cuda", steps=10, warmup_steps=5,
     )  # fmt: skip
 
 
 def test_what_is_unusual_is_in_the_name_and_on_the_command_line() -> None:
-    (target,) = targets(batch_size=8, attention="sdpa", optimizer="plain", compile=True, more=("--seed", "3"))
-    assert target.name == "small_ctx256_train_fp32_b8_sdpa_compile_plain-optimizer"
+    (target,) = targets(batch_size=8, attention="sdpa", compile=True, more=("--seed", "3"))
+    assert target.name == "small_ctx256_train_fp32_b8_sdpa_compile"
     assert target.program[-2:] == ("--seed", "3")
-    for words in (("--batch-size", "8"), ("--attention", "sdpa"), ("--optimizer", "plain"), ("--compile",)):
+    for words in (("--batch-size", "8"), ("--attention", "sdpa"), ("--compile",)):
         at = target.program.index(words[0])
         assert target.program[at : at + len(words)] == words
 

@@ -77,7 +77,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
     recording = Recording(("Cuda", "GpuCtxSw"), "node")
     run = Run(
         device="cuda", profiler="nsys", gpu="H200", torch="2.9", precision="fp32", attention="sdpa", compile=False,
-        cuda_graph=False, optimizer="AdamW", seed=0, warmup_steps=1, steps=2, command="python a.py",
+        cuda_graph=False, seed=0, warmup_steps=1, steps=2, command="python a.py",
         profile_command="nsys profile python a.py", run="nsys-analyze run",
     )  # fmt: skip
     return replace(

@@ -29,8 +29,6 @@ _LINKS_FOLLOWED = 16
 _OPTION = re.compile(r"^\s+(?:-\w, )?(--[a-z-]+)=", re.MULTILINE)
 _LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--output", "-s": "--sample", "-t": "--trace"}
 _NO_IMPORT = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")  # nor was one needed
-#: What to do about an option that an older nsys lacks. 2025.3.2 has --pytorch, 2023.4.4 does not.
-_WITHOUT = {"--pytorch": "Install Nsight Systems 2025.3 or newer, or leave the autograd ranges out"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +39,8 @@ class ProfileOptions:
     seconds, some time of a program that runs on, and the program is ended behind it.
     """
 
-    trace: tuple[str, ...] = ("cuda", "nvtx")
     capture_range: bool = True
     memory: bool = False
-    autograd_ranges: bool = False
     delay: float | None = None
     duration: float | None = None
     extra: tuple[str, ...] = ()
@@ -72,7 +68,7 @@ def profile_command(
     arguments = [argument for argument in _arguments(options, by_rank) if argument.partition("=")[0] not in extra]
     for name in (argument.partition("=")[0] for argument in arguments):
         if name not in supported and name != "--cuda-graph-trace":
-            raise CaptureError(f"{nsys.path} is nsys {nsys.version} and knows no {name}", _WITHOUT.get(name, _NEWER))
+            raise CaptureError(f"{nsys.path} is nsys {nsys.version} and knows no {name}", _NEWER)
     arguments = [argument for argument in arguments if argument.partition("=")[0] in supported]
     output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %h, %p and %q{...}
     output += OF_RANK if by_rank else ""
@@ -120,18 +116,15 @@ def start_now(nsys: Nsys) -> None:
 
 
 def _arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
-    yield f"--trace={','.join(options.trace) or 'none'}"
+    yield "--trace=cuda,nvtx"
     yield "--sample=none"  # sampling the CPU is slow, and needs rights that containers withhold
     yield "--cpuctxsw=none"
     if options.capture_range:
         yield "--capture-range=cudaProfilerApi"
         yield "--capture-range-end=stop"  # its default ends the program at the range's end
-    if "cuda" in options.trace:
-        yield "--cuda-graph-trace=node"  # a graph traced as a whole has no kernels; older ones trace nodes anyway
+    yield "--cuda-graph-trace=node"  # a graph traced as a whole has no kernels; older ones trace nodes anyway
     if options.memory:
         yield "--cuda-memory-usage=true"
-    if options.autograd_ranges:
-        yield "--pytorch=autograd-nvtx"
     if options.runs_on:
         yield f"--delay={options.delay or 0:g}"
         if not by_rank:

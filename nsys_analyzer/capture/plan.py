@@ -35,7 +35,6 @@ _RANKS_OF_OURS = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_ta
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 #: A flag of Python with which it loads no hooks.
 _SHUTS_OUT = re.compile(r"(?:\S*/)?python\S*(?: -[WX] \S+| -(?![cm] )\S+)*? (-[^-WXcm ]*[IES]\S*)")
-DEFAULT_TRACE = "cuda,nvtx"
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 
 
@@ -44,9 +43,7 @@ class Recording:
     """How ``nsys-analyze run`` was asked to record, by its options: None, False and empty are those not given."""
 
     profiler: str | None = None
-    trace: str | None = None
     memory: bool = False
-    autograd_ranges: bool = False
     whole_program: bool = False
     nsys_option: tuple[str, ...] = ()
     delay: float | None = None
@@ -211,7 +208,7 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
         return _nsys(asked, nsys, on_gpu=on_gpu)
     if torch_version() is None:
         raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", INSTALL_TORCH)
-    _refuse(_given(asked, ["trace", "autograd_ranges", "nsys_option"]), "for nsys, and torch.profiler records here")
+    _refuse(_given(asked, ["nsys_option"]), "for nsys, and torch.profiler records here")
     recorder = TorchProfiler(
         asked.memory, asked.whole_program or asked.runs_on, asked.delay or 0, asked.duration or 0, runs_on=asked.runs_on
     )
@@ -238,13 +235,10 @@ def _usable_nsys() -> tuple[Nsys | None, str]:
 
 
 def _nsys(asked: Recording, nsys: Nsys, *, on_gpu: bool) -> tuple[Profiler, tuple[str, ...]]:
-    trace = DEFAULT_TRACE if asked.trace is None else asked.trace
     profile = ProfileOptions(
-        trace=tuple(word.strip() for word in trace.split(",") if word.strip()),
         # Nobody calls cudaProfilerStart without a GPU.
         capture_range=on_gpu and not (asked.whole_program or asked.runs_on),
         memory=asked.memory,
-        autograd_ranges=asked.autograd_ranges,
         delay=asked.delay,
         duration=asked.duration,
         extra=_words("--nsys-option", asked.nsys_option),

@@ -28,10 +28,7 @@ _NO_PLACE = "Free some space, or name another --output-dir; finished results sta
 @option(CONFIGURATION, "--target-option", multiple=True, metavar="OPTION", help="Passed on to the target. Repeatable.")
 @option(RECORDING, "--profiler", type=Choice(["nsys", "torch", "none"]),
               help="Profiler. Default: nsys where it and a GPU are there, else torch.")  # fmt: skip
-@option(RECORDING, "--trace", metavar="API[,...]",
-        help="APIs that nsys traces; with osrt a run takes ten times as long. Default: cuda,nvtx.")  # fmt: skip
 @option(RECORDING, "--memory", is_flag=True, help="Record memory events too.")
-@option(RECORDING, "--autograd-ranges", is_flag=True, help="An NVTX range around every operator of autograd (nsys).")
 @option(
     RECORDING, "--whole-program", is_flag=True, help="Record all, not only from cudaProfilerStart to cudaProfilerStop."
 )
@@ -53,7 +50,8 @@ _NO_PLACE = "Free some space, or name another --output-dir; finished results sta
 @option(PROGRAM, "--nproc", type=click.IntRange(1), metavar="N",
               help="Start a program of yours as N ranks, as torchrun does, and record each of them.")  # fmt: skip
 @option(PROGRAM, "--one-report", is_flag=True, help="With --nproc: one report of nsys over all ranks.")
-@option(RECORDING, "--nsys-option", multiple=True, metavar="OPTION", help="Passed on to nsys profile. Repeatable.")
+@option(RECORDING, "--nsys-option", multiple=True, metavar="OPTION",
+        help="Passed on to nsys profile, in place of our option of that name. Repeatable.")  # fmt: skip
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")
 def run(**options: Any) -> None:

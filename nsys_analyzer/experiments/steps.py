@@ -49,7 +49,6 @@ class StepCase(OfModel):
     mode: str = option("train", "the phases of a step: forward; loss and backward too; the optimizer too", MODES)
     precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
     attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ATTENTIONS)
-    optimizer: str = option("torch", "AdamW of torch.optim, or ours", ("torch", "plain"))
     compile: bool = option(False, "torch.compile the model")
     warmup_steps: int = option(5, "steps before the measured ones", least=0, cpu=1)
     steps: int = option(10, "measured steps", cpu=2)

@@ -71,7 +71,7 @@ BENCH = Bench(
         several(StepCase, "model", ("small", "medium", "large", "xl", "2.7B"), ("small",), help="sizes"),
         several(StepCase, "context_length", (128, 256, 512, 1024), (32, 64)),
         several(StepCase, "mode", MODES),
-        *single(StepCase, "batch_size", "precision", "optimizer"),
+        *single(StepCase, "batch_size", "precision"),
         *SHARED,
     ),
     target=TARGET,

@@ -75,7 +75,7 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[
     if covered is not None and covered < _COVERED * (modules.forward_coverage or 0.0):
         said = phrase(
             "Which modules backward belongs to is not known for {} of its time. "
-            "`nsys-analyze run --modules` records it, and for our own targets `--autograd-ranges` does.",
+            "`nsys-analyze run --modules` records it, and for our own targets `--nsys-option --pytorch=autograd-nvtx`.",
             percent(1 - covered),
         )
         yield Paragraph(said, capture=title)
