@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.comparison.comparison import THRESHOLD, Comparison
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
-from nsys_analyzer.analysis.findings.what_if import WhatIf
 from nsys_analyzer.analysis.findings.what_if import what_if as what_if
 from nsys_analyzer.analysis.kernels.frame import kernel_frame
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
@@ -145,13 +144,6 @@ def _comparisons_as_html(found: Comparisons) -> str:
     return _report_as_html(Report("", (answer(found, THRESHOLD),)))
 
 
-def _what_if_as_html(found: WhatIf) -> str:
-    """Returns what ``nsys-analyze what-if`` says."""
-    from nsys_analyzer.report.sections.what_if import answer
-
-    return _report_as_html(Report("", (answer(found),)))
-
-
 def _comparison_as_html(comparison: Comparison) -> str:
     """Returns what ``nsys-analyze compare`` says of one pair."""
     return _comparisons_as_html(Comparisons((comparison,), (), ()))
@@ -161,5 +153,4 @@ def _comparison_as_html(comparison: Comparison) -> str:
 setattr(Report, "_repr_html_", _report_as_html)  # noqa: B010 - it is no attribute for a type checker
 setattr(CaptureSummary, "_repr_html_", _summary_as_html)  # noqa: B010
 setattr(Comparisons, "_repr_html_", _comparisons_as_html)  # noqa: B010
-setattr(WhatIf, "_repr_html_", _what_if_as_html)  # noqa: B010
 setattr(Comparison, "_repr_html_", _comparison_as_html)  # noqa: B010

@@ -36,13 +36,6 @@ database.close()
 """
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    return cache
-
-
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "captures" / "run.nsys-rep"
@@ -129,51 +122,15 @@ def test_a_fresh_export_needs_no_nsys(report: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_that_cannot_be_written(
-    report: Path, own_cache: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nsys = fake_nsys()
-    captures = report.parent
-    # Root writes where the mode forbids it, so the question is answered for it.
-    monkeypatch.setattr(sources, "_is_writable", lambda folder: folder != captures)
-    sqlite = export_of(report)
-    assert sqlite.name == "run.sqlite"
-    assert sqlite.is_relative_to(own_cache / "nsys-analyze")
-    assert made_from(sqlite) == b"first capture"
-    assert sqlite.parent.stat().st_mode & 0o777 == 0o700
-    assert [path.name for path in captures.iterdir()] == ["run.nsys-rep"]
-
-    assert export_of(report) == sqlite
-    assert calls_of(nsys) == 1
-    age(sqlite, seconds=3600)
-    assert export_of(report) == sqlite
-    assert calls_of(nsys) == 2
-
-
-def test_reports_of_one_name_have_a_cache_each(
-    report: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    report: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_nsys()
-    other = tmp_path / "others" / "run.nsys-rep"
-    other.parent.mkdir()
-    other.write_bytes(b"another capture")
-    monkeypatch.setattr(sources, "_is_writable", lambda _folder: False)
-    assert made_from(export_of(report)) == b"first capture"
-    assert made_from(export_of(other)) == b"another capture"
 
+    def refuse(**_: object) -> str:  # root writes where the mode forbids it
+        raise PermissionError(13, "Permission denied")
 
-def test_writability_is_tried(tmp_path: Path) -> None:
-    assert sources._is_writable(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    assert not sources._is_writable(tmp_path / "absent")
-
-
-def test_a_cache_that_cannot_be_made(
-    report: Path, own_cache: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_nsys()
-    own_cache.write_text("a file where the folder should be")
-    monkeypatch.setattr(sources, "_is_writable", lambda _folder: False)
-    with pytest.raises(ExportError, match="Set XDG_CACHE_HOME to a folder that can be written"):
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(ExportError, match=r"cannot be written: .*Export it to another place: nsys export"):
         export_of(report)
 
 

@@ -6,11 +6,8 @@ and Arrow: the tables, columns and rows that ``nsys-analyze share`` keeps, in th
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tarfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,71 +93,13 @@ def test_commands_take_a_folder(tmp_path: Path) -> None:
     assert "CUPTI_ACTIVITY_KIND_KERNEL: " in CliRunner().invoke(cli, ["info", str(folder)]).output
 
 
-FAKE_NSYS = """#!{python}
-import os, shutil, sys
-if sys.argv[1:] == ["--version"]:
-    print("NVIDIA Nsight Systems version {version}")
-    sys.exit()
-kind, output = sys.argv[3], sys.argv[7]
-open(os.path.join(os.path.dirname(__file__), "calls"), "a").write(kind + "\\n")
-if kind == "sqlite":
-    shutil.copyfile({exports!r}[kind], output)
-else:
-    shutil.copytree({exports!r}[kind], output, copy_function=shutil.copyfile)
-"""
-
-
-@pytest.fixture
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """A report, and an nsys of some version that exports it; each call adds a line to ``nsys/calls``."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    exported = training_step(Export().gpu()).write(tmp_path / "exported.sqlite")
-    exports = {"sqlite": str(exported), "parquetdir": str(as_folder(exported, tmp_path / "exported"))}
-
-    def install(version: str) -> Path:
-        nsys = tmp_path / "nsys" / "nsys"
-        nsys.parent.mkdir()
-        nsys.write_text(FAKE_NSYS.format(python=sys.executable, version=version, exports=exports))
-        nsys.chmod(0o755)
-        monkeypatch.setenv("NSYS", str(nsys))
-        path = tmp_path / "captures" / "run.nsys-rep"
-        path.parent.mkdir()
-        path.write_bytes(b"a report")
-        path.chmod(0o600)
-        return path
-
-    return install
-
-
-def test_a_report_becomes_a_folder_once(tmp_path: Path, report: Callable[[str], Path]) -> None:
-    """By an nsys that writes whole ones; it is made again when the report is newer, and a folder holds one capture."""
-    path = report("2025.3.2.474-1")
-    folder = path.with_name("run_pqtdir")
-    assert export_of(path) == export_of(path) == folder
-    assert (tmp_path / "nsys" / "calls").read_text() == "parquetdir\n"
-    assert folder.stat().st_mode & 0o077 == 0  # as closed to others as its report
-    assert find_traces([path.parent]) == [folder]
-    assert sorted(one.name for one in path.parent.iterdir()) == ["run.nsys-rep", "run_pqtdir"]
-    later = time.time() + 10
-    os.utime(path, (later, later))
-    assert find_traces([path.parent]) == [path]
-    assert export_of(path) == folder
-    assert (tmp_path / "nsys" / "calls").read_text() == "parquetdir\n" * 2
-
-
-def test_an_older_nsys_exports_to_sqlite(tmp_path: Path, report: Callable[[str], Path]) -> None:
-    """That of 2023.4 writes folders without a table that SQLite has."""
-    path = report("2023.4.4.54-1")
-    assert export_of(path) == path.with_name("run.sqlite")
-    assert (tmp_path / "nsys" / "calls").read_text() == "sqlite\n"
-
-
-def test_a_current_export_is_taken_whatever_it_is(report: Callable[[str], Path], tmp_path: Path) -> None:
-    path = report("2025.3.2.474-1")
-    assert export_of(path, as_sqlite=True) == export_of(path) == path.with_name("run.sqlite")
-    arrow = as_folder(path.with_name("run.sqlite"), path.with_name("run_arwdir"), ".arrow")
-    assert export_of(path) == arrow
-    assert (tmp_path / "nsys" / "calls").read_text() == "sqlite\n"
+def test_a_current_export_is_taken_whatever_it_is(tmp_path: Path) -> None:
+    report = tmp_path / "run.nsys-rep"
+    report.write_bytes(b"a report")
+    sqlite = training_step(Export().gpu()).write(tmp_path / "run.sqlite")
+    assert export_of(report) == sqlite
+    folder = as_folder(sqlite, tmp_path / "run_arwdir", ".arrow")
+    assert export_of(report) == folder
 
 
 def test_a_folder_of_a_run_has_its_manifest(tmp_path: Path) -> None:

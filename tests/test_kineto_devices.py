@@ -12,7 +12,6 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.share import share
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     BEGIN_CAPTURE,
@@ -22,6 +21,7 @@ from nsys_analyzer.trace.columns import (
     LAUNCH_GRAPH,
     SYNCHRONIZE,
 )
+from tests.support.export import shared_copy
 from tests.support.kineto import MAIN, PID, Kineto
 
 GEMM = "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32"
@@ -64,7 +64,7 @@ def test_hip_and_rocm_stand_where_cuda_does(
     trace = amd(name)
     trace.properties |= properties
     path = trace.write(tmp_path / "t.json")
-    for each in (path, share(path, tmp_path / "copy.sqlite").path):
+    for each in (path, shared_copy(path, tmp_path / "copy.sqlite")):
         metadata = Trace.load(each).metadata
         assert (metadata.platform, metadata.runtime) == ("HIP", runtime)
         assert summary_of(each).gpu == gpu

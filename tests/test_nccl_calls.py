@@ -12,9 +12,8 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranks.member import Collectives
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.share import share
 from nsys_analyzer.trace.ranks import NcclCalls
-from tests.support.export import GEMM, Export, global_tid
+from tests.support.export import GEMM, Export, global_tid, shared_copy
 from tests.support.ranks import (
     COLLECTIVE,
     EXCHANGE,
@@ -80,7 +79,7 @@ def test_a_communicator_is_of_as_many_ranks_as_it_was_made_for(noted: Noted, tmp
     rank = own_captures(4, noted)[0].call("ncclAllReduce", 10, 8).call("ncclAllReduce", 20, 8, communicator=5)
     rank.call("ncclAllReduce", 30, 8, communicator=2**63 + 6).init(2**63 + 6, 2)
     path = rank.export.write(tmp_path / "t.sqlite")
-    for read in (path, share(path, tmp_path / "copy.sqlite").path):
+    for read in (path, shared_copy(path, tmp_path / "copy.sqlite")):
         assert Trace.load(read).nccl_calls.ranks.tolist() == [4, 0, 2]
 
 
@@ -235,7 +234,7 @@ def test_a_process_that_exchanges_nothing_is_no_member(tmp_path: Path) -> None:
 
 def test_a_copy_to_share_keeps_what_the_messages_are(tmp_path: Path) -> None:
     rank = alone("binary").collective("all-reduce", 10, 20, size=1234567)
-    copied = share(rank.export.write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite").path
+    copied = shared_copy(rank.export.write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite")
     (summary,) = summarize(Trace.load(copied), "t")
     (member,) = summary.members
     assert (member.rank, member.collectives.kind.tolist()) == (0, [0])

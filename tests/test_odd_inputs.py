@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.errors import ConfigurationError, ExportError, NsysAnalyzerError
+from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.report.writing import file_names
 from nsys_analyzer.runs.manifest import ManifestError, manifests_without_trace, read_manifest
@@ -83,11 +83,6 @@ def test_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     assert len(Trace.load(trace).operations) > 0
     assert [path.name for path in tmp_path.iterdir()] == ["t.json.gz"]
-    monkeypatch.setattr("nsys_analyzer.trace.sources._is_writable", lambda _: False)
-    monkeypatch.setattr("nsys_analyzer.trace.sources.find_nsys", lambda: Path("nsys"))
-    (tmp_path / "t.nsys-rep").write_bytes(b"report")
-    with pytest.raises(ExportError, match=r"no home folder.*XDG_CACHE_HOME"):
-        Trace.load(tmp_path / "t.nsys-rep")
 
 
 def test_a_closed_standard_output_is_one_line(tmp_path: Path) -> None:

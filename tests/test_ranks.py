@@ -15,8 +15,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.share import share
-from tests.support.export import GEMM, Export, global_tid
+from tests.support.export import GEMM, Export, global_tid, shared_copy
 from tests.support.kineto import Kineto
 from tests.support.ranks import INIT, binary, with_schemas
 
@@ -171,7 +170,7 @@ def test_of_several_processes_the_environment_tells_none(tmp_path: Path) -> None
 
 def test_a_copy_to_share_keeps_the_rank_and_nothing_beside_it(tmp_path: Path) -> None:
     export = of_ranks(of_ranks(with_schemas(two_processes())), "binaryData")
-    copied = share(export.write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite").path
+    copied = shared_copy(export.write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite")
     assert labels(copied) == BY_RANK
     assert b"9123456789" not in copied.read_bytes()
     assert struct.pack("<Q", 9_123_456_789) not in copied.read_bytes()
@@ -179,9 +178,9 @@ def test_a_copy_to_share_keeps_the_rank_and_nothing_beside_it(tmp_path: Path) ->
 
 def test_a_copy_keeps_the_rank_of_the_environment(tmp_path: Path) -> None:
     export = environment(one_process(), RANK=3, WORLD_SIZE=8, SECRET_TOKEN="swordfish9")
-    copied = share(export.write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite").path
+    copied = shared_copy(export.write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite")
     assert b"swordfish9" not in copied.read_bytes()
-    for path in (copied, share(copied, tmp_path / "again.sqlite").path):
+    for path in (copied, shared_copy(copied, tmp_path / "again.sqlite")):
         assert labels(path) == [("rank 3", 3, 100)]
 
 

@@ -21,8 +21,7 @@ from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.share import share
-from tests.support.export import AUTOGRAD, GEMM, MAIN, Export, global_tid
+from tests.support.export import AUTOGRAD, GEMM, MAIN, Export, global_tid, shared_copy
 from tests.support.kineto import Kineto
 
 US, MS = 1_000, 1_000_000
@@ -147,9 +146,8 @@ def test_what_was_traced_besides_leaves_no_upper_bound(tmp_path: Path) -> None:
 
 def test_a_copy_to_share_tells_what_was_traced_besides(tmp_path: Path) -> None:
     path = forward(3).add("OSRT_API", id=1, value="open(/home/ann)").write(tmp_path / "t.sqlite")
-    copied = share(path, tmp_path / "copy.sqlite")
-    assert copied.tables["OSRT_API"] == 1
-    (of_trace,), (of_copy,) = summarize(Trace.load(path), "t"), summarize(Trace.load(copied.path), "t")
+    copied = shared_copy(path, tmp_path / "copy.sqlite")
+    (of_trace,), (of_copy,) = summarize(Trace.load(path), "t"), summarize(Trace.load(copied), "t")
     assert share_of(of_copy) == share_of(of_trace)
     assert share_of(of_copy).high == 1.0
 

@@ -70,7 +70,7 @@ class NsysProfiler:
         Raises:
             NsysAnalyzerError: nothing was recorded, or it cannot be exported.
         """
-        export_of(finished_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s), timeout_s, as_sqlite=True)
+        export_of(finished_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s), timeout_s)
 
 
 @dataclass(frozen=True)

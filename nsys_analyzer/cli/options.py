@@ -138,7 +138,7 @@ def unprofiled_options(function: Command) -> Command:
         ),
         option(
             INPUT, "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
-            help="Times of runs without the profiler, CSV or JSON: a row for each phase (phase, mean_ms), or a column "
+            help="Times of runs without the profiler, as CSV: a row for each phase (phase, mean_ms), or a column "
             "(forward_ms, step_ms). Repeatable. Default: FOLDER/timings.csv.",
         ),
     ):  # fmt: skip

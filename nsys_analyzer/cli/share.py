@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from nsys_analyzer.cli.help import OUTPUT, SHOWN, command, option
 from nsys_analyzer.cli.options import trace_argument
 
 if TYPE_CHECKING:
-    from nsys_analyzer.share import Shared
+    from nsys_analyzer.share.names import Renamed
 
 _WIDTH = 100
 
@@ -51,7 +51,7 @@ def share(
     from nsys_analyzer.share import share as write_copy
 
     patterns = [_pattern(text) for text in ((".*",) if keep_all_names else keep)]
-    for line in _lines(write_copy(trace, output, force=force, keep=patterns, keep_source=keep_source)):
+    for line in _lines(output, write_copy(trace, output, force=force, keep=patterns, keep_source=keep_source)):
         click.echo(line)
 
 
@@ -62,25 +62,15 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise click.BadParameter(f"{text!r} is no regular expression ({error})", param_hint="--keep") from error
 
 
-def _lines(shared: Shared) -> Iterator[str]:
-    yield f"{shared.path}: {_size(shared.bytes_after)}, of {_size(shared.bytes_before)}"
-    tables = _listed(shared.tables)
-    yield f"Left out: {len(shared.tables)} tables{tables}"
-    if shared.stacks:
-        yield "Left out: the program's stacks, its paths and lines; --keep-source keeps them"
-    yield f"Names replaced by an alias: {len(shared.renamed):,}"
-    for renamed in shared.renamed:  # on one line, control characters escaped
-        text = renamed.text.encode("unicode_escape").decode().replace("\\u2026", "…")
-        yield f"  {renamed.alias}: {text[:_WIDTH]}{'…' if len(text) > _WIDTH else ''}"
-    if shared.renamed:
+def _lines(output: Path, renamed: Sequence[Renamed]) -> Iterator[str]:
+    yield f"{output}: {_size(output.stat().st_size)}"
+    yield f"Names replaced by an alias: {len(renamed):,}"
+    for one in renamed:  # on one line, control characters escaped
+        text = one.text.encode("unicode_escape").decode().replace("\\u2026", "…")
+        yield f"  {one.alias}: {text[:_WIDTH]}{'…' if len(text) > _WIDTH else ''}"
+    if renamed:
         yield "The list above is for you, and not in the copy. Allow names of it with --keep REGEX, or --keep-all-names"
-    yield f"Other names are kept. See for yourself: nsys-analyze info {shared.path}"
-
-
-def _listed(rows: dict[str, int]) -> str:
-    most = sorted(rows.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{name} {count:,}" for name, count in most[:4])
-    return f" ({shown}{', …' if len(most) > 4 else ''})" if shown else ""
+    yield f"Other names are kept. See for yourself: nsys-analyze info {output}"
 
 
 def _size(size: int) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +61,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NEAR = 256
-#: Threads that compress while numpy makes what comes next: zlib lets go of Python's lock.
-_THREADS = 2
 _PACKED_BYTES = 1 << 20
 #: The categories of API calls.
 _CALLS = {
@@ -78,8 +74,6 @@ _BLOCKS_NS = 20_000
 _TEXTS = ("class", "phase", "range_path", "operator", "precision", "copy")
 _NUMBERS = ("launch_latency_ns", "thread_blocks", "bytes", "instance", "correlation_id")
 _FIRST_SYNTHETIC = 1 << 24  # above every process ID of Linux
-#: Layers of slices inside each other that are looked at one by one.
-_LAYERS = 100
 
 
 def write(captures: Sequence[Capture], path: Path) -> None:
@@ -99,20 +93,13 @@ def is_ours(path: Path) -> bool:
 
 def _packed(packets: Iterable[bytes]) -> Iterator[bytes]:
     """Yields the packets in compressed ones, in their order, several small ones together."""
-    waiting: deque[Future[bytes]] = deque()
     some = bytearray()
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for packet in packets:
-            some += packet
-            if len(some) >= _PACKED_BYTES:
-                waiting.append(threads.submit(compressed, bytes(some)))
-                some.clear()
-            if len(waiting) > _THREADS:
-                yield waiting.popleft().result()
-        for content in waiting:
-            yield content.result()
-        if some:
+    for packet in packets:
+        some += packet
+        if len(some) >= _PACKED_BYTES:
             yield compressed(bytes(some))
+            some.clear()
+    yield compressed(bytes(some))
 
 
 class Ids:
@@ -351,7 +338,7 @@ def lanes(start: Ints, end: Ints, *, nested: bool) -> Ints:
     order = np.lexsort((-end, start))
     lane = np.zeros(len(start), np.int64)
     first, last = start[order], end[order]
-    if (first[1:] >= last[:-1]).all() or (nested and _are_nested(first, last)):
+    if (first[1:] >= last[:-1]).all():
         return lane
     stacks: list[list[int]] = [[]]  # of each lane, the ends of what is open
     found = []
@@ -370,16 +357,3 @@ def lanes(start: Ints, end: Ints, *, nested: bool) -> Ints:
         found.append(number)
     lane[order] = found
     return lane
-
-
-def _are_nested(first: Ints, last: Ints) -> bool:
-    """Returns whether it is known that no slices cross, in the order of :func:`lanes`: layer by layer from outside."""
-    for _ in range(_LAYERS):
-        if not len(first):
-            return True
-        reached = np.maximum.accumulate(np.append(first[0] - 1, last))[:-1]
-        outer = last > reached  # what ends no later than one that began before it lies inside
-        if (first[outer][1:] < last[outer][:-1]).any():
-            return False
-        first, last = first[~outer], last[~outer]
-    return False

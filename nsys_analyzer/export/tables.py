@@ -1,12 +1,10 @@
-"""The table of GPU operations in three formats, Parquet, CSV and SQLite, and what its columns are."""
+"""The table of GPU operations in two formats, Parquet and CSV, and what its columns are."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.kernels.frame import OPERATION_COLUMNS, operation_frame
 from nsys_analyzer.export.writing import Capture
@@ -16,11 +14,6 @@ if TYPE_CHECKING:
 
 _GENERATOR = {"generator": "nsys-analyze export"}
 _START_OF_PARQUET = b"PAR1"
-#: SQLite keeps it at the byte 68 of the file: "nsys" as a number.
-_APPLICATION_ID = int.from_bytes(b"nsys", "big")
-_START_OF_SQLITE, _PLACE = b"SQLite format 3\0", 68
-_TABLE = "gpu_operations"
-_ROWS = 20_000
 
 
 class Parquet:
@@ -74,37 +67,6 @@ class Csv:
         """Returns whether a file has the columns of a table that was written here."""
         with path.open("rb") as file:
             return file.readline(2 * len(_header())) == _header()
-
-
-class Sqlite:
-    """An SQLite database with one table."""
-
-    @staticmethod
-    def write(captures: Sequence[Capture], path: Path) -> None:
-        """Writes the operations of the captures into the table."""
-        from sqlite_utils import Database
-
-        types: dict[str, Any] = {"category": str, "integer": int, "flag": int}
-        with closing(sqlite3.connect(path)) as connection:
-            # The file takes its name when it is complete: a journal would guard nothing.
-            connection.execute("PRAGMA journal_mode = OFF")
-            connection.execute("PRAGMA synchronous = OFF")
-            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            columns = {name: types[column.type] for name, column in OPERATION_COLUMNS.items()}
-            table = Database(connection).create_table(_TABLE, columns)
-            marks = ", ".join("?" * len(OPERATION_COLUMNS))
-            with connection:
-                for operations in _operation_tables(captures):
-                    for batch in _plain_texts(operations).to_batches(_ROWS):
-                        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-                        connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", rows)
-
-    @staticmethod
-    def is_ours(path: Path) -> bool:
-        """Returns whether a file is a database that was written here."""
-        with path.open("rb") as file:
-            start = file.read(_PLACE + 4)
-        return start.startswith(_START_OF_SQLITE) and start[_PLACE:] == _APPLICATION_ID.to_bytes(4, "big")
 
 
 def column_reference() -> Iterator[tuple[str, str, str, str]]:

@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_type
 import msgspec
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.system.atomic_write import append_text, write_text
+from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.strict_json import check_numbers, decode_json
 
 Scalar: TypeAlias = str | int | float | bool | None
@@ -187,12 +187,17 @@ def note_command(folder: Path, command: str) -> None:
     whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
     with path.open("r+b") as file:
         file.truncate(len(whole))
-    append_text(path, json.dumps({"run": command}) + "\n")
+    _append(folder, {"run": command})
 
 
 def add_row(folder: Path, row: Row[Any, Any]) -> None:
     """Adds a row to the file."""
-    append_text(folder / NAME, json.dumps(row.written()) + "\n")
+    _append(folder, row.written())
+
+
+def _append(folder: Path, values: Mapping[str, Any]) -> None:
+    with (folder / NAME).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...]]:

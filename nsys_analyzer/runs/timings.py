@@ -1,13 +1,12 @@
 """Times of runs without a profiler: from tables that benchmark scripts write, and from the manifests of a sweep.
 
-Tables are CSV or JSON. A sweep writes one of its own for people, ``timings.csv``.
+Tables are CSV. A sweep writes one of its own for people, ``timings.csv``.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 import textwrap
@@ -42,7 +41,7 @@ WRITTEN = (
     "peak_memory_bytes", "status", "message",
 )  # fmt: skip
 #: What scripts call each column, in any case and with any punctuation. Any other column is a condition of the run, but
-#: for one of results: its name has a unit, or its cells are decimals or lists.
+#: for one of results: its name has a unit, or its cells are decimals.
 COLUMNS = {
     "capture": "capture",
     "phase": "phase pass pass_type stage",
@@ -63,7 +62,7 @@ COLUMNS = {
     "optimizer": "optimizer optim optimizer_name",
     "device": "device device_type",
     "gpu": "gpu gpu_name gpu_type device_name",
-    "warmup_steps": "warmup_steps warmup warm_up is_warmup num_warmup num_warmup_steps n_warmup warmup_iters",
+    "warmup_steps": "warmup_steps warmup warm_up num_warmup num_warmup_steps n_warmup warmup_iters",
     "steps": "steps n num_steps n_steps measure_steps num_measure_steps timed_steps iters num_iters num_trials",
     "status": "status outcome",
     "message": "message error",
@@ -262,12 +261,6 @@ def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str
     unitless = [header for header, unit in times.values() if unit is None]
     notes = [f"{', '.join(unitless)}: no unit in the column's name, read as seconds"] if unitless else []
 
-    warmup = table.get("warmup_steps", pd.Series("", table.index)).str.lower()
-    if set(warmup) <= {"true", "false"}:
-        notes.append(f"{(warmup == 'true').sum()} rows of warm-up are left out")
-        table = table[warmup == "false"].drop(columns="warmup_steps")
-        if table.empty:
-            raise TimingsError(f"{path}: every row is warm-up", "Write a row for the steps after it, too")
     others = [name for name in map(str, table) if name not in COLUMNS]
     table = table.drop(columns=[name for name in others if _is_result(name, table[name].unique())])
     table = table.assign(place=[f"{path.name}, {table.index.name} {number}" for number in table.index])
@@ -299,7 +292,7 @@ def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str
 
 
 def _table(path: Path) -> pd.DataFrame:
-    """Returns the texts of a file by its headers, "" for what is missing; the index is the line, or the row of JSON.
+    """Returns the texts of a file by its headers, "" for what is missing; the index is the line.
 
     Raises:
         TimingsError: no such file, no table, or no row.
@@ -310,29 +303,20 @@ def _table(path: Path) -> pd.DataFrame:
         raise TimingsError(f"{path}: is a pipe or a device", "Give the path of a CSV file")
     try:
         text = path.read_bytes().decode("utf-8-sig").lstrip("\r\n")
-        first, *others = text.strip().splitlines() or [""]
-        if first[:1] in ("[", "{"):
-            is_row_each = first[:1] == "{" and first.rstrip()[-1:] == "}" and others
-            rows = [json.loads(line) for line in (first, *others) if line.strip()] if is_row_each else json.loads(text)
-            frame = pd.DataFrame(rows, dtype=object).rename_axis("row")
-            frame = frame.map(lambda cell: "" if cell is None or cell != cell else str(cell))
-        else:
-            frame = pd.read_csv(
-                io.StringIO(text), sep=max(",;\t", key=text.partition("\n")[0].count), header=None, dtype=str,
-                keep_default_na=False, skipinitialspace=True, skip_blank_lines=False,
-            ).fillna("")  # fmt: skip
-            frame = frame.set_axis(frame.iloc[0], axis=1).iloc[1:].rename_axis("line")
+        frame = pd.read_csv(
+            io.StringIO(text), sep=max(",;\t", key=text.partition("\n")[0].count), header=None, dtype=str,
+            keep_default_na=False, skipinitialspace=True, skip_blank_lines=False,
+        ).fillna("")  # fmt: skip
+        frame = frame.set_axis(frame.iloc[0].str.strip(), axis=1).iloc[1:].rename_axis("line")
         frame.index += 1
-        frame.columns = frame.columns.str.strip()  # of JSON that is no list of objects they are numbers
         frame = frame.loc[:, ~frame.columns.duplicated()]
         frame = frame.apply(lambda column: column.str.strip().str.replace(r"^(\d+)\.0+$", r"\1", regex=True))
         frame = frame.mask(frame.apply(lambda column: column.str.lower().isin(_MISSING)), "")
         frame = pd.DataFrame(frame[(frame != "").any(axis=1)])
     except OSError as error:
         raise TimingsError(f"{path}: cannot be read ({error.strerror})", "Give the path of a CSV file") from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # pandas' errors among them
-        why = f" ({textwrap.shorten(str(error), 200)})" if isinstance(error, ValueError) else ""
-        raise TimingsError(f"{path}: neither CSV nor JSON of rows{why}", _NEEDED) from error
+    except ValueError as error:  # pandas' errors among them
+        raise TimingsError(f"{path}: no CSV ({textwrap.shorten(str(error), 200)})", _NEEDED) from error
     if frame.empty:
         raise TimingsError(f"{path}: no rows", _NEEDED)
     return frame
@@ -371,7 +355,7 @@ def _is_result(name: str, texts: Iterable[str]) -> bool:
     """Returns whether a column without a meaning here tells no runs apart: one of results."""
     numbers = [text for text in texts if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text.lower())]
     has_unit = any(_MEANING_OF.get(word, ("",))[0] == "unit" for word in _word(name).split("_"))
-    return has_unit or any("." in text for text in numbers) or any(text[:1] in ("[", "{") for text in texts)
+    return has_unit or any("." in text for text in numbers)
 
 
 def _status(text: str) -> str:

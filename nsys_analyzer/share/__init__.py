@@ -6,7 +6,6 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, rows_of
 from nsys_analyzer.trace.ranks import noted_calls, read_nccl_calls, read_ranks
 from nsys_analyzer.trace.reader import Reader, write_sqlite
-from nsys_analyzer.trace.schema import Column, Table
+from nsys_analyzer.trace.schema import Table
 from nsys_analyzer.trace.sources import check_no_input, open_capture, trace_stem
 from nsys_analyzer.trace.stacks import stacks_beside
 from nsys_analyzer.trace.trace import check_recorded, costly_tables
@@ -31,19 +30,7 @@ if TYPE_CHECKING:
 #: of ours.
 _BEHIND = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALLS)
 
-#: Columns of numbers that are kept beside those that the package reads: what a look at one kernel or copy asks for.
-_MORE_COLUMNS = {
-    "kernel": ("blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
-    "memory": ("deviceId", "address", "memKind"),
-    "gpus": ("clockRate", "computeMajor", "computeMinor"),
-}  # fmt: skip
-_TABLES = tuple(
-    replace(
-        table, columns=(*table.columns, *(Column(name, (name,), 0, "") for name in _MORE_COLUMNS.get(table.key, ())))
-    )
-    for table in dict.fromkeys(schema.TABLES.values())
-    if table not in _BEHIND
-)
+_TABLES = tuple(table for table in dict.fromkeys(schema.TABLES.values()) if table not in _BEHIND)
 
 #: The properties that are kept; not the command line of the program, which is its owner's.
 _PROPERTIES = {
@@ -62,31 +49,13 @@ _ROLES = {"kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATO
 _STRING_IDS = ("name", "text_id")
 
 
-@dataclass(frozen=True)
-class Shared:
-    """A copy, and what is not in it.
-
-    Attributes:
-        tables: rows of each table that is not in the copy; those without rows and nsys's lists of codes not told.
-        renamed: names that have an alias in the copy.
-        stacks: the files of the program's stacks that are not beside the copy.
-    """
-
-    path: Path
-    bytes_before: int
-    bytes_after: int
-    tables: dict[str, int]
-    renamed: tuple[Renamed, ...]
-    stacks: tuple[Path, ...] = ()
-
-
 def share(
     trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = (), keep_source: bool = False
-) -> Shared:
-    """Copies what analysis needs of a trace into a new SQLite export, which appears whole or not at all.
+) -> tuple[Renamed, ...]:
+    """Copies what analysis needs of a trace into a new SQLite export, and returns the names that have an alias there.
 
-    The copy gives the same figures as the trace; the program's command line is not in its report, and names that
-    nobody allowed are aliases.
+    It appears whole or not at all, and gives the same figures as the trace. The program's command line is not in its
+    report, and names that nobody allowed are aliases.
 
     Args:
         trace: whatever ``Trace.load`` takes.
@@ -103,9 +72,8 @@ def share(
     reader = open_capture(trace)
     _check_output(reader.path, output, force=force)  # which may have been made just now
     check_recorded(reader, reader.path)
-    scrubber, stacks = Scrubber(keep), stacks_beside(trace)
+    scrubber = Scrubber(keep)
     tables = _copied_tables(reader, scrubber) | _tables_of_ranks(reader)
-    after = {name: table.num_rows for name, table in tables.items()}
     # Verdicts depend on whether these things were recorded, and on nothing that the tables hold.
     no_rows = arrow_table({mark: np.empty(0, np.int64) for mark in schema.COSTLY_MARK})
     tables |= dict.fromkeys(costly_tables(reader), no_rows)
@@ -113,17 +81,12 @@ def share(
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(output) as unfinished:
             write_sqlite(tables, unfinished)
-        for path in stacks if keep_source else ():
+        for path in stacks_beside(trace) if keep_source else ():
             shutil.copyfile(path, output.with_name(path.name.replace(trace_stem(trace), output.stem, 1)))
     except OSError as error:
         reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or error
         raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
-    files = reader.path.iterdir() if reader.path.is_dir() else [reader.path]
-    sizes = sum(file.stat().st_size for file in files), output.stat().st_size
-    before = reader.counts([name for name in reader.columns_of if not name.startswith("ENUM_")])
-    others = {name: count for name, count in before.items() if count and not after.get(name)}
-    left = () if keep_source else tuple(stacks)
-    return Shared(output, *sizes, others, tuple(scrubber.renamed), left)
+    return tuple(scrubber.renamed)
 
 
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:

@@ -62,46 +62,11 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
         unfinished.replace(place)
 
 
-@contextmanager
-def atomic_folder(target: Path, source: Path) -> Iterator[Path]:
-    """Yields a path for a new folder, which replaces ``target`` when the block ends without an error.
-
-    It is open to those who may read ``source``, the file that it is another form of, and to nobody else.
-
-    Raises:
-        NoSpaceError: the disk is full.
-        OSError: the folder around it cannot be written.
-    """
-    place = Path(os.path.realpath(target))
-    with _full_disk_named(target), _unfinished_folder(place) as folder:
-        unfinished = folder / place.name
-        yield unfinished
-        readers = source.stat().st_mode & 0o044
-        unfinished.chmod(0o700 | readers | readers >> 2)
-        if place.exists():  # a folder in use is not replaced in one step
-            place.rename(folder / "before")
-        unfinished.rename(place)
-
-
 def write_text(target: Path, text: str) -> None:
     """Writes a text file atomically, as UTF-8; raises what :func:`atomic_write` does."""
     content = text.encode()
     with atomic_write(target, len(content)) as unfinished:
         unfinished.write_bytes(content)
-
-
-def append_text(target: Path, text: str) -> None:
-    """Appends a text to a file: all of it or nothing; raises what :func:`atomic_write` does."""
-    content = text.encode()
-    with _full_disk_named(target, len(content)), target.open("ab", buffering=0) as file:
-        end = file.tell()
-        try:
-            written = file.write(content)
-            if written < len(content):  # a disk takes what still fits, and says that it is full at the next write
-                file.write(content[written:])
-        except OSError:
-            file.truncate(end)
-            raise
 
 
 def check_regular(path: Path, hint: str = "Name a file") -> None:

@@ -204,6 +204,7 @@ MEMORY = Table(
         _column("bytes", doc="bytes allocated or freed"),
         _column("operation", "memoryOperationType", doc="0 allocation, 1 free"),
         _column("alive", "localMemoryPoolUtilizedSize", default=-1, doc="bytes in use in its pool; -1 without a pool"),
+        _column("kind", "memKind", doc="the kind of memory, by which rows are chosen"),
     ),
     # The device's memory that a program asked for, not that of its code's static variables, nor the host's.
     filter=Filter("memKind", (2, 3, 4)),

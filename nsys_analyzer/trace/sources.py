@@ -7,12 +7,10 @@ A new format is a function that opens its files as a :class:`~nsys_analyzer.trac
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from glob import escape
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.errors import ExportError, NsysAnalyzerError
-from nsys_analyzer.system.atomic_write import atomic_folder, atomic_write
+from nsys_analyzer.system.atomic_write import atomic_write
 from nsys_analyzer.system.nsys import find_nsys, nsys_version, numbers_in
 from nsys_analyzer.system.process import run_captured
 from nsys_analyzer.trace.schema import EXPORT as EXPORT_TABLE
@@ -32,17 +30,13 @@ if TYPE_CHECKING:
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 """Of reports: ``.qdrep`` until Nsight Systems 2021.3, ``.nsys-rep`` since."""
 
-PARQUET_FOLDER, ARROW_FOLDER = FOLDER_ENDINGS = ("_pqtdir", "_arwdir")
+FOLDER_ENDINGS = ("_pqtdir", "_arwdir")
 """How nsys calls an export that is a folder of Parquet or Arrow files, behind the report's name."""
 
-_CACHE = "~/.cache"
-_CACHE_HINT = "Set XDG_CACHE_HOME to a folder that can be written"
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 #: Keeps what NCCL notes of its calls: ranks, communicators, message sizes.
 _BLOBS = "--include-blobs"
 _ANSWER_TIMEOUT_S = 60
-#: From this version on a folder is known to hold all that a SQLite export does; 2023.4 leaves META_DATA_CAPTURE out.
-_WHOLE_FOLDERS = (2025, 3)
 _PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
 _REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
 _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
@@ -189,56 +183,36 @@ def check_no_input(output: Path, inputs: Iterable[Path]) -> None:
 # --- the export of a report of nsys
 
 
-def export_of(report: Path, timeout_s: float | None = None, *, as_sqlite: bool = False) -> Path:
-    """Returns what is read of a report: a folder of Parquet or Arrow files, or a SQLite file, made only where none is.
+def export_of(report: Path, timeout_s: float | None = None) -> Path:
+    """Returns the export of a report that stands beside it, made as a SQLite file where there is none.
 
-    It is ``X.sqlite`` or ``X_pqtdir`` beside the report ``X``; in ``~/.cache/nsys-analyze`` (or below
-    ``$XDG_CACHE_HOME``) where that folder cannot be written. A folder of Parquet files is written and read in less
-    time: it is what nsys is asked for where it can, unless the export must be a SQLite file.
+    It is ``X.sqlite``, ``X_pqtdir`` or ``X_arwdir`` beside the report ``X``.
 
     Raises:
-        ExportError: there is no such report, no place for the export, or nsys is missing, fails, or takes longer than
-            ``timeout_s``.
+        ExportError: there is no such report, its folder cannot be written, or nsys is missing, fails, or takes longer
+            than ``timeout_s``.
     """
     if not report.is_file():
         raise ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
     if not report.stat().st_size:
         raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
-    stem, places = trace_stem(report), (report.parent, cache_of(report))
-    for place in places:
-        for ending in (".sqlite",) if as_sqlite else (*FOLDER_ENDINGS, ".sqlite"):
-            if is_export_of(place / f"{stem}{ending}", report):
-                return place / f"{stem}{ending}"
+    for ending in (*FOLDER_ENDINGS, ".sqlite"):
+        if is_export_of(export := report.with_name(f"{trace_stem(report)}{ending}"), report):
+            return export
     nsys = find_nsys()
     if nsys is None:
         what = f"{report} must be exported to SQLite first, and there is no nsys here"
-        if older := next(filter(is_sqlite, (place / f"{stem}.sqlite" for place in places)), None):
-            what = f"{older} is older than {report.name}, and there is no nsys here to export it again"
+        if is_sqlite(export):
+            what = f"{export} is older than {report.name}, and there is no nsys here to export it again"
         how = _export_command(report.name)
         raise ExportError(what, f"Install Nsight Systems, or export on the machine that has it: {how}")
-    to_folder = not as_sqlite and _version_of(nsys) >= _WHOLE_FOLDERS
-    folder = report.parent if _is_writable(report.parent) else made_cache_of(report)
-    output = folder / f"{stem}{PARQUET_FOLDER if to_folder else '.sqlite'}"
     try:
-        with atomic_folder(output, report) if to_folder else atomic_write(output, source=report) as unfinished:
-            _export(nsys, report, unfinished, "parquetdir" if to_folder else "sqlite", timeout_s)
+        with atomic_write(export, source=report) as unfinished:
+            _export(nsys, report, unfinished, timeout_s)
     except OSError as error:
-        hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
+        hint = f"Export it to another place: {_export_command(str(report))} --output FILE.sqlite"
         raise ExportError(f"The export of {report} cannot be written: {error}", hint) from error
-    return output
-
-
-def _version_of(nsys: Path) -> tuple[int, ...]:
-    try:
-        return tuple(numbers_in(nsys_version(nsys)))
-    except ExportError:  # it does not run: the export says so
-        return ()
-
-
-def cache_of(capture: Path) -> Path:
-    """Returns the cache's folder for what is made of a capture; of a user without a home it begins with a tilde."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(_CACHE))  # noqa: PTH111  # pathlib's raises
-    return cache / "nsys-analyze" / hashlib.sha256(os.fsencode(os.path.realpath(capture))).hexdigest()[:16]
+    return export
 
 
 def is_export_of(export: Path, report: Path) -> bool:
@@ -270,33 +244,8 @@ def written_ns(export: Path) -> int:
     return max((file.stat().st_mtime_ns for file in files), default=0)
 
 
-def made_cache_of(capture: Path) -> Path:
-    """Returns the cache's folder for what is made of a capture, made as needed and closed to others.
-
-    Raises:
-        ExportError: it cannot be made, or there is no home folder for it.
-    """
-    cache = cache_of(capture)
-    if cache.parts[0] == "~":
-        raise ExportError(f"There is no home folder for a cache of {capture}", _CACHE_HINT)
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ExportError(f"The export of {capture} has nowhere to go: {error}", _CACHE_HINT) from error
-    return cache
-
-
-def _is_writable(folder: Path) -> bool:
-    """Returns whether a file can be made in a folder, tried by making one: modes and mounts both have a say."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
-def _export(nsys: Path, report: Path, output: Path, kind: str, timeout_s: float | None) -> None:
-    options = ["--type", kind, "--force-overwrite", "true", "--output", str(output.absolute())]
+def _export(nsys: Path, report: Path, output: Path, timeout_s: float | None) -> None:
+    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output.absolute())]
     if _BLOBS in _known_options(nsys):
         options.append(f"{_BLOBS}=true")
     try:  # an absolute path is never taken for an option
@@ -308,7 +257,7 @@ def _export(nsys: Path, report: Path, output: Path, kind: str, timeout_s: float 
             f"nsys export of {report} was stopped after {timeout_s:g} s",
             f"Give it more time by hand: {_export_command(str(report))}",
         ) from error
-    if finished.returncode != 0 or not (is_sqlite(output) or is_export_folder(output)):
+    if finished.returncode != 0 or not is_sqlite(output):
         raise _failed_export(nsys, report, finished)
 
 

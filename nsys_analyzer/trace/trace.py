@@ -152,7 +152,7 @@ class Trace:
         clocks = are_clocks(ranges)
         memory = None
         if reader.name_of(schema.MEMORY):
-            start, process, size, operation, alive = frames["memory"].values()
+            start, process, size, operation, alive, _ = frames["memory"].values()
             memory = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
             memory = memory.select(check.memory(memory))
         first = launches.select(np.argsort(launches.start, kind="stable")[:_FIRST_CALLS])

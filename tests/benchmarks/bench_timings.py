@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import random
 import tempfile
 import time
@@ -34,10 +33,6 @@ def _table(header: str, row: Callable[[int], str]) -> Callable[[int], str]:
     return lambda count: header + "\n" + "".join(row(i) + "\n" for i in range(count))
 
 
-def _object(i: int) -> dict[str, object]:
-    return {"model": "small", "phase": _PHASES[i % 3], "iteration": i // 3, "ms": float(_ms())}
-
-
 #: The name of a file of each shape, and its text of so many rows.
 SHAPES: dict[str, tuple[str, Callable[[int], str]]] = {
     "iterations of 24 runs": (
@@ -55,18 +50,14 @@ SHAPES: dict[str, tuple[str, Callable[[int], str]]] = {
         "timings.csv",
         _table("model,iteration,forward_ms,backward_ms,optimizer_ms", lambda i: f"small,{i},{_ms()},{_ms()},{_ms()}"),
     ),
-    "a JSON list": ("timings.json", lambda count: json.dumps([_object(i) for i in range(count)])),
 }
 
 
 def floor(path: Path) -> None:
     """Reads the text with the standard library, and nothing of its meaning."""
-    if path.suffix == ".json":
-        json.loads(path.read_text())
-    else:
-        with path.open(newline="") as file:
-            for cells in csv.reader(file):
-                tuple(cells)
+    with path.open(newline="") as file:
+        for cells in csv.reader(file):
+            tuple(cells)
 
 
 def seconds(work: Callable[[Path], object], path: Path) -> float:

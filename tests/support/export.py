@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nsys_analyzer.share import share
 from nsys_analyzer.trace.schema import TABLES
 
 _SQL_TYPES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
@@ -18,6 +19,12 @@ AUTOGRAD = 150
 GEMM = "ampere_sgemm_128x64_tn"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
 SOFTMAX = "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float>(float *)"
+
+
+def shared_copy(trace: Path, output: Path, **options: Any) -> Path:
+    """Writes a copy of a trace to share, and returns its path."""
+    share(trace, output, **options)
+    return output
 
 
 def global_pid(pid: int = PID) -> int:
