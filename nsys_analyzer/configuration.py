@@ -181,6 +181,7 @@ class Run(Options[None]):
 
     Attributes:
         model: its name, which its dimensions outrank.
+        optimizer: its name.
         status: one of ``STATUSES``; ``message`` says why where it is not ``ok``.
         profiler: ``nsys``, ``torch`` or ``none``, which leaves no trace.
         python, torch, cuda, driver, nsys: versions.
@@ -210,6 +211,7 @@ class Run(Options[None]):
     num_layers: Count | None = None
     num_heads: Count | None = None
     vocab_size: Count | None = None
+    optimizer: str | None = None
     status: Annotated[str, Meta(pattern=rf"^({'|'.join(STATUSES)})\Z")] = "ok"
     message: str | None = None
     gpu: str | None = None
