@@ -162,13 +162,6 @@ def test_a_straggler_of_a_microsecond_is_no_lack_of_synchronisation(tmp_path: Pa
     assert summary_of(export, tmp_path).phases[0].synchronized
 
 
-def test_several_threads_in_one_phase_are_said(tmp_path: Path) -> None:
-    export = Export().range("forward", 0, 100)
-    for tid in (101, 102):
-        export.range("forward", 10, 90, tid=tid).kernel(GEMM, 20, 30, 40, tid=tid)
-    assert any("Several threads have forward open" in plain(w) for w in summary_of(export, tmp_path).warnings)
-
-
 def test_two_gpus_of_one_process_are_said(tmp_path: Path) -> None:
     export = Export().range("forward", 0, 100).kernel(GEMM, 10, 20, 40).kernel(GEMM, 12, 20, 40, device=1)
     summary = summary_of(export, tmp_path)

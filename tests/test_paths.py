@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.attribution.attribution import open_stacks
-from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.trace.columns import Ranges
 
 Range = tuple[int, int, int]
@@ -65,20 +64,3 @@ def test_a_crossing_range_stays_open_after_the_one_around_it_ends() -> None:
 
 def test_no_ranges_at_all() -> None:
     assert stacks([], [(0, 0)]) == [[]]
-
-
-def test_of_a_deep_stack_the_ends_are_kept() -> None:
-    # 100 ranges one in the other: the 32 outermost, a mark, the 32 innermost.
-    nested = [(0, i, 300 - i) for i in range(100)]
-    assert stacks(nested, [(0, 150), (0, 63), (0, 64)]) == [
-        [*range(32), NONE, *range(68, 100)],
-        list(range(64)),
-        [*range(32), NONE, *range(33, 65)],
-    ]
-
-
-def test_crossing_ranges_cost_no_more_than_nested_ones() -> None:
-    # 20,000 ranges, each open while 10,000 others are: what is kept of a stack does not grow with its depth.
-    crossing = [(0, i, i + 10_000) for i in range(20_000)]
-    (found,) = stacks(crossing, [(0, 15_000)])
-    assert found == [*range(5_001, 5_033), NONE, *range(14_969, 15_001)]

@@ -212,7 +212,7 @@ def test_a_first_step_of_fewer_kernels_that_takes_long_starts_up(tmp_path: Path)
             begin = at + 100 + 50 * number
             program.work((begin + 1, begin + 2), (begin + 5, begin + 20))
     found = steps_of(program, tmp_path)
-    assert (found.every.source, found.every.cut) == ("phases", 0)
+    assert found.every.source == "phases"
     assert [(group.kind, group.steps) for group in found.groups] == [("usual", 2), ("first", 1)]
 
 

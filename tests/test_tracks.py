@@ -57,6 +57,12 @@ def test_boxes_of_a_step(tmp_path: Path) -> None:
     assert (idle.start.tolist(), idle.duration.tolist()) == ([0, 2600], [1000, 5400])
 
 
+def test_steps_in_which_no_operation_runs(real_capture: Callable[[str], Path]) -> None:
+    """All kernels of each process run before its steps."""
+    found = tracks_of(real_capture("nccl_init"))
+    assert [streams(tracks) for _, tracks in found] == [[], []]
+
+
 @pytest.mark.parametrize(
     "name", ["train_small256", "ddp2_small256", "graphnode_small256", "mem_small256", "llama_bf16"]
 )

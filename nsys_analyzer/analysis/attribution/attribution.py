@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
 
 import numpy as np
 
@@ -206,9 +205,6 @@ def waiting_range(trace: Trace, roles: RangeRoles, process: Ints, time: Ints, wi
 
 
 SEPARATOR = " / "
-#: Of a stack deeper than twice this, the outermost and the innermost ranges are named, and dots stand between.
-_NAMED_AT_AN_END = 32
-_DOTS = "…"
 
 Stack = tuple[int, ...]
 
@@ -235,8 +231,7 @@ def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[St
     """The ranges open on each (thread, time), in the order in which they were opened, the longer of two first.
 
     Returns:
-        Codes of shape (moments,), and the stacks they stand for, as indices of ranges; the first is the empty one. A
-        stack that is too deep to be read holds its two ends, with ``NONE`` between them.
+        Codes of shape (moments,), and the stacks they stand for, as indices of ranges; the first is the empty one.
     """
     # A range without a moment in it need not be opened: most operators launch nothing.
     index = np.flatnonzero(holds_any(thread, time, ranges.thread, ranges.start, ranges.end))
@@ -267,14 +262,7 @@ def _sweep(index: list[int], opened: list[int], closed: list[int], boundaries: l
         while next_close < len(closing) and closed[closing[next_close]] <= boundary:
             del stack[index[closing[next_close]]]
             next_close += 1
-        yield _ends(stack)
-
-
-def _ends(stack: dict[int, None]) -> Stack:
-    if len(stack) <= 2 * _NAMED_AT_AN_END:
-        return tuple(stack)
-    innermost = list(islice(reversed(stack), _NAMED_AT_AN_END))
-    return (*islice(stack, _NAMED_AT_AN_END), NONE, *reversed(innermost))
+        yield tuple(stack)
 
 
 def _path(ranges: Ranges, outer: Stack, launching: Stack, captured: Stack) -> list[str]:
@@ -282,11 +270,7 @@ def _path(ranges: Ranges, outer: Stack, launching: Stack, captured: Stack) -> li
 
     A capture's stack repeats names of the replay's (step, forward): what it adds stands below their last one.
     """
-    stack = [_name(ranges, one) for one in chain(outer, launching)]
-    seen, added = set(stack), [_name(ranges, one) for one in captured]
+    stack, added = ([ranges.names[ranges.name[one]] for one in some] for some in ((*outer, *launching), captured))
+    seen = set(stack)
     last = max((i for i, name in enumerate(added) if name in seen), default=-1)
     return [*stack, *added[last + 1 :]]
-
-
-def _name(ranges: Ranges, index: int) -> str:
-    return _DOTS if index == NONE else ranges.names[ranges.name[index]]

@@ -308,23 +308,6 @@ class AttributedTrace:
         ranges = self.trace.open_ranges
         return ranges.select((process_of(ranges.thread) == process) & self.roles.mask(*keys, of=ranges))
 
-    def around_warmup(self, process: int) -> tuple[str, ...]:
-        """Phases of a process with a measured instance in which a warm-up range starts."""
-        instances, warmup = self.instances, self.trace.ranges.select(self.roles.mask(WARMUP))
-        holds = holds_any(process_of(warmup.thread), warmup.start, instances.process, instances.start, instances.end)
-        codes = np.unique(instances.phase[holds & instances.measured & (instances.process == process)])
-        return tuple(instances.phases[code] for code in codes)
-
-    def concurrent_phases(self, process: int) -> tuple[str, ...]:
-        """Phases of which a process has instances open at once."""
-        found = []
-        for code, phase in enumerate(self.instances.phases):
-            mine = (self.instances.phase == code) & (self.instances.process == process)
-            ended_before = np.maximum.accumulate(self.instances.end[mine])[:-1]
-            if (self.instances.start[mine][1:] < ended_before).any():
-                found.append(phase)
-        return tuple(found)
-
     def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
         """The number of ranges of one phase inside another phase on their thread: (inner, outer) to count.
 

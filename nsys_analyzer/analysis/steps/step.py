@@ -191,7 +191,6 @@ class StepSummary(DissectedSteps):
         wall_ms: statistics of those that are measured.
         wall_values_ms: the duration of each step; of very many steps those of some, evenly spread.
         groups: the steps that are alike, those that are not measured among them.
-        cut: how many steps more the capture holds a part of.
         devices: every device that the process uses.
         unprofiled_ms: None where nothing tells it.
         profiler_overhead_ms: the least and the most that the profiler takes of a step, where it hides the program.
@@ -209,7 +208,6 @@ class StepSummary(DissectedSteps):
     wall_ms: Stats
     wall_values_ms: Values
     groups: tuple[StepGroup, ...] = ()
-    cut: int = 0
     devices: tuple[DeviceSteps, ...] = ()
     launch_latency_us: LaunchLatency | None = None
     queue: Queue | None = None

@@ -80,7 +80,6 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
         wall_ms=Stats.of_ns(measured.end - measured.start),
         wall_values_ms=values_ms(measured.end - measured.start),
         groups=steps.groups,
-        cut=measured.cut,
         devices=tuple(narrowed(device, DeviceSteps) for device in dissected),
         launch_latency_us=latency,
         queue=queue,

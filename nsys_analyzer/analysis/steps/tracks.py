@@ -247,7 +247,9 @@ class _Recorder:
             paths = [SEPARATOR.join(name for name in names if not REQUEST.fullmatch(name)) for names in around]
         place = {thread: i for i, thread in enumerate(threads.tolist())}
         critical = np.zeros(len(operations), np.bool_)
-        study = None if on_cpu else study_steps(self.work, self.steps, self.devices[0], self.windows)
+        study = (
+            None if on_cpu or not self.devices else study_steps(self.work, self.steps, self.devices[0], self.windows)
+        )
         if study:
             critical[study.critical] = True
         devices, streams = operations.device[self.shown], operations.stream[self.shown]

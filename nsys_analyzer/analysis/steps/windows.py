@@ -66,7 +66,6 @@ class Windows:
         called, left: when the program began each step, and when what lies behind it.
         ended: when the program ended each step itself, before what may lie between it and the next one.
         on_gpu: whether the windows are those of the GPU's work, which ends long after the program has gone on.
-        cut: how many steps more the capture holds a part of.
     """
 
     source: Source
@@ -77,12 +76,11 @@ class Windows:
     left: Ints
     ended: Ints
     on_gpu: bool = False
-    cut: int = 0
 
     @staticmethod
-    def of(source: Source, unit: str, start: Ints, end: Ints, ended: Ints | None = None, cut: int = 0) -> Windows:
+    def of(source: Source, unit: str, start: Ints, end: Ints, ended: Ints | None = None) -> Windows:
         """Returns steps whose bounds are those of the program; without ``ended`` nothing lies between them."""
-        return Windows(source, unit, start, end, start, end, end if ended is None else ended, cut=cut)
+        return Windows(source, unit, start, end, start, end, end if ended is None else ended)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -345,8 +343,8 @@ def _of_phases(work: _Work, *, by_threads: bool = False) -> Windows | None:
     until = np.where(bound == len(bounds), own, np.append(bounds, 0)[bound])
     measured = np.append(0, np.cumsum(instances.measured[index]))
     kept = (measured[last] - measured[first] == last - first) & (until > start[first])
-    ended, cut = np.minimum(own, until)[kept], len(spans) - len(steps)
-    windows = Windows.of("phases", "from one forward pass to the next", start[first][kept], until[kept], ended, cut)
+    bounds_of_kept = start[first][kept], until[kept], np.minimum(own, until)[kept]
+    windows = Windows.of("phases", "from one forward pass to the next", *bounds_of_kept)
     if closing == "F" and len(windows):
         windows = work.ended_with_its_work(windows)
     if len(windows) < 2:
@@ -397,7 +395,7 @@ def _joined_turns(windows: Windows, work: _Work) -> Windows:
     last = first + turns - 1
     bounds = windows.start[first], windows.end[last], windows.ended[last]
     unit = f"{turns} optimizer steps that take turns" if turns > 1 else windows.unit
-    return Windows.of("phases", unit, *bounds, windows.cut)
+    return Windows.of("phases", unit, *bounds)
 
 
 # --- repetition

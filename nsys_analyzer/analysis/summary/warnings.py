@@ -154,8 +154,6 @@ class _Checks:
     def shares(self) -> Iterator[Words]:
         """The time that phases, and warm-up, leave out."""
         summary, coverage = self.summary, self.coverage
-        if around := ", ".join(self.attributed.around_warmup(self.process)):
-            yield f"A warm-up range lies inside {around}: its kernels are left out, and the wall time holds it."
         held = ", ".join(phase.phase for phase in self.leaves if phase.instances)
         uneven = any(phase.uneven for phase in summary.phases)
         if held and not summary.phases_suffice and not uneven and summary.share_in_phases is not None:
@@ -182,11 +180,7 @@ class _Checks:
             yield "A warm-up range has no end: everything after its start counts as warm-up."
 
     def concurrency(self) -> Iterator[Words]:
-        """Phases that several threads have open at once, GPU work behind the end of its range, and nested phases."""
-        concurrent = ", ".join(self.attributed.concurrent_phases(self.process))
-        if concurrent:
-            each = f"Several threads have {concurrent} open at once; each thread's occurrence counts as an instance."
-            yield phrase("{} If they work on one pass, name only the range around them, with `--phase`.", each)
+        """GPU work behind the end of its range."""
         busy_ms = {phase.phase: phase.gpu_busy_ms.mean or 0.0 for phase in self.summary.phases}
         least = max(busy_ms.values(), default=0.0) * _MINOR
         running = [p.phase for p in self.summary.phases if not p.synchronized and busy_ms[p.phase] > least]

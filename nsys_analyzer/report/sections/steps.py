@@ -160,8 +160,6 @@ def _groups(step: StepSummary) -> Iterator[str]:
     if len(alike) > 1:
         said = ", ".join(f"{one.steps:,} {one.kind} of {about_milliseconds(one.median_ms)} (median)" for one in alike)
         yield f"They differ: {said}. The length of a step is the mean of these groups by their counts."
-    if step.cut:
-        yield f"{step.cut:,} more {'was' if step.cut == 1 else 'were'} not recorded whole, and left out."
     for group in step.groups:
         median = about_milliseconds(group.median_ms)
         if group.kind == "first":
