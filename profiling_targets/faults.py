@@ -1,8 +1,8 @@
 """Trains a network with one fault planted: each is a usual way to lose time on a GPU.
 
 ``python -m profiling_targets.faults --fault item`` trains with the fault, ``--remedy`` with what removes it, and
-``--compare`` times the two in turns, without a profiler. ``--list`` names the faults, ``--network`` chooses what is
-trained. A fault changes one thing about the loop of ``fault_training.py``.
+``--compare`` times the two in turns, without a profiler. ``--network`` chooses what is trained. A fault changes one
+thing about the loop of ``fault_training.py``.
 """
 
 from __future__ import annotations
@@ -170,10 +170,6 @@ def measure(case: Case, *, steps: int, warmup: int) -> tuple[float, float]:
 def main(arguments: list[str] | None = None) -> int:
     """Runs what the command line asks for; returns the exit code, 2 where the device cannot do it."""
     given = _parse(arguments)
-    if given.list:
-        for name, fault in FAULTS.items():
-            print(f"{name:12} {fault.description}")
-        return 0
     try:
         return _run(given)
     except ConfigurationError as error:
@@ -222,7 +218,7 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
     if given.device == "cpu" and switches.needs_gpu:
         raise ConfigurationError(
             f"--fault {given.fault} needs {switches.needs_gpu} here, which no CPU has",
-            "Run it on a GPU, or choose another fault: --list names them",
+            "Run it on a GPU, or choose another fault: --help names them",
         )
     return Case(
         switches,
@@ -237,11 +233,10 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     description = "Trains a network with one fault planted, or without it."
     parser = harness.command_line("faults", description, ["device"])
-    parser.add_argument("--fault", default="none", choices=FAULTS, help="what is wrong; --list describes each")
+    parser.add_argument("--fault", default="none", choices=FAULTS, help="what is wrong")
     parser.add_argument("--network", default="transformer", choices=NETWORKS, help="what is trained")
     parser.add_argument("--remedy", action="store_true", help="train with what removes the fault")
     parser.add_argument("--compare", action="store_true", help="time fault and remedy in turns, without a profiler")
-    parser.add_argument("--list", action="store_true", help="print the faults and end")
     parser.add_argument("--batch-size", type=int, help=f"default: the fault's, else {BATCH_SIZE}")
     parser.add_argument("--context-length", type=int, help=f"default: the fault's, else {CONTEXT_LENGTH}")
     parser.add_argument("--steps", type=int, default=6, help="measured steps, with --compare those of each block")

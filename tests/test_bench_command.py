@@ -248,15 +248,10 @@ def test_memory_needs_a_gpu(tmp_path: Path) -> None:
     check((tmp_path / "b/memory.md").read_text(encoding="utf-8"), ["Only a GPU's allocator keeps a history of memory"])
 
 
-def test_a_resume_with_other_options_is_refused(run: Run, tmp_path: Path) -> None:
-    run(case("ok"))
-    path = tmp_path / "b" / NAME
-    header, *rows = path.read_text().splitlines()
-    made = {**json.loads(header), "settings": {"device": "cuda", "batch_size": 1}}
-    path.write_text("\n".join([json.dumps(made), *rows, ""]))
-    plan = BenchPlan(fake("test"), (case("ok", 2),), (), {"device": "cpu", "batch_size": 1})
-    with pytest.raises(ConfigurationError, match=r"was made with --device cuda\. Give that, or another --output-dir"):
-        run_bench(plan, tmp_path / "b", 30, True, shown, "bench")
+def test_a_resume_on_another_device_is_refused(run: Run) -> None:
+    run(Task(TARGET, {"ends": "ok", "device": "cuda"}, "one"))
+    with pytest.raises(ConfigurationError, match=r"is of another --device\. Give that, or another --output-dir"):
+        run(Task(TARGET, {"ends": "ok", "device": "cpu"}, "other"), resume=True)
 
 
 @pytest.mark.parametrize("left", ["", "{", '{"module": "profi'])

@@ -214,8 +214,6 @@ def test_rounds_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command_line_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(FAULTS)
     assert main(["--fault", "item", *TINY, "--no-ranges", "--results", str(tmp_path / "r.json")]) == 0
     assert " ms" in capsys.readouterr().out
     results = json.loads((tmp_path / "r.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shlex
@@ -21,12 +20,10 @@ from nsys_analyzer.system.process import last_lines, run_captured
 from nsys_analyzer.trace.sources import last_words
 
 INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
-_NEWER = "Install a newer Nsight Systems: https://developer.nvidia.com/nsight-systems"
 #: The session of a server's recording, with the process ID of this command in a variable of the job.
 PROCESS_ID = "NSYS_ANALYZE_PID"
 _SESSION = "nsys-analyze-"
 _LINKS_FOLLOWED = 16
-_OPTION = re.compile(r"^\s+(?:-\w, )?(--[a-z-]+)=", re.MULTILINE)
 _LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--output", "-s": "--sample", "-t": "--trace"}
 _NO_IMPORT = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")  # nor was one needed
 
@@ -59,37 +56,15 @@ def profile_command(
     ``by_rank`` has nsys put the rank of its process behind the report's name.
 
     Raises:
-        CaptureError: this nsys lacks an option that was asked for, or does not list its options.
+        CaptureError: the report's name was given in an extra option, too.
     """
-    supported = known_options(nsys.path)
     extra = {_LONG_NAMES.get(name, name) for name in (word.partition("=")[0] for word in options.extra)}
     if "--output" in extra:
         raise CaptureError("nsys profile --output is set already", f"Leave it out: the report is {report}")
     arguments = [argument for argument in _arguments(options, by_rank) if argument.partition("=")[0] not in extra]
-    for name in (argument.partition("=")[0] for argument in arguments):
-        if name not in supported and name != "--cuda-graph-trace":
-            raise CaptureError(f"{nsys.path} is nsys {nsys.version} and knows no {name}", _NEWER)
-    arguments = [argument for argument in arguments if argument.partition("=")[0] in supported]
     output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %h, %p and %q{...}
     output += OF_RANK if by_rank else ""
     return [str(nsys.path), "profile", *arguments, f"--output={output}", *options.extra, *program]
-
-
-@functools.cache
-def known_options(nsys: Path) -> frozenset[str]:
-    """Returns the long options that ``nsys profile --help`` lists, such as ``--trace``.
-
-    Raises:
-        CaptureError: it cannot be run or lists none.
-    """
-    try:
-        done = ask(nsys, "profile", "--help")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CaptureError(f"{nsys} profile --help failed: {error}", "Set NSYS to an nsys that runs here") from error
-    options = frozenset(_OPTION.findall(done.stdout + done.stderr))
-    if not options:
-        raise CaptureError(f"{nsys} profile --help lists no options", "Set NSYS to an nsys that can profile")
-    return options
 
 
 def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None = None) -> Path:
@@ -122,7 +97,7 @@ def _arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
     if options.capture_range:
         yield "--capture-range=cudaProfilerApi"
         yield "--capture-range-end=stop"  # its default ends the program at the range's end
-    yield "--cuda-graph-trace=node"  # a graph traced as a whole has no kernels; older ones trace nodes anyway
+    yield "--cuda-graph-trace=node"  # a graph traced as a whole has no kernels
     if options.memory:
         yield "--cuda-memory-usage=true"
     if options.runs_on:

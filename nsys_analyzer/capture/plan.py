@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import find_model
-from nsys_analyzer.capture.nsys import ProfileOptions, importer_check, profile_command
+from nsys_analyzer.capture.nsys import ProfileOptions, importer_check
 from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, timed_command
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
@@ -243,7 +243,6 @@ def _nsys(asked: Recording, nsys: Nsys, *, on_gpu: bool) -> tuple[Profiler, tupl
         duration=asked.duration,
         extra=_words("--nsys-option", asked.nsys_option),
     )
-    profile_command(nsys, Path("capture.nsys-rep"), ("true",), profile)  # it raises where this nsys is too old
     notice = () if on_gpu else ("No GPU: nsys records NVTX ranges alone. Without --profiler nsys, operators are seen.",)
     return NsysProfiler(nsys, profile), notice
 

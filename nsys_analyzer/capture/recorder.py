@@ -30,9 +30,8 @@ from contextlib import AbstractContextManager, ContextDecorator, contextmanager,
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NoReturn, TypeVar
-from zipfile import is_zipfile
 
 from nsys_analyzer.errors import ExportError, NoSpaceError, NsysAnalyzerError
 from nsys_analyzer.runs.machine import cpu_model, driver_module
@@ -155,10 +154,6 @@ def _conditions() -> dict[str, str]:
     """Versions and machine, which Kineto's trace lacks; unknown values are left out."""
     import torch
 
-    try:
-        os_name = platform.freedesktop_os_release().get("PRETTY_NAME")
-    except OSError:
-        os_name = None
     # 580.159.04 in "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"
     driver = next((word for word in (driver_module() or "").split() if word[0].isdigit() and "." in word), None)
     conditions = {
@@ -167,7 +162,6 @@ def _conditions() -> dict[str, str]:
         "cuda_version": torch.version.cuda,
         "driver_version": driver,
         "cpu": cpu_model(),
-        "os": os_name,
     }
     return {key: str(value) for key, value in conditions.items() if value}
 
@@ -383,7 +377,6 @@ def record(
             print(error.code, file=sys.stderr)
             code = 1
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the program's own
-        error.__traceback__ = _of_the_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     except BaseException:  # Ctrl-C
@@ -433,22 +426,10 @@ def _run(program: list[str]) -> None:
         sys.argv = program[1:]
         sys.path[0] = str(Path.cwd())
         runpy._run_module_as_main(program[1])  # type: ignore[attr-defined]  # what python -m does
-    elif path.is_dir() or is_zipfile(path):
-        sys.path[0] = program[0]
-        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
     else:
         sys.path[0] = str(path.resolve().parent)
         main.__file__ = program[0]
         exec(compile(path.read_bytes(), program[0], "exec", dont_inherit=True), vars(main))
-
-
-def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback from the program's first line on, without the lines that ran it."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    here = traceback
-    while here and here.tb_frame.f_code.co_filename in ours:
-        here = here.tb_next
-    return here or traceback
 
 
 def _say(message: str) -> None:

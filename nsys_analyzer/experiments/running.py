@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from nsys_analyzer.capture.jobs import already_there, locked, remaining_cases, run_cases
 from nsys_analyzer.capture.plan import INSTALL_TORCH, choose_device
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench, spelled
+from nsys_analyzer.experiments.model import AnyRow, Bench
 from nsys_analyzer.experiments.results import read_finished, read_rows
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
@@ -26,15 +26,11 @@ Shown: TypeAlias = Callable[[int, int], AbstractContextManager[Progress]]
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """A bench with its cases, and what the user should know before.
-
-    ``shared`` holds the settings that all cases have: the device, and each option that takes one value.
-    """
+    """A bench with its cases, and what the user should know before."""
 
     bench: Bench
     cases: tuple[Task[Any], ...]
     notices: tuple[str, ...] = ()
-    shared: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) -> BenchPlan:
@@ -56,9 +52,7 @@ def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) 
         option.default_on("cpu") != option.default and option.name not in given for option in bench.options
     ):
         notices = ("On the CPU the defaults are smaller; --help lists them beside those of a GPU.",)
-    values = {"device": device, **values}
-    shared = {name: spelled(value) for name, value in values.items() if not isinstance(value, tuple)}
-    return BenchPlan(bench, bench.tasks(values), notices, shared)
+    return BenchPlan(bench, bench.tasks({"device": device, **values}), notices)
 
 
 def run_bench(
@@ -107,14 +101,9 @@ def _prepared(plan: BenchPlan, folder: Path, resume: bool | None, command: str) 
         if resume is None:
             raise already_there(path)
         if resume:
-            # They were measured on this device, and with the same shared options.
-            made = header.get("settings") or ({"device": written(rows[-1].case).get("device")} if rows else {})
-            for key, value in plan.shared.items():
-                if made.get(key, value) != value:
-                    option = f"--{key.replace('_', '-')} {made[key]}"
-                    remedy = "Give that, or another --output-dir, or --rerun"
-                    raise ConfigurationError(f"{folder / NAME} was made with {option}", remedy)
+            cases = [*(row.case for row in rows), *(task.case for task in plan.cases)]
+            if len({written(case).get("device") for case in cases}) > 1:
+                raise ConfigurationError(f"{path} is of another --device", "Give that, or another --output-dir")
             return rows
-    about = {"bench": plan.bench.name, "run": command, "settings": dict(plan.shared)}
-    start_file(folder, {**about, **provenance(Path.cwd())})
+    start_file(folder, {"bench": plan.bench.name, "run": command, **provenance(Path.cwd())})
     return ()

@@ -19,7 +19,6 @@ import pytest
 
 from tests.support.export import Export, training_step
 from tests.test_nsys import make_command
-from tests.test_profile import OPTIONS_2022, SHORT
 
 #: Takes the place of the real transformer. $BEHAVIOUR holds, by model, Python code that it runs first, in which
 #: ``timed`` says whether this is the run without a profiler; ``ran`` keeps a line for each run.
@@ -48,10 +47,6 @@ case "$1" in
 --version) echo "NVIDIA Nsight Systems version {version}-df9881f";;
 profile)
   shift
-  if [ "$1" = --help ]; then cat <<'END'
-{help}
-END
-  exit 0; fi
   while case "$1" in --output=*) output="${{1#--output=}}";; -*) ;; *) false;; esac; do shift; done
   output=$(echo "$output" | sed "s/%q{{RANK}}/$RANK/; s/%%/%/g")
   "$@"
@@ -69,13 +64,12 @@ esac
 
 
 def make_recording_nsys(
-    folder: Path, *, lacking: str = "", after: str = 'echo report > "$output.nsys-rep"',
+    folder: Path, *, after: str = 'echo report > "$output.nsys-rep"',
     export: str = 'cp "$EXPORT" "$output"',
 ) -> Path:  # fmt: skip
     """An nsys that records nothing and exports one training step; ``after`` and ``export`` are shell code."""
     training_step(Export().gpu()).write(folder / "export.sqlite")
-    options = "".join(f"\t{SHORT.get(name, '')}{name}=\n\n" for name in OPTIONS_2022 if name != lacking)
-    script = NSYS.format(version="2022.4.2.1", help=options, after=after, export=export)
+    script = NSYS.format(version="2022.4.2.1", after=after, export=export)
     return make_command(folder / "target-linux-x64/nsys", script.replace("$EXPORT", str(folder / "export.sqlite")))
 
 

@@ -26,17 +26,8 @@ _FUSED = ("scaled_dot_product", "flash_attention", "efficient_attention", "flex_
 _MATMULS_OF_MODEL, _MATMULS_COUNTED = 4, 5
 #: The namespaces of PyTorch itself, and what in them computes matmuls, whether there is a formula for it or not.
 _KNOWN = (
-    "aten",
-    "prims",
-    "prim",
-    "c10d",
-    "c10d_functional",
-    "_c10d_functional",
-    "inductor",
-    "profiler",
-    "fsdp",
-    "_dtensor",
-)
+    "aten", "prims", "prim", "c10d", "c10d_functional", "_c10d_functional", "inductor", "profiler", "fsdp", "_dtensor",
+)  # fmt: skip
 _COMPUTES = re.compile(r"mm(?:_|$)|mkldnn_rnn|cudnn_rnn|miopen_rnn|trilinear|matmul|attention|conv")
 #: What configurations of models call their dimensions, by the keys of a manifest.
 _CALLED = {
