@@ -474,7 +474,9 @@ PLACES = {
     "loader": ("data_loading", "data"), "item": ("host_sync", "log"), "pageable": ("pageable_copy", "data"),
     "foreach": ("unfused_optimizer", "optimizer"), "empty_cache": ("allocator", "step"),
     "collector": ("host_stall", "step"), "checkpoint": ("device_to_host_copy", "checkpoint"),
-    # The backward pass launches most of these; what the forward pass does has a line of its own.
+    # The backward pass launches most of these; what the forward pass does has a line of its own. No kernel of this
+    # attention is of the class softmax.
+    "attention": ("unfused_attention", "forward"),
     "casts": ("layout_copies", "forward"), "eager": ("unfused_elementwise", "forward"),
 }  # fmt: skip
 RANGES = ("step", "data", "forward", "loss", "backward", "log", "optimizer", "checkpoint")

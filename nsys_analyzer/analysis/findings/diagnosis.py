@@ -128,11 +128,11 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     if unsure and not records and not (why and unsure.place == _UNEXPLAINED):
         place = sum(finding.saves_ms >= unsure.saves_ms for finding in findings)
         left = findings[place - 1].left_after_all_ms if place else unsure.step_ms
-        findings.insert(place, replace(unsure, left_after_all_ms=left))
+        lines = study.lines.get(unsure.place.name, ()) if unsure.place else ()
+        findings.insert(place, replace(unsure, left_after_all_ms=left, lines=lines))
     hides = profiled - longest > _HIDES * profiled
     overhead = (profiled - longest, profiled - shortest) if hides else None
-    placed = ((one, (one.place.kind, one.place.name) if one.place else ("", "")) for one in findings)
-    found = tuple(replace(one, lines=study.lines.get(place, ())) for one, place in placed)
+    found = tuple(findings)
     if capture.run and capture.run.waits:  # the lines of which PyTorch warns in a step, those that wait most often
         most = sorted(capture.run.waits.items(), key=lambda pair: -pair[1])[:_WAITING]
         said = phrase(f"PyTorch names what waits in a step: {', '.join(['`{}` {:,}×'] * len(most))}.", *sum(most, ()))
@@ -225,6 +225,7 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
             candidate.remedy,
             words(candidate.disproof),
             candidate.place,
+            candidate.lines(case.study),
         )
 
 

@@ -170,6 +170,7 @@ class Candidate:
     Attributes:
         changes: the step without it, under the assumptions that save least and most; of one assumption, one change.
         of_cpu: what is saved is the CPU's own time, which differs from run to run by more than the GPU's.
+        pieces: the GPU's work that it is about, whose launches have lines; None: that of its place.
         explains, explained: a specific cause of idle time, such as the loading of batches; and the general one that is
             valued without the specific ones, since it is what they leave: waiting for launches.
         the rest: as of ``Finding``.
@@ -186,6 +187,16 @@ class Candidate:
     explains: bool = False
     explained: bool = False
     place: Place | None = None
+    pieces: Bools | None = None
+
+    def lines(self, study: Study) -> tuple[Line, ...]:
+        """Returns the lines of the program that it is about."""
+        kind, name = (self.place.kind, self.place.name) if self.place else ("", "")
+        if self.pieces is not None:
+            return study.lines_of(self.pieces)
+        if kind == "class":
+            return study.lines_of(study.of_class(name))
+        return study.lines_of(study.in_phase(name)) if kind == "phase" else study.lines.get(name, ())
 
 
 Rule = Callable[[Case], Iterator[Candidate]]

@@ -108,6 +108,7 @@ def find_fp32_matmul(case: Case) -> Iterator[Candidate]:
         "The kernels' names hold tf32 or bf16 afterwards; if they do and the step is no shorter, it waits for "
         "something else.",
         place=Place("class", "matmul"),
+        pieces=slow_matmuls,
     )
 
 
@@ -139,6 +140,7 @@ def find_small_grids(case: Case) -> Iterator[Candidate]:
         ),
         "Double the batch: if these kernels take twice as long, their grids were not what limits them.",
         place=Place("kernel", worst),
+        pieces=small,
     )
 
 
@@ -163,6 +165,7 @@ def find_unfused_attention(case: Case) -> Iterator[Candidate]:
         ("out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16 or fp16: FlashAttention",),
         "The kernels' names hold flash or fmha afterwards; the softmax's kernels are gone.",
         place=Place("class", "softmax"),
+        pieces=matmuls | chain,
     )
 
 
@@ -273,6 +276,7 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
         ("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
         "Kernels named triton_… take the place of these; if the step is no shorter, it waits for something else.",
         place=Place("class", "elementwise"),
+        pieces=separate,
     )
 
 
@@ -299,6 +303,7 @@ def find_layout_copies(case: Case) -> Iterator[Candidate]:
         ),
         "Leave the chain out for a run: the output stays the same.",
         place=Place("class", "copy/layout"),
+        pieces=chained,
     )
 
 
@@ -351,6 +356,7 @@ def find_unfused_optimizer(case: Case) -> Iterator[Candidate]:
         ("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
         "Count the optimizer's kernels afterwards: if they are few and the step is no shorter, the GPU had other work.",
         place=Place("phase", "optimizer"),
+        pieces=updates,
     )
 
 

@@ -94,6 +94,7 @@ def find_cache_copies(case: Case) -> Iterator[Candidate]:
         ),
         "Decode behind a prompt twice as long: if the copies take no longer, they are not those of the cache.",
         place=Place("class", "copy/layout"),
+        pieces=copies,
     )
 
 

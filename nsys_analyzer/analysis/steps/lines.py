@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import NONE, overlaps
+from nsys_analyzer.analysis.intervals import overlaps
 from nsys_analyzer.analysis.steps.anatomy import reached_before
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
 from nsys_analyzer.analysis.steps.windows import Windows
@@ -65,7 +65,6 @@ class Voters:
     def __init__(self, work: ProcessWork, windows: Windows, device: int) -> None:
         self._work, self._stacks = work, work.attributed.trace.stacks[work.process]
         self._windows, self._device = windows, device
-        self._backward = work.phases.index("backward") if "backward" in work.phases else NONE
         self._start = np.maximum(windows.start, reached_before(windows.end))
         # A device that computes on the CPU has no calls, and is idle for the program's own reasons.
         calls, waiting = work.calls, work.waiting
@@ -100,20 +99,14 @@ class Voters:
             ms = int((one.end - one.start).sum()) / len(self._windows) / 1e6
         return self.hottest(one.start, one.end, ms) + (self.of_loader() if CAUSES[cause] == "data" else ())
 
-    def of_launches(self, operations: Bools) -> tuple[Line, ...]:
-        """The lines that launch some operations of the trace: those at which the program is before their calls.
-
-        The backward pass has one line for all that it launches: what else launches such operations tells them apart.
-        """
-        ahead = operations & (self._work.phase[:-1] != self._backward)
-        operations = ahead if ahead.any() else operations
-        work, position = self._work, np.full(len(self._work.attributed.trace.launches) + 1, NONE)
-        position[work.index] = np.arange(len(work.index))
-        called = np.unique(position[work.attributed.attribution.launch[operations]])
-        called = called[called > 0]
-        start, end = reached_before(work.calls.end)[called], work.calls.end[called]
-        inside = self._inside(Stretches(start, np.maximum(end, start), *np.zeros((3, len(start)), np.int64)))
-        return self.hottest(inside.start, inside.end)
+    def of_calls(self, started: Ints) -> Votes:
+        """The samples before each of some calls that follow each other, or in it; by when these start."""
+        calls = self._work.calls
+        first = int(np.searchsorted(calls.start, started[0]))
+        reached = np.maximum.accumulate(calls.end[: first + len(started)])
+        start = np.append(started[0] if not first else reached[first - 1], reached[first:-1])
+        sample, call, weight = _sampled(self._stacks, np.maximum(start, self._start[0]), reached[first:])
+        return Votes(call, self._stacks.stack[sample], weight, self._stacks)
 
     def of_step(self, ms: float) -> tuple[Line, ...]:
         """The lines at which the program is in a step."""
@@ -139,26 +132,7 @@ class Voters:
         """
         stacks = stacks or self._stacks
         sample, _, weight = _sampled(stacks, start, end)
-        if len(np.unique(sample)) < _FEWEST:
-            return ()
-        by_line: dict[Frame, dict[str, float]] = {}
-        used, place = np.unique(stacks.stack[sample], return_inverse=True)
-        for stack, ns in zip(used.tolist(), np.bincount(place, weight).tolist(), strict=True):
-            if frames := stacks.stacks[stack]:
-                callers = by_line.setdefault(_plain(frames[0]), {})
-                caller = _caller(frames)
-                callers[caller] = callers.get(caller, 0.0) + ns
-        ranked = sorted(by_line, key=lambda frame: -sum(by_line[frame].values()))[:_MOST]
-        total = float(weight.sum())
-        found: list[Line] = []
-        for frame in ranked:
-            callers = by_line[frame]
-            share = sum(callers.values()) / total
-            if share >= _LEAST_SHARE:
-                source = () if found else tuple(_source(frame, stacks))
-                caller = max(callers, key=lambda one: callers[one])
-                found.append(Line(*frame, caller, share, None if ms is None else share * ms, source))
-        return tuple(found)
+        return _ranked(stacks, stacks.stack[sample], weight, ms) if len(np.unique(sample)) >= _FEWEST else ()
 
     def _inside(self, stretches: Stretches) -> Stretches:
         """The stretches that begin in a step, cut where they overlap."""
@@ -168,6 +142,48 @@ class Voters:
         chosen = stretches.select(np.flatnonzero(inside))
         start = np.maximum(chosen.start, reached_before(chosen.end))
         return Stretches(start, np.maximum(chosen.end, start), chosen.cause, chosen.range, chosen.api)
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Samples of the program's stack while it launches something.
+
+    Attributes:
+        call: shape (samples,), the call that the program is before or in; ``stack`` is an index into those of
+            ``stacks``, and ``weight`` the time that the sample counts for.
+    """
+
+    call: Ints
+    stack: Ints
+    weight: Floats
+    stacks: Stacks
+
+    def of(self, calls: Bools) -> tuple[Line, ...]:
+        """The lines that most of the samples before some calls are at; none where too few tell them."""
+        chosen = calls[self.call]
+        return _ranked(self.stacks, self.stack[chosen], self.weight[chosen]) if chosen.sum() >= _FEWEST else ()
+
+
+def _ranked(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None) -> tuple[Line, ...]:
+    """The lines of samples with these stacks, the hottest first."""
+    by_line: dict[Frame, dict[str, float]] = {}
+    used, place = np.unique(stack, return_inverse=True)
+    for one, ns in zip(used.tolist(), np.bincount(place, weight).tolist(), strict=True):
+        if frames := stacks.stacks[one]:
+            callers = by_line.setdefault(_plain(frames[0]), {})
+            caller = _caller(frames)
+            callers[caller] = callers.get(caller, 0.0) + ns
+    ranked = sorted(by_line, key=lambda frame: -sum(by_line[frame].values()))[:_MOST]
+    total = float(weight.sum())
+    found: list[Line] = []
+    for frame in ranked:
+        callers = by_line[frame]
+        share = sum(callers.values()) / total
+        if share >= _LEAST_SHARE:
+            source = () if found else tuple(_source(frame, stacks))
+            caller = max(callers, key=lambda one: callers[one])
+            found.append(Line(*frame, caller, share, None if ms is None else share * ms, source))
+    return tuple(found)
 
 
 def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[Frame, ...], ...]]:

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import shares_of
-from nsys_analyzer.analysis.steps.lines import Line
+from nsys_analyzer.analysis.steps.lines import Line, Votes
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
 from nsys_analyzer.analysis.steps.replay import Replay, before_on
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
@@ -87,7 +87,7 @@ class Study:
         loading: shape (calls,), True where the program loads a batch in the pause behind the call.
         measured_ns: how long these steps took under the profiler, mean, as a replay looks at them.
         low_share: the least that the profiler may have cost, as a share of the most.
-        lines: of the program, behind the idle time of a cause, or the launches of a class, phase or kernel.
+        lines: of the program, behind the idle time of each cause; ``votes`` tell those that launch something.
         off_cpu: shape (calls,), ns of the time from each call to the next in which the program's thread has no CPU; NaN
             where that is not known.
         begin: shape (pieces,), when each operation began, ns; ``started`` is when each call did.
@@ -121,7 +121,8 @@ class Study:
     measured_ns: float
     low_share: float
     gpu: Gpu | None
-    lines: Mapping[tuple[str, str], tuple[Line, ...]] = field(default_factory=dict)
+    lines: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
+    votes: Votes | None = None
     begin: Ints = field(default_factory=lambda: _NOTHING)
     started: Ints = field(default_factory=lambda: _NOTHING)
     off_cpu: Floats = field(default_factory=lambda: _NOTHING.astype(np.float64))
@@ -172,6 +173,14 @@ class Study:
         calls = np.zeros(len(self.call), np.bool_)
         calls[self.replay.launch[pieces]] = True
         return calls
+
+    def lines_of(self, pieces: Bools) -> tuple[Line, ...]:
+        """The lines that launch some pieces.
+
+        The backward pass has one line for all that it launches: what else launches such pieces tells them apart.
+        """
+        ahead = pieces & ~self.in_phase("backward")
+        return self.votes.of(self.calls_of(ahead if ahead.any() else pieces)) if self.votes else ()
 
     def copying(self, copies: Bools) -> Bools:
         """Marks the calls that launched some copies, and the synchronizations directly behind them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from statistics import median
 from typing import TypeVar
@@ -41,8 +41,6 @@ from nsys_analyzer.trace.columns import process_of
 
 #: Operations of a process that are dissected in all, about.
 _MOST_OPERATIONS = 300_000
-#: Kernels whose lines are looked for, the longest ones.
-_LONGEST = 10
 #: So many steps before the middle one, and from it on, tell how far the program runs ahead.
 _LOOKED_AT = 8
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
@@ -91,7 +89,10 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
     if study:
         summary = replace(summary, critical_path=tuple(_critical_path(work, study, summary)))
     if study and voters:
-        study = replace(study, lines=_lines(work, summary, voters))
+        lines: dict[str, tuple[Line, ...]] = {
+            one: voters.of_idle(CAUSES.index(one), None if one == "copy" else summary.idle_of(one)) for one in CAUSES
+        }
+        study = replace(study, lines=lines, votes=voters.of_calls(study.started))
     return summary, study
 
 
@@ -116,21 +117,6 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     yield from (OnPath("idle", one.cause, one.ms) for one in step.causes)
     program_ms = round(step.total_ms - step.idle_ms - sum(one.ms for one in works), 6)
     yield from _longest([OnPath("CPU", PROGRAM, max(program_ms, 0.0))])
-
-
-def _lines(work: ProcessWork, step: StepSummary, voters: Voters) -> Mapping[tuple[str, str], tuple[Line, ...]]:
-    """Returns the lines behind whatever a finding may be about."""
-    found: dict[tuple[str, str], tuple[Line, ...]]
-    found = {
-        ("idle", one): voters.of_idle(CAUSES.index(one), None if one == "copy" else step.idle_of(one)) for one in CAUSES
-    }
-    found |= {("class", name): voters.of_launches(work.label == code) for code, name in enumerate(work.classes)}
-    found |= {("phase", name): voters.of_launches(work.phase[:-1] == code) for code, name in enumerate(work.phases)}
-    code = {name: number for number, name in enumerate(work.attributed.kernels.names)}
-    longest = [one.name for one in step.kernels[:_LONGEST] if one.name]
-    return found | {
-        ("kernel", name): voters.of_launches(work.attributed.kernels.code == code[name]) for name in longest
-    }
 
 
 def dissect_device(
