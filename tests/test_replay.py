@@ -510,6 +510,28 @@ def test_a_replay_gives_the_step_of_a_program(
     assert study.replay.step_ns == expected * US
 
 
+def test_a_queue_full_of_what_came_before_holds_up_no_replay(tmp_path: Path) -> None:
+    """400 kernels of 50 µs a step, behind 1,024 of 80 that fill the queue: each call lasts until the GPU takes one.
+
+    So the program needs 400 × 80 µs for a step at first, and the GPU 400 × 50 µs for each.
+    """
+    program = Program()
+    ended, queued, called = 3000, list[int](), 2100
+    for number in range(1024):
+        program.work((2 * number, 2 * number + 1), (ended, ended + 80), name=ADD)
+        ended += 80
+        queued.append(ended)
+    for _ in range(5):
+        begun = called
+        for _ in range(400):
+            left = queued[-1024]
+            program.work((called, left + 1), (ended, ended + 50))
+            ended, called = ended + 50, left + 1
+            queued.append(ended)
+        program.step(begun, called)
+    assert study_of(program, tmp_path).replay.step_ns == 20_000 * US
+
+
 def test_what_a_launch_bound_step_would_gain(tmp_path: Path) -> None:
     """Kernels of no length leave the launches: the wait ends at 41 as the least that it takes, nothing is gained.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -306,12 +306,14 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     launch = launched[mine].astype(np.int64)
     begin, end = operations.start[mine], operations.end[mine]
     pageable = np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
-    awaited, own, lag = _waits(calls, launch, stream, end, pageable)
+    earlier = ~placed & (work.launched[every] < calls.start[0]) & (work.launched[every] > LONG_AGO)
+    queued = operations.end[every[earlier]], stream_of[earlier]
+    awaited, own, lag, blocked = _waits(calls, launch, stream, end, pageable, queued)
     # Where another thread goes on meanwhile, the program does not wait.
     awaited = np.where(following < calls.end - _SKEW_NS, NONE, awaited)
     waits = awaited != NONE
     idle = np.maximum(following - calls.end, 0).astype(np.float64)
-    after = np.maximum(following - np.where(waits, calls.end, calls.start), 0).astype(np.float64)
+    after = np.maximum(following - np.where(waits | blocked, calls.end, calls.start), 0).astype(np.float64)
     low_cost, high_cost = _profiler_costs(attributed, work.process, calls.start, following)
     ran = [
         operations.end[every[(stream_of == one) & (operations.start[every] < begin[stream == one].min())]]
@@ -474,12 +476,21 @@ def _gpu_side(
     )
 
 
-def _waits(calls: Launches, launch: Ints, stream: Ints, end: Ints, pageable: Bools) -> tuple[Ints, Floats, Floats]:
-    """The piece that each call waits for, the least that the call takes, and what it takes after that piece's end."""
+def _waits(
+    calls: Launches, launch: Ints, stream: Ints, end: Ints, pageable: Bools, queued: tuple[Ints, Ints]
+) -> tuple[Ints, Floats, Floats, Bools]:
+    """The piece that each call waits for, the least that the call takes, and what it takes after that piece's end.
+
+    The last column marks calls that wait for room in a queue that is full of what was launched before these steps: a
+    replay begins without that, and nothing waits. ``queued``: when each of that ends, and its stream.
+    """
     lasting = calls.end - calls.start
     count = len(calls)
     position = np.arange(count)
-    piece, queues = np.full(count, NONE), defaultdict[int, Ints](lambda: np.zeros(count, np.int64))  # of each device
+    piece, queues = np.full(count, NONE), dict[int, Ints]()  # of each device
+    for device in np.unique(stream >> _OTHER_DEVICE).tolist():
+        ends = np.sort(queued[0][queued[1] >> _OTHER_DEVICE == device])
+        queues[device] = len(ends) - np.searchsorted(ends, calls.start, side="right")
     for one in np.unique(stream).tolist():  # of all streams, what ended last before the call's end
         mine = np.flatnonzero(stream == one)
         reached = np.maximum.accumulate(end[mine])
@@ -499,12 +510,12 @@ def _waits(calls: Launches, launch: Ints, stream: Ints, end: Ints, pageable: Boo
     through &= np.append(end, 0)[copied] - calls.end < lasting // 2
     piece = np.where(through, copied, piece)
     ended_at, waited = np.append(end, 0)[piece], waited | through
-    full = ~through & waited & (lasting > _LONG_NS) & (np.max(list(queues.values()), axis=0) >= _QUEUE)
-    waits = sync | blocking | full | through
+    full = ~through & (lasting > _LONG_NS) & (np.max(list(queues.values()), axis=0) >= _QUEUE)
+    waits = sync | blocking | (full & waited) | through
     behind = np.where(through, calls.end - ended_at, np.maximum(calls.end - ended_at, 0))
     lag = np.where(waited, behind, np.minimum(lasting, _SHORTEST_WAIT_NS))
     own = np.where(waited, np.minimum(lasting, _SHORTEST_WAIT_NS), lasting)
-    return np.where(waits, piece, NONE), own.astype(np.float64), lag.astype(np.float64)
+    return np.where(waits, piece, NONE), own.astype(np.float64), lag.astype(np.float64), full & ~waits
 
 
 def _profiler_costs(attributed: AttributedTrace, process: int, start: Ints, end: Ints) -> tuple[Floats, Floats]:
