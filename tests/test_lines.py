@@ -230,8 +230,7 @@ def test_share_leaves_the_stacks_out_but_where_they_are_asked_for(tmp_path: Path
     write_stacks(tmp_path, [(at, at, (2, 0)) for at in range(225, 400, 50)])
     export = clocked(waiting(), 0).write(tmp_path / "t.sqlite")
     (tmp_path / "t.manifest.json").write_text(json.dumps({"lines": {"Net": "train.py:3"}, "waits": {"train.py:4": 1}}))
-    told = CliRunner().invoke(cli, ["share", str(export), "-o", str(tmp_path / "small.sqlite")])
-    assert "--keep-source keeps them" in told.output
+    assert CliRunner().invoke(cli, ["share", str(export), "-o", str(tmp_path / "small.sqlite")]).exit_code == 0
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("small")] == ["small.sqlite"]
     with closing(sqlite3.connect(tmp_path / "small.sqlite")) as copy:
         assert not any("train.py" in str(row) for row in copy.execute("SELECT value FROM StringIds"))
