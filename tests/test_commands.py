@@ -277,7 +277,7 @@ def test_group_help() -> None:
 #: What an option takes, where commands may differ: what captures may say, and what can be recorded; one, and several.
 FORMS = {
     "--class": {"CLASS", "CLASS=FACTOR"},
-    "--format": {"text", "markdown", "html", "json", "csv", "perfetto", "parquet"},
+    "--format": {"text", "markdown", "html", "json", "csv", "perfetto", "parquet", "sqlite"},
     "--precision": {"fp32", "tf32", "bf16", "fp16"},
     "--profiler": {"nsys", "torch", "none"},
     "--mode": {"forward", "forward-backward", "train"},
@@ -367,7 +367,7 @@ for words in json.loads(sys.argv[1]):
     cli(words, standalone_mode=False)
 print([name for name in json.loads(sys.argv[2]) if name in sys.modules], file=sys.stderr)
 """
-HEAVY = ("numpy", "pandas", "matplotlib", "pyarrow", "torch", "rich")
+HEAVY = ("numpy", "pandas", "matplotlib", "pyarrow", "torch", "sqlite_utils", "rich")
 #: Of the list of commands no command is imported, nor what they share.
 NO_COMMAND = (*HEAVY, "msgspec", "nsys_analyzer.cli.options", "nsys_analyzer.cli.run")
 

@@ -62,7 +62,7 @@ def test_a_file_of_somebody_else_stays(here: Path, form: str, content: bytes, ru
     ("words", "said"),
     [
         (("-o", "step.sqlite", "--force"), "step.sqlite has the name of an input, not of a csv. Name another file"),
-        (("-o", "out.sqlite"), "out.sqlite has the name of an input, not of a csv. Name another file with -o, such as"),
+        (("-o", "out.db"), "out.db has the name of an input, not of a csv. Name another file with -o, such as"),
         (("-o", "folder"), "folder is a folder. Name a file in it: -o folder/capture.csv"),
         (("-o", "step.sqlite/out.csv"), "step.sqlite/out.csv cannot be written (Not a directory)"),
         (("--phase-name", "forward"), "forward"),

@@ -23,7 +23,7 @@ from nsys_analyzer.export.writing import Capture
 from nsys_analyzer.trace.trace import Trace
 from tests.support.export import ADD, GEMM, Export, training_step
 
-TABLES = ("parquet", "csv")
+TABLES = ("parquet", "csv", "sqlite")
 #: What a spreadsheet would take for formulas, and what CSV must quote.
 ODD = ("=SUM(A1:A9)", "@cmd", "+1-2", 'a "quoted", name', "two\nlines", "ä 中")
 Row = dict[str, Any]
@@ -39,9 +39,13 @@ def read(form: str, path: Path) -> list[Row]:
     """The rows of a file, missing values as None; in CSV, what is empty is missing, or an empty text."""
     if form == "parquet":
         return parquet.read_table(path).to_pylist()
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [{name: parsed(name, text) if text else None for name, text in row.items()} for row in rows]
+    if form == "csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        return [{name: parsed(name, text) if text else None for name, text in row.items()} for row in rows]
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute("SELECT * FROM gpu_operations ORDER BY rowid")]
 
 
 def expected(form: str, path: Path) -> list[Row]:
@@ -50,7 +54,7 @@ def expected(form: str, path: Path) -> list[Row]:
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     if form == "csv":
         rows = [{name: None if value == "" else value for name, value in row.items()} for row in rows]
-    return rows
+    return rows  # SQLite's 1 is True
 
 
 def exported(form: str, folder: Path, *paths: Path) -> Path:

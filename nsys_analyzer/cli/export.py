@@ -33,7 +33,7 @@ def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 )  # fmt: skip
 @option(
     OUTPUT, "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
-    help="The file to write. Default: the first TRACE's name with .pftrace, .parquet or .csv, in this folder.",
+    help="The file to write. Default: the first TRACE's name with .pftrace, .parquet, .csv or .db, in this folder.",
 )  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write; make a missing folder.")
 @option(

@@ -45,6 +45,7 @@ FORMATS = {
     "perfetto": Format("nsys_analyzer.export.perfetto", ".pftrace", on_one_clock=True),
     "parquet": Format("nsys_analyzer.export.tables:Parquet", ".parquet"),
     "csv": Format("nsys_analyzer.export.tables:Csv", ".csv"),
+    "sqlite": Format("nsys_analyzer.export.tables:Sqlite", ".db"),
 }
 
 

@@ -1,10 +1,11 @@
-"""The table of GPU operations in two formats, Parquet and CSV, and what its columns are."""
+"""The table of GPU operations in three formats, Parquet, CSV and SQLite, and what its columns are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.analysis.kernels.frame import OPERATION_COLUMNS, operation_frame
 from nsys_analyzer.export.writing import Capture
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 _GENERATOR = {"generator": "nsys-analyze export"}
 _START_OF_PARQUET = b"PAR1"
+#: SQLite keeps it at the byte 68 of the file: "nsys" as a number.
+_APPLICATION_ID, _PLACE = b"nsys", 68
+_TABLE = "gpu_operations"
 
 
 class Parquet:
@@ -67,6 +71,31 @@ class Csv:
         """Returns whether a file has the columns of a table that was written here."""
         with path.open("rb") as file:
             return file.readline(2 * len(_header())) == _header()
+
+
+class Sqlite:
+    """An SQLite database with one table."""
+
+    @staticmethod
+    def write(captures: Sequence[Capture], path: Path) -> None:
+        """Writes the operations of the captures into the table."""
+        from sqlite_utils import Database
+
+        types: dict[str, Any] = {"category": str, "integer": int, "flag": int}
+        with closing(Database(path)) as database:
+            database.execute(f"PRAGMA application_id = {int.from_bytes(_APPLICATION_ID, 'big')}")
+            columns = {name: types[column.type] for name, column in OPERATION_COLUMNS.items()}
+            table = database.create_table(_TABLE, columns)
+            for operations in _operation_tables(captures):
+                for batch in _plain_texts(operations).to_batches(20_000):
+                    table.insert_all(batch.to_pylist())
+
+    @staticmethod
+    def is_ours(path: Path) -> bool:
+        """Returns whether a file is a database that was written here."""
+        with path.open("rb") as file:
+            file.seek(_PLACE)
+            return file.read(4) == _APPLICATION_ID
 
 
 def column_reference() -> Iterator[tuple[str, str, str, str]]:

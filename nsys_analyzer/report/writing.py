@@ -27,7 +27,7 @@ _MARKS = (
 )
 _NEAR = 512
 #: What captures, their exports and timings are called.
-_INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv")
+_INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv", ".db")
 _LONGEST_STEM = 120
 #: What to do where no option replaces a file.
 ELSEWHERE = "Move it away, or name another --output-dir"
