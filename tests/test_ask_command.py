@@ -125,8 +125,27 @@ CLAIMS = (
     ("forward takes 6 ms on the GPU", False),  # 6 ms are the CPU's
     ("matmul is 66.7 % of the training step's kernel time", True),
 )
-#: Claims of one sentence: what the second leaves out is the first one's.
+#: Claims of one sentence: what the second leaves out is the first one's, or said at the start. No condition is known.
 PAIRS = (
+    ("In forward, the GPU is busy 2 ms", (True,)),
+    ("In forward, the GPU is busy 3 ms", (False,)),
+    ("Under the profiler, forward takes 6 ms", (True,)),
+    ("Forward (profiled): 6.0 ms", (True,)),
+    ("With bf16, the GPU is busy 2 ms in forward and 1 ms in the optimizer", (None, None)),
+    ("On an A100: the GPU is busy 2 ms in forward", (None,)),
+    ("The GPU is busy 2 ms in forward, if the optimizer is fused", (None,)),
+    ("The GPU is busy 2 ms in forward and optimizer", (None,)),  # in both together, or in each
+    ("Forward and optimizer keep the GPU busy 2 ms", (None,)),
+    ("The GPU is busy 2 ms in forward, and forward and optimizer keep it busy 1 ms", (True, None)),
+    ("Each kernel of forward keeps the GPU busy 2 ms", (None,)),
+    ("Without forward the GPU is busy 2 ms", (None,)),
+    ("gpu_busy_ms phase=forward is not 2 ms", (None,)),
+    ("If fused, gpu_busy_ms phase=forward would be 2 ms", (None,)),
+    ("Matmul kernels take 2 ms per step", (True,)),  # kernels is a word here, no name of a figure
+    ("A step launches 1 300 kernels", (False,)),
+    ("The GPU is busy 2,5 ms in forward", ()),
+    # A line goes on.
+    ("Whatever is changed about it: in no configuration is the GPU\nbusy 2 ms in forward", (None,)),
     ("The GPU is busy 2 ms in forward and 1 ms in the optimizer", (True, True)),
     ("The GPU is busy 2 ms in forward and 2 ms in the optimizer", (True, False)),
     ("Forward takes 6 ms under the profiler, of which the GPU is busy 2 ms", (True, True)),

@@ -86,7 +86,7 @@ _UNITS = {
     "_ms": "ms", "_us": "us", "share": "fraction", "mfu": "fraction", "flops": "flop", "bytes": "bytes",
     "per_s": "tokens/s", "gpu": "text", "top_kernel": "text",
 }  # fmt: skip
-_STEP, _EXPOSED = "step.unprofiled_ms", "step.exposed"
+_STEP, _EXPOSED, _TAKES = "step.unprofiled_ms", "step.exposed", "takes?|spen[dt]s?|lasts?|cpu"
 _CLASS, _FINDING = "phase.classes[class]", "findings[finding].saves_ms"
 FIGURES: dict[str, Named] = {
     "gpu": Named("gpu", "The GPU's name."),
@@ -102,15 +102,15 @@ FIGURES: dict[str, Named] = {
     "idle_cause_ms": Named("step.causes[cause].ms", "It does nothing for one cause.", "idles?", _ALL, _GPU),
     "step_class_ms": Named("step.classes[class].ms", "A kernel class computes.", "step", unless=_NAMES),
     "step_class_share": Named("step.classes[class].ms/step.length_ms", "Its share.", "step", unless=_NAMES),
-    "step_kernels": Named("step.launches", "Kernels and fills that start in a step.", "step", unless=_KERNELS),
+    "step_kernels": Named("step.launches", "Kernels and fills of a step.", "launch(es)?|kernels", unless=_KERNELS),
     "launch_latency_us": Named("step.launch_latency_us.median", "From launch to start.", "launch latency", _ALL, _GPU),
     "saves_ms": Named(f"{_FINDING}_low..{_FINDING}_high", "What a finding saves.", "sav(es?|ings?)", unless=_GPU),
-    "wall_ms": Named("phase.wall_ms", "By the CPU's clock.", "takes?|lasts?|wall|cpu", _RANGES),
-    "unprofiled_ms": Named("unprofiled.phases[phase]", "Not profiled.", "takes?|lasts?|cpu", _TIMES, ("doubt",)),
+    "wall_ms": Named("phase.wall_ms", "By the CPU's clock.", f"{_TAKES}|wall|profiled", _RANGES),
+    "unprofiled_ms": Named("unprofiled.phases[phase]", "Not profiled.", f"{_TAKES}|unprofiled", _TIMES, ("doubt",)),
     "gpu_busy_ms": Named("phase.gpu_busy_ms", "The union of its GPU operations.", "busy|works?|on the gpu", _ALL, _GPU),
     "gpu_span_ms": Named("phase.gpu_span_ms", "First start to last end.", "span|on the gpu", _ALL, _GPU),
     "busy_share": Named("phase.busy_share.low..phase.busy_share.high", "GPU busy ÷ wall.", "busy|works?", _ALL, _GPU),
-    "kernel_sum_ms": Named("phase.kernel_time_ms", "The sum of its kernels.", "kernel (time|sum)", unless=_KERNELS),
+    "kernel_sum_ms": Named("phase.kernel_time_ms", "Its kernels' sum.", "kernel (time|sum)|kernels", unless=_KERNELS),
     "kernels": Named("phase.kernels_per_instance", "Kernels in one.", "launch(es)?|kernels", unless=_KERNELS),
     "instances": Named("phase.instances", "How many were measured.", "instances", _RANGES),
     "copies": Named("phase.memory[=memcpy].operations_per_instance", "Copies in one.", "copies", _COPIES, _GPU),
@@ -128,7 +128,7 @@ FIGURES: dict[str, Named] = {
     "mfu": Named("limits.phases[phase].mfu", "The model's FLOPs ÷ time ÷ peak.", "mfu"),
     "model_flops": Named("limits.phases[phase].model_flops", "The model's FLOPs."),
     "peak_memory_bytes": Named("peak_memory_bytes", "The most device memory.", "peak memory", ("memory",), _GPU),
-    "tokens_per_s": Named("unprofiled.tokens_per_second", "Tokens ÷ the unprofiled step.", "tokens", _TIMES),
+    "tokens_per_s": Named("unprofiled.tokens_per_second", "Tokens ÷ the unprofiled step.", "tokens|throughput", _TIMES),
     "late_ms": Named("rank.late_ms", "A rank's own time less that of the fastest.", "late"),
     "collectives_ms": Named("rank.communication_ms", "Its collectives, hidden or not.", "collectives"),
     "waiting_ms": Named("rank.waiting_ms", "Of these, until the last rank starts.", "wait(s|ing)?"),
@@ -146,6 +146,8 @@ _LACKS = {
     "rank": ("The captures are not of several ranks of a run", f"nsys-analyze run --nproc 2 {PROGRAM}"),
     "gpu": ("It names no GPU", RECORD),
 }  # fmt: skip
+#: Why a figure is not estimated.
+MEASURED = "It is measured"
 #: What keeps figures from being told: whether it does, why, and what would help.
 _OBSTACLES: Mapping[str, tuple[Callable[[Case], object], str, str]] = {
     "cpu": (lambda case: case.capture.on_cpu, "The program ran on the CPU", f"{RECORD}, on a machine with a GPU"),
@@ -158,7 +160,7 @@ _OBSTACLES: Mapping[str, tuple[Callable[[Case], object], str, str]] = {
         "nsys export --type sqlite REPORT",
     ),
     "untimed": (lambda case: not _timed(case), "The step was not timed without the profiler", RECORD),
-    "timed": (lambda case: _timed(case), "It is measured", "nsys-analyze ask CAPTURE step_unprofiled_ms"),
+    "timed": (lambda case: _timed(case), MEASURED, "nsys-analyze ask CAPTURE step_unprofiled_ms"),
     "doubt": (
         lambda case: case.capture.unprofiled and case.capture.unprofiled.doubts.get(case.words["phase"]),
         "Its times without the profiler cannot be right", RECORD,
