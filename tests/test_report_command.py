@@ -674,6 +674,13 @@ def test_times_that_cannot_be_right_are_flagged(timed: Path, mean: str, std: str
     assert reason in section(report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-"), " warning")
 
 
+def test_one_stall_is_no_doubt_about_a_median(timed: Path) -> None:
+    """Nine steps of 3.0 ms and one of 18: their mean is 4.5 ms, their deviation 4.7, their median 3.0."""
+    rows = "small,256,4,fp32,train,forward,10,4.5,4.7,3.0,ok\n"
+    (timed / "timings.csv").write_text(HEADER.replace("status", "median_ms,status") + rows, encoding="utf-8")
+    assert as_json("small_ctx256.sqlite", "--csv", "timings.csv")["captures"][0]["unprofiled"]["doubts"] == {}
+
+
 def test_a_time_of_several_phases_is_compared_with_their_sum(timed: Path) -> None:
     """GPU busy of forward and backward: 1.5 + 3 = 4.5 ms; of the step, with the optimizer, 5.5 ms."""
     rows = "small,256,4,fp32,train,forward+backward,10,4,0,ok\nsmall,256,4,fp32,train,step,10,5,0,ok\n"

@@ -166,7 +166,7 @@ def _doubts(capture: CaptureSummary, name: str, python: Stats) -> Iterator[str]:
     """Yields why a phase's unprofiled time cannot be right, from the capture of the same run."""
     if python.mean is None:
         return
-    if python.std is not None and python.std > python.mean:
+    if python.median is None and python.std is not None and python.std > python.mean:
         yield f"its deviation, {python.std:.3f} ms, is above its mean, as where warm-up is among the measured steps"
     # The phase under the profiler, or the phases that make it, where all of these are there.
     parts = [part for part in _PARTS.get(name, ()) if part != "loss" or capture.phase("loss")]
