@@ -164,13 +164,3 @@ def test_output_that_is_captured() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("ä\n", "no\n", 3)
     missing = run_captured(["/no/such/program"], None)
     assert (missing.stderr, missing.returncode) == ("/no/such/program cannot be run (No such file or directory)\n", 127)
-
-
-@pytest.mark.parametrize(("code", "status"), [("import os; os.kill(os.getpid(), 9)", "oom"), ("exit(1)", "failed")])
-def test_only_what_was_killed_was_killed_for_memory(
-    code: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The counter is the whole system's: it rises for others, too."""
-    counts = iter([4, 5])
-    monkeypatch.setattr("nsys_analyzer.system.process._oom_kills", lambda: next(counts))
-    assert run_job(Job(python(code)), tmp_path / "log").status == status

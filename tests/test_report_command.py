@@ -575,7 +575,7 @@ def test_rows_of_two_conditions_are_not_chosen_from(timed: Path) -> None:
     (warning,) = warnings
     assert warning.startswith("timings.csv: ")
     assert "dropout (False, True), pinned (False, True)" in warning
-    assert "--csv-where dropout=False --csv-where pinned=False" in warning
+    assert "give a file with the rows of this run alone" in warning
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
     assert "dropout (False, True)" in section(text, " warning")
 
@@ -586,13 +586,6 @@ def test_rows_that_fit_a_capture_are_no_other_runs(timed: Path) -> None:
     (timed / "timings.csv").write_text("model,compile,forward_ms\n" + rows, encoding="utf-8")
     names = [capture["name"] for capture in as_json("--csv", "timings.csv")["captures"]]
     assert names == ["small_ctx256", "xl_ctx?"]
-
-
-def test_the_row_that_was_picked(timed: Path) -> None:
-    (timed / "timings.csv").write_text(TWO_CONDITIONS, encoding="utf-8")
-    given = ("small_ctx256.sqlite", "--csv", "timings.csv")
-    picked = ("--csv-where", "bfloat16=False", "--csv-where", "compile=False")
-    assert forward_of(*given, *picked) == (3.2, [])
 
 
 def test_the_run_says_which_row(timed: Path) -> None:
@@ -616,16 +609,15 @@ def test_conditions_that_were_only_timed_have_rows_of_their_own(timed: Path) -> 
 
 
 def test_a_file_for_each_phase(timed: Path) -> None:
-    """CSV and JSON."""
     (timed / "timings.csv").unlink()
     (timed / "forward.csv").write_text("i,forward_ms\n1,3.1\n2,3.3\n", encoding="utf-8")
-    (timed / "bwd.json").write_text('{"phase": ["bwd", "bwd"], "ms": [4.9, 5.1]}', encoding="utf-8")
-    options = ("--csv", "forward.csv", "--csv", "bwd.json")
+    (timed / "bwd.csv").write_text("phase,ms\nbwd,4.9\nbwd,5.1\n", encoding="utf-8")
+    options = ("--csv", "forward.csv", "--csv", "bwd.csv")
     capture = as_json("small_ctx256.sqlite", *options)["captures"][0]
     means = {phase: stats["mean"] for phase, stats in capture["unprofiled"]["phases"].items()}
     assert means == pytest.approx({"forward": 3.2, "backward": 5.0})
     text = report("small_ctx256.sqlite", *options, "-o", "-")
-    assert "**forward.csv, bwd.json:** 2 timings are each the mean of 2 rows" in text
+    assert "**forward.csv, bwd.csv:** 2 timings are each the mean of 2 rows" in text
 
 
 def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
@@ -760,10 +752,8 @@ def test_one_line_and_exit_code_1(here: Path, run_main: Main, arguments: str, sa
         ("good.sqlite --format pdf", "'pdf'"),
         ("good.sqlite --context-length 0", "--context-length"),
         ("good.sqlite --batch-size many", "--batch-size"),
-        ("good.sqlite --csv bad.csv --csv-where a", "'a' is not COLUMN=VALUE"),
         ("good.sqlite --csv bad.csv --step-ms 10", "give one of them"),
         ("good.sqlite --step-ms nan", "nan is not a time"),
-        ("good.sqlite --csv-where a=b", "needs timings"),
     ],
 )
 def test_usage_errors_exit_with_2(here: Path, run_main: Main, arguments: str, said: str) -> None:

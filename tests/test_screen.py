@@ -57,7 +57,6 @@ COMMANDS = {
     "no such option": ("report", f"--{WORST}"),
     "no such value": ("run", "--mode", WORST),
     "no such command": (WORST,),
-    "bad pair": ("report", PLACE, "--csv", "x.csv", "--csv-where", WORST),
     "a sweep": ("run", "--dry-run", "--device", "cpu", "--profiler", "none", "--target-option", WORST),
     "a program": ("run", "--dry-run", "--profiler", "torch", "--", "python", WORST),
     "an experiment": ("bench", "attention", "--dry-run", "--device", "cpu", "--output-dir", IN_PATH),

@@ -68,7 +68,7 @@ def test_no_other_module_of_the_room_names_a_suffix() -> None:
     """Only those with a Source do: every other asks them."""
     folder = Path(sources.__file__).parent
     made = (sources.NSYS_REPORT, sources.KINETO)
-    suffixes = {suffix for source in made for suffix in (*source.suffixes, *source.ambiguous_suffixes)}
+    suffixes = {suffix for source in made for suffix in source.suffixes}
     naming = {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*.py")

@@ -23,9 +23,9 @@ from tests.support.export import GEMM, Export
 SIZES = "768,3072,12,12"
 
 
-def read(folder: Path, text: str, selection: tuple[tuple[str, str], ...] = (), name: str = "timings.csv") -> Timings:
+def read(folder: Path, text: str, name: str = "timings.csv") -> Timings:
     (folder / name).write_text(text, encoding="utf-8")
-    return read_timings(folder / name, selection=selection)
+    return read_timings(folder / name)
 
 
 def brief(timings: Timings) -> list[tuple[str, float | None, str]]:
@@ -220,31 +220,6 @@ def test_many_rows_are_read_together(tmp_path: Path) -> None:
     assert [row.times and (row.times.n, row.times.mean) for row in found] == [(6250, 24_996.5 + i) for i in range(8)]
 
 
-# --- which rows ---
-
-PICKED = "dtype,causal,phase,mean_ms\nfp32,False,forward,10\nbf16,False,forward,6\nbf16,True,forward,5\n"
-
-
-@pytest.mark.parametrize(
-    ("where", "expected"),
-    [
-        ([("causal", "false")], [10, 6]),
-        ([("Precision", "bf16"), ("causal", "True")], [5]),
-        ([("mean ms", "6.0")], [6]),
-        ([("fp64", "1")], "--csv-where fp64=1: no such column. Give one of dtype, causal, phase, mean_ms"),
-        ([("causal", "maybe")], "no row has causal=maybe. Give one of False, True"),
-        ([("causal", "True"), ("dtype", "fp32")], "no row has dtype=fp32. Give one of bf16"),
-    ],
-)
-def test_where(tmp_path: Path, where: list[tuple[str, str]], expected: list[float] | str) -> None:
-    if isinstance(expected, str):
-        with pytest.raises(TimingsError) as error:
-            read(tmp_path, PICKED, tuple(where))
-        assert expected in str(error.value)
-    else:
-        assert [mean for _, mean, _ in brief(read(tmp_path, PICKED, tuple(where)))] == expected
-
-
 # --- which capture ---
 
 
@@ -295,10 +270,10 @@ FLAGS = "model,compile,attention,gpu,forward_ms\nsmall,False,naive,A100 80GB,9\n
         (FLAGS, capture(model=SMALL, run=Run(compile=True)), {"forward": 5}),
         (FLAGS, capture(model=SMALL), "compile (False, True), attention (naive, sdpa)"),
         ("rank,phase,mean_ms\n0,step,10\n1,step,12\n", capture(rank=1), {"step": 12}),
-        ("model,causal,step_ms\nsmall,,10\nsmall,1,9\n", capture(model=SMALL), "causal (empty, 1); pick with"),
+        ("model,causal,step_ms\nsmall,,10\nsmall,1,9\n", capture(model=SMALL), "causal (empty, 1); give a file"),
         ("model,step_ms\nllama,10\n", capture(), {"step": 10}),
         ("model,step_ms\nllama,10\n", capture(model=SMALL), {}),
-        ("warmup,step_ms\n0,58\n5,20\n", capture(), "warmup_steps (0, 5); pick with --csv-where warmup_steps=0"),
+        ("warmup,step_ms\n0,58\n5,20\n", capture(), "warmup_steps (0, 5); give a file with the rows of this run alone"),
     ],
 )  # fmt: skip
 def test_the_rows_of_a_capture(

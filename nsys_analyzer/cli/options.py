@@ -108,20 +108,14 @@ def names_options(function: Command) -> Command:
 def unprofiled_options(function: Command) -> Command:
     """Adds the options on times without the profiler, and on ranks, to a command with ``traces``.
 
-    It takes them as ``csv_paths``, ``selection``, ``step_ms`` and ``in_order``.
+    It takes them as ``csv_paths``, ``step_ms`` and ``in_order``.
     """
 
     @functools.wraps(function)
-    def read(*args: Any, csv_where: tuple[str, ...], **others: Any) -> Any:
-        csv_paths, traces, step_ms = others["csv_paths"], others["traces"], others["step_ms"]
-        if csv_paths and step_ms:
+    def read(*args: Any, **others: Any) -> Any:
+        if others["csv_paths"] and others["step_ms"]:
             raise click.UsageError("--step-ms takes the place of --csv: give one of them.")
-        if csv_where and (step_ms or not (csv_paths or any(trace.is_dir() for trace in traces))):
-            raise click.UsageError("--csv-where needs timings: give --csv, too.")
-        where = [(name.strip(), value.strip()) for name, _, value in (text.partition("=") for text in csv_where)]
-        if wrong := next((text for text, pair in zip(csv_where, where, strict=True) if not all(pair)), None):
-            raise click.BadParameter(f"{wrong!r} is not COLUMN=VALUE, such as compile=False", param_hint="--csv-where")
-        return function(*args, selection=tuple(where), **others)
+        return function(*args, **others)
 
     for each in (
         option(
@@ -131,10 +125,6 @@ def unprofiled_options(function: Command) -> Command:
         option(
             INPUT, "--step-ms", type=click.FloatRange(0, 1e9, min_open=True), callback=_finite, metavar="MS",
             help="How long a step takes without the profiler; of one capture, or of the ranks of one run.",
-        ),
-        option(
-            INPUT, "--csv-where", multiple=True, metavar="COLUMN=VALUE",
-            help="Read only rows with this value, such as bfloat16=False. Repeatable.",
         ),
         option(
             INPUT, "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
@@ -183,7 +173,7 @@ def evidence_options(function: Command) -> Command:
     @functools.wraps(function)
     def read(*args: Any, **others: Any) -> Any:
         paths, csv_paths, names, given = (others.pop(key) for key in ("traces", "csv_paths", "names", "given"))
-        selection, scheduler = others.pop("selection"), others.pop("scheduler")
+        scheduler = others.pop("scheduler")
         more = {key: others.pop(key) for key in ("step_ms", "in_order")}
 
         def evidence(*, with_tracks: bool = False) -> Evidence:
@@ -193,7 +183,7 @@ def evidence_options(function: Command) -> Command:
 
             workers = Workers(scheduler, reading)
             return load_evidence(
-                paths, csv_paths, command_line(), tell, names, given, selection, workers,
+                paths, csv_paths, command_line(), tell, names, given, workers,
                 with_tracks=with_tracks, **more,
             )  # fmt: skip
 

@@ -20,7 +20,6 @@ from nsys_analyzer.cli.options import (
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
-    from nsys_analyzer.runs.timings import Selection
 
 
 class _Pair(click.ParamType[tuple[Any, Any]]):
@@ -114,7 +113,6 @@ def what_if(
     on_time: tuple[tuple[int, str], ...],
     network: float | None,
     csv_paths: tuple[Path, ...],
-    selection: Selection,
     step_ms: float | None,
     in_order: bool,
     output_format: str,
@@ -142,7 +140,7 @@ def what_if(
     if asked == question.Question():
         raise click.UsageError("Say what is changed: --class, --range, --launches, --copies, --rank or --network.")
     evidence = load_evidence(
-        traces, csv_paths, command_line(), tell, names, given, selection, Workers(scheduler, reading),
+        traces, csv_paths, command_line(), tell, names, given, Workers(scheduler, reading),
         step_ms=step_ms, in_order=in_order,
     )  # fmt: skip
     found = list(question.answer_all(evidence.captures, asked))

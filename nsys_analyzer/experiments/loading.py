@@ -19,7 +19,7 @@ from nsys_analyzer.text import Words, phrase
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import Summary
-    from nsys_analyzer.runs.timings import Selection, Timings
+    from nsys_analyzer.runs.timings import Timings
 
 
 def load_evidence(
@@ -29,7 +29,6 @@ def load_evidence(
     tell: Callable[[str], None] = lambda _: None,
     names: PhaseNames | None = None,
     given: Run | None = None,
-    selection: Selection = (),
     workers: Workers = IN_TURN,
     *,
     timings: Timings | None = None,
@@ -46,7 +45,6 @@ def load_evidence(
         tell: takes a line for the user on timings that were found, or left out.
         names: the names of the ranges of phases.
         given: what is known of the configuration besides.
-        selection: which rows of the timings to read.
         workers: where the captures are read.
         timings: those of the sweep that was just run, in place of files.
         step_ms: the time of a step without the profiler, in place of timings.
@@ -56,8 +54,8 @@ def load_evidence(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    found = None if csv_paths or step_ms or timings else timings_beside(paths, tell, selection)
-    timings = _read(csv_paths, selection) if csv_paths else timings or found
+    found = None if csv_paths or step_ms or timings else timings_beside(paths, tell)
+    timings = _read(csv_paths) if csv_paths else timings or found
     places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
     of_place = {place: _bench_folders(place) for place in places}
     folders = dict.fromkeys(folder for place in places for folder in of_place[place])
@@ -120,10 +118,10 @@ def reports_at(path: Path) -> list[Path]:
     return [path] if is_report(path) else []
 
 
-def _read(csv_paths: Sequence[Path], selection: Selection = ()) -> Timings:
+def _read(csv_paths: Sequence[Path]) -> Timings:
     from nsys_analyzer.runs.timings import read_timings  # a report of a trace alone starts without it
 
-    return read_timings(*csv_paths, selection=selection)
+    return read_timings(*csv_paths)
 
 
 def _bench_folders(place: Path) -> list[Path]:

@@ -37,7 +37,7 @@ from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
-    from nsys_analyzer.runs.timings import Selection, Timings
+    from nsys_analyzer.runs.timings import Timings
 
 #: Reading one takes a quarter of a second, and 10 ms for each MB of its export: 44 captures of 0.1 to 6.5 MB, and one
 #: of 270 MB with 1.2 million kernels; 0.2 GB of memory, and less than twice the export's bytes.
@@ -232,7 +232,6 @@ def load_captures(
 def timings_beside(
     places: Sequence[Path],
     tell: Callable[[str], None],
-    selection: Selection = (),
     option: str = "--csv",
 ) -> Timings | None:
     """Reads the ``timings.csv`` of the one folder among these that has one; None where there is none, or several.
@@ -252,7 +251,7 @@ def timings_beside(
     try:
         if b"\n" not in files[0].read_bytes().strip():
             return None  # a header alone: programs may time nothing
-        timings = read_timings(files[0], selection=selection)
+        timings = read_timings(files[0])
     except (NsysAnalyzerError, OSError) as error:
         tell(f"Left out, as it cannot be read: {error}")
         return None

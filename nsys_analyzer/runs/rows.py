@@ -22,7 +22,7 @@ import msgspec
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.system.atomic_write import write_text
-from nsys_analyzer.system.strict_json import check_numbers, decode_json
+from nsys_analyzer.system.strict_json import decode_json
 
 Scalar: TypeAlias = str | int | float | bool | None
 Status: TypeAlias = Literal["ok", "oom", "unsupported", "failed", "timeout"]
@@ -224,6 +224,5 @@ def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...]]:
 
 
 def _row(values: Mapping[str, Any]) -> Row[Any, Any]:
-    check_numbers(values)
     line = {**values, "message": values.get("message") or ""}
     return msgspec.convert(line, Row[dict[str, Scalar], dict[str, Scalar | list[Any] | dict[str, Any]]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -124,13 +123,9 @@ def _why_none(timings: Timings, fitting: Sequence[Timing], *, one_run: bool) -> 
         is_nobodys = not one_run and any(not row.run.capture and not row.model for row in timings.rows)
         said = "rows that name neither their capture nor a model are not used: add a column capture"
         return f"{timings.source}: {said}" if is_nobodys else ""
-    listed, options = [], []
-    for header, texts in list(differing.items())[:_FEW]:
-        some = ", ".join(text or "empty" for text in texts[:_FEW]) + (", ..." if len(texts) > _FEW else "")
-        listed.append(f"{header} ({some})")
-        options.append(shlex.join(["--csv-where", f"{header}={texts[0]}"]))
-    more = f" and {len(differing) - _FEW} more" if len(differing) > _FEW else ""
-    said = f"they differ in {', '.join(listed)}{more}; pick with {' '.join(options)}"
+    few = list(differing.items())[:_FEW]
+    listed = [f"{header} ({', '.join(text or 'empty' for text in texts[:_FEW])})" for header, texts in few]
+    said = f"they differ in {', '.join(listed)}; give a file with the rows of this run alone"
     return f"{timings.source}: none of the rows that fit is used, {said}"
 
 

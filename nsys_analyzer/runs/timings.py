@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import structs
@@ -108,10 +108,6 @@ _SHORTEST_MS, _LONGEST_MS = 1e-9, 365 * 86_400e3
 _NEEDED = "It needs phase and mean_ms (a row for each phase), or forward_ms, step_ms (a column for each)"
 
 
-#: Which rows of a table to read: those with every one of these values.
-Selection: TypeAlias = tuple[tuple[str, str], ...]
-
-
 @dataclass(frozen=True)
 class Timing:
     """One phase of a run without a profiler.
@@ -147,17 +143,17 @@ class Timings:
     notes: tuple[str, ...] = ()
 
 
-def read_timings(*paths: Path, selection: Selection = ()) -> Timings:
+def read_timings(*paths: Path) -> Timings:
     """Reads tables with a row for each phase, or a column for each; ``COLUMNS`` and ``TIME_WORDS`` name the columns.
 
     Rows of one run and phase are repeats of it, and pooled.
 
     Raises:
-        TimingsError: a file that is no such table, a value that is no number or impossible, a selection of no rows.
+        TimingsError: a file that is no such table, a value that is no number or impossible.
     """
     import pandas as pd
 
-    files = {path: _read_file(path, selection) for path in paths}
+    files = {path: _read_file(path) for path in paths}
     notes = [note if len(files) == 1 else f"{path.name}: {note}" for path, (_, own) in files.items() for note in own]
     rows = pd.concat([rows for rows, _ in files.values()])
     conditions = [name for name in map(str, rows) if name not in _OF_A_ROW and rows[name].dtype != float]
@@ -227,20 +223,12 @@ def _described(cells: tuple[tuple[str, str], ...]) -> tuple[Run, Configuration]:
     return run, structs.replace(configuration, source="timings")
 
 
-def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str]]:
+def _read_file(path: Path) -> tuple[pd.DataFrame, list[str]]:
     """Returns the rows of a file, one for each phase, its times in ms; and the notes on it."""
     import pandas as pd
 
     table = _table(path)
     names = {header: _FIELD_OF.get(_word(header) or "index", header) for header in map(str, table)}
-    for name, value in selection:
-        header = next((h for h in names if _word(h) == _word(name) or names[h] == _FIELD_OF.get(_word(name))), None)
-        if header is None:
-            raise TimingsError(f"{path}: --csv-where {name}={value}: no such column", f"Give one of {_listed(names)}")
-        texts = table[header].unique()
-        table = table[table[header].str.lower() == re.sub(r"\.0+$", "", value.lower())]
-        if table.empty:
-            raise TimingsError(f"{path}: no row has {name}={value}", f"Give one of {_listed(texts)}")
 
     times: dict[tuple[str, str], tuple[str, float | None]] = {}
     for header in list(names):

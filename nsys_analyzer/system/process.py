@@ -38,7 +38,6 @@ _KILL_AGAIN_S = 0.02
 _ASKED = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
 #: Until a profiler has written what it recorded of a server.
 _WRITING_S = 120
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # its own end, or what a shell or profiler makes of it
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|MemoryError"
@@ -90,7 +89,7 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
         KeyboardInterrupt: after all of it is gone; not where it ``runs_on``, which is how it ends.
         OSError: the log cannot be written.
     """
-    killed_before, limit_s = _oom_kills(), math.inf if job.timeout_s is None else job.timeout_s
+    limit_s = math.inf if job.timeout_s is None else job.timeout_s
     with log.open("ab") as output:
         start = output.tell()
         variables = {**os.environ, **job.environment}
@@ -114,8 +113,6 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
     code = process.returncode
     if code == 0 or (job.runs_on and code in _ASKED):
         return Result("ok")
-    if code in _KILLED and _oom_kills() > killed_before:
-        return Result("oom", "the system ran out of memory and killed it")
     reason = final_words(log, start)
     if _OUT_OF_MEMORY.search(reason):
         return Result("oom", reason)
@@ -183,14 +180,6 @@ def _lines(log: Path, start: int) -> list[str]:
         file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
     return [line for raw in text.splitlines() if (line := _RANK.sub("", raw).strip())]
-
-
-def _oom_kills() -> int:
-    """Returns how many processes the system has killed for want of memory. Source: ``/proc/vmstat``, Linux 4.13 on."""
-    with suppress(OSError):
-        if match := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
-            return int(match[1])
-    return 0
 
 
 # --- the supervisor ---

@@ -37,14 +37,3 @@ def read_toml(path: Path, kind: type[_Type], example: str) -> _Type:
         return msgspec.toml.decode(path.read_bytes(), type=kind)
     except ValueError as error:  # of the types, of TOML, and of bytes that are no text
         raise ConfigurationError(f"{path} cannot be read: {error}", f"It may say: {example}") from error
-
-
-def check_numbers(value: Any) -> None:
-    """Raises ValueError where a number of a JSON value is beyond 2^53 as a whole number, or 1e300 as any."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for element in value:
-            check_numbers(element)
-    elif (isinstance(value, int) and abs(value) > LARGEST) or (isinstance(value, float) and abs(value) > 1e300):
-        raise ValueError(f"{str(value)[:30]} is beyond any figure")

@@ -53,29 +53,14 @@ class Source:
     Attributes:
         suffixes: of its files, the longer of two endings first.
         open: opens a file.
-        ambiguous_suffixes: endings that other files have, too.
-        marks: a file of such an ending, in a folder, is taken where one of these stands in its first kB.
     """
 
     suffixes: tuple[str, ...]
     open: Callable[[Path], Reader]
-    ambiguous_suffixes: tuple[str, ...] = ()
-    marks: tuple[bytes, ...] = ()
 
     def suffix_of(self, path: Path) -> str:
         """Returns the ending by which it takes a file, empty where it does not take it."""
-        return next((ending for ending in (*self.suffixes, *self.ambiguous_suffixes) if path.name.endswith(ending)), "")
-
-    def begins(self, path: Path) -> bool:
-        """Returns whether a file of an ambiguous ending begins as this format does."""
-        try:
-            if not path.name.endswith(self.ambiguous_suffixes or "/") or not path.is_file():
-                return False
-            with path.open("rb") as file:
-                head = file.read(_HEAD)
-        except OSError:
-            return False
-        return any(mark in head for mark in self.marks)
+        return next((ending for ending in self.suffixes if path.name.endswith(ending)), "")
 
 
 # The readers need numpy and Arrow, which a command's help does not.
@@ -111,10 +96,8 @@ EXPORT = Source((".sqlite",), _open_sqlite)
 NSYS_REPORT = Source(REPORT_SUFFIXES, _open_report)
 
 KINETO = Source(
-    (".pt.trace.json.gz", ".pt.trace.json", ".json.gz"),
+    (".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".json"),
     _open_trace,
-    ambiguous_suffixes=(".json",),
-    marks=(b'"schemaVersion"', b'"traceEvents"'),
 )
 """A trace of PyTorch's profiler, plain or compressed with gzip."""
 
@@ -144,7 +127,19 @@ def open_capture(path: Path) -> Reader:
 
 def is_capture(path: Path) -> bool:
     """Returns whether a file in a folder is a capture: by its name, or, of a plain ``.json``, by how it begins."""
-    return any(path.name.endswith(source.suffixes) or source.begins(path) for source in SOURCES)
+    ending = next((ending for source in SOURCES if (ending := source.suffix_of(path))), "")
+    return _begins_as_trace(path) if ending == ".json" else bool(ending)
+
+
+def _begins_as_trace(path: Path) -> bool:
+    try:
+        if not path.is_file():  # to open a FIFO waits for its writer
+            return False
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return b'"schemaVersion"' in head or b'"traceEvents"' in head
 
 
 def is_report(path: Path) -> bool:

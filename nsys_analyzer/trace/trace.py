@@ -19,14 +19,11 @@ from nsys_analyzer.trace.arrays import (
     Ints,
     SmallInts,
     appended,
-    arrow_integers,
-    arrow_texts,
     compact,
     dense_codes,
     distinct,
     distinct_texts,
     rows_of,
-    values_of,
 )
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
@@ -278,8 +275,8 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
 # of an operator, ``aten::mm, seq = 9157, op_id = 91984``, and with shapes also the sizes of its inputs:
 # ``sizes = [[8192, 768], [768, 3072]], input_op_ids = [(91979,0), (657,0)]``.
 _ATEN = "aten::"
-_ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
-_SEQUENCE = r",\s*seq\s*=\s*(?P<found>\d{1,18})(?:\D|$)"
+_ANNOTATION = re.compile(r",\s*(?:seq|op_id|sizes|input_op_ids)\s*=.*")
+_SEQUENCE = re.compile(r",\s*seq\s*=\s*(\d{1,18})(?:\D|$)", re.ASCII)
 
 
 def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints, Operators]:
@@ -287,33 +284,19 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
 
     Operators are the ranges with one of ATen's names, and those of names that have an annotation behind them anywhere.
     """
-    import pyarrow as pa
-
     by_id = frame["text_id"]
     used, id_codes = dense_codes(by_id)
-    texts = pa.concat_arrays([arrow_texts([strings.get(i, "") for i in used.tolist()]), frame["text"]])
-    start, end, thread = (frame[column] for column in ("start", "end", "thread"))
+    written = [*(strings.get(i, "") for i in used.tolist()), *frame["text"].to_pylist()]
     text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
-    letters = texts.buffers()[2]
-    if letters is None or not (np.frombuffer(letters, np.uint8) == ord("=")).any():  # as of most captures
-        names, codes = distinct_texts(list(map(in_our_spelling, texts.to_pylist())))
-        ranges = Ranges(start, end, thread, codes[text], names)
-        index = np.flatnonzero(np.array([name.startswith(_ATEN) for name in names], np.bool_)[ranges.name])
-        sequence = np.full(len(index), -1, np.int64)
-    else:
-        import pyarrow.compute as pc
-
-        named = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
-        encoded = named.dictionary_encode()
-        names, codes = distinct_texts(list(map(in_our_spelling, encoded.dictionary.to_pylist())))
-        codes = codes[values_of(encoded.indices)][text]
-        ranges = Ranges(start, end, thread, codes, names)
-        annotated = set(pc.unique(named.filter(pc.not_equal(named, texts))).to_pylist())
-        are_operators = np.array([name in annotated or name.startswith(_ATEN) for name in names], np.bool_)
-        index = np.flatnonzero(are_operators[ranges.name])
-        of_operators = texts.take(arrow_integers(text[index]))
-        found = pc.struct_field(pc.extract_regex(of_operators, pattern=_SEQUENCE), "found")
-        sequence = values_of(found.cast(pa.int64()), default=-1)
+    named = [_ANNOTATION.sub("", each) if "=" in each else each for each in written]
+    annotated = {name for name, whole in zip(named, written, strict=True) if len(name) < len(whole)}
+    spelled = {name: in_our_spelling(name) for name in set(named)}
+    names, codes = distinct_texts([spelled[name] for name in named])
+    ranges = Ranges(frame["start"], frame["end"], frame["thread"], codes[text], names)
+    are_operators = np.array([name in annotated or name.startswith(_ATEN) for name in names], np.bool_)
+    index = np.flatnonzero(are_operators[ranges.name])
+    numbers = (_SEQUENCE.search(each) if "=" in each else None for each in written)
+    sequence = np.array([int(match[1]) if match else -1 for match in numbers], np.int64)[text[index]]
     operators = Operators(
         **ranges.select(index).columns(),
         names=names,

@@ -13,7 +13,7 @@ import msgspec
 from nsys_analyzer.analysis.steps.step import narrowed
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.system.strict_json import check_numbers, decode_json
+from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.text import Text, plain
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ def read_report(path: Path) -> tuple[Summary, ...]:
     remedy = f"Write it again: nsys-analyze report CAPTURE --format json -o {path.name}"
     try:
         document = decode_json(path.read_bytes())
-        check_numbers(document)
         captures = msgspec.convert(document, _Document, dec_hook=lambda _, value: value).captures
     except msgspec.ValidationError as error:
         raise TraceError(f"{path} lacks what a comparison needs ({error})", remedy) from error
