@@ -59,7 +59,6 @@ def test_the_five_clocks_of_a_step(step_trace: Path) -> None:
     assert step.kernel_time_ms.mean == pytest.approx(440 * MS)
     assert step.gpu_span_ms.mean == pytest.approx(770 * MS)
     assert [phase.holds_backward for phase in summary.phases] == [False, True, False, True]
-    assert [phase.gpu_lag_ms.max for phase in summary.phases] == [0.0] * 4
 
 
 def test_classes_and_kernels_of_a_phase(step_trace: Path) -> None:
@@ -114,7 +113,6 @@ def test_a_range_that_does_not_wait_for_its_kernel(tmp_path: Path) -> None:
     export = Export().range("forward", 0, 50_000).kernel(GEMM, 10, 20_000, 90_000)
     (summary,) = summaries(export, tmp_path)
     assert not summary.phases[0].synchronized
-    assert summary.phases[0].gpu_lag_ms.mean == pytest.approx(0.04)
 
 
 def test_an_opaque_graph_is_busy_time_with_unknown_kernels(tmp_path: Path) -> None:
@@ -333,7 +331,6 @@ def test_a_few_microseconds_are_no_lack_of_synchronisation(
     )
     (summary,) = summaries(export, tmp_path)
     assert summary.phases[0].synchronized == synchronized
-    assert summary.phases[0].gpu_lag_ms.mean == pytest.approx(late * MS)
 
 
 @pytest.mark.parametrize(("stragglers", "synchronized"), [(1, True), (2, False)])
@@ -345,7 +342,6 @@ def test_one_instance_in_twenty_may_end_late(stragglers: int, synchronized: bool
         export.kernel(GEMM, at + 10, at + 20, at + (90_000 if number < stragglers else 900))
     (summary,) = summaries(export, tmp_path)
     assert summary.phases[0].synchronized == synchronized
-    assert summary.phases[0].gpu_lag_ms.min == 0.0
 
 
 def test_the_names_of_a_phases_ranges(tmp_path: Path) -> None:

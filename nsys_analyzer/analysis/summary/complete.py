@@ -94,12 +94,11 @@ def _serving(capture: CaptureSummary, serving: Serving) -> Serving:
 
 
 def _unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
-    """The unprofiled times with what they say of a step's tokens and of the profiler."""
+    """The unprofiled times with what they say of a step's tokens."""
     step_ms, known = unprofiled.typical_ms(STEP), capture.configuration
     tokens = (known.batch_size or 0) * (known.context_length or 0) if known else 0
-    overhead = {phase: capture.profiler_overhead(phase) for phase in unprofiled.phases}
     per_second = tokens / (step_ms / 1e3) if tokens and step_ms else None
-    return replace(unprofiled, tokens_per_second=per_second, profiler_overhead=overhead)
+    return replace(unprofiled, tokens_per_second=per_second)
 
 
 def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None:

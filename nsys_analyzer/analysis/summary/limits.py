@@ -7,16 +7,14 @@ left out with the reason.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FUSED, MATMUL
-from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.summary.statistics import KernelRow
+from nsys_analyzer.analysis.summary.statistics import precision_shares
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
 from nsys_analyzer.analysis.transformer.costs import (
     ELEMENT_BYTES,
@@ -29,7 +27,6 @@ from nsys_analyzer.analysis.transformer.costs import (
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_peaks, memory_bytes_per_s
 from nsys_analyzer.configuration import CountedFlops
-from nsys_analyzer.text import plural
 from nsys_analyzer.trace.columns import COPIES, MEMCPY, ON_DEVICE
 
 #: What is taken to be so where several GPUs train together.
@@ -56,10 +53,7 @@ _SKIPPED = {
     FUSED: "skips work: the whole square of scores would be above the GPU's peak",
     "convolution": "needs fewer FLOPs than the direct one whose FLOPs are known (Winograd, FFT)",
 }
-#: GEMV, dot products and GEMMs for CUDA cores, whatever type they multiply in.
-_CUDA_CORES = re.compile(r"(?i)gemv|dot_kernel|simt|(?<![a-z\d])hgemm|_sgemm")
-#: Kernels of a forward pass that no backward pass of their own has.
-_FORWARD_ONLY = re.compile(r"(?i)exp_kernel_cuda|SoftMaxForward|softmax_warp_forward|flash_fwd|fprop|fmha_cutlassF")
+_NO_WHOLE_STEPS = "The passes that are measured do not make up whole steps, so the FLOPs of a step are not known."
 
 
 def limits_of(capture: CaptureSummary) -> Limits | None:
@@ -110,7 +104,6 @@ class _View:
         doubt = self.doubt(phases, classes)
         if doubt:
             phases = classes = ()
-        tensor, unknown = tensor_core_share(capture.whole.kernels if capture.whole else ())
         return Limits(
             gpu=capture.gpu or "GPU",
             precision=self.precision,
@@ -120,12 +113,10 @@ class _View:
             peak_bytes_per_s=self.memory,
             source=self.peaks.source if self.peaks else None,
             roofs=self.roofs,
-            tensor_core_share=tensor,
-            tensor_core_unknown=unknown,
             phases=phases,
             classes=(*classes, *self.copies()),
             missing=(*self.missing, *(() if self.peaks else ("peaks",))),
-            notes=tuple(dict.fromkeys((*self.notes, *(self.general_notes() if phases else ())))),
+            notes=tuple(dict.fromkeys((*self.notes, *(self.of_ranks() if phases else ())))),
             doubt=doubt or None,
         )
 
@@ -141,10 +132,8 @@ class _View:
                 STEP: self.step_flops(forward, self.shapes.batch_size),
             }
         for name, model_flops in flops.items():
-            found = self.time_of(name)
-            if name == STEP and is_pass:
-                self.notes.append("Which part of the capture is a step is not known, so neither is its rate.")
-            elif found and model_flops:
+            found = None if name == STEP and is_pass else self.time_of(name)
+            if found and model_flops:
                 rate = model_flops / (found[0] / 1e3)
                 mfu, best = rate / self.peak if self.peak else None, self.rates.get(self.best or "")
                 yield PhaseRate(name, model_flops, *found, mfu, rate / best if best else None)
@@ -157,14 +146,10 @@ class _View:
         alike = [name for name in _PASSES if counted.passes.get(name) == 1 or self.capture.phase("backward")]
         flops: dict[str, int | None] = {name: round(sum(counted.of_pass(name).values())) for name in alike}
         steps = self.capture.phase(STEP) or self.capture.phase(OTHER_STEP)
-        for name in _PASSES:
-            phase, passes = self.capture.phase(name), counted.passes.get(name, 0)
-            if phase and steps and phase.instances != passes * steps.instances:
-                self.notes.append(
-                    f"{passes} {name} passes in the step whose FLOPs were counted do not fit {phase.instances} in "
-                    f"{steps.instances} recorded steps, so the FLOPs of a step are not known."
-                )
-                return flops
+        instances = {name: phase.instances for name in _PASSES if (phase := self.capture.phase(name))}
+        if steps and any(count != counted.passes.get(name, 0) * steps.instances for name, count in instances.items()):
+            self.notes.append(_NO_WHOLE_STEPS)
+            return flops
         return {**flops, STEP: round(counted.of_step)}
 
     def step_flops(self, forward: int, batch_size: int) -> int | None:
@@ -180,14 +165,9 @@ class _View:
         mode = capture.configuration.mode if capture.configuration else None
         if passes is None or steps is None:
             return None
-        if not backward and (optimizer or mode in ("train", "forward+backward")):
-            self.notes.append("No range names the backward pass, so the FLOPs of a step are not known.")
-            return None
         many, rest = divmod(passes.instances, steps.instances)
-        if rest or not many:
-            self.notes.append(
-                f"{passes.instances} passes do not fit {steps.instances} steps, so the FLOPs of a step are not known."
-            )
+        if rest or not many or (not backward and (optimizer or mode in ("train", "forward+backward"))):
+            self.notes.append(_NO_WHOLE_STEPS)
             return None
         if many > 1:
             self.notes.append(f"A step holds {many} forward passes, each taken to be of batch size {batch_size}.")
@@ -218,10 +198,7 @@ class _View:
 
     def class_rates(self) -> Iterator[ClassRate]:
         """The classes whose FLOPs are known, in forward and backward, and the parts of attention."""
-        if not self.shapes and not self.counted:
-            return
-        if self.capture.coverage and self.capture.coverage.lost_launches:
-            self.notes.append("Kernels are missing from the capture, so rates of classes are not known.")
+        if not (self.shapes or self.counted) or (self.capture.coverage and self.capture.coverage.lost_launches):
             return
         for name, times in zip(_PASSES, (1, 2), strict=True):
             phase = self.capture.phase(name)
@@ -231,7 +208,7 @@ class _View:
                 for kernel_class, flops, elements in work:
                     if kernel_class in ms and flops:
                         kernels = [row for row in phase.kernels if row.kernel_class == kernel_class]
-                        precision = _precision_of(kernels)
+                        precision = next((one for one in precision_shares(kernels) if one != "unknown"), None)
                         one = self.rate(kernel_class, phase.phase, ms[kernel_class], flops, elements, precision)
                         yield from self.without_skipped_work(one)
         yield from self.of_attention()
@@ -248,9 +225,7 @@ class _View:
         fused = phase.launches_of(FUSED)
         if not fused:
             yield MATMUL, times * flops, times * (linear_elements(*shapes) + attention_matmul_elements(*shapes))
-        elif fused < shapes.model.num_layers:
-            self.notes.append("Fused attention runs in some layers only, so rates of classes are not known.")
-        else:
+        elif fused >= shapes.model.num_layers:  # else some layers are fused, and of no class the FLOPs are known
             yield MATMUL, times * (flops - attention), times * linear_elements(*shapes)
             yield FUSED, times * attention, times * fused_attention_elements(*shapes)
 
@@ -275,8 +250,7 @@ class _View:
             yield self.rate(ATTENTION_MATMUL, attention.per, ms, flops, moved, self.precision)
         traffic = attention.softmax_traffic
         if attention.softmax_flops and attention.softmax_ms and traffic:
-            rate = self.below_peak("softmax", traffic.bytes_per_s)
-            flops, ms = attention.softmax_flops, attention.softmax_ms
+            flops, ms, rate = attention.softmax_flops, attention.softmax_ms, self.below_peak(traffic.bytes_per_s)
             yield ClassRate("softmax", attention.per, ms, flops, traffic.bytes, rate)
 
     def rate(
@@ -289,18 +263,12 @@ class _View:
         precision = precision or self.precision
         size, peak = ELEMENT_BYTES.get(precision or ""), self.rates.get(precision or "")
         moved = elements * size if size and elements else None
-        rate = self.below_peak(kernel_class, moved / (ms / 1e3)) if moved else None
+        rate = self.below_peak(moved / (ms / 1e3)) if moved else None
         return ClassRate(kernel_class, phase, ms, flops, moved, rate, precision, peak)
 
-    def below_peak(self, what: str, bytes_per_s: float) -> float | None:
-        """A rate of bytes; None where it is above the memory's peak, which a cache explains."""
-        if self.memory and bytes_per_s > self.memory * (1 + TOLERANCE):
-            self.notes.append(
-                f"The least bytes of {what} would be above the memory's peak bandwidth: the L2 cache has served part "
-                "of them, so their rate is left out."
-            )
-            return None
-        return bytes_per_s
+    def below_peak(self, bytes_per_s: float) -> float | None:
+        """A rate of bytes; None where it is above the memory's peak: the L2 cache has served a part of them."""
+        return None if self.memory and bytes_per_s > self.memory * (1 + TOLERANCE) else bytes_per_s
 
     def copies(self) -> Iterator[ClassRate]:
         """The copies of a step by kind; one on the device reads and writes each byte in its memory."""
@@ -313,7 +281,7 @@ class _View:
             if ns:
                 moved = float(np.sum(study.size[chosen])) * (2 if kind == ON_DEVICE else 1) / study.steps
                 ms = ns / study.steps / 1e6
-                rate = self.below_peak("copies on the device", moved / (ms / 1e3))
+                rate = self.below_peak(moved / (ms / 1e3))
                 yield ClassRate(f"copy, {name}" if kind else "copy", STEP, ms, None, moved, rate)
 
     def doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> str:
@@ -343,56 +311,7 @@ class _View:
             f"precision do not belong to this capture{causal}. Rates are left out."
         )
 
-    def general_notes(self) -> Iterator[str]:
-        """What the figures of this capture leave out."""
-        capture = self.capture
-        if capture.status in ("partial", "oom"):
-            yield "The run did not end well: figures are of the instances that are complete."
-        if capture.whole and any(row.kernel_class == COMMUNICATION for row in capture.whole.classes):
+    def of_ranks(self) -> Iterator[str]:
+        """What is taken to be so where several GPUs share the work."""
+        if self.capture.whole and any(row.kernel_class == COMMUNICATION for row in self.capture.whole.classes):
             yield _ONE_RANK if self.counted else _WHOLE_MODEL
-        if names := _recomputed(capture):
-            yield (
-                f"Backward runs {names} forward {plural(names, 'kernel')} again, as activation checkpointing does: MFU "
-                "counts the model's FLOPs once, and the rate of backward's classes is higher than it says."
-            )
-        devices = capture.step.devices if capture.step else ()
-        if sum(one.compute_ms > 0 for one in devices) > 1:
-            yield "The process uses several GPUs; the peak is that of one."
-
-
-def tensor_core_share(kernels: Sequence[KernelRow]) -> tuple[float | None, float]:
-    """The shares of the matmul time on tensor cores, None without a matmul, and of kernels whose name does not say."""
-    ms = {True: 0.0, False: 0.0, None: 0.0}
-    for row in kernels:
-        if row.kernel_class == MATMUL:
-            ms[on_tensor_cores(row.name)] += row.ms_per_instance
-    total = sum(ms.values())
-    return (ms[True] / total, ms[None] / total) if total else (None, 0.0)
-
-
-def on_tensor_cores(name: str) -> bool | None:
-    """Whether a matmul's kernel runs on tensor cores, by its name; None where that does not say."""
-    precision = gemm_precision(name)
-    if precision is None:
-        return None
-    if precision == "fp32" or _CUDA_CORES.search(name):
-        return False
-    return None if precision == "fp64" else True
-
-
-def _precision_of(kernels: Sequence[KernelRow]) -> str | None:
-    """The precision with the most time of some kernels, None where no name says it."""
-    ms: dict[str, float] = {}
-    for row in kernels:
-        if precision := gemm_precision(row.name):
-            ms[precision] = ms.get(precision, 0.0) + row.ms_per_instance
-    return max(ms, key=lambda one: ms[one]) if ms else None
-
-
-def _recomputed(capture: CaptureSummary) -> int:
-    """How many kernels of a forward pass run in an instance of backward, too."""
-    forward, backward = capture.phase("forward"), capture.phase("backward")
-    if forward is None or backward is None:
-        return 0
-    names = {row.name for row in forward.kernels if _FORWARD_ONLY.search(row.name)}
-    return round(sum(row.launches_per_instance for row in backward.kernels if row.name in names))

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from nsys_analyzer.analysis.intervals import NONE, Timeline
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.calls import Calls, Path, Places, find_calls, path_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import KERNEL
@@ -41,11 +41,6 @@ class Work:
     ms: float
     launches: float
     flops: float | None = None
-
-    @property
-    def flops_per_s(self) -> float | None:
-        """Returns FLOPs per second of kernel time."""
-        return self.flops / (self.ms / 1e3) if self.flops and self.ms else None
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,6 @@ class Modules:
         forward_ms, backward_ms: kernel time of all passes; forward with whatever is neither backward nor an optimizer.
         forward_coverage, backward_coverage: the share of it, collectives left out, that belongs to a module; None
             without any.
-        softmax_backward: of all attention, one backward pass; None where none is known.
     """
 
     source: str
@@ -108,7 +102,6 @@ class Modules:
     outside_backward: Work
     communication_forward: Work
     communication_backward: Work
-    softmax_backward: Work | None = None
     forward_ms: float = field(init=False)
     backward_ms: float = field(init=False)
     forward_coverage: float | None = field(init=False)
@@ -226,9 +219,6 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     outside, communication = (
         [tree.work([len(calls.paths) + more], direction) for direction in (FORWARD, BACKWARD)] for more in (0, 1)
     )
-    softmax = (way == BACKWARD) & _is_softmax(attributed, calls, call, classes)
-    softmax_ms, softmax_launches = int(duration[softmax].sum()) / _NS_PER_MS, int(softmax.sum())
-    passes = int((direction[:-1] == BACKWARD).sum())
     modules = tuple(tree.modules())
     if not modules:  # but for collectives
         return None
@@ -240,16 +230,7 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
         outside_backward=outside[BACKWARD],
         communication_forward=communication[FORWARD],
         communication_backward=communication[BACKWARD],
-        softmax_backward=Work(softmax_ms / passes, softmax_launches / passes) if softmax_launches else None,
     )
-
-
-def _is_softmax(attributed: AttributedTrace, calls: Calls, call: Ints, classes: Any) -> Bools:
-    """Marks the kernels of attention's softmax: by the range around it in forward, else by name inside attention."""
-    part = np.append(attributed.roles.codes(ATTENTION_PARTS)[calls.range], NONE)[call]
-    by_range: Bools = part == ATTENTION_PARTS.index("softmax")
-    by_name: Bools = (part == ATTENTION_PARTS.index("attention")) & (classes == "softmax")
-    return by_range if by_range.any() else by_name
 
 
 def _units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tuple[str, int, Bools]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
@@ -14,6 +15,7 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.intervals import unions
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UNKNOWN
+from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, blocks
@@ -260,6 +262,15 @@ def _added(rows: Iterable[KernelRow]) -> tuple[float, float, float]:
     columns = zip(*((row.launches_per_instance, row.ms_per_instance, row.share) for row in rows), strict=True)
     launches, ms, share = map(sum, columns)
     return launches, ms, share
+
+
+def precision_shares(kernels: Sequence[KernelRow]) -> dict[str, float]:
+    """Shares of the time of some kernels by the precision in their names, the largest first."""
+    ms: defaultdict[str, float] = defaultdict(float)
+    for row in kernels:
+        ms[gemm_precision(row.name) or "unknown"] += row.ms_per_instance
+    total = sum(ms.values())
+    return {key: value / total for key, value in sorted(ms.items(), key=lambda item: -item[1])} if total else {}
 
 
 def share_of(classes: Sequence[ClassRow], kernel_class: str) -> float | None:

@@ -14,7 +14,6 @@ from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.intervals import NONE, holds_any
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
-from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.ranks.member import record_members
@@ -23,11 +22,10 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
 from nsys_analyzer.analysis.steps.windows import Steps, find_steps
-from nsys_analyzer.analysis.summary.modules import Modules, summarize_modules
+from nsys_analyzer.analysis.summary.modules import summarize_modules
 from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.summary.statistics import (
     GpuClocks,
-    KernelRow,
     Stats,
     Totals,
     class_rows,
@@ -35,17 +33,17 @@ from nsys_analyzer.analysis.summary.statistics import (
     kernel_rows,
     memory_rows,
     peak_memory,
+    precision_shares,
     sums_of,
     totals,
     values_ms,
 )
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
-from nsys_analyzer.analysis.transformer.attention import AttentionSummary, summarize_attention
+from nsys_analyzer.analysis.transformer.attention import summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct
-from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.trace import Trace
 
 #: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
@@ -104,6 +102,7 @@ class _ProcessView:
             configuration = structs.replace(configuration, model=None, model_name=None)
         whole = self.whole() if len(self.operations) else None
         coverage = self.coverage()
+        matmuls = [row for row in whole.kernels if row.kernel_class in (MATMUL, FUSED)] if whole else []
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
         by_ranges = self.steps is None or self.steps.windows.source in _BY_RANGES
         modules = summarize_modules(self.attributed, self.process.global_pid, by_ranges=by_ranges)
@@ -119,9 +118,9 @@ class _ProcessView:
             configuration=configuration,
             phases=phases,
             whole=whole,
-            attention=self.attention(configuration, gpu, modules),
+            attention=summarize_attention(self.attributed, self.process.global_pid, configuration, gpu),
             coverage=coverage,
-            precisions=_precisions(whole.kernels) if whole else {},
+            precisions=precision_shares(matmuls),
             peak_memory_bytes=peak_memory(self.attributed, self.process.global_pid),
             modules=modules,
         )
@@ -140,14 +139,6 @@ class _ProcessView:
         is_named &= summary.serving is None or len(summary.serving.kinds) == 1
         phases = phases if is_named else tuple(phase for phase in phases if phase.phase != STEP)
         return replace(summary, phases=phases, warnings=warnings)
-
-    def attention(
-        self, configuration: Configuration | None, gpu: Gpu | None, modules: Modules | None
-    ) -> AttentionSummary | None:
-        """Attention's softmax and matmuls, and its softmax in backward where the modules tell it."""
-        found = summarize_attention(self.attributed, self.process.global_pid, configuration, gpu)
-        backward = modules.softmax_backward if modules else None
-        return replace(found, softmax_backward_ms=backward.ms) if found and backward else found
 
     def status(self) -> str:
         """No kernels, out of memory, partial, or ok."""
@@ -201,7 +192,6 @@ class _ProcessView:
             # A backward pass starts inside the first of the instances.
             holds_backward=bool(holds_any(instances.process[backward], instances.start[backward], *first).any()),
             inferred=inferred,
-            gpu_lag_ms=Stats.of_ns(np.maximum(clocks.last_end - instances.end, 0)[measured]),
             profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
             kernels_least=int(kernels.min()) if len(kernels) else 0,
             kernels_most=int(kernels.max(initial=0)),
@@ -287,17 +277,6 @@ def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSu
         f"The file name says {model.name}, which needs {model.fewest_matmuls} matmuls per forward or more; the capture "
         f"launches {matmuls:,.0f}, so the name is not believed."
     )
-
-
-def _precisions(kernels: Sequence[KernelRow]) -> dict[str, float]:
-    """Shares of the matmul and fused attention time by the precision in the kernels' names."""
-    ms: dict[str, float] = {}
-    for row in kernels:
-        if row.kernel_class in (MATMUL, FUSED):
-            precision = gemm_precision(row.name) or "unknown"
-            ms[precision] = ms.get(precision, 0.0) + row.ms_per_instance
-    total = sum(ms.values())
-    return {key: value / total for key, value in sorted(ms.items(), key=lambda item: -item[1])} if total else {}
 
 
 _ROUNDING = 1e-6

@@ -104,7 +104,6 @@ class Limits:
         precision: the one that most of the matmul time ran in.
         peak_flops: the mean of the roofs, by the matmul time of each.
         roofs: precision to peak FLOP/s, of those that ran.
-        tensor_core_share: of the matmul time, by the names of kernels; of ``tensor_core_unknown`` these say nothing.
         missing: what would have to be known: "model", "context length", "batch size", "peaks".
         notes: what the figures leave out, a sentence each.
         doubt: why figures are left out.
@@ -118,8 +117,6 @@ class Limits:
     peak_bytes_per_s: float | None
     source: str | None
     roofs: tuple[tuple[str, float], ...]
-    tensor_core_share: float | None
-    tensor_core_unknown: float
     phases: tuple[PhaseRate, ...] = ()
     classes: tuple[ClassRate, ...] = ()
     missing: tuple[str, ...] = ()
@@ -184,7 +181,6 @@ class PhaseSummary(msgspec.Struct, frozen=True):
         holds_backward: whether a backward pass starts inside its first instance, as in a training step.
         inferred: found by a framework's ranges or operators, not by a range of the program's own.
         kernels_least, kernels_most: kernels of the instances with fewest and with most; 0 where it is not inferred.
-        gpu_lag_ms: by how much its GPU work ends after its range, 0 where it ends before.
         wall_values_ms, busy_values_ms: those of each instance; of very many those of some, evenly spread.
         busy_share: of the range's time; None where its wall time is not that of its work.
     """
@@ -206,7 +202,6 @@ class PhaseSummary(msgspec.Struct, frozen=True):
     synchronized: bool = False
     holds_backward: bool = False
     inferred: bool = False
-    gpu_lag_ms: Stats = Stats()
     profiler_cost: ProfilerCost | None = None
     kernels_least: int = 0
     kernels_most: int = 0
@@ -279,7 +274,6 @@ class Unprofiled:
         device: "cuda" or "cpu".
         doubts: phase to the reasons why its time cannot be right.
         tokens_per_second: batch size × context length ÷ the time of a step.
-        profiler_overhead: of each phase its wall time under the profiler ÷ its unprofiled time − 1.
     """
 
     status: str
@@ -290,7 +284,6 @@ class Unprofiled:
     peak_memory_bytes: int | None = None
     doubts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tokens_per_second: float | None = None
-    profiler_overhead: dict[str, float | None] = field(default_factory=dict)
 
     def typical_ms(self, phase: str) -> float | None:
         """The median time of a phase in ms, else the mean; None where it was not timed."""

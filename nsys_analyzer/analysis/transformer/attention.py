@@ -68,7 +68,6 @@ class AttentionSummary:
             "capture" outside warm-up where it lies in neither.
         occurrences: how often attention ran in all that was measured, by the ranges around its kernels, a replay of
             a CUDA graph once more.
-        softmax_backward_ms: of one backward pass, where the modules of its kernels are known.
         softmax_flops_per_s, matmul_flops_per_s, fused_flops_per_s: achieved; the last by kernels that do both at once.
         ratio_of: what both ratios are of.
         warmup_occurrences: how often it ran inside warm-up, which is left out; None for "forward".
@@ -89,7 +88,6 @@ class AttentionSummary:
     occurrences: int | None = None
     warmup_occurrences: int | None = None
     softmax_traffic: SoftmaxTraffic | None = None
-    softmax_backward_ms: float | None = None
     softmax_flops_per_s: float | None = field(init=False)
     matmul_flops_per_s: float | None = field(init=False)
     fused_flops_per_s: float | None = field(init=False)

@@ -15,7 +15,6 @@ _FIELDS: tuple[Field[AttentionSummary], ...] = (
     Field("of", "text", lambda one: f"one {one.per}" if one.per != CAPTURE else _ranges(one)),
     Field("softmax ms", "ms", lambda one: one.softmax_ms),
     Field("matmul ms", "ms", lambda one: one.matmul_ms),
-    Field("softmax backward ms", "ms", lambda one: one.softmax_backward_ms),
     Field("fused ms", "ms", lambda one: one.fused_ms),
     Field("time: matmul ÷ softmax", "factor", lambda one: one.runtime_ratio),
     Field("FLOPs: matmul ÷ softmax", "factor", lambda one: one.flop_ratio),

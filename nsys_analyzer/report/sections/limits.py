@@ -24,7 +24,7 @@ OPTIONS = {"model": "--model", "context length": "--context-length", "batch size
 
 
 def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
-    """MFU of step and phases, rates of classes, the share of tensor cores, and a roofline."""
+    """MFU of step and phases, rates of classes, and a roofline."""
     limits = capture.limits
     if limits is None:
         return
@@ -49,20 +49,19 @@ def mfu_of_step(capture: CaptureSummary) -> float | None:
 
 
 def _sentence(limits: Limits) -> Words:
-    """The rate of the step (else of a phase) against the peak, what it means, and the share of tensor cores."""
-    chief, cores = limits.chief, _tensor_cores(limits)
-    after = f" {cores}." if cores else ""
+    """The rate of the step (else of a phase) against the peak, and what it means."""
+    chief = limits.chief
     if limits.doubt or chief is None:
-        return joined("", [limits.doubt or _missing(limits), after])
+        return limits.doubt or _missing(limits)
     name = "the step" if chief.phase == STEP else chief.phase
     time = f"{about_milliseconds(chief.ms)} {_TIMES[chief.time_of]}"
     rate = f"{format_number(chief.flops_per_s, 'flop/s')} in {time}"
     if chief.mfu is None:
         best = f", {percent(chief.mfu_of_best)} of the GPU's best peak" if chief.mfu_of_best is not None else ""
-        return joined("", [f"{name.capitalize()} does {rate}{best}. ", _missing(limits), after])
+        return joined("", [f"{name.capitalize()} does {rate}{best}. ", _missing(limits)])
     meaning = _meaning(limits, chief)
     said = f"MFU of {name} is {percent(chief.mfu)} of the GPU's {_precisions(limits)} peak: {rate}."
-    return f"{said}{f' {meaning}' if meaning else ''}{after}"
+    return f"{said} {meaning}".rstrip()
 
 
 def _precisions(limits: Limits) -> str:
@@ -85,15 +84,6 @@ def _meaning(limits: Limits, chief: PhaseRate) -> str:
         f"peak while they run: at the peak it would be {percent(covered * (1 - inside))} shorter, without all else "
         f"{percent(1 - covered)}."
     )
-
-
-def _tensor_cores(limits: Limits) -> str:
-    """How much of the matmul time is on tensor cores, by the names of the kernels."""
-    share, unknown = limits.tensor_core_share, limits.tensor_core_unknown
-    if share is None:
-        return ""
-    rest = f" (unknown for {percent(unknown)})" if unknown >= 0.0005 else ""
-    return f"{percent(share)} of the matmul time is on tensor cores{rest}"
 
 
 def _missing(limits: Limits) -> Text:

@@ -91,7 +91,6 @@ def _table(capture: CaptureSummary, phases: list[PhaseSummary]) -> Table:
         Field(f"{names[2]} ms", "ms", lambda phase: typical(phase.gpu_span_ms) if phase.gpu_ms else None),
         Field(f"{names[3]} ms", "ms", lambda phase: typical(phase.gpu_busy_ms) if phase.gpu_ms else None),
         Field(f"{names[4]} ms", "ms", lambda phase: typical(phase.kernel_time_ms) if phase.gpu_ms else None),
-        Field("GPU work after the range ms", "ms", lambda p: None if p.synchronized else typical(p.gpu_lag_ms)),
         Field("profiler's overhead", "percent", lambda phase: capture.profiler_overhead(phase.phase)),
         Field("GPU busy share", "percent", lambda phase: phase.busy_share.low if phase.busy_share else None),
         Field("at most", "percent", lambda phase: phase.busy_share.high if phase.busy_share else None),
