@@ -13,7 +13,6 @@ from nsys_analyzer.analysis.comparison.compare import compare
 from nsys_analyzer.analysis.comparison.comparison import (
     CONFIGURATION,
     Comparison,
-    Difference,
     Side,
     differing,
     reasons_against_run,
@@ -23,27 +22,16 @@ from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import CannotAnswerError, NsysAnalyzerError, OtherConditionsError
 from nsys_analyzer.text import Words, joined, plain
 
-#: The key of a difference in what processes are in their captures.
-_PROCESS = "process"
 _SideName: TypeAlias = Literal["before", "after"]
 _SIDES: tuple[_SideName, ...] = ("before", "after")
-#: A run, and what its process is in its capture.
-_Placed: TypeAlias = "tuple[Summary, str]"
 
 
 @dataclass(frozen=True)
 class UnmatchedRun:
-    """A run that stands against none.
-
-    Attributes:
-        nearest: the one of the other side that is most like it; ``differences`` keep them apart.
-        reasons: why it cannot be compared with any, a sentence each.
-    """
+    """A run that stands against none; ``reasons`` say why it cannot be compared with any, a sentence each."""
 
     side: _SideName
     run: Summary
-    nearest: Summary | None
-    differences: tuple[Difference, ...]
     reasons: tuple[Words, ...] = ()
 
 
@@ -99,7 +87,7 @@ def compare_runs(
             for run in side.runs:
                 against = tuple(reasons_against_run(run))
                 if against and not (force and run.step):
-                    bad.append(UnmatchedRun(name, run, None, (), against))
+                    bad.append(UnmatchedRun(name, run, against))
                 else:
                     good.append(run)
             sides.append(Side(tuple(good)) if good else side)  # where none can be compared, all are refused
@@ -115,16 +103,14 @@ def compare_runs(
         listed = plain(joined("; ", dict.fromkeys(reason for one in refused for reason in one.cautions)), "`")
         kind = OtherConditionsError if all(one.is_of_other_conditions for one in refused) else CannotAnswerError
         raise kind(f"These cannot be compared: {listed}", "To compare them all the same, add --force")
-    near = min((one for one in unmatched if one.nearest), key=lambda one: len(one.differences), default=None)
-    if near is None or near.nearest is None:
+    if not before or not after:
         raise NsysAnalyzerError("One of the sides holds no run", "Give captures, or folders that hold them")
-    listed = ", ".join(f"{one.key.replace('_', ' ')} ({one.before} and {one.after})" for one in near.differences)
+    apart = differing(before[0], after[0], CONFIGURATION, unknown="unknown")
+    listed = ", ".join(f"{one.key.replace('_', ' ')} ({one.before} and {one.after})" for one in apart)
     raise NsysAnalyzerError(
-        f"No run of one side has exactly the configuration of one of the other; {near.run.title} and "
-        f"{near.nearest.title} differ least, in {listed or 'their names'}",
-        "Give captures of as many processes"
-        if any(one.key == _PROCESS for one in near.differences)
-        else "Compare two captures by their paths, or with --repeats all of one folder with all of the other",
+        f"No run of one side has exactly the configuration of one of the other; {before[0].title} and "
+        f"{after[0].title} differ in {listed or 'their names or processes'}",
+        "Compare two captures by their paths, or with --repeats all of one folder with all of the other",
     )
 
 
@@ -141,27 +127,26 @@ def match(
     if len(before) == len(after) == 1:
         return [(Side(tuple(before)), Side(tuple(after)))], []
     by_process = repeats or all(len({run.name for run in side}) == 1 for side in (before, after))
-    groups: list[dict[object, list[_Placed]]] = []
+    groups: list[dict[object, list[Summary]]] = []
     for side in (before, after):
-        of_side: defaultdict[object, list[_Placed]] = defaultdict(list)
+        of_side: defaultdict[object, list[Summary]] = defaultdict(list)
         for run, place in _placed(side):
             # As texts: what a file says may be of any type.
             known = tuple(None if (value := value_of(run, key)) is None else str(value) for key in CONFIGURATION)
             # Without a model, what else is known is true of many programs.
             named = known if value_of(run, "model") is not None else (*known, run.name)
-            of_side[(place,) if by_process else (place, *named)].append((run, place))
+            of_side[(place,) if by_process else (place, *named)].append(run)
         groups.append(of_side)
     shared = [key for key in groups[0] if key in groups[1]]
-    sides = ((Side(tuple(run for run, _ in group[key])) for group in groups) for key in shared)
-    left = [[placed for key, runs in group.items() if key not in shared for placed in runs] for group in groups]
     unmatched = [
-        *(_unmatched("before", placed, left[1]) for placed in left[0]),
-        *(_unmatched("after", placed, left[0]) for placed in left[1]),
+        UnmatchedRun(side, run, tuple(reasons_against_run(run)))
+        for side, group in zip(_SIDES, groups, strict=True)
+        for run in (run for key, runs in group.items() if key not in shared for run in runs)
     ]
-    return [(one, other) for one, other in sides], unmatched
+    return [(Side(tuple(groups[0][key])), Side(tuple(groups[1][key]))) for key in shared], unmatched
 
 
-def _placed(runs: Sequence[Summary]) -> Iterator[_Placed]:
+def _placed(runs: Sequence[Summary]) -> Iterator[tuple[Summary, str]]:
     """Yields each run with what tells its process from the others of its capture, and is the same in another capture.
 
     A process ID is not: of processes that share a GPU that is their number, in the order of their IDs.
@@ -175,18 +160,3 @@ def _placed(runs: Sequence[Summary]) -> Iterator[_Placed]:
             so_far[run.name] += 1
             place = f"{so_far[run.name]} of {sharing[run.name]} that share a GPU"
         yield run, place
-
-
-def _unmatched(side: _SideName, placed: _Placed, others: Sequence[_Placed]) -> UnmatchedRun:
-    run, place = placed
-    nearest: tuple[Summary | None, tuple[Difference, ...]] = None, ()
-    for other, other_place in others:
-        differences = tuple(differing(run, other, CONFIGURATION, unknown="unknown"))
-        if place != other_place:
-            differences = (
-                Difference(_PROCESS, *(each or "the only one" for each in (place, other_place))),
-                *differences,
-            )
-        if nearest[0] is None or len(differences) < len(nearest[1]):
-            nearest = other, differences
-    return UnmatchedRun(side, run, *nearest, tuple(reasons_against_run(run)))

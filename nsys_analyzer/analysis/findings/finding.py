@@ -169,10 +169,7 @@ class Candidate:
 
     Attributes:
         changes: the step without it, under the assumptions that save least and most; of one assumption, one change.
-        of_cpu: what is saved is the CPU's own time, which differs from run to run by more than the GPU's.
         pieces: the GPU's work that it is about, whose launches have lines; None: that of its place.
-        explains, explained: a specific cause of idle time, such as the loading of batches; and the general one that is
-            valued without the specific ones, since it is what they leave: waiting for launches.
         the rest: as of ``Finding``.
     """
 
@@ -183,9 +180,6 @@ class Candidate:
     derivation: Words
     remedy: tuple[str, ...]
     disproof: Words
-    of_cpu: bool = False
-    explains: bool = False
-    explained: bool = False
     place: Place | None = None
     pieces: Bools | None = None
 
@@ -197,6 +191,21 @@ class Candidate:
         if kind == "class":
             return study.lines_of(study.of_class(name))
         return study.lines_of(study.in_phase(name)) if kind == "phase" else study.lines.get(name, ())
+
+    @property
+    def of_cpu(self) -> bool:
+        """Whether the CPU's own time is saved: idle time, which differs from run to run by more than the GPU's work."""
+        return self.place is not None and self.place.kind == "idle"
+
+    @property
+    def explained(self) -> bool:
+        """Whether it is the general cause of idle time, waiting for launches: what the specific ones leave."""
+        return self.place == Place("idle", "launch")
+
+    @property
+    def explains(self) -> bool:
+        """Whether it is a specific cause of idle time, such as the loading of batches."""
+        return self.of_cpu and not self.explained
 
 
 Rule = Callable[[Case], Iterator[Candidate]]

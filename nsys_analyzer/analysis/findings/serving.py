@@ -65,8 +65,6 @@ def find_between_steps(case: Case) -> Iterator[Candidate]:
         "The step is replayed with 0.02 to 0.2 ms between steps, as where the next one is prepared meanwhile.",
         _OVERLAP,
         "Generate a fixed number of tokens without detokenization: if the step is no shorter, it waits for other work.",
-        of_cpu=True,
-        explains=True,
         place=Place("idle", "host"),
     )
 

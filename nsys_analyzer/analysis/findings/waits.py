@@ -86,8 +86,6 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
             "batch = batch.to(device, non_blocking=True)",
         ),
         "Run on one batch that is made before the loop: if the step is no shorter, loading does not hold it up.",
-        of_cpu=True,
-        explains=True,
         place=Place("idle", "data"),
     )
 
@@ -124,8 +122,6 @@ def find_pageable_copy(case: Case) -> Iterator[Candidate]:
             "batch = batch.to(device, non_blocking=True)  # best on a side stream, a batch ahead",
         ),
         "Run on a batch that is on the GPU already: if the step is no shorter, the copies are hidden.",
-        of_cpu=True,
-        explains=True,
         place=Place("idle", "copy"),
     )
 
@@ -186,8 +182,6 @@ def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
             "# before host is written to a file: side.synchronize()",
         ),
         "Leave the copies out for a run: if the step is no shorter, they are hidden.",
-        of_cpu=True,
-        explains=True,
         place=Place("idle", "copy"),
     )
 
@@ -251,8 +245,6 @@ def find_host_sync(case: Case) -> Iterator[Candidate]:
         "their copies altogether.",
         remedy,
         "Comment the calls out for a run: if the step is no shorter, the GPU had work enough to bridge the wait.",
-        of_cpu=True,
-        explains=True,
         place=Place("idle", "sync"),
     )
 
@@ -285,8 +277,6 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
             "import gc; gc.collect(); gc.freeze(); gc.disable()  # where it is Python's garbage collector",
         ),
         "Put a range around what you suspect: if the pause is not in it, it is something else.",
-        of_cpu=True,
-        explains=True,
         place=Place("idle", "host"),
     )
 
@@ -326,8 +316,6 @@ def find_allocator(case: Case) -> Iterator[Candidate]:
             "# export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         ),
         "torch.cuda.memory_stats()['num_device_alloc'] stays the same over the steps afterwards.",
-        of_cpu=True,
-        explains=True,
         place=Place("idle", "allocator"),
     )
 
@@ -367,8 +355,6 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
             "# or a larger batch: the same launches, more work in each",
         ),
         "Double the batch: if the step takes twice as long, launches are not what it waits for.",
-        of_cpu=True,
-        explained=True,
         place=Place("idle", "launch"),
     )
 

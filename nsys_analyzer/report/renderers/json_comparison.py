@@ -1,7 +1,7 @@
 """Comparisons as JSON: ``comparisons``, ``refused`` with the reasons, and ``unmatched`` runs.
 
 What is refused has ``other_conditions`` where the sides ran on other hardware or were timed in other ways.
-A run that is unmatched has the nearest one, and the reasons why it cannot be compared with any, if there are such.
+A run that is unmatched has the reasons why it cannot be compared with any, if there are such.
 
 A comparison holds
 
@@ -103,7 +103,5 @@ def _unmatched(one: UnmatchedRun) -> dict[str, Any]:
     return {
         "side": one.side,
         "name": one.run.title,
-        "nearest": one.nearest.title if one.nearest else None,
-        "differences": written(one.differences),
         "reasons": written(one.reasons),
     }

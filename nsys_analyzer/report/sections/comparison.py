@@ -35,9 +35,8 @@ from nsys_analyzer.text import Words, joined, phrase
 from nsys_analyzer.trace.metadata import CPU
 
 _CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
-#: Runs that are listed because they were not compared, rows of the table of kernels, and the most differences of a run
-#: of the other side that is worth a word.
-_MOST_NOTES, _MOST_KERNELS, _NEAR = 20, 10, 2
+#: Runs that are listed because they were not compared, and rows of the table of kernels.
+_MOST_NOTES, _MOST_KERNELS = 20, 10
 #: What is below this share of the step is not in a table by itself; from this share of an interval's variance on,
 #: instances make it wide.
 _MATTERS, _MOSTLY = 0.005, 0.5
@@ -317,7 +316,4 @@ def _unmatched(one: UnmatchedRun) -> Words:
     """Why a run stands against none."""
     if one.reasons:
         return phrase("{}: {}.", one.side.capitalize(), joined("; ", one.reasons))
-    near = one.nearest if len(one.differences) <= _NEAR else None
-    listed = ", ".join(map(_difference, one.differences)) or "its name"
-    like = phrase("; `{}` is most like it, and differs in {}", near.title, listed) if near else ""
-    return phrase("`{}` is only {}{}.", one.run.title, one.side, like)
+    return phrase("`{}` is only {}.", one.run.title, one.side)
