@@ -83,7 +83,6 @@ def test_attention_without_a_forward_is_answered_over_the_capture_without_its_wa
     text = section_e(summary)
     assert "The attention matmuls take 6.000× the time of softmax: " in text
     assert " in 3 attention ranges." in text
-    assert "Left out are 2 attention ranges inside warm-up." in text
     data = report_data(Report("", (), complete([summary])))
     assert data["captures"][0]["attention"]["per"] == "capture"
 

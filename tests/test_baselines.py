@@ -65,17 +65,6 @@ def test_a_baseline_is_a_report_for_each_gpu(here: Path, run_main: Main) -> None
     assert run_main("compare", ".nsys-analyze/baselines/main", after, "--csv-before", "x.csv").code == 1
 
 
-def test_the_list_of_baselines(here: Path, run_main: Main) -> None:
-    """The step with its clock: 1.3 + 5 ms under the profiler, 200 ms without it."""
-    assert "holds no baseline. To keep one: nsys-analyze baseline save main" in run_main("baseline", "list").out
-    run_main("baseline", "save", "main", steps().write(here / "train.sqlite"))
-    saved = run_main("baseline", "save", "cpu", timed_on_cpu(here / "runs", 200))
-    assert (saved.code, saved.err.rpartition("; ")[2]) == (0, "report --csv names others.\n")
-    lines = [line.split() for line in run_main("baseline", "list").out.splitlines() if line]
-    assert lines[1] == ["cpu", "CPU", "A", "CPU", "train", "200.0", "without", "a", "profiler"]
-    assert lines[2][:5] == ["main", "NVIDIA", "H200", "train", "6.300"]
-
-
 def test_what_is_no_baseline(here: Path, run_main: Main) -> None:
     empty = Export().gpu().range("step", 0, MS).write(here / "empty.sqlite")
     refused = run_main("baseline", "save", "main", empty)

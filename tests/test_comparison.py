@@ -253,7 +253,7 @@ def test_all_large_classes_by_one_factor(after: tuple[float, ...], factor: float
     step = compared(*sides).step
     assert step
     assert step.common_factor == (None if factor is None else pytest.approx(factor))
-    asked = f"All large classes (the optimizer aside) took {factor or 0:.2f} of their time: another batch size?"
+    asked = f"All large classes took {factor or 0:.2f} of their time: another batch size?"
     assert (asked in remarks_of(*sides)) == (factor is not None)
     batches = [replace(one, configuration=Configuration(batch_size=4)) for one in sides]
     assert not any("another batch size" in line for line in remarks_of(*batches)), "it is known"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from nsys_analyzer.analysis.kernels.frame import OPERATION_COLUMNS
 from nsys_analyzer.export import FORMATS, Format
 from nsys_analyzer.export.writing import export
 from tests.conftest import Main
@@ -112,14 +111,6 @@ def test_what_cannot_be_read(here: Path, trace: str, said: str, run_main: Main) 
     assert ended.code == 1
     assert ended.err.startswith(f"Error: {said}")
     assert len(ended.err.splitlines()) == 1
-
-
-def test_columns_are_printed(run_main: Main) -> None:
-    ended = run_main("export", "--columns")
-    assert ended.code == 0
-    lines = ended.out.splitlines()[2:]
-    assert [line.split()[0] for line in lines] == list(OPERATION_COLUMNS)
-    assert all(one.doc in line for one, line in zip(OPERATION_COLUMNS.values(), lines, strict=True))
 
 
 def test_inputs_of_every_kind(here: Path, run_main: Main) -> None:

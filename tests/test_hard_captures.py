@@ -100,7 +100,7 @@ def test_a_softmax_range_outside_attention_is_none_of_its(tmp_path: Path) -> Non
 def test_kernels_beside_an_opaque_graph_have_no_share_to_report(tmp_path: Path) -> None:
     export = Export().range("forward", 0, 1000).graph(10, 100, 300).kernel(GEMM, 400, 410, 460)
     text = report_of(summary_of(export, tmp_path))
-    assert "## How long does forward take?" in text
+    assert "## How long does each phase take?" in text
     assert "Which kernel takes" not in text
     assert "What share is matmul?" not in text
     assert "opaque" in text

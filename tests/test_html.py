@@ -9,7 +9,6 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from nsys_analyzer.report.model import (
     Answer,
     Bar,
     Bars,
-    Choice,
     Column,
     Details,
     Listing,
@@ -117,8 +115,7 @@ def sweep() -> Report:
 def test_every_table_is_that_of_markdown(request: pytest.FixtureRequest, name: str) -> None:
     report: Report = request.getfixturevalue(name)
     blocks = (block for section in report.sections for block in unfolded(section.blocks))
-    tables = (block.tables if isinstance(block, Choice) else (block,) for block in blocks)
-    expected = [in_markdown(one) for some in tables for one in some if isinstance(one, Table)]
+    expected = [in_markdown(block) for block in blocks if isinstance(block, Table)]
     assert len(expected) > 10
     assert Page(html.render(report, {})).tables == expected
 
@@ -235,21 +232,6 @@ def test_a_share_is_drawn_and_not_read() -> None:
     assert "\N{DARK SHADE}" not in text
 
 
-@pytest.mark.parametrize(
-    ("title", "meaning"),
-    [("GPU busy ms", "of <it>"), ("saves a step, ms", "less"), ("Step ms", "one"), ("steps", ""), ("busy", "")],
-)
-def test_a_heading_says_what_its_term_means(title: str, meaning: str) -> None:
-    terms = {"GPU busy": "of <it>", "saves": "less", "step": "one"}
-    found = re.findall('<abbr title="(.*?)">', Blocks({}, {}, terms=terms).render(Table((Column(title),), ())))
-    assert [unescape(one) for one in found] == ([meaning] if meaning else [])
-
-
-def test_a_page_has_headings_that_the_glossary_explains(train: Report) -> None:
-    told = {known["title"] for tag, known in Page(html.render(train, {})).tags if tag == "abbr"}
-    assert {train.terms["GPU busy"], train.terms["saves"], train.terms["verdict"]} <= told
-
-
 def test_what_is_folded_and_empty_is_left_out() -> None:
     assert Blocks({}, {}).render(Details("Figures", (Bars("no drawing", "b", (), (), "ms"),))) == ""
 
@@ -262,12 +244,11 @@ def test_no_text_acts_on_a_page(text: str) -> None:
         Listing((text, text), "commands", text),
         Listing((text,), capture=text),
         Table((Column(text), Column(text, "code")), ((text, text),), text, text),
-        Choice((Table((Column(text),), ((text,),), text),)),
         StepBars((text, text), (Bar(text, (1.0, 2.0)),), text, text, text),
         Details(text, (Paragraph(text),), text),
         Seen(Place("kernel", text), text),
     )
-    plain_page = Page(html.render(Report("title", (Section("a", "a", tuple(map(_with, blocks, "w" * 9))),)), {}))
+    plain_page = Page(html.render(Report("title", (Section("a", "a", tuple(map(_with, blocks, "w" * 8))),)), {}))
     page = Page(html.render(Report(text, (Section(text, text, blocks),)), {}))
     assert not page.open
     assert [tag for tag, _ in page.tags if tag != "wbr"] == [tag for tag, _ in plain_page.tags if tag != "wbr"]
@@ -284,8 +265,6 @@ def _with(block: Any, word: str) -> Any:
             return Listing((word,) * len(lines), kind, word)
         case Table():
             return Table((Column(word), Column(word, "code")), ((word, word),), word, word)
-        case Choice():
-            return Choice((Table((Column(word),), ((word,),), word),))
         case StepBars():
             return StepBars((word, word), (Bar(word, (1.0, 2.0)),), word, word, word)
         case Details():

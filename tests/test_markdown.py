@@ -4,7 +4,6 @@ from nsys_analyzer.report.model import (
     Answer,
     Bar,
     Bars,
-    Choice,
     Column,
     Details,
     Listing,
@@ -129,13 +128,6 @@ def test_a_long_table_is_not_padded() -> None:
     assert render_block(Table((Column("a name"), Column("n", "count")), rows), {}).splitlines()[:3] == [
         "| a name | n |", "|:--|--:|", "| row 0 | 0 |",
     ]  # fmt: skip
-
-
-def test_every_table_of_a_choice_is_there() -> None:
-    tables = tuple(Table((Column("a"),), ((name,),), f"Of {name}:") for name in ("x", "y"))
-    assert (
-        render_block(Choice(tables), {}) == "Of x:\n\n| a   |\n|:----|\n| x   |\n\nOf y:\n\n| a   |\n|:----|\n| y   |"
-    )
 
 
 def test_a_bar_is_letters_in_a_fence() -> None:

@@ -195,24 +195,6 @@ def test_a_capture_is_picked_among_those_of_a_sweep(view: Callable[..., View]) -
     assert page.locator("[data-capture][hidden]").count() == 0
 
 
-def test_a_choice_shows_one_table_on_screen_and_all_on_paper(view: Callable[..., View]) -> None:
-    page = view("sweep").page
-    choice = page.locator(".choice").first
-    tables, select = choice.locator(".table"), choice.locator("select")
-
-    def visible() -> list[bool]:
-        return [one.is_visible() for one in tables.all()]
-
-    count = tables.count()
-    assert count == select.locator("option").count() > 5
-    assert visible() == [place == 0 for place in range(count)]
-    select.select_option(index=3)
-    assert visible() == [place == 3 for place in range(count)]
-    page.emulate_media(media="print")
-    assert all(visible())
-    assert all(one.is_visible() for one in choice.locator("caption").all())
-
-
 def test_the_first_screen_holds_the_decision(view: Callable[..., View]) -> None:
     box = view(height=800).page.locator("#decision").bounding_box()
     assert box["y"] + box["height"] <= 800

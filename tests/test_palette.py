@@ -11,11 +11,9 @@ from nsys_analyzer.analysis.steps import process
 from nsys_analyzer.report.figures.palette import (
     CAUSES,
     CLASSES,
-    CLOCKS,
     CYCLE,
     GRAY,
     PHASES,
-    SERIES,
     colors_of,
     luminance,
     text_color,
@@ -103,10 +101,9 @@ def test_the_measure_itself(one: tuple[float, ...], other: tuple[float, ...], ex
         (tuple(CLASSES.values()), 8.5),
         (tuple(CLASSES.values())[:9], 11.5),
         (tuple(dict.fromkeys(PHASES.values())), 11.5),
-        (tuple(dict.fromkeys(CLOCKS.values())), 11.5),
         (tuple(CAUSES.values()), 9.5),
     ],
-    ids=["cycle", "all classes", "main classes", "phases", "clocks", "causes"],
+    ids=["cycle", "all classes", "main classes", "phases", "causes"],
 )
 def test_every_pair_is_told_apart(vision: str, colors: tuple[str, ...], least: float) -> None:
     seen = [lab(color, VISIONS[vision]) for color in colors]
@@ -140,18 +137,17 @@ def test_every_cause_has_a_color_of_its_own() -> None:
 
 
 def test_a_name_has_one_color_in_every_table() -> None:
-    tables = (CLASSES, PHASES, CLOCKS, SERIES, CAUSES)
+    tables = (CLASSES, PHASES, CAUSES)
     named = {name: {table[name] for table in tables if name in table} for table in tables for name in table}
     assert {name for name, colors in named.items() if len(colors) > 1} == set()
 
 
 def test_colors_of_a_figure() -> None:
-    names = ["matmul", "mine", "GPU busy", "sdpa, no cache", "sdpa, with cache"]
+    names = ["matmul", "mine", "optimizer", "sdpa, no cache", "sdpa, with cache"]
     found = colors_of(names)
     assert list(found) == names
     assert found["matmul"] == CLASSES["matmul"]
-    assert found["GPU busy"] == CLOCKS["gpu busy"]
+    assert found["optimizer"] == CLASSES["optimizer"]
     assert len(set(found.values())) == len(names)
-    assert colors_of(["sdpa, no cache"]) == {"sdpa, no cache": SERIES["sdpa"]}  # by its part where that is free
     assert len(colors_of([str(number) for number in range(30)])) == 30
     assert GRAY in colors_of([str(number) for number in range(9)]).values()

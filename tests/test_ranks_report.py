@@ -124,16 +124,16 @@ def test_the_page_of_one_capture_and_of_one_of_each_rank(
     run_main: Main, together: list[Path], apart: list[Path], tmp_path: Path
 ) -> None:
     for paths, clocks in (
-        (together, ["All ranks are in one capture, on one clock."]),
-        (apart, ["aligned on the ends of 3 collectives that the ranks share", "rank 1 5.000 ms"]),
+        (together, ["All ranks are on one clock: "]),
+        (apart, ["aligned on the ends of 3 collectives that the ranks share"]),
     ):
         section, terminal = page(run_main, tmp_path, *paths)
         for said in (
             "2 ranks, data parallel (DDP): 1 ms a step under the profiler.",
             "Rank 1 is late by 0.1 ms in 3 of 3 steps, 0.1 ms of compute (matmul) in backward; but a step would",
             "A step of rank 0 has 0.2 ms of exposed communication, 20 % of it: 0.1 ms of waiting.",
-            "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.900 | 0.000 |",
-            "| rank 1 | 1.000 | 0.280 | 0.000 | 0.100 | 0.620 | 1.000 | 0.100 |",
+            "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.000 | 0.900 | 0.000 |",
+            "| rank 1 | 1.000 | 0.280 | 0.000 | 0.100 | 0.620 | 0.000 | 1.000 | 0.100",
             *clocks,
         ):
             assert said in section
@@ -266,21 +266,11 @@ def test_what_is_not_joined_is_said_with_the_line_to_write(
     """Whether collectives wait for another rank is not known of one side alone."""
     write(exposed(own_captures(2, "none")), tmp_path, "worker{}")
     monkeypatch.chdir(tmp_path)
-    two = (
-        "The collectives of worker0, worker1 are not joined: whether they transfer or wait for a late rank, and what a "
-    )
-    one = (
-        "The collectives of worker0 are of ranks that no capture is of: whether they transfer or wait for a late rank, "
-    )
-    for words, said, line in (
-        ("worker1.sqlite worker0.sqlite", two, "nsys-analyze explain worker1.sqlite worker0.sqlite --ranks"),
-        (".", two, "nsys-analyze explain . --ranks"),
-        ("worker0.sqlite", one, "nsys-analyze explain worker0.sqlite OTHER_RANK --ranks"),
-    ):
-        monkeypatch.setattr("sys.argv", ["nsys-analyze", "explain", *words.split()])
+    for words, names in (("worker1.sqlite worker0.sqlite", "worker0, worker1"), ("worker0.sqlite", "worker0")):
+        said = f"The collectives of {names} are joined with those of no other rank: whether they transfer or wait for a"
         text = " ".join(run_main("explain", *words.split()).out.split())
         assert said in text
-        assert f": {line} " in text
+        assert "Give the captures of all ranks, in order, with --ranks." in text
         text = " ".join(run_main("report", *words.split(), "--no-figures", "-o", "report.md").out.split())
         assert said in text  # on the first screen, too
     assert told(run_main, "worker0.sqlite") == (None, [None], [])

@@ -105,7 +105,7 @@ def test_markdown_and_figures(here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["capture.sqlite", "report.md", "report_figures"]
     text = (here / "report.md").read_text(encoding="utf-8")
     links = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
-    assert len(links) == 3
+    assert len(links) == 1
     for link in links:
         assert (here / link).read_bytes().startswith(PNG)
     assert sorted(links) == sorted(f"report_figures/{path.name}" for path in (here / "report_figures").iterdir())
@@ -123,7 +123,7 @@ def test_the_figures_of_the_report_are_right(here: Path) -> None:
     # 101 API calls of 5.2 us are 0.525 ms at most: 1.5 of 4 to 1.5 of 3.475 ms; in backward two of 6 ms
     for phase in ("| forward | 2 | 4.000 | 2.400 | 1.500 | 1.500 | 37.5 % | 43.2 % | GPU waits |",
                   "| backward | 2 | 6.000 | 3.000 | 3.000 | 3.000 | 50.0 % | 50.1 % | GPU waits |"):  # fmt: skip
-        assert phase in section(shown, "How long do forward, backward and optimizer take?")
+        assert phase in section(shown, "How long does each phase take?")
     # 1.0 of 1.5 ms, 2 of 3 ms, 0 of 1 ms; (1 + 2 + 0) of 5.5 ms
     assert (
         "Matmul is 66.7 % of forward, 66.7 % of backward, 0.0 % of the optimizer, 54.5 % of the training step" in text
@@ -143,10 +143,10 @@ def test_what_comes_first(here: Path) -> None:
     first, *parts = re.split(r"^## ", text, flags=re.M)
     assert first.startswith("# train\n\nNVIDIA H200 · fp32 · 2 training steps · nsys 2025.3\n\n**≈ 10.6 ms a step (")
     assert "Do first" in first
-    assert "1 thing limits these figures: the model, context length and batch size are unknown" in first
+    assert "unknown model, context length and batch size" in first
     assert len(first.splitlines()) <= 35
     assert [part.partition("\n")[0] for part in parts] == [
-        "Findings", "How long do forward, backward and optimizer take?", "Which kernel takes the most time?",
+        "Findings", "How long does each phase take?", "Which kernel takes the most time?",
         "Which other kernels and classes matter?", "What share is matmul?",
         "How far is it from the hardware's limits?", "Details", "About",
     ]  # fmt: skip
@@ -201,18 +201,9 @@ def test_the_users_browser_is_opened(here: Path) -> None:
     assert (here / "opened").read_text() == (here / "report.html").as_uri()
 
 
-@pytest.mark.parametrize("raised", [False, True])
-def test_where_no_browser_can_be_opened(
-    here: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch, *, raised: bool
-) -> None:
+def test_where_no_browser_can_be_opened(here: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     two_steps().write(here / "capture.sqlite")
-
-    def browser(_: str) -> bool:
-        if raised:
-            raise webbrowser.Error("could not locate runnable browser")
-        return False
-
-    monkeypatch.setattr(webbrowser, "open", browser)
+    monkeypatch.setattr(webbrowser, "open", lambda _: False)
     done = run_main("report", "capture.sqlite", "--format", "html", "--open", "--no-figures")
     assert done.code == 0
     assert done.err == "No browser could be opened here: open report.html in one.\n"
@@ -265,7 +256,7 @@ def test_no_two_figures_share_a_file(here: Path) -> None:
     text = (here / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("after/train", "ok"), ("before/train", "ok")]
     links = re.findall(r"\]\((report_figures/[^)]+)\)", text)
-    assert len(links) == len(set(links)) == 10  # three of each capture, and four bars beside each other
+    assert len(links) == len(set(links)) == 2
 
 
 # --- JSON ---
@@ -509,7 +500,6 @@ def test_python_clock_and_overhead(timed: Path) -> None:
     assert (
         "**Under the profiler forward takes 4 ms (GPU busy 1.5 ms), backward takes 6 ms" in shown
     )  # optimizer: untimed
-    assert "| forward | 10 | 3.200 ± 0.100 |" in section(text, "Times without the profiler")
     phases = as_json("small_ctx256.sqlite", "--csv", "timings.csv")["captures"][0]["phases"]
     assert phases[0]["python_ms"] == {"n": 10, "mean": 3.2, "std": 0.1, "min": None, "median": None, "max": None}
     assert [phase["python_ms"] is None for phase in phases] == [False, False, True, True]
@@ -630,7 +620,7 @@ def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
     assert summarize(timed / "small_ctx256.sqlite", step_ms=10.0)[0].diagnosis.timed  # type: ignore[union-attr]
     text = report("small_ctx256.sqlite", "--step-ms", "10", "-o", "-")
     assert "**10 ms a step (measured; profiled 12)" in text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "what the call says (`--step-ms`)" in section(text, "Times without the profiler")
+    assert "Timed in a run of its own" not in text
     (doubted,) = as_json("small_ctx256.sqlite", "--step-ms", "5")["captures"]
     assert doubted["warnings"][-1].startswith("--step-ms: step 5.000 ms is not trusted")
     two_steps().write(timed / "other.sqlite")
@@ -785,7 +775,7 @@ def test_a_report_in_a_subprocess(here: Path) -> None:
     assert done.stdout.endswith("report.md\n")
     text = (here / "report.md").read_text(encoding="utf-8")
     assert "nsys-analyze report train.sqlite" in text
-    assert len(list((here / "report_figures").glob("*.png"))) == 3
+    assert len(list((here / "report_figures").glob("*.png"))) == 1
 
 
 def test_a_terminal_without_utf_8(here: Path) -> None:

@@ -97,7 +97,7 @@ def test_timings_alone(desk: Desk, run: Run) -> None:
     ended = run("--model", "small,medium", *FORWARD, "--profiler", "none")
     assert ended.code == 0, ended.err
     assert desk.ran() == ["small timed", "medium timed"]
-    assert desk.left() == {SMALL, MEDIUM, "timings.csv", "report.md", "report_figures", ".lock"}
+    assert desk.left() == {SMALL, MEDIUM, "timings.csv", "report.md", ".lock"}
     assert {path.name for path in (desk.runs / SMALL).iterdir()} == {"manifest.json", "target.log"}
     assert desk.timings() == [(name, phase, "ok") for name in (MEDIUM, SMALL) for phase in ("forward", "step")]
     report = (desk.runs / "report.md").read_text()
@@ -614,7 +614,7 @@ def test_killed_in_the_middle(desk: Desk, run: Run) -> None:
     assert gone(desk.pids()[-1])
     assert f".{MEDIUM}.part" in desk.left()
     assert run(*WORDS, "--resume").code == 0
-    assert desk.left() == {SMALL, MEDIUM, LARGE, "timings.csv", "report.md", "report_figures", ".lock"}
+    assert desk.left() == {SMALL, MEDIUM, LARGE, "timings.csv", "report.md", ".lock"}
     assert desk.ran() == ["small timed", "medium timed", "medium timed", "large timed"]
 
 

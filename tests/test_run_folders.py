@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from click.testing import CliRunner
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.experiments.loading import load_evidence
-from nsys_analyzer.report.model import Panels, Report
+from nsys_analyzer.report.model import Lines, Report
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.sections.how_made import _wrapped
 from nsys_analyzer.report.writing import write_as
 from tests.support.export import Export
 from tests.test_report_command import captures_table, section, two_steps
@@ -118,10 +116,9 @@ def test_timings_spread_overhead_and_tokens(runs: Path) -> None:
     run_of(runs, "eager", two_steps())
     rows = (("forward", 3.2), ("backward", 5.0), ("step", 10.0))
     whole = as_text("--csv", timings(runs, *(timed("eager", *row) for row in rows)))
-    text = section(whole, "Times without the profiler")
+    text = section(whole, "How long does each phase take?")
     # 4 × 256 tokens in 10 ms: 102,400 a second; a step is 12 ms under the profiler: 12 ÷ 10 − 1 = 20 %
     assert "102,400 tokens/s, peak memory 2.0 GiB." in text
-    assert ["step", "10", "10.00 ± 0.10", "10.0 (9.0 – 11.0)"] in rows_of(text)
     assert "**10 ms a step (measured; profiled 12)" in whole
     # span: from 0.1 to 11 ms; busy 1.5 + 3 + 1 ms, 55 % of 10 ms
     step = [
@@ -164,8 +161,8 @@ def test_the_step_by_context_length_is_drawn(runs: Path) -> None:
     csv = timings(runs, timed("short", "step", 10.0), timed("long", "step", 21.0))
     report = write_report([runs], csv, runs / "report.md", "nsys-analyze run --model small")
     (figure, *_) = report.figures
-    assert isinstance(figure, Panels)
-    assert figure.panels == (("small", (("all", ((128, 10.0), (256, 21.0))),)),)
+    assert isinstance(figure, Lines)
+    assert figure.series == (("small", ((128, 10.0), (256, 21.0))),)
     assert (runs / "report_figures" / "step.png").is_file()
 
 
@@ -242,7 +239,6 @@ def test_timings_alone(tmp_path: Path) -> None:
     """No trace and no manifest."""
     text = as_text("--csv", timings(tmp_path, timed("", "forward", 3.2), timed("", "backward", 5.0)))
     assert captures_table(text) == [("small_ctx256_b4_fp32_train", "not profiled")]
-    assert ["forward", "10", "3.200 ± 0.100", "3.2 (2.2 – 4.2)"] in rows_of(section(text, "Times without the profiler"))
     assert ["forward", "3.200"] in [row[:2] for row in rows_of(text)]
 
 
@@ -259,7 +255,7 @@ def test_timings_without_a_row(runs: Path) -> None:
     write_report([runs], None, runs / "report.md", "nsys-analyze run -- python train.py")
     text = (runs / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("a", "ok")]
-    assert "Times without the profiler" not in text
+    assert "Timed in a run" not in text
 
 
 # --- recorders ---
@@ -304,12 +300,12 @@ def test_profilers_by_name(runs: Path) -> None:
 
 
 def test_what_a_run_was_asked_for(runs: Path) -> None:
-    asked = {"attention": "sdpa", "compile": True, "cuda_graph": False, "optimizer": "adamw", "seed": 0}
+    asked = {"attention": "sdpa", "compile": True, "cuda_graph": False, "seed": 0}
     run_of(runs, "a", two_steps(), torch="2.13.0", **asked)
     rows = rows_of(section(as_text(runs), "Conditions"))
     (at,) = (i for i, row in enumerate(rows) if "compiled" in row)
-    assert rows[at] == ["capture", "precision", "attention", "compiled", "CUDA graph", "optimizer", "seed"]
-    assert rows[at + 1] == ["a", "fp32", "sdpa", "yes", "no", "adamw", "0"]
+    assert rows[at] == ["capture", "precision", "attention", "compiled", "CUDA graph", "seed"]
+    assert rows[at + 1] == ["a", "fp32", "sdpa", "yes", "no", "0"]
     assert dict(zip(rows[2], rows[3], strict=True))["torch"] == "2.13.0"
 
 
@@ -317,11 +313,11 @@ def test_the_commands_that_made_the_captures(runs: Path) -> None:
     run_of(runs, "a", two_steps(), command="nsys profile -o capture python train.py --model small")
     run_of(runs, "b", two_steps(), command="nsys profile -o capture python train.py --model other")
     text = section(as_text(runs), "How this report was made")
-    assert "# the capture a, and 1 more as in their manifest.json\nnsys profile -o capture python train.py" in text
+    assert "# the capture a\nnsys profile -o capture python train.py" in text
     assert "--sample=none" not in text
     write_report([runs], None, runs / "report.md", "nsys-analyze run --model small,medium")
     text = section((runs / "report.md").read_text(encoding="utf-8"), "How this report was made")
-    assert text.index("nsys-analyze run --model small,medium") < text.index("# the capture a")
+    assert "# this report\nnsys-analyze run --model small,medium" in text
 
 
 # --- many captures ---
@@ -346,12 +342,3 @@ def test_many_captures_are_rows_first_and_answers_folded(runs: Path) -> None:
     assert "10 ms a step" not in open_text
     for name in names:
         assert "**10 ms a step (measured; profiled 12)" in section(text, f"<summary>{name}<")
-
-
-def test_a_long_command_is_broken_between_words() -> None:
-    """At 96 columns, and so that it stays the same command."""
-    words = [f"--option-{n}" for n in range(12)] + ["a word with spaces"]
-    lines = _wrapped(shlex.join(["nsys-analyze", "run", *words]))
-    assert len(lines) == 2
-    assert all(len(line) <= 98 for line in lines)
-    assert shlex.split("\n".join(lines).replace("\\\n", "")) == ["nsys-analyze", "run", *words]

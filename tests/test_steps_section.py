@@ -205,7 +205,6 @@ def test_small_rows_are_one(capture: CaptureSummary) -> None:
 MISSES = (
     ({"error": 0.27}, "The replayed steps are 27 % longer than the recorded ones"),
     ({"error": -0.27}, "The replayed steps are 27 % shorter than the recorded ones"),
-    ({"overhead_ms": (50.0, 60.0)}, "The profiler takes 50–60 ms of a profiled step, estimated"),
 )
 
 
@@ -215,29 +214,9 @@ def test_what_the_savings_leave_out(capture: CaptureSummary, changed: dict[str, 
     assert said not in report_of(capture)
 
 
-@pytest.mark.parametrize(
-    ("classes", "busy", "said"),
-    [
-        # 10 of 30 ms, and 40 of 70 ms; then 70 of 88 ms, which do not fill the step, and 20 of 58 ms of no known kind
-        ((), 86.24, "33 % of the GPU's work is in kernels that read and write more than they compute."),
-        (
-            (30.0, 40.0),
-            86.24,
-            "57 % of the GPU's work is in kernels that read and write more than they compute: smaller",
-        ),
-        ((30.0, 40.0), 70.0, ""),
-        ((30.0, 8.0, 20.0), 86.24, ""),
-        ((30.0, 8.0, 0.0, 20.0), 86.24, ""),
-    ],
-)
-def test_nothing_stands_out(capture: CaptureSummary, classes: tuple[float, ...], busy: float, said: str) -> None:
-    times = zip(("matmul", "elementwise", "other", "compiled"), classes, strict=False)
-    device = replace(STEP, classes=tuple(ClassTime(*one) for one in times) or STEP.classes)
-    calm = replace(capture, step=step_of(device), diagnosis=replace(DIAGNOSIS, busy_ms=busy, findings=()))
-    text = decision_of(calm)
-    assert "Nothing stands out: no change that is looked for saves 3 % of the step or more." in text
-    assert said in text
-    assert ("read and write more" in text) == bool(said)
+def test_nothing_stands_out(capture: CaptureSummary) -> None:
+    calm = replace(capture, diagnosis=replace(DIAGNOSIS, findings=()))
+    assert "Nothing stands out: no change that is looked for saves 3 % of the step or more." in decision_of(calm)
     assert "## Findings" not in report_of(calm)
 
 
@@ -272,12 +251,9 @@ def test_what_counts_as_a_step(capture: CaptureSummary) -> None:
         return folded(replace(capture, step=step), "What fills a step")[0]
 
     usual = said(STEP)
-    assert "What counts as a step: each NVTX range named `step`. There are 2, of 90.0 ms under the profiler." in usual
-    assert "An operation starts 8 µs after its launch (median; the slowest tenth 90 µs or more), with 1 other" in usual
-    assert "The GPU has no work in reserve" in usual
-    assert "The program runs ahead of the GPU" not in usual
+    assert "What counts as a step: a range step. There are 2, of 90.0 ms under the profiler." in usual
+    assert "An operation starts 0.008 ms after its launch, with 1 other still queued (medians)." in usual
     assert "so a step is bounded by the GPU's work" in said(replace(STEP, on_gpu_timeline=True))
-    assert "The program runs ahead of the GPU, which bridges" in said(replace(STEP, queue=Queue(345.0, 700)))
     assert "after its launch" not in said(replace(STEP, queue=None, launch_latency_us=None))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
+from nsys_analyzer.cli.help import SHOWN, command, format_option, option
 from nsys_analyzer.cli.options import evidence_argument, evidence_options
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @evidence_argument
 @click.argument("questions", nargs=-1, required=True, metavar="QUESTION...")
 @option(SHOWN, "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Name the figures.")
-@option(OUTPUT, "--format", "output_format", type=Choice(["text", "json"]), default="text", show_default=True,
-        help="json holds what each answer rests on.")  # fmt: skip
+@format_option("text", "json", help="json holds what each answer rests on.")
 @evidence_options
 @click.pass_context
 def ask(

@@ -64,34 +64,3 @@ def save(name: str, trace: Path, folder: Path) -> None:
         check_replaceable(path, "Name another baseline")
         write_text(path, in_json(captures_data(runs)))
         click.echo(str(path))
-
-
-@baseline.command("list", cls=Command, epilog="Example: nsys-analyze baseline list")
-@_folder_option
-def list_baselines(folder: Path) -> None:
-    """Print the baselines: what each is of, and how long its step takes, without a profiler where it was timed so."""
-    from nsys_analyzer.analysis.comparison.comparison import clocks_of
-    from nsys_analyzer.analysis.ranges.phases import STEP
-    from nsys_analyzer.experiments.loading import reports_at
-    from nsys_analyzer.report.model import Section
-    from nsys_analyzer.report.renderers.json_report import read_report
-    from nsys_analyzer.report.renderers.terminal import print_section
-    from nsys_analyzer.report.tables import Field, table
-
-    def step_ms(run: Summary) -> float | None:
-        unprofiled = run.unprofiled.trusted_ms(STEP) if run.unprofiled else None
-        return unprofiled or (run.step.length_ms if run.step else None)
-
-    places = sorted(folder.iterdir()) if folder.is_dir() else []
-    rows = [(place.name, run) for place in places for report in reports_at(place) for run in read_report(report)]
-    fields: tuple[Field[tuple[str, Summary]], ...] = (
-        Field("baseline", "text", lambda row: row[0]),
-        Field("hardware", "text", lambda row: row[1].hardware),
-        Field("run", "text", lambda row: row[1].title),
-        Field("step, ms", "ms", lambda row: step_ms(row[1])),
-        Field("timed", "text", lambda row: max(clocks_of(row[1]), default="")),
-    )
-    if rows:
-        print_section(Section("baselines", "", (table(fields, rows),)))
-    else:
-        click.echo(f"{folder} holds no baseline. To keep one: nsys-analyze baseline save main capture.sqlite")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from nsys_analyzer.cli.help import MEASURED, Choice, Command, Group, option
+from nsys_analyzer.cli.help import MEASURED, Command, Group, option
 from nsys_analyzer.cli.options import command_line, running_options, valued
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _command(experiment: Bench) -> click.Command:
         kind, unit = one.choices or one.kind, one.unit if one.kind is int else "NAME"
         decorators.append(valued(MEASURED, one.flag, one.name, kind, unit, text, least=one.least, in_list=one.several))
     default = "Default: cuda where there is a GPU."
-    decorators.append(option(MEASURED, "--device", type=Choice(["cuda", "cpu"]), help=default))
+    decorators.append(option(MEASURED, "--device", type=click.Choice(["cuda", "cpu"]), help=default))
     decorators.append(running_options(Path("bench") / experiment.name))
     function = callback
     for decorate in reversed(decorators):

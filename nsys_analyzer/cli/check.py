@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from nsys_analyzer.cli.ask import CANNOT_ANSWER, in_words
-from nsys_analyzer.cli.help import OUTPUT, Choice, command, option
+from nsys_analyzer.cli.help import command, format_option
 from nsys_analyzer.cli.options import evidence_argument, evidence_options
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ FALSE = 3
 @command(epilog="Example: nsys-analyze check capture.sqlite claims.txt")
 @evidence_argument
 @click.argument("text", type=click.File(encoding="utf-8"))
-@option(OUTPUT, "--format", "output_format", type=Choice(["text", "json"]), default="text", show_default=True,
-        help="json holds what each answer rests on.")  # fmt: skip
+@format_option("text", "json", help="json holds what each answer rests on.")
 @evidence_options
 @click.pass_context
 def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, output_format: str) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
-from nsys_analyzer.cli.help import INPUT, JUDGED, OUTPUT, Choice, command, option
+from nsys_analyzer.cli.help import INPUT, JUDGED, OUTPUT, command, format_option, option
 from nsys_analyzer.cli.options import Command, configuration_options, names_options, scheduler_option, tell
 
 if TYPE_CHECKING:
@@ -41,10 +40,7 @@ def _timings_option(side: str) -> Callable[[Command], Command]:
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write, text as markdown.")
-@option(
-    OUTPUT, "--format", "output_format", type=Choice(["text", "markdown", "json"]), default="text", show_default=True,
-    help="markdown is for a pull request, json holds every figure.",
-)  # fmt: skip
+@format_option("text", "markdown", "json", help="markdown is for a pull request, json holds every figure.")
 @option(
     JUDGED, "--fail-above", callback=_fraction, metavar="PERCENT",
     help="Exit with 3 where a step is slower by more than this, and by more than chance; with 1 where it could not be "
@@ -99,18 +95,19 @@ def compare(
     from nsys_analyzer.analysis.comparison.comparison import THRESHOLD
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.cli.run_progress import reading
-    from nsys_analyzer.errors import OtherConditionsError
+    from nsys_analyzer.errors import ConfigurationError, OtherConditionsError
     from nsys_analyzer.experiments.loading import load_runs, reports_at
     from nsys_analyzer.report.writing import check_target
     from nsys_analyzer.system.cluster import Workers
 
     budgets = read_budgets(budgets_path) if budgets_path else None
-    _check_reports((before, csv_before, "--csv-before"), (after, csv_after, "--csv-after"), options=_of_captures(ctx))
     target = Path(output) if output and output != "-" else None
     if target:
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
     workers = Workers(scheduler, reading)
     places = (before, csv_before), (after, csv_after)
+    if taken := next((path for path, csv in places if csv and reports_at(path)), None):
+        raise ConfigurationError(f"{taken} is a report, which holds its times", "Leave its --csv option out")
     sides = [load_runs(path, csv, tell, names, given, workers) for path, csv in places]
     if before.is_dir() and reports_at(before):  # a baseline may be of several machines
         same = {run.hardware for run in sides[1]}
@@ -135,38 +132,6 @@ def compare(
         unclear = sum(pair.verdict(fail_above) == "unclear" for pair in found.compared)
         if unclear:
             tell(f"{unclear} of {len(found.compared)} comparisons are too uncertain for --fail-above: see the report.")
-
-
-#: Options that say what captures do not, of which a report holds what was made of it.
-_OF_CAPTURES = ("class_file", "phase_names", "step", "steps", "model", "context_length", "batch_size", "precision")
-
-
-def _of_captures(ctx: click.Context) -> str:
-    """The given options of how captures are read, as they are spelled; empty without any."""
-    given = (one for one in ctx.command.params if one.name in _OF_CAPTURES)
-    return ", ".join(
-        one.opts[0] for one in given if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
-    )
-
-
-def _check_reports(*sides: tuple[Path, tuple[Path, ...], str], options: str) -> None:
-    """Refuses options that a report's JSON leaves without any effect, and tells of those that one side alone takes.
-
-    Raises:
-        ConfigurationError: an option that changes nothing.
-    """
-    from nsys_analyzer.errors import ConfigurationError
-    from nsys_analyzer.experiments.loading import reports_at
-
-    remedy = "Leave it out, or give the captures in place of the report"
-    reports = [path for path, _, _ in sides if reports_at(path)]
-    for path, csv, flag in sides:
-        if csv and path in reports:
-            raise ConfigurationError(f"{flag} can change nothing of {path}, a report, which holds its times", remedy)
-    if options and len(reports) == len(sides):
-        raise ConfigurationError(f"Both sides are reports, of which {options} can change nothing", remedy)
-    if options and reports:
-        tell(f"Only the other side is read with {options}: {reports[0]} is a report, and holds what was read.")
 
 
 def _write(found: Comparisons, limit: float, output_format: str, target: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.help import JUDGED, OUTPUT, SHOWN, Choice, command, option
+from nsys_analyzer.cli.help import JUDGED, OUTPUT, SHOWN, command, format_option, option
 from nsys_analyzer.cli.options import evidence_options, ledger_option
 
 if TYPE_CHECKING:
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 @command(epilog="Example: nsys-analyze explain capture.sqlite")
 @click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="TRACE|FOLDER...")
-@option(
-    OUTPUT, "--format", "output_format", type=Choice(["text", "markdown", "json"]), default="text", show_default=True,
-    help="json holds every figure, as the report's JSON does.",
-)  # fmt: skip
+@format_option("text", "markdown", "json", help="json holds every figure, as the report's JSON does.")
 @option(
     SHOWN, "--all", "everything", is_flag=True, help="Print the rest of the report, too, with all that is folded in it."
 )

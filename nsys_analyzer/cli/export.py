@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
+from nsys_analyzer.cli.help import OUTPUT, command, option
 from nsys_analyzer.cli.options import names_options
 from nsys_analyzer.export import formats
 
@@ -15,20 +15,10 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
 
 
-def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        from tabulate import tabulate
-
-        from nsys_analyzer.export.tables import column_reference
-
-        click.echo(tabulate(list(column_reference()), ["column", "type", "unit", "meaning"]))
-        ctx.exit()
-
-
 @command(epilog="Example: nsys-analyze export capture.sqlite --format perfetto -o capture.pftrace")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE|FOLDER...")
 @option(
-    OUTPUT, "--format", "output_format", type=Choice(list(formats())), default="perfetto", show_default=True,
+    OUTPUT, "--format", "output_format", type=click.Choice(list(formats())), default="perfetto", show_default=True,
     help="perfetto: a timeline for https://ui.perfetto.dev. Else a table with a row for each GPU operation.",
 )  # fmt: skip
 @option(
@@ -36,10 +26,6 @@ def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
     help="The file to write. Default: the first TRACE's name with .pftrace, .parquet, .csv or .db, in this folder.",
 )  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write; make a missing folder.")
-@option(
-    SHOWN, "--columns", is_flag=True, is_eager=True, expose_value=False, callback=_print_columns,
-    help="Print what the columns of the table are, with their units, and exit.",
-)  # fmt: skip
 @names_options
 def export(traces: tuple[Path, ...], output_format: str, output: Path | None, force: bool, names: PhaseNames) -> None:
     """Write captures for other tools: as a timeline, or as a table of GPU operations.
@@ -53,6 +39,7 @@ def export(traces: tuple[Path, ...], output_format: str, output: Path | None, fo
     """
     from nsys_analyzer.export.writing import default_name
     from nsys_analyzer.export.writing import export as write
+    from nsys_analyzer.report.units import format_number
     from nsys_analyzer.text import visible
 
     target = output or default_name(traces[0], output_format)
@@ -64,4 +51,4 @@ def export(traces: tuple[Path, ...], output_format: str, output: Path | None, fo
         force=force,
         tell=lambda line: click.echo(visible(line), err=True),
     )
-    click.echo(f"{target}: {size / 1e6:,.1f} MB" if size >= 1e6 else f"{target}: {size / 1e3:,.0f} kB")
+    click.echo(f"{target}: {format_number(size, 'bytes')}")

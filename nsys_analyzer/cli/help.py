@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -42,6 +42,12 @@ def option(group: str, *names: str, **more: Any) -> Callable[[Function], Functio
     return click.option(*names, cls=Option, group=group, **more)
 
 
+def format_option(*forms: str, help: str) -> Callable[[Function], Function]:
+    """Adds the option that says in which of these forms a command prints, the first one by default."""
+    kind = click.Choice(forms)
+    return option(OUTPUT, "--format", "output_format", type=kind, default=forms[0], show_default=True, help=help)
+
+
 class Command(click.Command):
     """A command whose help has its options in groups, and whose JSON says why there is no answer."""
 
@@ -78,27 +84,10 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the command; of a name that no command has, says which one may have been meant."""
+        from difflib import get_close_matches  # nobody else waits for it
+
         name, names = args[0], self.list_commands(ctx)
         if name not in names and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {name!r}.{did_you_mean(name, names)}")
+            nearest = get_close_matches(name.lower(), names, 1)
+            ctx.fail(f"No such command {name!r}.{f' Did you mean {nearest[0]!r}?' if nearest else ''}")
         return super().resolve_command(ctx, args)
-
-
-class Choice(click.Choice[str]):
-    """One of several words; of another one it says which of them may have been meant."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the word, or fails."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            raise click.BadParameter(f"{error.message}{did_you_mean(str(value), self.choices)}", ctx, param) from error
-
-
-def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Returns the end of a message: the known word that is most like a mistyped one; empty where none is like it."""
-    from difflib import get_close_matches  # nobody else waits for it
-
-    as_typed = {known.lower(): known for known in words}
-    nearest = get_close_matches(word.lower(), as_typed, 1)
-    return f" Did you mean {as_typed[nearest[0]]!r}?" if nearest else ""

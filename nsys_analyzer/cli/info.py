@@ -22,7 +22,7 @@ _RANGES_SHOWN = 40
 @command(epilog="Example: nsys-analyze info capture.sqlite")
 @trace_argument
 def info(trace: Path) -> None:
-    """Print what TRACE holds: versions, tables, processes, threads, ranges, the profiler's messages, warnings."""
+    """Print what TRACE holds: versions, tables, processes, ranges, the profiler's messages, warnings."""
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain, visible
     from nsys_analyzer.trace.sources import open_capture
@@ -35,7 +35,6 @@ def info(trace: Path) -> None:
         ("Capture", _versions(loaded)),
         ("Tables (rows)", _tables(reader)),
         ("Processes", _processes(loaded)),
-        ("Threads", _threads(loaded)),
         ("Ranges (count, total ms)", _ranges(loaded)),
         ("Messages of the profiler", _messages(loaded)),
         ("Warnings", dict.fromkeys(warnings) or ["none"]),
@@ -72,20 +71,6 @@ def _processes(trace: Trace) -> Iterator[str]:
         devices = ", ".join(map(str, np.unique(mine.device))) or "none"
         label = f" ({process.label})" if process.label else ""
         yield f"pid {process.pid}{label}: device {devices}; {held or 'no GPU operation'}"
-
-
-def _threads(trace: Trace) -> Iterator[str]:
-    import numpy as np
-
-    from nsys_analyzer.trace.columns import pid_of
-
-    threads = np.unique(np.concatenate([trace.launches.thread, trace.ranges.thread]))
-    on_cpu = any(gpu.is_cpu for gpu in trace.metadata.gpus.values())
-    kind = "operator" if on_cpu else trace.metadata.platform
-    for thread in threads.tolist():
-        name = trace.metadata.thread_names.get(thread, "unnamed")
-        calls, ranges = (trace.launches.thread == thread).sum(), (trace.ranges.thread == thread).sum()
-        yield f"pid {pid_of(thread)} tid {thread & 0xFFFFFF} {name}: {calls:,} {kind} calls, {ranges:,} ranges"
 
 
 def _messages(trace: Trace) -> Iterator[str]:

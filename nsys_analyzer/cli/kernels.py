@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,22 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, did_you_mean, option
+from nsys_analyzer.cli.help import SHOWN, command, format_option, option
 from nsys_analyzer.cli.options import names_options, trace_argument
 from nsys_analyzer.errors import ConfigurationError, MissingTableError
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-    from nsys_analyzer.report.model import Unit
+    from nsys_analyzer.report.model import Table
 
-#: The title and the unit of each figure of a row.
-_FIGURES: dict[str, tuple[str, Unit]] = {
-    "launches": ("launches", "count"),
-    "ms": ("ms", "ms"),
-    "avg_us": ("avg µs", "us"),
-    "share": ("share", "percent"),
-}
+#: A row of the table, as JSON and CSV have it.
+_Row = dict[str, Any]
 
 
 @command(epilog="Example: nsys-analyze kernels capture.sqlite --phase forward --class matmul --top 10")
@@ -32,10 +28,7 @@ _FIGURES: dict[str, tuple[str, Unit]] = {
 @option(SHOWN, "--phase", metavar="PHASE", help="Only this phase, per measured instance. --phase-name names its range.")
 @option(SHOWN, "--class", "kernel_class", metavar="CLASS", help="Only kernels of this class, such as matmul.")
 @option(SHOWN, "--top", type=click.IntRange(1), metavar="N", help="Only the N kernels with the most time.")
-@option(
-    OUTPUT, "--format", "output_format", type=Choice(["text", "csv", "json"]), default="text", show_default=True,
-    help="csv and json hold the full kernel names.",
-)  # fmt: skip
+@format_option("text", "csv", "json", help="csv and json hold the full kernel names.")
 @names_options
 def kernels(
     trace: Path,
@@ -50,6 +43,7 @@ def kernels(
     Without --phase, of the whole capture without warm-up.
     """
     from nsys_analyzer.analysis.summary.summarize import summarize
+    from nsys_analyzer.report.renderers.terminal import print_table
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.text import plain
     from nsys_analyzer.trace.metadata import explained
@@ -61,21 +55,19 @@ def kernels(
         why = "" if "graph" in loaded.tables else plain(explained(loaded.metadata.diagnostics), "`")
         raise MissingTableError(f"{trace} holds no kernels", why or f"Capture again with {hint}")
     captures = summarize(loaded, trace.name, names)
-    rows = [row for capture in captures for row in _rows(capture, _phase(captures, capture, phase), kernel_class, top)]
+    parts = [(capture, _phase(captures, capture, phase)) for capture in captures]
+    rows = [row for capture, part in parts for row in _rows(capture, part, kernel_class, top)]
     if kernel_class and not rows:
-        shown = (_phase(captures, capture, phase) for capture in captures)
-        seen = sorted({row.kernel_class for part in shown if part for row in part.classes})
-        where = f"The {phase} phase" if phase else "The trace"
-        raise ConfigurationError(
-            f"No kernel of class {kernel_class!r} here",
-            f"{where} has: {', '.join(seen)}.{did_you_mean(kernel_class, seen)}",
-        )
+        seen = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
+        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(seen)}")
     if output_format == "json":
         click.echo(json.dumps(rows, indent=1), file=data_stream())
     elif output_format == "csv":
-        _print_csv(rows, len(captures) > 1)
+        writer = csv.DictWriter(data_stream(), _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     else:
-        _print_table(rows, len(captures) > 1)
+        print_table(_table(rows))
 
 
 def _phase(captures: tuple[CaptureSummary, ...], capture: CaptureSummary, name: str | None) -> PhaseSummary | None:
@@ -90,52 +82,35 @@ def _phase(captures: tuple[CaptureSummary, ...], capture: CaptureSummary, name: 
         seen = sorted({phase.phase for other in captures for phase in other.phases if phase.instances})
         raise ConfigurationError(
             f"The trace has no measured phase {name!r}",
-            f"It has: {', '.join(seen) or 'none'}.{did_you_mean(name, seen)} To name one: --phase-name {name}=RANGE",
+            f"It has: {', '.join(seen) or 'none'}. To name one: --phase-name {name}=RANGE",
         )
     return capture.phase(name)
 
 
+_COLUMNS = ("process", "name", "class", "launches", "ms", "avg_us", "share")
+
+
 def _rows(
     capture: CaptureSummary, phase: PhaseSummary | None, kernel_class: str | None, top: int | None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[_Row]:
     chosen = [row for row in (phase.kernels if phase else ()) if kernel_class in (None, row.kernel_class)]
     for row in chosen[:top]:
-        yield {
-            "process": capture.process or "",
-            "name": row.name,
-            "class": row.kernel_class,
-            "launches": row.launches_per_instance,
-            "ms": row.ms_per_instance,
-            "avg_us": row.avg_us,
-            "share": row.share,
-        }
+        figures = (row.launches_per_instance, row.ms_per_instance, row.avg_us, row.share)
+        yield dict(zip(_COLUMNS, (capture.process or "", row.name, row.kernel_class, *figures), strict=True))
 
 
-def _print_table(rows: list[dict[str, Any]], several: bool) -> None:
-    from rich.table import Table
-
+def _table(rows: list[_Row]) -> Table:
     from nsys_analyzer.analysis.kernels.labels import short_labels
-    from nsys_analyzer.report.screen import console
-    from nsys_analyzer.report.units import format_number
+    from nsys_analyzer.report.tables import Field, table
 
     labels = short_labels(sorted({row["name"] for row in rows}))
-    table = Table(box=None, pad_edge=False)
-    for title in (["process"] if several else []) + ["kernel", "class"]:
-        table.add_column(title, overflow="fold")
-    for title, _ in _FIGURES.values():
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        figures = [format_number(row[key], unit) for key, (_, unit) in _FIGURES.items()]
-        table.add_row(*([row["process"]] if several else []), labels[row["name"]], row["class"], *figures)
-    console().print(table)
-
-
-def _print_csv(rows: list[dict[str, Any]], several: bool) -> None:
-    import csv
-
-    from nsys_analyzer.report.screen import data_stream
-
-    columns = [column for column in (rows[0] if rows else ()) if several or column != "process"]
-    writer = csv.DictWriter(data_stream(), columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    fields: tuple[Field[_Row], ...] = (
+        Field("kernel", "text", lambda row: labels[row["name"]]),
+        Field("class", "text", lambda row: row["class"]),
+        Field("process", "text", lambda row: row["process"] or None),
+        Field("launches", "count", lambda row: row["launches"]),
+        Field("ms", "ms", lambda row: row["ms"]),
+        Field("avg µs", "us", lambda row: row["avg_us"]),
+        Field("share", "percent", lambda row: row["share"]),
+    )
+    return table(fields, rows, names=2)

@@ -68,20 +68,9 @@ class _Commands(Group):
             with formatter.section(group):
                 formatter.write_dl([(f"{name:<7}", line) for name, line in lines.items()])  # columns of one width
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes what follows the lists."""
-        super().format_epilog(ctx, formatter)
-        formatter.write("\n")
-        with formatter.indentation():
-            formatter.write_text(_COMPLETION)
-
 
 #: The shell asks what a word may be completed to.
 _COMPLETING = "_NSYS_ANALYZE_COMPLETE"
-_COMPLETION = (
-    'The Tab key completes commands and options after: eval "$(_NSYS_ANALYZE_COMPLETE=bash_source nsys-analyze)" '
-    "(zsh_source and fish_source for zsh and fish; see docs/completion.md)."
-)
 
 
 @click.group(

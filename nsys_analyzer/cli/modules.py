@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
+from nsys_analyzer.cli.help import SHOWN, command, format_option, option
 from nsys_analyzer.cli.options import command_line, configuration_options, names_options, tell, trace_argument
 from nsys_analyzer.errors import PROGRAM, CannotAnswerError
 
@@ -22,10 +22,7 @@ _NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --
 @command(epilog="Example: nsys-analyze modules capture.sqlite")
 @trace_argument
 @option(SHOWN, "--all", "every", is_flag=True, help="Each layer by itself, and modules that take next to nothing.")
-@option(
-    OUTPUT, "--format", "output_format", type=Choice(["text", "markdown", "json"]), default="text", show_default=True,
-    help="json holds every module, as the report's JSON does.",
-)  # fmt: skip
+@format_option("text", "markdown", "json", help="json holds every module, as the report's JSON does.")
 @names_options
 @configuration_options
 def modules(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nsys_analyzer.analysis.transformer.models import model_names
-from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, Choice, option
+from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, option
 from nsys_analyzer.configuration import LEDGER, OPTIONS
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def names_options(function: Command) -> Command:
     return read  # type: ignore[return-value]
 
 
-def unprofiled_options(function: Command) -> Command:
+def _unprofiled_options(function: Command) -> Command:
     """Adds the options on times without the profiler, and on ranks, to a command with ``traces``.
 
     It takes them as ``csv_paths``, ``step_ms`` and ``in_order``.
@@ -147,7 +147,7 @@ def configuration_options(function: Command) -> Command:
         return function(*args, given=Run(**{key: others.pop(key) for key in keys}), **others)
 
     of_model = f"The model of the captures: {model_names()}."
-    precisions = Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
+    precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
     for each in (
         option(CONFIGURATION, "--precision", type=precisions, help="The precision of the captures."),
         option(CONFIGURATION, "--batch-size", type=SIZE, metavar="N", help="The batch size of the captures."),
@@ -167,7 +167,7 @@ def evidence_options(function: Command) -> Command:
     """
 
     @scheduler_option
-    @unprofiled_options
+    @_unprofiled_options
     @names_options
     @configuration_options
     @functools.wraps(function)
@@ -273,7 +273,7 @@ def valued(
     is_switch = kind is bool
     words = ("off", "on") if is_switch else kind if isinstance(kind, tuple) else ()
     metavar = f"[{'|'.join(words)}]" if words else unit
-    parameter: Any = _Switch(words) if is_switch else Choice(words) if words else kind
+    parameter: Any = _Switch(words) if is_switch else click.Choice(words) if words else kind
     if kind is int:
         parameter = click.IntRange(least, SIZE.max)
     if in_list:
@@ -282,7 +282,7 @@ def valued(
     return option(group, flag, name, type=parameter, metavar=metavar, help=help, **more)
 
 
-class _Switch(Choice):
+class _Switch(click.Choice[str]):
     """On or off, as a bool; on where the option stands alone."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.help import OUTPUT, SHOWN, Choice, command, option
+from nsys_analyzer.cli.help import OUTPUT, SHOWN, command, option
 from nsys_analyzer.cli.options import evidence_options, tell
 from nsys_analyzer.report.renderers import RENDERERS
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="[TRACE|FOLDER]...")
 @option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write, or - to print. Default: report.md.")
 @option(
-    OUTPUT, "--format", "output_format", type=Choice(list(RENDERERS)), default="markdown", show_default=True,
+    OUTPUT, "--format", "output_format", type=click.Choice(list(RENDERERS)), default="markdown", show_default=True,
     help="JSON is printed, unless -o names a file.",
 )  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write; make a missing folder.")
@@ -45,6 +45,8 @@ def report(
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
     if open_page and (output_format != "html" or output == "-"):
         raise click.UsageError("--open shows a page in the browser: it needs --format html, and no -o -.")
+    import webbrowser
+
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.writing import check_target, write_as
@@ -78,17 +80,5 @@ def report(
         print_first_screen(built, first_screen(built))
         count = f", with {count_of_warnings(found)}" if warnings_of(found) else ""
         click.echo(f"\n{target}{count}")
-    if open_page:
-        _open(target)
-
-
-def _open(page: Path) -> None:
-    """Shows a page in the user's browser, or says where it is where none can be opened."""
-    import webbrowser
-
-    try:
-        opened = webbrowser.open(page.resolve().as_uri())
-    except webbrowser.Error:
-        opened = False
-    if not opened:
-        tell(f"No browser could be opened here: open {page} in one.")
+    if open_page and not webbrowser.open(target.resolve().as_uri()):
+        tell(f"No browser could be opened here: open {target} in one.")

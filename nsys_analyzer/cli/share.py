@@ -63,7 +63,9 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _lines(output: Path, renamed: Sequence[Renamed]) -> Iterator[str]:
-    yield f"{output}: {_size(output.stat().st_size)}"
+    from nsys_analyzer.report.units import format_number
+
+    yield f"{output}: {format_number(output.stat().st_size, 'bytes')}"
     yield f"Names replaced by an alias: {len(renamed):,}"
     for one in renamed:  # on one line, control characters escaped
         text = one.text.encode("unicode_escape").decode().replace("\\u2026", "…")
@@ -71,7 +73,3 @@ def _lines(output: Path, renamed: Sequence[Renamed]) -> Iterator[str]:
     if renamed:
         yield "The list above is for you, and not in the copy. Allow names of it with --keep REGEX, or --keep-all-names"
     yield f"Other names are kept. See for yourself: nsys-analyze info {output}"
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsys_analyzer.cli.help import INPUT, JUDGED, OUTPUT, RECORDING, RUNNING, Choice, command, option
+from nsys_analyzer.cli.help import INPUT, JUDGED, OUTPUT, RECORDING, RUNNING, command, option
 from nsys_analyzer.cli.options import tell
 from nsys_analyzer.configuration import LEDGER
 from nsys_analyzer.errors import ConfigurationError
@@ -43,8 +43,8 @@ _OLD = "Give the old program by --before 'python old/train.py', or its commit by
         metavar="SECONDS", help="Measure no longer than this.")  # fmt: skip
 @option(RUNNING, "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800.0, show_default=True,
         metavar="SECONDS", help="Time limit of each pair of processes, and of the profiled run.")  # fmt: skip
-@option(RECORDING, "--profiler", type=Choice(["nsys", "torch", "none"]), help="Profiler of the last run. Default: as "
-        "of run; none measures only.")  # fmt: skip
+@option(RECORDING, "--profiler", type=click.Choice(["nsys", "torch", "none"]), help="Profiler of the last run. "
+        "Default: as of run; none measures only.")  # fmt: skip
 @option(OUTPUT, "--output-dir", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
         default=Path("verified"), show_default=True, help="Gets the capture of the new program, and logs.")  # fmt: skip
 @click.pass_context

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsys_analyzer.cli.help import ASKED, OUTPUT, Choice, command, option
-from nsys_analyzer.cli.options import (
-    command_line,
-    configuration_options,
-    names_options,
-    scheduler_option,
-    tell,
-    unprofiled_options,
-)
+from nsys_analyzer.cli.help import ASKED, command, format_option, option
+from nsys_analyzer.cli.options import evidence_options
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
-    from nsys_analyzer.configuration import Run
+    from nsys_analyzer.report.evidence import Evidence
 
 
 class _Pair(click.ParamType[tuple[Any, Any]]):
@@ -44,106 +37,55 @@ _FACTOR = _Pair("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
 @command(epilog="Example: nsys-analyze what-if capture.sqlite --class matmul=0.5 --launches 0")
 @click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="TRACE|FOLDER...")
 @option(
-    ASKED,
-    "--class",
-    "classes",
-    type=_FACTOR,
-    multiple=True,
-    metavar="CLASS=FACTOR",
+    ASKED, "--class", "classes", type=_FACTOR, multiple=True, metavar="CLASS=FACTOR",
     help="Kernels of this class take so many times their time: 0.5 is twice as fast, 0 none. Repeatable.",
-)
+)  # fmt: skip
 @option(
-    ASKED,
-    "--range",
-    "ranges",
-    type=_FACTOR,
-    multiple=True,
-    metavar="RANGE=FACTOR",
+    ASKED, "--range", "ranges", type=_FACTOR, multiple=True, metavar="RANGE=FACTOR",
     help="What the program does in ranges of this name, and what it launches there, takes so many times its time. "
     "0: it is gone, with its waits. Repeatable.",
-)
+)  # fmt: skip
 @option(
-    ASKED,
-    "--launches",
-    type=float,
-    metavar="FACTOR",
+    ASKED, "--launches", type=float, metavar="FACTOR",
     help="Launching takes so many times its time. 0: nothing, about as in a CUDA graph.",
-)
+)  # fmt: skip
 @option(
-    ASKED,
-    "--copies",
-    type=Choice(["pinned"]),
+    ASKED, "--copies", type=click.Choice(["pinned"]),
     help="pinned: large copies to the GPU come from pinned memory, and the program does not wait for them.",
-)
+)  # fmt: skip
 @option(
-    ASKED,
-    "--rank",
-    "on_time",
-    type=_Pair("RANK=on-time", click.INT, Choice(["on-time"])),
-    multiple=True,
+    ASKED, "--rank", "on_time", type=_Pair("RANK=on-time", click.INT, click.Choice(["on-time"])), multiple=True,
     metavar="RANK=on-time",
     help="The other ranks of the run do not wait for this one. Give the captures of all ranks. Repeatable.",
-)
+)  # fmt: skip
 @option(
-    ASKED,
-    "--network",
-    type=float,
-    metavar="FACTOR",
+    ASKED, "--network", type=float, metavar="FACTOR",
     help="Collectives transfer so many times as fast, once the last rank has started them.",
-)
-@option(
-    OUTPUT,
-    "--format",
-    "output_format",
-    type=Choice(["text", "markdown", "json"]),
-    default="text",
-    show_default=True,
-    help="json holds every figure.",
-)
-@scheduler_option
-@unprofiled_options
-@names_options
-@configuration_options
+)  # fmt: skip
+@format_option("text", "markdown", "json", help="json holds every figure.")
+@evidence_options
 def what_if(
-    traces: tuple[Path, ...],
-    classes: tuple[tuple[str, float], ...],
-    ranges: tuple[tuple[str, float], ...],
-    launches: float | None,
-    copies: str | None,
-    on_time: tuple[tuple[int, str], ...],
-    network: float | None,
-    csv_paths: tuple[Path, ...],
-    step_ms: float | None,
-    in_order: bool,
+    evidence: Callable[[], Evidence], classes: tuple[tuple[str, float], ...], ranges: tuple[tuple[str, float], ...],
+    launches: float | None, copies: str | None, on_time: tuple[tuple[int, str], ...], network: float | None,
     output_format: str,
-    scheduler: str | None,
-    names: PhaseNames,
-    given: Run,
-) -> None:
+) -> None:  # fmt: skip
     """Print what a step of TRACE would take if some of its parts took more or less time.
 
     The recorded steps are replayed with all the changes that you give: the new step, what it saves, and what limits it
     then. The ranks of a run are replayed together, and any other capture by itself.
-    """  # fmt: skip
+    """
     from nsys_analyzer.analysis.findings import what_if as question
-    from nsys_analyzer.cli.run_progress import reading
-    from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
     from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.what_if import answer
-    from nsys_analyzer.system.cluster import Workers
 
     asked = question.Question(dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network)
     if asked == question.Question():
         raise click.UsageError("Say what is changed: --class, --range, --launches, --copies, --rank or --network.")
-    evidence = load_evidence(
-        traces, csv_paths, command_line(), tell, names, given, Workers(scheduler, reading),
-        step_ms=step_ms, in_order=in_order,
-    )  # fmt: skip
-    found = list(question.answer_all(evidence.captures, asked))
+    found = list(question.answer_all(evidence().captures, asked))
     if output_format == "json":
         data = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": written(found)}
         click.echo(in_json(data), nl=False, file=data_stream())

@@ -130,13 +130,6 @@ class Details:
     capture: str = ""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Tables of one shape, each with its caption; a page shows one at a time, the terminal the first."""
-
-    tables: tuple[Table, ...]
-
-
 class Bar(NamedTuple):
     """One bar of ``StepBars``: its label, empty where it is the only one, and the ms of each part."""
 
@@ -161,9 +154,6 @@ class Bars:
 
     Attributes:
         series: name and one value per group (None: nothing known).
-        kind: "nested" bars lie in each other, the first series the outermost.
-        color_names: of horizontal bars: the class, phase or other name that gives each bar its color.
-        mark: of nested bars: the series that is a mark across them instead.
     """
 
     key: str
@@ -171,9 +161,7 @@ class Bars:
     groups: tuple[str, ...]
     series: tuple[tuple[str, tuple[float | None, ...]], ...]
     axis: str
-    kind: Literal["grouped", "stacked", "horizontal", "nested"] = "grouped"
-    color_names: tuple[str, ...] = ()
-    mark: str = ""
+    kind: Literal["grouped", "stacked"] = "grouped"
 
 
 #: The name and the points of each curve; a curve breaks where y is None.
@@ -202,49 +190,8 @@ class Lines:
     steps: bool = False
 
 
-@dataclass(frozen=True)
-class Panels:
-    """Small multiples: panels side by side that share their axes, each a title and curves; the rest as of ``Lines``."""
-
-    key: str
-    title: str
-    panels: tuple[tuple[str, Curves], ...]
-    x_axis: str
-    y_axis: str
-    log_x: bool = True
-    log_y: bool = False
-
-
-@dataclass(frozen=True)
-class WorkPoint:
-    """Work of a class of kernels: of arithmetic intensity in FLOP/byte, and the rate that it reaches in FLOP/s."""
-
-    kernel_class: str
-    phase: str
-    flops_per_byte: float
-    flops_per_s: float
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """Rates over arithmetic intensity, both logarithmic, under the roofs of a device.
-
-    Attributes:
-        roofs: name and peak FLOP/s of each flat roof.
-        bytes_per_s: the peak memory bandwidth, which the sloped roof is.
-    """
-
-    key: str
-    title: str
-    points: tuple[WorkPoint, ...]
-    roofs: tuple[tuple[str, float], ...]
-    bytes_per_s: float
-    x_axis: str = "arithmetic intensity, FLOP per byte"
-    y_axis: str = "FLOP/s"
-
-
-Figure: TypeAlias = "Bars | Lines | Panels | Roofline"
-Block: TypeAlias = "Paragraph | Answer | Listing | Table | Choice | StepBars | Details | Seen | Figure"
+Figure: TypeAlias = "Bars | Lines"
+Block: TypeAlias = "Paragraph | Answer | Listing | Table | StepBars | Details | Seen | Figure"
 
 
 def unfolded(blocks: tuple[Block, ...]) -> Iterator[Block]:
@@ -281,14 +228,12 @@ class Report:
 
     Attributes:
         labels: a short label of every kernel name.
-        terms: what the words mean that columns are headed by.
     """
 
     title: str
     sections: tuple[Section, ...]
     captures: tuple[CaptureSummary, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    terms: Mapping[str, str] = field(default_factory=dict)
     benches: tuple[FinishedBench, ...] = ()
     runs: tuple[ParallelRun, ...] = ()
 
@@ -300,4 +245,4 @@ class Report:
     def figures(self) -> tuple[Figure, ...]:
         """Every figure of the report."""
         blocks = (block for section in self.sections for block in unfolded(section.blocks))
-        return tuple(block for block in blocks if isinstance(block, Bars | Lines | Panels | Roofline))
+        return tuple(block for block in blocks if isinstance(block, Bars | Lines))

@@ -12,14 +12,11 @@ from nsys_analyzer.report.model import (
     Answer,
     Bars,
     Block,
-    Choice,
     Details,
     Lines,
     Listing,
-    Panels,
     Paragraph,
     Report,
-    Roofline,
     Seen,
     StepBars,
     Table,
@@ -94,8 +91,6 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
         yield from _answer(block)
     elif isinstance(block, Table):
         yield from _table(block)
-    elif isinstance(block, Choice):
-        yield from (node for one in block.tables for node in _table(one))
     elif isinstance(block, StepBars):
         bars = ("".join(stroke.text for stroke in line).rstrip() for line in lines(block, 96))
         yield ("fence", "", "\n".join(visible(one) for one in bars).rstrip("\n"))
@@ -103,7 +98,7 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
         yield ("html_block", "", f"<details><summary>{_as_html(block.title)}</summary>")
         yield from (node for one in block.blocks for node in _block(one, drawn))
         yield ("html_block", "", "</details>")
-    elif isinstance(block, Bars | Lines | Panels | Roofline):
+    elif isinstance(block, Bars | Lines):
         if block.key in drawn:
             yield from (("paragraph_open", "p"), ("inline", (("image", visible(block.title)),)))
     elif isinstance(block, Listing) and block.kind == "bullets":

@@ -55,12 +55,6 @@ CLASSES: dict[str, str] = {
     OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
 }
 
-#: Classes whose kernels read and write more than they compute.
-MOVING = (
-    "softmax", "reduction", "elementwise", "copy/layout", "normalization", "embedding", "optimizer", "random",
-    "memset/memcpy",
-)  # fmt: skip
-
 #: Classes that a program has which runs a model, and no step of an optimizer as a rule.
 OF_A_MODEL = ("matmul", "fused attention", "convolution", "normalization", "embedding", "softmax")
 

@@ -172,8 +172,7 @@ def leaders(capture: CaptureSummary) -> tuple[Leader, ...]:
 
 def _leader(scope: str, kernels: tuple[KernelRow, ...]) -> Leader:
     leading = next((row for row in kernels if row.kernel_class != COMMUNICATION), kernels[0])
-    collective = next((row for row in kernels if row.kernel_class == COMMUNICATION), None)
-    return Leader(scope, leading, None if collective is leading else collective)
+    return Leader(scope, leading)
 
 
 def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) -> MatmulShare:

@@ -290,14 +290,10 @@ def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
 
 @dataclass(frozen=True)
 class Leader:
-    """The kernel with the most time of a part of a capture: one that computes, where there is any.
-
-    ``collective`` is the longest collective beside it, whose time is mostly waiting.
-    """
+    """The kernel with the most time of a part of a capture: one that computes, where there is any."""
 
     scope: str
     kernel: KernelRow
-    collective: KernelRow | None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.report.model import Bars, Figure, Lines, Panels
+from nsys_analyzer.report.model import Bars, Figure
 
 #: What a PNG file says of the program that made it.
 SOFTWARE = "nsys-analyze"
@@ -66,8 +66,7 @@ def _save(figure: Figure, target: Any, form: str, metadata: dict[str, Any], styl
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     from nsys_analyzer.report.figures.bars import draw_bars
-    from nsys_analyzer.report.figures.curves import draw_lines, draw_panels
-    from nsys_analyzer.report.figures.roofline import draw_roofline
+    from nsys_analyzer.report.figures.curves import draw_lines
     from nsys_analyzer.report.figures.words import TITLE, wrapped
 
     with warnings.catch_warnings(), matplotlib.rc_context(_STYLE | style):
@@ -78,10 +77,6 @@ def _save(figure: Figure, target: Any, form: str, metadata: dict[str, Any], styl
         canvas.suptitle(wrapped(figure.title, _TITLE_ACROSS, TITLE), x=0.01, ha="left")
         if isinstance(figure, Bars):
             draw_bars(canvas, figure)
-        elif isinstance(figure, Lines):
-            draw_lines(canvas, figure)
-        elif isinstance(figure, Panels):
-            draw_panels(canvas, figure)
         else:
-            draw_roofline(canvas, figure)
+            draw_lines(canvas, figure)
         canvas.savefig(target, format=form, metadata=metadata)

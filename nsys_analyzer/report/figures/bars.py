@@ -1,10 +1,10 @@
-"""Draws bars: side by side, as parts of one, one for each name, or inside each other."""
+"""Draws bars: side by side, or as parts of one."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.report.figures.palette import colors_of, text_color
@@ -22,13 +22,11 @@ _MOST_LABELED, _VALUES_ACROSS, _NAMES_ACROSS = 32, 80, 100
 _ACROSS, _LETTER = 6.3, 0.075
 _LETTERS_OF_ROW = 36
 _NO_NUMBER_BEYOND = 1e15
-#: A logarithmic axis over less has numbers between the powers of ten.
-_FEW_POWERS = 200
 
 
 def draw_bars(canvas: Canvas, figure: Bars) -> None:
     """Draws a bar chart of any kind onto an empty canvas."""
-    _DRAWERS[figure.kind](canvas, canvas.add_subplot(), figure)
+    (_stacked if figure.kind == "stacked" else _grouped)(canvas, canvas.add_subplot(), figure)
 
 
 def legend(canvas: Canvas, colors: Mapping[str, str]) -> None:
@@ -94,67 +92,10 @@ def _stacked(canvas: Canvas, axes: Axes, figure: Bars) -> None:
                 axes.text(start + length / 2, row, text, ha="center", va="center", color=text_color(colors[name]))
             named |= {name} if text == whole else set()
         base = [low + length for low, length in zip(base, lengths, strict=True)]
-    _name_rows(axes, figure)
-    axes.margins(x=0.01)
-    if len(named) < len(figure.series):
-        legend(canvas, colors)
-
-
-def _horizontal(canvas: Canvas, axes: Axes, figure: Bars) -> None:
-    """One bar in a row for each group, in the color of its class or phase."""
-    canvas.set_figheight(1.15 + 0.34 * len(figure.groups))
-    ((name, values),) = figure.series
-    owners = figure.color_names or (name,) * len(figure.groups)
-    colors = colors_of(owners)
-    bars = axes.barh(range(len(values)), [v or 0.0 for v in values], 0.7, color=[colors[one] for one in owners])
-    axes.bar_label(bars, [three_digits(value) if value else "" for value in values], padding=2)
-    _name_rows(axes, figure)
-    axes.margins(x=0.1)
-    if figure.color_names:
-        legend(canvas, colors)
-
-
-def _nested(canvas: Canvas, axes: Axes, figure: Bars) -> None:
-    """Bars inside each other, the first series the widest; the values stand above each row."""
-    canvas.set_figheight(1.15 + 0.62 * len(figure.groups))
-    colors = colors_of([name for name, _ in figure.series])
-    bars = [series for series in figure.series if series[0] != figure.mark]
-    for number, (name, values) in enumerate(bars):
-        height = 0.56 * (1 - number / len(bars))
-        axes.barh(range(len(values)), [v or 0.0 for v in values], height, color=colors[name])
-    for name, values in figure.series:
-        if name == figure.mark:
-            at = [(row, value) for row, value in enumerate(values) if value is not None]
-            x, y = [value for _, value in at], [row for row, _ in at]
-            axes.plot(x, y, "|", color=colors[name], markersize=26, markeredgewidth=3)
-    for row in range(len(figure.groups)):
-        said = [f"{fitted(name)} {three_digits(v)}" for name, values in figure.series if (v := values[row]) is not None]
-        axes.text(0.005, row - 0.31, "   ".join(said), transform=axes.get_yaxis_transform(), va="bottom", fontsize=8.5)
-    _name_rows(axes, figure)
-    axes.set_ylim(len(figure.groups) - 0.6, -0.75)
-    axes.margins(x=0.02)
-    legend(canvas, colors)
-
-
-def _name_rows(axes: Axes, figure: Bars) -> None:
     axes.set_yticks(range(len(figure.groups)), [wrapped(group, _LETTERS_OF_ROW) for group in figure.groups])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlabel(fitted(figure.axis, TITLE))
-
-
-def log_y(axes: Axes, values: Iterable[float]) -> None:
-    """A logarithmic axis with plain numbers, also at 2 and 5 between the powers of ten where there are few of these."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    heights = tuple(values)
-    few = max(heights) / min(heights) < _FEW_POWERS
-    plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(plain)
-    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)) if few else NullLocator())
-    axes.yaxis.set_minor_formatter(plain)
-    axes.tick_params(which="minor", labelsize=8)
-
-
-_DRAWERS = {"grouped": _grouped, "stacked": _stacked, "horizontal": _horizontal, "nested": _nested}
+    axes.margins(x=0.01)
+    if len(named) < len(figure.series):
+        legend(canvas, colors)

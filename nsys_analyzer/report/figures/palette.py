@@ -1,4 +1,4 @@
-"""The colors of figures: one for each class, phase, clock and implementation, the same wherever it is drawn.
+"""The colors of figures: one for each class and phase, the same wherever it is drawn.
 
 Every color has a contrast of at least 3:1 to white, on which figures are drawn, and 2:1 to the dark background of a
 page. Those that can stand in one figure differ for people who see no red, no green or no blue, too; a test simulates
@@ -55,16 +55,6 @@ PARTS = {
     "exposed communication": CLASSES["communication"],
 }
 
-CLOCKS = {
-    "unprofiled": TEAL,
-    "profiled": GRAY,
-    "gpu span": BLUE,
-    "operator span": BLUE,
-    "gpu busy": ORANGE,
-    "operators busy": ORANGE,
-    **dict.fromkeys(("total kernel time", "total operator time"), FOREST),
-}
-
 #: By the cause of a GPU's idle time: beside classes of kernels in one figure, from which they differ, too.
 CAUSES = {
     "launch": "#bb4477",
@@ -77,51 +67,15 @@ CAUSES = {
     "unknown": "#554455",
 }
 
-#: Implementations, precisions, models, the memory over a step and the variants of a sweep.
-SERIES = {
-    "eager": BLUE,
-    "compiled": ORANGE,
-    **dict.fromkeys(("naive", "unfused"), GRAY),
-    **dict.fromkeys(("sdpa", "torch"), BLUE),
-    "flash": ORANGE,
-    "fused": GREEN,
-    "tiled": PLUM,
-    "blocked": TEAL,
-    "sdpa flash": INDIGO,
-    "fp32": BLUE,
-    "tf32": GREEN,
-    "bf16": ORANGE,
-    "fp16": PLUM,
-    "small": BLUE,
-    "medium": GREEN,
-    "large": ORANGE,
-    "xl": PLUM,
-    "2.7b": TEAL,
-    "10b": CRIMSON,
-    "memory": FOREST,
-    "fp32 train": BLUE,
-    "fp32 train compiled": PLUM,
-    "fp32 forward": TEAL,
-    "tf32 train": GREEN,
-    "bf16 train": ORANGE,
-    "bf16 train compiled": CRIMSON,
-    "bf16 forward": INDIGO,
-}
-
-_KNOWN = CLASSES | PHASES | CLOCKS | SERIES
+_KNOWN = CLASSES | PHASES
 
 
 def colors_of(names: Sequence[str]) -> dict[str, str]:
-    """The color of each name of a figure: its own where it has one, else the next that no other name of it takes.
-
-    ``sdpa, no cache`` has the color of its part that is known, unless another name of the figure has it.
-    """
+    """The color of each name of a figure: its own where it has one, else the next that no other name of it takes."""
     chosen: dict[str, str] = dict.fromkeys(names, "")
     for name in chosen:
-        parts = (name.lower(), *name.lower().split(", "))
-        own = next((_KNOWN[part] for part in parts if part in _KNOWN), "")
-        if own not in chosen.values():
-            chosen[name] = own
+        own = _KNOWN.get(name.lower(), "")
+        chosen[name] = "" if own in chosen.values() else own
     for number, name in enumerate(chosen):
         free = [color for color in CYCLE if color not in chosen.values()]
         chosen[name] = chosen[name] or (free[0] if free else CYCLE[number % len(CYCLE)])

@@ -13,7 +13,7 @@ A comparison holds
 - ``differences``: what the sides say otherwise of themselves: key, before, after;
 - ``unprofiled``: the step without the profiler, a change, or null;
 - ``step``: under the profiler: ``wall``, the change of its length, ``busy``, that of a median; kernels launched before
-  and after; ``parts``, changes that add up to that of ``wall``, each with its kernels, which add up to it;
+  and after; ``parts``, each with its ``change``, which add up to that of ``wall``, and its kernels, which add up to it;
 - ``phases``: each with ``unprofiled``, ``wall`` and ``busy``, changes of medians; ``wall`` is the time of its work
   where it is ``synchronized``;
 - ``findings``: status (gone, new, changed, stays), and what each saves before and after, of several runs the findings
@@ -28,46 +28,61 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsys_analyzer.analysis.comparison.comparison import Comparison, FindingChange, Side, StepChange
-from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
+from nsys_analyzer.analysis.comparison.comparison import Comparison, Side
+from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.errors import CannotAnswerError
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, written
 
 
 def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
     """Comparisons as plain data for ``json.dumps``; ``limit`` is the change that is looked for, a share of the step."""
+    unmatched = [
+        {
+            "side": one.side,
+            "name": one.run.title,
+            "reasons": written(one.reasons),
+        }
+        for one in found.unmatched
+    ]
     return {
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
         "comparisons": [_comparison(one, limit) for one in found.compared],
         "refused": [_refused(one) for one in found.refused],
-        "unmatched": [*map(_unmatched, found.unmatched)],
+        "unmatched": unmatched,
     }
 
 
 def _refused(one: Comparison) -> dict[str, Any]:
     reasons = written(one.cautions)
     error = CannotAnswerError(" ".join(reasons), "nsys-analyze compare BEFORE AFTER --force")
-    return {**_sides(one), "reasons": reasons, "other_conditions": one.is_of_other_conditions, **error.data}
+    sides = {"before": _side(one.before), "after": _side(one.after)}
+    return {**sides, "reasons": reasons, "other_conditions": one.is_of_other_conditions, **error.data}
+
+
+_KEYS = ("same", "cautions", "budgets", "differences", "unprofiled", "phases", "step")
 
 
 def _comparison(one: Comparison, limit: float) -> dict[str, Any]:
+    findings = [
+        {
+            "id": row.finding.id,
+            "title": row.finding.title,
+            "status": row.status,
+            "saves_ms_before": [row.before.saves_ms_low, row.before.saves_ms_high] if row.before else None,
+            "saves_ms_after": [row.after.saves_ms_low, row.after.saves_ms_high] if row.after else None,
+        }
+        for row in one.findings or ()
+    ]
     return {
-        **_sides(one),
+        "before": _side(one.before),
+        "after": _side(one.after),
         "verdict": one.verdict(limit),
         "threshold": limit,
         "is_slower": one.is_slower_by(limit),
-        **{
-            key: written(getattr(one, key))
-            for key in ("same", "cautions", "budgets", "differences", "unprofiled", "phases")
-        },
-        "step": _step(one.step) if one.step else None,
-        "findings": None if one.findings is None else [_finding(finding) for finding in one.findings],
+        **{key: written(getattr(one, key)) for key in _KEYS},
+        "findings": None if one.findings is None else findings,
     }
-
-
-def _sides(one: Comparison) -> dict[str, Any]:
-    return {"before": _side(one.before), "after": _side(one.after)}
 
 
 def _side(side: Side) -> list[dict[str, Any]]:
@@ -75,33 +90,3 @@ def _side(side: Side) -> list[dict[str, Any]]:
         {"name": run.name, "process": run.process, "rank": run.rank, "source": run.source, "gpu": run.gpu}
         for run in side.runs
     ]
-
-
-def _step(step: StepChange) -> dict[str, Any]:
-    """The step with the figures of each part, and of each kernel, beside its name."""
-    data: dict[str, Any] = written(step)
-    parts = [
-        {**_flat(part), "name": part["name"] or None, "kernels": [*map(_flat, part["kernels"])]}
-        for part in data["parts"]
-    ]
-    return {**data, "parts": parts}
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row.pop("change"), **row}
-
-
-def _finding(one: FindingChange) -> dict[str, Any]:
-    before, after = ([each.saves_ms_low, each.saves_ms_high] if each else None for each in (one.before, one.after))
-    return {
-        "id": one.finding.id, "title": one.finding.title, "status": one.status, "saves_ms_before": before,
-        "saves_ms_after": after,
-    }  # fmt: skip
-
-
-def _unmatched(one: UnmatchedRun) -> dict[str, Any]:
-    return {
-        "side": one.side,
-        "name": one.run.title,
-        "reasons": written(one.reasons),
-    }

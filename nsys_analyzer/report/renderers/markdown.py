@@ -10,7 +10,6 @@ from nsys_analyzer.report.model import (
     TEXT_UNITS,
     Answer,
     Block,
-    Choice,
     Details,
     Listing,
     Paragraph,
@@ -55,8 +54,6 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
             return fence(lines, "sh" if kind == "commands" else kind)
         case Table():
             return _table(block, padded=not folded)
-        case Choice(tables):
-            return "\n\n".join(_table(one, padded=not folded) for one in tables)
         case StepBars():
             return fence(
                 ["".join(stroke.text for stroke in strokes).rstrip() for strokes in bar_lines(block, _BAR)], ""

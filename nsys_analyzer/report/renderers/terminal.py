@@ -12,7 +12,6 @@ from nsys_analyzer.report.model import (
     TEXT_UNITS,
     Answer,
     Block,
-    Choice,
     Details,
     Listing,
     Paragraph,
@@ -54,6 +53,11 @@ def print_section(section: Section) -> None:
     _print_blocks(screen, section.blocks, None if section.title else _ROWS)  # the first one has no title
 
 
+def print_table(block: Table) -> None:
+    """Prints a table by itself, whole."""
+    _print_table(console(), block)
+
+
 def _print_blocks(screen: Console, blocks: Iterable[Block], most: int | None = None) -> None:
     """Prints blocks with an empty line before each; no figures, nor a fold that holds nothing else."""
     for block in blocks:
@@ -66,7 +70,7 @@ def _has_text(block: Block) -> bool:
     """Whether a terminal shows anything of a block; of figures it shows none."""
     if isinstance(block, Details):
         return any(map(_has_text, block.blocks))
-    return isinstance(block, Paragraph | Answer | Listing | Table | Choice | StepBars)
+    return isinstance(block, Paragraph | Answer | Listing | Table | StepBars)
 
 
 def _print_block(screen: Console, block: Block, most: int | None = None) -> None:
@@ -90,8 +94,6 @@ def _print_block(screen: Console, block: Block, most: int | None = None) -> None
                 screen.print(Text(f"    {_shown(line)}", "green"), soft_wrap=True)
         case Table():
             _print_table(screen, block, most)
-        case Choice(tables):
-            _print_table(screen, tables[0], most)
         case StepBars():
             for bar in draw(block, screen):
                 screen.print(bar)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import zip_longest
-from string import ascii_lowercase
 from typing import NamedTuple
 
-from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, compared_phases, parts_and_enclosing
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word
-from nsys_analyzer.report.model import Answer, Bars, Block, Details, Paragraph, Report, Roofline, Section, StepBars
+from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Report, Section, StepBars
 from nsys_analyzer.report.sections import ranks
-from nsys_analyzer.report.sections.about import about, terms_of
-from nsys_analyzer.report.sections.attention import answer_attention, why_no_attention
+from nsys_analyzer.report.sections.about import about
+from nsys_analyzer.report.sections.attention import HOW_TO_ANNOTATE, answer_attention
 from nsys_analyzer.report.sections.decision import decide
 from nsys_analyzer.report.sections.findings import findings_of_capture, shared_findings
-from nsys_analyzer.report.sections.kernels import answer_matmul, answer_other_kernels, answer_top_kernel, kernel_table
+from nsys_analyzer.report.sections.kernels import answer_matmul, answer_other_kernels, answer_top_kernel
 from nsys_analyzer.report.sections.limits import answer_limits
 from nsys_analyzer.report.sections.modules import answer_modules
 from nsys_analyzer.report.sections.overview import overview
 from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.report.sections.steps import step_details
-from nsys_analyzer.report.sections.times import answer_times, question, unprofiled_times
+from nsys_analyzer.report.sections.times import answer_times
 from nsys_analyzer.text import strong
 
 #: The sections that explain a step: what comes first, and what would make it shorter.
@@ -39,12 +36,15 @@ class Question(NamedTuple):
     folded: str = ""
 
 
-#: In the report's order, the first five with letters; a new one is a function and an entry.
+#: In the report's order; a new one is a function and an entry.
 QUESTIONS = (
-    Question("times", question, lambda capture, _: answer_times(capture), "Times: median, minimum and maximum"),
-    Question("top_kernel", lambda c: f"Which {kernel_word(c)} takes the most time?", answer_top_kernel, "By phase"),
     Question(
-        "kernels", lambda c: f"Which other {kernel_word(c)}s and classes matter?", answer_other_kernels, "The longest"
+        "times", lambda _: "How long does each phase take?", lambda capture, _: answer_times(capture),
+        "Times: median, minimum and maximum",
+    ),
+    Question("top_kernel", lambda c: f"Which {kernel_word(c)} takes the most time?", answer_top_kernel),
+    Question(
+        "kernels", lambda c: f"Which other {kernel_word(c)}s and classes matter?", answer_other_kernels, "By phase"
     ),
     Question("matmul", lambda _: "What share is matmul?", lambda c, _: answer_matmul(c), "Share of each class"),
     Question(
@@ -60,7 +60,6 @@ QUESTIONS = (
         "Module by module",
     ),
 )  # fmt: skip
-_LETTERS = ascii_lowercase[:5]
 
 
 def build_report(evidence: Evidence) -> Report:
@@ -77,8 +76,7 @@ def build_report(evidence: Evidence) -> Report:
         title = evidence.runs[0].name if of_one_run else f"{len(evidence.captures)} captures"
         sections = [*_of_several(evidence, members)]
     shown = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
-    terms = terms_of(evidence)
-    return Report(title, shown, evidence.captures, evidence.labels, terms, evidence.benches, evidence.runs)
+    return Report(title, shown, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
 
 
 def _of_one(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
@@ -117,34 +115,17 @@ def _flat(sections: Iterable[Section]) -> Iterator[Block]:
 
 
 def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
-    """The questions that have an object, a sentence in view and the rest folded; with letters where all five do."""
+    """The questions that have an object, a sentence in view and the rest folded."""
     yield Section("serving", "How are requests served?", tuple(answer_serving(capture, evidence.labels)))
-    answers = {one: tuple(one.answer(capture, evidence.labels)) for one in QUESTIONS}
-    trains = all(capture.phase(name) for name in TRAINING_PHASES)
-    lettered = trains and all(answers[one] for one in QUESTIONS[: len(_LETTERS)])
-    figures = tuple(block for blocks in answers.values() for block in blocks if isinstance(block, Bars | Roofline))
-    for (one, blocks), letter in zip_longest(answers.items(), _LETTERS if lettered else ""):
+    for one in QUESTIONS:
+        blocks = tuple(one.answer(capture, evidence.labels))
         said = tuple(block for block in blocks if isinstance(block, Answer))
-        rest = tuple(block for block in blocks if block not in (*said, *figures))
+        rest = tuple(block for block in blocks if block not in said)
         folded = (Details(one.folded, rest, capture.title),) if said and rest else rest
-        title = one.title(capture)
-        yield Section(one.key, f"({letter}) {title}" if letter else title, (*said, *folded))
-    drawn = [Details("Figures", figures, capture.title)] if figures else []
-    yield Section("details", "Details", (*drawn, *_details(capture, evidence)))
-
-
-def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
-    """What few readers need, folded: unprofiled times, what fills a step, idle time by cause, all kernels."""
-    title = capture.title
-    if timed := tuple(unprofiled_times(capture, by_option=evidence.timings == "--step-ms")):
-        yield Details("Times without the profiler", timed, title)
-    yield from step_details(capture)
-    if compared_phases(capture):
-        parts, enclosing = parts_and_enclosing(capture)
-        tables = [kernel_table(capture, phases, evidence.labels) for phases in (parts, enclosing) if phases]
-        yield Details(f"All {kernel_word(capture)}s of the phases", tuple(tables), title)
-    if capture.attention is None and capture.whole and capture.holds_model and not capture.on_cpu:
-        yield Details("How to compare softmax with the attention matmuls", (why_no_attention(capture),), title)
+        yield Section(one.key, one.title(capture), (*said, *folded))
+    unknown = capture.attention is None and capture.whole and capture.holds_model and not capture.on_cpu
+    how = Details("How to compare softmax with the attention matmuls", (Paragraph(HOW_TO_ANNOTATE),), capture.title)
+    yield Section("details", "Details", (*step_details(capture), *([how] if unknown else [])))
 
 
 def first_screen(report: Report) -> Section:

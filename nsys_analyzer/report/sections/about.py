@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from nsys_analyzer.analysis.kernels.classes import known_classes
-from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
 from nsys_analyzer.analysis.transformer.costs import forward_flops
-from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
+from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, IDLE
 from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.report.evidence import Evidence, kernel_word, shortened, status_of
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
-from nsys_analyzer.report.sections.how_made import how_made
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_percent, percent
+from nsys_analyzer.report.units import percent
 from nsys_analyzer.text import Words, emphasis, joined, phrase, plural
-from nsys_analyzer.trace.metadata import first_sentence, touches_no_figure
 
 
 def about(evidence: Evidence) -> Section:
@@ -27,7 +24,7 @@ def about(evidence: Evidence) -> Section:
         (f"{kernel_word(*evidence.captures).capitalize()} attribution check", tuple(_attribution(evidence))),
         (count_of_warnings(evidence), tuple(_warnings(evidence))),
         ("Full kernel names", tuple(_names(evidence))),
-        ("How this report was made", how_made(evidence)),
+        ("How this report was made", tuple(_how_made(evidence))),
         ("Glossary", (Listing(tuple(_glossary(evidence))),)),
     )
     return Section("about", "About", tuple(Details(title, blocks) for title, blocks in parts if blocks))
@@ -47,21 +44,15 @@ _CAPTURES: tuple[Field[CaptureSummary], ...] = (
     Field("forward FLOPs", "flop", lambda c: _flops(_configuration(c))),
     Field("model known from", "text", lambda c: c.configuration.source if c.configuration else None),
 )
-_RECORDED: tuple[Field[CaptureSummary], ...] = (
+_MACHINES: tuple[Field[CaptureSummary], ...] = (
+    _CAPTURE,
+    Field("GPU", "text", lambda c: "none (CPU)" if c.on_cpu else c.gpu or (c.run.gpu if c.run else None)),
+    Field("memory", "bytes", lambda c: c.conditions.gpu_memory_bytes if c.conditions else None),
+    Field("driver", "text", lambda c: c.conditions.driver if c.conditions else None),
+    Field("runtime", "text", lambda c: _runtime(c)),
     Field("profiler", "text", lambda c: f"{c.profiler} {c.profiler_version}" if c.profiler else None),
-    Field("schema", "text", lambda c: c.conditions.schema_version if c.conditions else None),
     Field("torch", "text", lambda c: c.run.torch if c.run else None),
     Field("matmul precision", "text", lambda c: _precision(c)),
-)
-_MODEL: tuple[Field[ModelSize], ...] = (
-    Field("model", "text", lambda model: model.name),
-    Field("d_model", "count", lambda model: model.d_model),
-    Field("d_ff", "count", lambda model: model.d_ff),
-    Field("layers", "count", lambda model: model.num_layers),
-    Field("heads", "count", lambda model: model.num_heads),
-    Field("d_head", "count", lambda model: model.d_head),
-    Field("parameters", "count", lambda model: model.parameters),
-    Field("matmuls per forward", "count", lambda model: model.gemms_per_forward),
 )
 
 
@@ -77,32 +68,12 @@ _ASKED = (_CAPTURE, *(_asked(option) for option in OPTIONS.values() if option.co
 
 
 def _conditions(evidence: Evidence) -> Iterator[Block]:
-    """What was captured, where, how, of which models, and what the runs were asked for."""
-    captures = evidence.captures
-    models = {c.configuration.model for c in captures if c.configuration and c.configuration.model}
-    for found in (
-        table(_CAPTURES, captures),
-        table((*_device_fields(captures), *_RECORDED), captures),
-        table(_ASKED, captures, "What was asked for, as each run's manifest says:"),
-        table(_MODEL, sorted(models, key=lambda model: model.parameters), "The models:"),
-    ):
-        if found.rows:
-            yield found
-
-
-def _device_fields(captures: Sequence[CaptureSummary]) -> tuple[Field[CaptureSummary], ...]:
-    """The device in the words of the platforms: "CUDA", "HIP", or "CUDA / HIP" where the captures have both."""
-    traced = [capture.metadata for capture in captures if capture.metadata]
-    units = " / ".join(dict.fromkeys(metadata.units for metadata in traced))
-    platforms = " / ".join(dict.fromkeys(metadata.platform for metadata in traced))
-    return (
-        _CAPTURE,
-        Field("GPU", "text", _device),
-        Field("memory", "bytes", lambda c: c.conditions.gpu_memory_bytes if c.conditions else None),
-        Field(units, "count", lambda c: c.conditions.gpu_sm_count if c.conditions else None),
-        Field("driver", "text", lambda c: c.conditions.driver if c.conditions else None),
-        Field(platforms, "text", lambda c: c.conditions.runtime if c.conditions else None),
-    )
+    """What was captured, where, how, and what the runs were asked for."""
+    yield table(_CAPTURES, evidence.captures)
+    yield table(_MACHINES, evidence.captures)
+    asked = table(_ASKED, evidence.captures, "What was asked for, as each run's manifest says:")
+    if asked.rows:
+        yield asked
 
 
 def _configuration(capture: CaptureSummary) -> Configuration:
@@ -112,8 +83,7 @@ def _configuration(capture: CaptureSummary) -> Configuration:
 def _status(capture: CaptureSummary) -> str:
     """The status, with what the run said of it; why a file could not be read stands in the warnings."""
     unreadable = capture.status == "failed" and capture.message in capture.warnings
-    status = status_of(capture.status, "" if unreadable else capture.message or "")
-    return f"{status}, on the CPU" if capture.on_cpu else status
+    return status_of(capture.status, "" if unreadable else capture.message or "")
 
 
 def _steps(capture: CaptureSummary) -> int | None:
@@ -129,11 +99,10 @@ def _flops(known: Configuration) -> int | None:
     return forward_flops(model, batch, context) if model and batch and context else None
 
 
-def _device(capture: CaptureSummary) -> str | None:
-    """The GPU of its kernels, else the one that the run names."""
-    if capture.gpu:
-        return "none (CPU)" if capture.on_cpu else capture.gpu
-    return capture.run.gpu if capture.run else None
+def _runtime(capture: CaptureSummary) -> str | None:
+    """The runtime in the words of its platform: CUDA 13.0, HIP 6.2."""
+    known, metadata = capture.conditions, capture.metadata
+    return f"{metadata.platform} {known.runtime}" if known and known.runtime and metadata else None
 
 
 def _precision(capture: CaptureSummary) -> str | None:
@@ -158,12 +127,11 @@ _COUNTS: tuple[Field[_Covered], ...] = (
     Field("warm-up", "count", lambda row: row[1].in_warmup, fills=bool),
     Field("dropped", "count", lambda row: row[1].lost_launches, fills=bool),
 )
-_SUM = (
-    "Same thread + other thread + graph + no range = all kernels: each is counted once. *Same thread*: launched inside "
-    "a range of its own thread; *other thread*: launched by a thread that takes over the ranges of the thread that "
-    "waits for it{autograd}; *graph*: launched by the replay of a CUDA graph inside a range; "
-    "*no range*: launched outside every range. *Warm-up*: kernels of warm-up instances, which are left out of all "
-    "figures. *Dropped*: launches whose kernel is not in the capture."
+_SUM = phrase(
+    "The columns after the first add up to it: each kernel counts once. *Same thread*: launched inside a range of its "
+    "own thread; *other thread*: by a thread that takes over the ranges of the thread that waits for it, as PyTorch's "
+    "autograd threads do; *graph*: by the replay of a CUDA graph inside a range. *Warm-up*: kernels of warm-up, which "
+    "are left out of all figures. *Dropped*: launches whose kernel is not in the capture."
 )
 
 
@@ -172,13 +140,7 @@ def _attribution(evidence: Evidence) -> Iterator[Block]:
     covered = [(capture.title, capture.coverage) for capture in evidence.captures if capture.coverage]
     if covered:
         yield table(_COUNTS, covered)
-        autograd = ", as PyTorch's autograd threads do" if any(c.trains for c in evidence.captures) else ""
-        kernel = kernel_word(*_measured(evidence))
-        yield Paragraph(phrase(_SUM.replace("{autograd}", autograd).replace("kernel", kernel)))
-
-
-def _measured(evidence: Evidence) -> tuple[CaptureSummary, ...]:
-    return tuple(capture for capture in evidence.captures if capture.whole)
+        yield Paragraph(_SUM)
 
 
 # --- warnings
@@ -204,15 +166,9 @@ def count_of_warnings(evidence: Evidence) -> str:
 
 
 def _warnings(evidence: Evidence) -> Iterator[Block]:
-    """The warnings, and the profilers' messages about other things than CUDA and NVTX, each once."""
-    found = warnings_of(evidence)
-    if found:
+    """The warnings, each once."""
+    if found := warnings_of(evidence):
         yield Listing(tuple(phrase("**{}** {}", f"{', '.join(names)}:", text) for text, names in found.items()))
-    messages = [one for c in evidence.captures if c.metadata for one in c.metadata.diagnostics]
-    texts = dict.fromkeys(one.text for one in messages if one.severity in (2, 3) and touches_no_figure(one.text))
-    if texts:
-        title = f"{len(texts)} {plural(len(texts), 'message')} of the profiler without an effect on the figures"
-        yield Details(title, (Listing(tuple(map(first_sentence, texts))),))
 
 
 # --- names
@@ -232,34 +188,34 @@ def _names(evidence: Evidence) -> Iterator[Block]:
         )
 
 
+# --- how it was made
+
+
+def _how_made(evidence: Evidence) -> Iterator[Block]:
+    """The commands that were run, where they are known, and the command of this report."""
+    ran = dict.fromkeys(c.run.run for c in evidence.captures if c.run and c.run.run)
+    own = [(c.title, c.run.profile_command or c.run.command) for c in evidence.captures if c.run and c.metadata]
+    parts = [("# the captures and their timings", *ran)] if ran else []
+    parts += [(f"# the capture {title}", command) for title, command in own[:1] if command]
+    parts += [("# this report", evidence.command)] if evidence.command and evidence.command not in ran else []
+    if lines := tuple(line for part in parts for line in ("", *part))[1:]:
+        yield Listing(lines, "commands")
+
+
 # --- the glossary
 
 
-def terms_of(evidence: Evidence) -> dict[str, str]:
-    """What the words and columns of the report mean, those that it has."""
-    measured = _measured(evidence)
-    costs = ", ".join(
-        f"{one.low_us} to {one.high_us} µs for each {one.event}" for one in (API_CALL, NVTX_RANGE, OPERATOR)
-    )
-    of_gpu = {
-        term: meaning.format(busy=about_percent(GPU_BOUND), idle=about_percent(IDLE), costs=costs)
-        for term, meaning in _GPU_TERMS.items()
-    }
-    backward = "; backward is twice that" if any(c.trains for c in measured) else ""
-    of_limits = {term: meaning.format(backward=backward) for term, meaning in _LIMIT_TERMS.items()}
+def _glossary(evidence: Evidence) -> Iterator[Words]:
+    """What the words and columns of the report mean, those that it has, and the classes of kernels that there are."""
+    measured = [capture for capture in evidence.captures if capture.whole]
     parts = (
         (True, _TERMS),
-        (any(not c.on_cpu for c in measured), of_gpu),
+        (any(not c.on_cpu for c in measured), _GPU_TERMS),
         (any(c.on_cpu for c in measured), _CPU_TERMS),
-        (any(c.limits and (c.limits.phases or c.limits.classes) for c in measured), of_limits),
+        (any(c.limits and (c.limits.phases or c.limits.classes) for c in measured), _LIMIT_TERMS),
         (any(c.attention for c in measured), _ATTENTION_TERMS),
     )
-    return {term: meaning for held, terms in parts if held for term, meaning in terms.items()}
-
-
-def _glossary(evidence: Evidence) -> Iterator[Words]:
-    """The terms, and the classes of kernels that there are."""
-    for term, meaning in terms_of(evidence).items():
+    for term, meaning in (pair for held, terms in parts if held for pair in terms.items()):
         yield joined("", (emphasis(term), f": {meaning}"))
     classes: Mapping[str, None] = dict.fromkeys(row.kernel_class for row in evidence.kernel_rows)
     for name, meaning in known_classes().items():
@@ -273,7 +229,6 @@ _TERMS = {
     "steps takes without the profiler's cost.",
     "profiled": "the length of the range under the profiler. Times of phases are medians of the measured instances, "
     "figures of kernels are means; warm-up is left out.",
-    "profiler's overhead": "profiled ÷ unprofiled − 1; unknown where GPU work goes on after the range.",
     "saves": "what a step would be shorter by if this alone were changed, and no profiler ran. The recorded steps are "
     "replayed without the profiler's cost, as they are and with the change. The two numbers rest on the least and the "
     "most that the change may save and that the profiler may cost. Savings overlap: they must not be added.",
@@ -287,10 +242,8 @@ _GPU_TERMS = {
     "launching, short pauses": "the GPU has no work left while the program launches the next operation; pauses of "
     "about 1 µs between two operations that are both launched count here, too.",
     "other CPU work": "the program makes no CUDA call for 0.1 ms or longer.",
-    "verdict": "GPU-bound: busy for {busy} or more of the time; GPU waits: idle for {idle} or more of it; neither; or "
-    "undecided, where times under the profiler leave it open. Estimated cost of the profiler: {costs} of PyTorch's "
-    "profiler.",
-    "top kernel": "the kernel with the most time in a phase, other than a collective.",
+    "verdict": f"GPU-bound: busy for {GPU_BOUND:.0%} or more of the time; GPU waits: idle for {IDLE:.0%} or more of "
+    "it; neither; or undecided, where times under the profiler leave it open.",
 }
 _CPU_TERMS = {
     "operators": "PyTorch's operators on the CPU, each by its own time without the operators that it calls.",
@@ -300,20 +253,15 @@ _CPU_TERMS = {
 _LIMIT_TERMS = {
     "MFU": "the model's FLOPs ÷ time ÷ peak of the precisions of its matmuls, each by its time. One forward pass is "
     "8·B·S·d²·L of projections, 4·B·S²·d·L of attention, 6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the "
-    "head{backward}. Where a run counted FLOPs, they are PyTorch's: a matmul of (m, k) and (k, n) is 2·m·k·n. "
-    "Work beyond the model's (a recomputed forward) makes rates too low; a causal kernel that does half of S × S, too "
-    "high.",
-    "time of a rate": "without the profiler where it is known; else of a step as estimated, of a phase its profiled "
-    "time if the GPU is busy for 90 % of it, and GPU busy if not, so that this MFU is an upper bound.",
+    "head; backward is twice that. Where a run counted FLOPs, they are PyTorch's: a matmul of (m, k) and (k, n) is "
+    "2·m·k·n. Work beyond the model's (a recomputed forward) makes rates too low; a causal kernel that does half "
+    "of S × S, too high.",
     "B/s, FLOP per byte": "by the least bytes, counted and not measured: each matmul reads both operands once and "
     "writes its result once; fused attention reads Q, K and V and writes its result; a copy on the device reads and "
     "writes each byte. B/s is a lower bound, FLOP per byte an upper one.",
-    "best peak": "the highest dense rate of the GPU that its datasheet gives.",
 }
 _ATTENTION_TERMS = {
     "softmax, matmul (of attention)": "all kernels launched inside the softmax ranges (max, subtract, exp, sum, "
     "divide), or those named softmax where there is no such range; the matmul kernels inside the attention ranges. "
     "FLOPs: 5·B·H·S²·L of softmax, 4·B·S²·d·L of the matmuls; their ratio is 4·d_head ÷ 5.",
-    "softmax B/s": "a lower bound: each softmax kernel reads its score tensor (B·H·S² elements) once and writes its "
-    "result once; max and sum write B·H·S values, subtract and divide read them.",
 }

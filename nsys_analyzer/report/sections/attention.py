@@ -1,4 +1,4 @@
-"""(e) How softmax compares with the attention matmuls, in time, in FLOPs and in bytes."""
+"""How softmax compares with the attention matmuls, in time, in FLOPs and in bytes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,6 @@ def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
     figures = table(_FIELDS, [attention], capture=capture.title)
     if len(figures.columns) > 2:  # of fused attention without FLOPs the sentence holds the only figure
         yield figures
-    if attention.flop_ratio is None and attention.runtime_ratio is not None:
-        yield Paragraph(phrase("Give `--model` for the FLOPs."), capture.title)
-    if left_out := attention.warmup_occurrences:
-        yield Paragraph(f"Left out are {counted(left_out, 'attention range')} inside warm-up.", capture.title)
     named = capture.phase(FORWARD)
     if attention.softmax_ms and named and not named.share_of("softmax"):
         words = "The softmax runs as elementwise kernels and reductions in its ranges: other tables count it as these."
@@ -79,19 +75,9 @@ def _bytes(attention: AttentionSummary) -> str:
     )
 
 
-_HOW_TO_ANNOTATE = phrase(
+HOW_TO_ANNOTATE = phrase(
     "To tell attention from the rest, wrap it in an NVTX range `scaled dot product attention`, and its parts in "
     "`computing attention scores`, `computing softmax` and `final matmul`; or name the ranges there are with "
-    "`--phase-name attention=NAME --phase-name scores=NAME --phase-name softmax=NAME --phase-name values=NAME`."
+    "`--phase-name attention=NAME --phase-name scores=NAME --phase-name softmax=NAME --phase-name values=NAME`. A "
+    "compiled model opens no ranges inside itself; of a CUDA graph `--cuda-graph-trace=node` records the kernels."
 )
-
-
-def why_no_attention(capture: CaptureSummary) -> Paragraph:
-    """What would have to be recorded for an answer."""
-    if capture.whole and capture.whole.opaque:
-        text = phrase("The kernels of its CUDA graph are not in the capture: record with `--cuda-graph-trace=node`.")
-    elif capture.run and capture.run.compile:
-        text = phrase("A compiled model opens no ranges inside itself: nothing tells attention from the rest.")
-    else:
-        text = _HOW_TO_ANNOTATE
-    return Paragraph(text, capture.title)

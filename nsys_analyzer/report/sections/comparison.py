@@ -7,7 +7,6 @@ from typing import Literal
 
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, Change
 from nsys_analyzer.analysis.comparison.comparison import (
-    OPTIMIZER,
     Budget,
     Comparison,
     Difference,
@@ -42,23 +41,17 @@ _MOST_NOTES, _MOST_KERNELS = 20, 10
 _MATTERS, _MOSTLY = 0.005, 0.5
 _GLOSSARY: tuple[Words, ...] = (
     phrase(
-        "*95% interval*, in brackets: the change lies in it, and is more than chance where 0 does not. It is Student's "
-        "t times the standard error: of a median by the bootstrap over the instances, of a mean by their deviation, "
-        "and, where a side is a single run, with what runs of one program differ by. On an H200 that was {:.2%} of the "
-        "GPU's work and {:.0%} of the time that the GPU waits for the program (a standard deviation, on a shared "
-        "host); `--cpu-spread` sets the second. Several runs on each side (`--repeats`) tell it by themselves. Where "
-        "the interval is wider than ±100 % of the time before, and 0 lies in it, the runs are *too short to tell*.",
+        "*95% interval*, in brackets: the change is more than chance where 0 lies outside of it: Student's t times the "
+        "standard error, of medians by the bootstrap; where a side is a single run, with what runs of one program "
+        "differ by: {:.2%} of the GPU's work, and {:.0%} of the time that the GPU waits for the program, unless "
+        "`--cpu-spread` says otherwise (standard deviations, measured on shared H200 hosts). Several runs on each side "
+        "(`--repeats`) tell it by themselves.",
         GPU_SPREAD, CPU_SPREAD,
     ),
     phrase(
         "*before*, *after*: medians of steps and phases; of parts and kernels means of a step under the profiler, in "
-        "which kernels at once share a moment, and waiting is scaled to the length of a step. So kernels add up "
-        "to their class, and the parts to the step."
-    ),
-    phrase(
-        "*A → B*: two kernels of other names that stand for each other: of one class, launched as often in a step; "
-        "matmuls with the same operands transposed, where their names say so. Processes that share a GPU stand against "
-        "each other in the order of their IDs."
+        "which kernels at once share a moment. So kernels add up to their class, and the parts to the step. *A → B*: "
+        "two kernels of other names that stand for each other, launched as often in a step."
     ),
 )  # fmt: skip
 
@@ -166,17 +159,14 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[Words]:
         yield "Both sides are the same capture."
     if change:
         counts = len(pair.before.runs), len(pair.after.runs)
-        numbers = (
-            [(n, "run") for n in counts] if max(counts) > 1 else [(change.before_n, "step"), (change.after_n, "step")]
-        )
-        before, after = (counted(n, noun) if n else "an unknown number of steps" for n, noun in numbers)
+        numbers, noun = (counts, "run") if max(counts) > 1 else ((change.before_n, change.after_n), "step")
+        before, after = (counted(n, noun) if n else "an unknown number of steps" for n in numbers)
         yield f"Compared: {before} before, {after} after."
     if pair.unprofiled and step:
         yield _changed(step.wall, "under").capitalize()
-    if pair.unprofiled is None:
-        for run in runs:
-            if run.unprofiled and (doubts := run.unprofiled.doubts.get(STEP)):
-                yield f"The step of {run.title} without the profiler is distrusted: {'; '.join(doubts)}."
+    for run in runs if pair.unprofiled is None else ():
+        if run.unprofiled and (doubts := run.unprofiled.doubts.get(STEP)):
+            yield f"The step of {run.title} without the profiler is distrusted: {'; '.join(doubts)}."
     if pair.differences:
         yield f"The sides differ in {', '.join(map(_difference, pair.differences))}."
     for status in ("gone", "new"):
@@ -186,8 +176,7 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[Words]:
         yield f"Kernels launched in a step: {_launches(step.before_launches, step.after_launches)}."
     batches = {run.configuration and run.configuration.batch_size for run in runs}
     if step and step.common_factor and (None in batches or len(batches) > 1):
-        aside = " (the optimizer aside)" if any(part.name == OPTIMIZER for part in step.parts) else ""
-        yield f"All large classes{aside} took {step.common_factor:.2f} of their time: another batch size?"
+        yield f"All large classes took {step.common_factor:.2f} of their time: another batch size?"
     if pair.is_slowed_on_one_side:
         yield "The profiler slows the two sides down differently: record both in one way, or compare times without it."
     if pair.verdict(limit) == "unclear" and change:
@@ -201,17 +190,15 @@ def _difference(one: Difference) -> str:
 def _how_to_tell(change: Change, limit: float) -> str:
     """What would narrow the interval of a change that is too uncertain."""
     if change.low_share is None or change.high_share is None:
-        if 1 in (change.before_n, change.after_n):
-            return "A single step on one side does not tell how much steps vary: record more of them."
-        return "The timings do not tell how much steps vary: give their number and deviation (steps, std_ms)."
+        return "How much steps vary is not known: record more, or give their number and deviation (steps, std_ms)."
     half, looked = about_percent((change.high_share - change.low_share) / 2), about_percent(limit)
-    said = f"A change below {half} would not be seen, and {looked} is looked for."
-    if change.inside > _MOSTLY:
-        return f"{said} Record more steps, or several runs of each side."
-    return (
-        f"{said} So much does the program's own time differ from run to run: record each side several times, and "
-        "compare the folders with --repeats, or say with --cpu-spread how much it differs on your machine."
+    how = (
+        "Record more steps, or several runs of each side."
+        if change.inside > _MOSTLY
+        else "So much does the program's own time differ from run to run: record each side several times, and compare "
+        "the folders with --repeats, or say with --cpu-spread how much it differs on your machine."
     )
+    return f"A change below {half} would not be seen, and {looked} is looked for. {how}"
 
 
 #: A row of a table of changes: what changed, and how.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.complete import compared_phases
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word, launch_word, said_length, status_of, step_noun
-from nsys_analyzer.report.model import Answer, Block, Cell, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Paragraph, Section, Table
 from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, share_of, to_fix
 from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
@@ -47,7 +48,10 @@ def conditions(capture: CaptureSummary) -> str:
     shapes = [known.model.name] if known and known.model else []
     shapes += [f"context {known.context_length:,}"] if known and known.context_length else []
     shapes += [f"batch {known.batch_size}"] if known and known.batch_size else []
-    steps = "" if step is None else "one pass" if step.is_pass else f"{step.instances:,} {_steps(capture)}"
+    trains = any(capture.phase(name) for name in ("backward", "optimizer"))
+    kind = step.kind if step and step.kind else "training" if trains else ""
+    many = f"{step.instances:,} {kind} {plural(step.instances, 'step')}".replace("  ", " ") if step else ""
+    steps = "one pass" if step and step.is_pass else many
     version = ".".join((capture.profiler_version or "").removeprefix("unknown").split(".")[:2])
     recorded = f"{'PyTorch' if capture.profiler == 'torch' else capture.profiler or ''} {version}".strip()
     ended = "" if capture.status in ("ok", "no_kernels") else status_of(capture.status)
@@ -56,23 +60,13 @@ def conditions(capture: CaptureSummary) -> str:
     return " · ".join(part for part in said if part) or capture.source
 
 
-def _steps(capture: CaptureSummary) -> str:
-    """Training steps, forward passes, or steps."""
-    count = capture.step.instances if capture.step else 0
-    if capture.step and capture.step.kind:
-        return f"{capture.step.kind} {plural(count, 'step')}"
-    if any(capture.phase(name) for name in ("backward", "optimizer")):
-        return f"training {plural(count, 'step')}"
-    alone = capture.phase("forward") is not None and capture.step is not None and capture.step.source != "range"
-    return "forward passes" if alone and count > 1 else plural(count, "step")
-
-
 def _of_step(capture: CaptureSummary) -> Iterator[Block]:
     """The length of a step in a line, what fills it, and what to do first."""
     step, title = capture.step, capture.title
     if step is None:
         why = capture.findings_missing or capture.message or "Nothing of this capture was measured."
-        yield Answer(_unprofiled_alone(capture) or why, title)
+        ms = capture.unprofiled.typical_ms(STEP) if capture.unprofiled else None
+        yield Answer(f"{about_milliseconds(ms)} a step, timed without a profiler" if ms else why, title)
         return
     yield Answer(_length(capture, step), title)
     if bars := bars_of_step(step, title, on_cpu=capture.on_cpu):
@@ -89,13 +83,6 @@ def _of_step(capture: CaptureSummary) -> Iterator[Block]:
         yield Paragraph(capture.findings_missing, title)
     elif not first and not capture.on_cpu:
         yield Paragraph(step.in_words(nothing_found(capture)), title)
-
-
-def _unprofiled_alone(capture: CaptureSummary) -> str:
-    """The step of a run that was timed without being profiled."""
-    known = capture.unprofiled
-    ms = known.typical_ms(STEP) if known else None
-    return f"{about_milliseconds(ms)} a step, timed without a profiler" if ms else ""
 
 
 def _length(capture: CaptureSummary, step: StepSummary) -> str:
@@ -139,26 +126,18 @@ def working_share(capture: CaptureSummary) -> float | None:
     return min((step.total_ms - step.idle_ms) / length, 1.0) if length else None
 
 
-#: The place of a finding among those of its capture, its title, what it saves, of the step and of the largest.
-_Saving = tuple[int, str, Cell, str, float]
-
-
 def _do_first(capture: CaptureSummary) -> Table:
     first = to_fix(capture)[:FIRST]
     most = max(finding.saves_ms for finding in first) or 1.0
-    rows: list[_Saving] = [
-        (place, finding.title, saving(finding), share_of(finding), finding.saves_ms / most)
-        for place, finding in enumerate(first, 1)
-    ]
-    fields: tuple[Field[_Saving], ...] = (
+    fields: tuple[Field[tuple[int, Finding]], ...] = (
         Field("#", "text", lambda row: str(row[0])),
-        Field("Do first" if len(first) == 1 else "Do first (savings overlap)", "text", lambda row: row[1]),
-        Field(f"saves {step_noun(capture.step)}, ms", "ms", lambda row: row[2]),
-        Field("share", "percent", lambda row: row[3]),
-        Field("", "bar", lambda row: row[4]),
-        Field("line", "code", lambda row: first[row[0] - 1].lines[0].place if first[row[0] - 1].lines else None),
+        Field("Do first (savings overlap)", "text", lambda row: row[1].title),
+        Field(f"saves {step_noun(capture.step)}, ms", "ms", lambda row: saving(row[1])),
+        Field("share", "percent", lambda row: share_of(row[1])),
+        Field("", "bar", lambda row: row[1].saves_ms / most),
+        Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
     )
-    return table(fields, rows, capture=capture.title, names=2)
+    return table(fields, enumerate(first, 1), capture=capture.title, names=2)
 
 
 #: A phase by its name, and what was recorded of it.
@@ -175,11 +154,16 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
         shown.setdefault(STEP, step)
     order = {phase.phase: place for place, phase in enumerate(capture.phases)}
     parts = sorted(shown.items(), key=lambda part: (part[0] == STEP, order.get(part[0], len(order))))
-    steps = capture.step.instances if capture.step else 0
-    kernel = kernel_word(capture)
+    kernel, steps = kernel_word(capture), capture.step.instances if capture.step else 0
+
+    def passes(part: _Part) -> int | None:
+        """How many times a phase runs in a step; None where it is not the same in each."""
+        count = part[1].instances if part[1] else 0
+        return count // steps or None if steps and not count % steps else None
+
     fields: tuple[Field[_Part], ...] = (
         Field("phase", "text", lambda part: part[1].label if part[1] else part[0]),
-        Field("passes a step", "count", lambda part: _passes(part[1], steps), lambda cell: cell not in (None, 1)),
+        Field("passes a step", "count", passes, lambda cell: cell not in (None, 1)),
         Field("unprofiled ms", "ms", lambda part: timed.typical_ms(part[0]) if timed else None),
         Field("profiled ms", "ms", lambda part: _profiled(capture, *part)),
         Field(
@@ -192,11 +176,6 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
     phases = table(fields, parts, capture=capture.title)
     if phases.rows:
         yield phases
-
-
-def _passes(phase: PhaseSummary | None, steps: int) -> int | None:
-    """How many times a phase runs in a step; None where it is not the same in each."""
-    return phase.instances // steps or None if phase and steps and not phase.instances % steps else None
 
 
 def _profiled(capture: CaptureSummary, name: str, phase: PhaseSummary | None) -> float | None:
@@ -228,17 +207,14 @@ def _limits(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     found: list[Words] = []
     if names:
         options = " ".join(OPTIONS[name] for name in names)
-        found.append(phrase("the {} {} unknown (`{}`)", listed(names), "are" if len(names) > 1 else "is", options))
+        found.append(phrase("unknown {} (`{}`)", listed(names), options))
     if evidence.timings and capture.step and not capture.unprofiled:
         found.append(f"{evidence.timings} has no timing, or no single one, for this capture")
     found += map(_first_sentence, capture.warnings)
-    count = f"{len(found)} {plural(len(found), 'thing')} {'limits' if len(found) == 1 else 'limit'} these figures"
-    if len(found) == 1:
-        yield Paragraph(joined("", (f"{count}: ", found[0])), capture.title)
-    elif found:
-        yield Paragraph(f"{count}:", capture.title)
+    if found:
         more = [f"and {len(found) - _LIMITS} more, under “About”"] if len(found) > _LIMITS else []
-        yield Listing((*found[:_LIMITS], *more), capture=capture.title)
+        said = joined("; ", (*found[:_LIMITS], *more))
+        yield Paragraph(joined("", ("What limits these figures: ", said, ".")), capture.title)
 
 
 def _first_sentence(text: Words) -> Words:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.kernels.class_rules import COMPILED, MOVING, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import step_noun
@@ -22,8 +21,6 @@ FIRST = 3
 _REPLAYED = 0.05
 #: Communication that nothing hides, from this share of a step on, is more than a detail.
 _MUCH = 0.2
-#: From this share of a step on, the GPU's work fills it; most of the work; and what may be of an unknown class.
-_FULL, _MOSTLY, _UNCLEAR = 0.9, 0.5, 0.1
 #: Sentences of evidence that stand in full view.
 _SENTENCES = 2
 
@@ -52,30 +49,15 @@ def in_a_line(finding: Finding, noun: str = "a step") -> str:
 
 
 def nothing_found(capture: CaptureSummary) -> str:
-    """That nothing stands out, and how close the step is to the GPU's work in it."""
-    diagnosis, step = capture.diagnosis, capture.step
+    """That nothing stands out, or that much of the step is of other ranks."""
+    step = capture.step
     if step and step.exposed_communication_ms > _MUCH * step.total_ms:
         part = about_percent(step.exposed_communication_ms / step.total_ms)
         return (
             f"For {part} of the step the GPU only communicates. "
             "Whether it transfers or waits for a late rank is known only beside the captures of the other ranks."
         )
-    said = f"Nothing stands out: no change that is looked for saves {about_percent(LEAST)} of the step or more."
-    full = diagnosis is not None and diagnosis.busy_ms >= _FULL * diagnosis.step_ms > 0
-    return said + (_memory_bound(capture) if full else "")
-
-
-def _memory_bound(capture: CaptureSummary) -> str:
-    """What smaller data types would shorten, where most of the GPU's work moves data; empty where that is not known."""
-    classes = capture.step.classes if capture.step else ()
-    total = sum(row.ms for row in classes)
-    if not total or any(
-        row.kernel_class in (UNKNOWN, OTHER, COMPILED) and row.ms > _UNCLEAR * total for row in classes
-    ):
-        return ""
-    share = sum(row.ms for row in classes if row.kernel_class in MOVING) / total
-    words = f" {about_percent(share)} of the GPU's work is in kernels that read and write more than they compute"
-    return f"{words}: smaller data types would shorten them." if share >= _MOSTLY else f"{words}."
+    return f"Nothing stands out: no change that is looked for saves {about_percent(LEAST)} of the step or more."
 
 
 def findings_of_capture(capture: CaptureSummary) -> Section:
@@ -88,7 +70,7 @@ def findings_of_capture(capture: CaptureSummary) -> Section:
             blocks += [Paragraph(strong(title), capture.title), *inside]
         else:
             blocks.append(Details(title, inside, capture.title))
-    return Section("findings", "Findings", (*blocks, *_replayed(capture, bool(blocks))))
+    return Section("findings", "Findings", (*blocks, *_replayed(capture)))
 
 
 def _remedy(finding: Finding, capture: str = "") -> tuple[Listing, ...]:
@@ -117,21 +99,13 @@ def _reasons(finding: Finding) -> tuple[Words, ...]:
     )
 
 
-def _replayed(capture: CaptureSummary, found: bool) -> Iterator[Paragraph]:
-    """What the savings leave out, and how well the recorded steps are replayed."""
-    diagnosis = capture.diagnosis
-    if diagnosis and diagnosis.overhead_ms:
+def _replayed(capture: CaptureSummary) -> Iterator[Paragraph]:
+    """How far the replay misses the recorded steps, where that is much."""
+    error = capture.diagnosis.error if capture.diagnosis else 0.0
+    if to_fix(capture) and abs(error) > _REPLAYED and not capture.findings_missing:
+        off = f"{about_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
         yield Paragraph(
-            f"The profiler takes {milliseconds_between(*diagnosis.overhead_ms)} of a profiled step, estimated by the "
-            "number of events that it recorded. The savings leave this time out.",
-            capture.title,
-        )
-    if diagnosis and found and abs(diagnosis.error) > _REPLAYED and not capture.findings_missing:
-        longer = "longer" if diagnosis.error > 0 else "shorter"
-        off = about_percent(abs(diagnosis.error))
-        yield Paragraph(
-            f"The replayed steps are {off} {longer} than the recorded ones: take these savings as rough ones.",
-            capture.title,
+            f"The replayed steps are {off} than the recorded ones: take these savings as rough ones.", capture.title
         )
 
 

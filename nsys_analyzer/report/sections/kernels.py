@@ -1,4 +1,4 @@
-"""(b) Which kernel takes the most time, (c) which other kernels and classes matter, (d) what share is matmul."""
+"""Which kernel takes the most time, which other kernels and classes matter, and what share is matmul."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.summary.complete import BOTH, compared_phases, parts_and_enclosing
-from nsys_analyzer.analysis.summary.statistics import ClassShares, KernelRow, Leader, MatmulShare, merge_kernels
+from nsys_analyzer.analysis.summary.complete import compared_phases, parts_and_enclosing
+from nsys_analyzer.analysis.summary.statistics import ClassShares, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import kernel_word, launch_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, percent
-from nsys_analyzer.text import joined, phrase, plural
+from nsys_analyzer.text import joined, phrase
 
-#: From this share of all kernel time on, the kernels of the phases stand for those of all of it.
-_MOST = 0.5
-#: Kernels that stand in full view; "Details" has all of them.
-_SHOWN, _DRAWN = 4, 12
 _MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
 #: A share worth naming, a change of a share worth a word, and a share too thin to see in a figure, %.
 _MATTERS, _SMALL, _THIN = 0.03, 0.005, 0.5
-
-
-# --- (b)
 
 
 def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
@@ -40,20 +33,9 @@ def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Ite
         )
         for one in found
     ]  # fmt: skip
-    verdict = _verdict({one.scope: one.kernel.name for one in found}, kernel)
-    text = joined("", (f"The top {kernel}: ", joined("; ", said), ".", f" {verdict}" if verdict else ""))
-    yield Answer(text, capture.title)
-    rows = [(one.scope, one.kernel) for one in found]
-    rows += [(f"{one.scope}, communication", one.collective) for one in found if one.collective]
-    fields: tuple[Field[tuple[str, KernelRow]], ...] = (
-        Field("part", "text", lambda row: row[0]),
-        Field(kernel, "code", lambda row: labels[row[1].name]),
-        Field("class", "text", lambda row: row[1].kernel_class),
-        Field(plural(2, noun), "count", lambda row: row[1].launches_per_instance),
-        Field("ms", "ms", lambda row: row[1].ms_per_instance),
-        Field("share", "percent", lambda row: row[1].share),
-    )
-    yield table(fields, rows, capture=capture.title)
+    same = len({one.kernel.name for one in found}) == 1
+    verdict = f" {'The same one leads' if same else f'Different {kernel}s lead'} there." if len(found) > 1 else ""
+    yield Answer(joined("", (f"The top {kernel}: ", joined("; ", said), ".", verdict)), capture.title)
 
 
 def _of(scope: str) -> str:
@@ -61,27 +43,9 @@ def _of(scope: str) -> str:
     return f"the {scope}" if " " in scope or scope in (STEP, "optimizer") else scope
 
 
-def _verdict(leaders: dict[str, str], kernel: str) -> str:
-    """Whether forward, backward and both together have one leader; empty where there are no such parts."""
-    if BOTH not in leaders:
-        return ""
-    of_forward, of_backward, of_both = leaders["forward"], leaders["backward"], leaders[BOTH]
-    if of_forward == of_backward == of_both:
-        return f"The same {kernel} leads in forward, in backward and in both together."
-    if of_forward == of_backward:
-        return f"The same {kernel} leads in forward and in backward, another one in both together."
-    if of_both in (of_forward, of_backward):
-        phase = "forward" if of_both == of_forward else "backward"
-        return f"Forward and backward have different top {kernel}s; that of {phase} leads in both together."
-    return f"Forward, backward and both together have three different top {kernel}s."
-
-
 def top_kernel(capture: CaptureSummary) -> Leader | None:
     """The leader over the most that was seen of a capture."""
     return capture.top_kernels[-1] if capture.top_kernels else None
-
-
-# --- (c)
 
 
 def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
@@ -96,43 +60,26 @@ def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> 
         return
     besides = "Besides matmul" if capture.holds_model else "Classes"
     yield Answer(f"{besides}: {'; '.join(said)}.", capture.title)
-    parts, enclosing = parts_and_enclosing(capture)
-    whole = max((sum(row.ms_per_instance for row in one.kernels) * one.instances for one in enclosing), default=0.0)
-    inside = sum(row.ms_per_instance * one.instances for one in parts for row in one.kernels)
-    phases = parts if inside >= _MOST * whole else enclosing[-1:]
-    yield kernel_table(capture, phases, labels, _SHOWN)
-    shown = merge_kernels(*(phase.kernels for phase in phases))[:_DRAWN]
-    kernel = kernel_word(capture)
-    yield Bars(
-        f"{capture.title}-top-kernels",
-        f"{capture.title}: {kernel}s with the most time in {' + '.join(p.phase for p in phases)}",
-        tuple(labels[row.name] for row in shown),
-        (("ms", tuple(row.ms_per_instance for row in shown)),),
-        "ms per instance",
-        "horizontal",
-        tuple(row.kernel_class for row in shown),
-    )
+    for phases in parts_and_enclosing(capture):
+        if phases:
+            yield _kernel_table(capture, phases, labels)
 
 
 #: The name and class of a kernel; the kind and "memory" of copies and fills.
 _Key = tuple[str, str]
 
 
-def kernel_table(
-    capture: CaptureSummary, phases: Sequence[PhaseSummary], labels: Mapping[str, str], most: int | None = None
-) -> Table:
+def _kernel_table(capture: CaptureSummary, phases: Sequence[PhaseSummary], labels: Mapping[str, str]) -> Table:
     """The ms and the share of each kernel in each phase, and the ms of copies and fills, which have no share."""
-    every, kernel = merge_kernels(*(phase.kernels for phase in phases)), kernel_word(capture)
-    keys = [row.key for row in every[:most]]
-    seen = {row.kind for phase in phases for row in phase.memory} if most is None else set()
+    keys = [row.key for row in merge_kernels(*(phase.kernels for phase in phases))]
+    seen = {row.kind for phase in phases for row in phase.memory}
     copies = [(kind, "memory") for kind in _MEMORY if kind in seen]
     fields: tuple[Field[_Key], ...] = (
-        Field(kernel, "code", lambda key: _MEMORY[key[0]] if key in copies else labels[key[0]]),
+        Field(kernel_word(capture), "code", lambda key: _MEMORY[key[0]] if key in copies else labels[key[0]]),
         Field("class", "text", lambda key: key[1]),
         *(field for phase in phases for field in _in_phase(phase)),
     )
-    caption = f"The {len(keys)} of {len(every)} {kernel}s with the most time:" if len(keys) < len(every) else ""
-    return table(fields, [*keys, *copies], caption, capture=capture.title, names=2)
+    return table(fields, [*keys, *copies], capture=capture.title, names=2)
 
 
 def _in_phase(phase: PhaseSummary) -> tuple[Field[_Key], ...]:
@@ -145,9 +92,6 @@ def _in_phase(phase: PhaseSummary) -> tuple[Field[_Key], ...]:
     )
 
 
-# --- (d)
-
-
 def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
     """Matmul's share in each phase, of the training step against inference, and the shares of all classes."""
     share = capture.matmul
@@ -157,10 +101,12 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
     scopes = share.scopes
     rows = sorted((row for one in scopes for row in one.classes), key=lambda row: -row.ms_per_instance)
     names = dict.fromkeys(row.kernel_class for row in rows if any(one.of(row.kernel_class) >= _SMALL for one in scopes))
-    yield _class_table(capture, scopes, names)
-    if any(one.communicates for one in scopes) and any(one.computing().classes for one in scopes):
-        without = tuple(one.computing() for one in scopes)
-        yield _class_table(capture, without, names, "Without communication, which mostly waits for the slowest rank:")
+
+    def share_in(shares: ClassShares) -> Field[str]:
+        return Field(shares.scope, "percent", lambda name: shares.of(name) or None)
+
+    fields: tuple[Field[str], ...] = (Field("class", "text", lambda name: name), *map(share_in, scopes))
+    yield table(fields, names, capture=capture.title)
     kernel = kernel_word(capture)
     series = tuple((name, tuple(one.of(name) * 100 for one in scopes)) for name in names)
     yield Bars(
@@ -217,14 +163,3 @@ def _change(inference: ClassShares, step: ClassShares, there: str) -> str:
     ]
     points = f"{abs(change) * 100:.1f} percentage points {'lower' if change < 0 else 'higher'} than {there}"
     return f"{points}: {', '.join(named)}" if named else points
-
-
-def _class_table(
-    capture: CaptureSummary, scopes: Sequence[ClassShares], names: Mapping[str, None], caption: str = ""
-) -> Table:
-    fields: tuple[Field[str], ...] = (Field("class", "text", lambda name: name), *map(_share_in, scopes))
-    return table(fields, names, caption, capture=capture.title)
-
-
-def _share_in(shares: ClassShares) -> Field[str]:
-    return Field(shares.scope, "percent", lambda name: shares.of(name) or None)

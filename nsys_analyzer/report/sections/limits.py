@@ -1,13 +1,12 @@
-"""How far each capture is from the limits of its hardware: MFU, rates by class, and a roofline."""
+"""How far each capture is from the limits of its hardware: MFU, and rates by class."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate
-from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Roofline, Table, WorkPoint
+from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, format_number, percent
 from nsys_analyzer.text import Text, Words, joined, listed, phrase
@@ -24,22 +23,40 @@ OPTIONS = {"model": "--model", "context length": "--context-length", "batch size
 
 
 def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
-    """MFU of step and phases, rates of classes, and a roofline."""
+    """MFU of step and phases, and rates of classes."""
     limits = capture.limits
     if limits is None:
         return
     yield Answer(_sentence(limits), capture.title)
-    phases, classes = _tables(capture, limits)
-    if phases.rows:
-        yield phases
+    of_peak = f"MFU, of {_precisions(limits)}" if limits.precision else "MFU"
+    is_pass = capture.step is not None and capture.step.is_pass
+    phases: tuple[Field[PhaseRate], ...] = (
+        Field("phase", "text", lambda one: one.phase),
+        Field("ms", "ms", lambda one: one.ms),
+        Field("time", "text", lambda one: _TIMES[one.time_of]),
+        Field("model FLOPs", "flop", lambda one: one.model_flops),
+        Field("achieved", "flop/s", lambda one: one.flops_per_s),
+        Field(of_peak, "percent", lambda one: one.mfu),
+    )
+    classes: tuple[Field[ClassRate], ...] = (
+        Field("class", "text", lambda one: one.kernel_class),
+        Field("phase", "text", lambda one: "capture" if is_pass and one.phase == STEP else one.phase),
+        Field("ms", "ms", lambda one: one.ms),
+        Field("FLOP/s", "flop/s", lambda one: one.flops_per_s),
+        Field("of peak", "percent", lambda one: one.share_of_peak),
+        Field("B/s", "bytes/s", lambda one: one.bytes_per_s),
+        Field("of peak bandwidth", "percent", lambda one: _of_bandwidth(one, limits)),
+        Field("FLOP per byte", "count", lambda one: one.intensity),
+    )
+    if limits.phases:
+        yield table(phases, limits.phases, capture=capture.title)
     if limits.notes:
         yield Listing(limits.notes, capture=capture.title)
-    if classes.rows:
-        yield classes
+    rates = table(classes, limits.classes, "While kernels of a class run:", capture=capture.title, names=2)
+    if rates.rows:
+        yield rates
         if limits.source:
             yield Paragraph(_peaks(limits), capture.title)
-    if (figure := _figure(capture, limits)).points:
-        yield figure
 
 
 def mfu_of_step(capture: CaptureSummary) -> float | None:
@@ -57,33 +74,12 @@ def _sentence(limits: Limits) -> Words:
     time = f"{about_milliseconds(chief.ms)} {_TIMES[chief.time_of]}"
     rate = f"{format_number(chief.flops_per_s, 'flop/s')} in {time}"
     if chief.mfu is None:
-        best = f", {percent(chief.mfu_of_best)} of the GPU's best peak" if chief.mfu_of_best is not None else ""
-        return joined("", [f"{name.capitalize()} does {rate}{best}. ", _missing(limits)])
-    meaning = _meaning(limits, chief)
-    said = f"MFU of {name} is {percent(chief.mfu)} of the GPU's {_precisions(limits)} peak: {rate}."
-    return f"{said} {meaning}".rstrip()
+        return joined("", [f"{name.capitalize()} does {rate}. ", _missing(limits)])
+    return f"MFU of {name} is {percent(chief.mfu)} of the GPU's {_precisions(limits)} peak: {rate}."
 
 
 def _precisions(limits: Limits) -> str:
     return listed([name for name, _ in limits.roofs]) if limits.roofs else str(limits.precision)
-
-
-def _meaning(limits: Limits, chief: PhaseRate) -> str:
-    """What the rate of the matmuls costs, and what the time without any."""
-    parts = [one for one in limits.classes if one.kernel_class in (MATMUL, FUSED) and one.flops is not None]
-    own = [one for one in parts if chief.phase in (STEP, one.phase)]
-    # Of a step whose other half is not known, nothing follows.
-    flops, ms = sum(one.flops or 0 for one in own), sum(one.ms for one in own)
-    passes = round(chief.model_flops / flops) if flops else 0
-    if not passes or abs(chief.model_flops / flops / passes - 1) > 1e-6 or not limits.peak_flops:
-        return ""
-    inside, covered = flops / (ms / 1e3) / limits.peak_flops, min(1.0, passes * ms / chief.ms)
-    who = "Matmuls and fused attention" if any(one.kernel_class == FUSED for one in own) else "Matmuls"
-    return (
-        f"{who} take {percent(covered)} of this time and reach {percent(inside)} of the {_precisions(limits)} "
-        f"peak while they run: at the peak it would be {percent(covered * (1 - inside))} shorter, without all else "
-        f"{percent(1 - covered)}."
-    )
 
 
 def _missing(limits: Limits) -> Text:
@@ -102,40 +98,6 @@ def _missing(limits: Limits) -> Text:
     return phrase("{}", joined(" ", said))
 
 
-def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, Table]:
-    """The phases, then the classes with whatever is known of each."""
-    of_peak = f"MFU, of {_precisions(limits)}" if limits.precision else "MFU"
-    of_best = f"of best peak, {limits.best_precision}"
-    is_pass = capture.step is not None and capture.step.is_pass
-    phases: tuple[Field[PhaseRate], ...] = (
-        Field("phase", "text", lambda one: one.phase),
-        Field("ms", "ms", lambda one: one.ms),
-        Field("time", "text", lambda one: _TIMES[one.time_of]),
-        Field("model FLOPs", "flop", lambda one: one.model_flops),
-        Field("achieved", "flop/s", lambda one: one.flops_per_s),
-        Field(of_peak, "percent", lambda one: one.mfu),
-        *([] if limits.best_precision == limits.precision else [_best(of_best)]),
-    )
-    classes: tuple[Field[ClassRate], ...] = (
-        Field("class", "text", lambda one: one.kernel_class),
-        Field("phase", "text", lambda one: "capture" if is_pass and one.phase == STEP else one.phase),
-        Field("ms", "ms", lambda one: one.ms),
-        Field("FLOP/s", "flop/s", lambda one: one.flops_per_s),
-        Field("of peak", "percent", lambda one: one.share_of_peak),
-        Field("B/s", "bytes/s", lambda one: one.bytes_per_s),
-        Field("of peak bandwidth", "percent", lambda one: _of_bandwidth(one, limits)),
-        Field("FLOP per byte", "count", lambda one: one.intensity),
-    )
-    return (
-        table(phases, limits.phases, capture=capture.title),
-        table(classes, limits.classes, "While kernels of a class run:", capture=capture.title, names=2),
-    )
-
-
-def _best(title: str) -> Field[PhaseRate]:
-    return Field(title, "percent", lambda one: one.mfu_of_best)
-
-
 def _of_bandwidth(one: ClassRate, limits: Limits) -> float | None:
     """The share of the memory's peak; of copies between host and device the bus is the limit, which is not known."""
     between = one.kernel_class.startswith("copy") and "on the device" not in one.kernel_class
@@ -145,19 +107,6 @@ def _of_bandwidth(one: ClassRate, limits: Limits) -> float | None:
 
 def _peaks(limits: Limits) -> str:
     """The peaks of the GPU and where they are from."""
-    roofs = dict(limits.roofs)
-    if limits.best_precision and limits.best_peak_flops:
-        roofs[limits.best_precision] = limits.best_peak_flops
-    said = ", ".join(f"{name} {format_number(peak, 'flop/s')}" for name, peak in roofs.items())
+    said = ", ".join(f"{name} {format_number(peak, 'flop/s')}" for name, peak in limits.roofs)
     memory = format_number(limits.peak_bytes_per_s or 0, "bytes/s")
     return f"Peaks of {limits.gpu}: {said}, memory {memory} ({limits.source})."
-
-
-def _figure(capture: CaptureSummary, limits: Limits) -> Roofline:
-    points = [
-        WorkPoint(one.kernel_class, one.phase, one.intensity, one.flops_per_s)
-        for one in limits.classes
-        if one.intensity and one.flops_per_s and limits.peak_bytes_per_s
-    ]
-    title = f"{capture.title}: matmuls and attention under the roofs of the {limits.gpu}"
-    return Roofline(f"{capture.title}-roofline", title, tuple(points), limits.roofs, limits.peak_bytes_per_s or 0.0)

@@ -23,16 +23,10 @@ _MOST_OUTLIERS = 4
 _NAMED, _MATTERS = 3, 0.01
 _NO_MODULE, _COMMUNICATION = "(no module)", "(communication)"
 #: What the figures of modules are.
-LEGEND = (
-    phrase(
-        "Total kernel time, mean of a step (of a forward pass where no step is known). A module's time holds that of "
-        "the modules inside it; *own* is without them, and `*` stands for layers of one kind, whose times are added up."
-    ),
-    phrase(
-        "*Forward* holds every phase but backward and optimizer. A forward pass that is computed again in backward "
-        "counts as backward."
-    ),
-    phrase("*TFLOP/s*, *GFLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran."),
+LEGEND = phrase(
+    "Total kernel time, mean of a step (of a forward pass where no step is known). A module's time holds that of the "
+    "modules inside it; *own* is without them, and `*` stands for layers of one kind, whose times are added up. "
+    "*Forward* holds every phase but backward and optimizer; a forward that is computed again counts as backward."
 )
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5
@@ -52,7 +46,7 @@ def modules_section(captures: Sequence[CaptureSummary], *, every: bool = False) 
         answered = (*answer_modules(capture, every=every),)
         blocks += [Paragraph(strong(capture.title))] if answered and len(captures) > 1 else []
         blocks += answered
-    return Section("modules", "Which modules take the time?", (*blocks, Listing(LEGEND)) if blocks else ())
+    return Section("modules", "Which modules take the time?", (*blocks, Paragraph(LEGEND)) if blocks else ())
 
 
 def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[Block]:
@@ -147,14 +141,14 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], time: str, *, 
     least = sorted((one.ms for one in kept), reverse=True)[:most][-1] if kept else 0.0
     kept = [one for one in kept if one.ms >= least]
     left_out = len(shown) - len(kept)
-    rest = f" ({left_out} small {'one' if left_out == 1 else 'ones'} left out)" if left_out else ""
+    rest = f" ({left_out} small ones left out)" if left_out else ""
     others = [
         _row(_COMMUNICATION, modules.communication_forward, modules.communication_backward),
         _row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
     ]
     rows = [*kept, *(one for one in others if one.ms)]
     cells = [(one, total) for one in rows]
-    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms of {time} a {modules.per}:", capture=title)
+    return table(_FIELDS, cells, f"Modules{rest}, ms of {time} a {modules.per}:", capture=title)
 
 
 def _row(name: str, forward: Work, backward: Work) -> Module:
@@ -168,13 +162,6 @@ def _flops_per_s(row: _Row) -> float | None:
     return sum(way.flops or 0 for way in ways) / (sum(way.ms for way in ways) / 1e3) if ways else None
 
 
-def _rate(rows: Sequence[_Row]) -> Field[_Row]:
-    """FLOP/s in one unit for all rows, so that the column stays narrow."""
-    most = max((_flops_per_s(row) or 0.0 for row in rows), default=0.0)
-    unit, scale = ("TFLOP/s", 1e12) if most >= 1e12 else ("GFLOP/s", 1e9)
-    return Field(unit, "count", lambda row: None if (rate := _flops_per_s(row)) is None else rate / scale)
-
-
 _FIELDS: tuple[Field[_Row], ...] = (
     Field("module", "code", lambda row: _DEEPER * row[0].depth + row[0].label),
     Field("×", "count", lambda row: row[0].count if row[0].count > 1 else None),
@@ -184,4 +171,5 @@ _FIELDS: tuple[Field[_Row], ...] = (
     Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
     Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
     Field("line", "code", lambda row: row[0].line or None),
+    Field("rate", "flop/s", _flops_per_s),
 )

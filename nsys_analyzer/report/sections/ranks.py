@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
-from nsys_analyzer.report.model import Answer, Block, Details, Lines, Listing, Paragraph, Section
+from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.bars import bars_of_run
 from nsys_analyzer.report.sections.findings import findings_of_run
 from nsys_analyzer.report.tables import Field, table
@@ -25,19 +22,14 @@ if TYPE_CHECKING:
 _MATTERS, _ROW = 0.02, 0.002
 #: Rows of the tables of collectives and of losses.
 _MOST_ROWS = 12
-_CAPTION = "The steps of each rank, ms of the median step, to which the parts are scaled:"
+_CAPTION = "The steps of each rank, ms of the median step:"
 #: The finding of what makes a rank late.
 _LATE_RANK = "late_rank"
-#: Fewer steps are no curve.
-_CURVE = 3
 _LEGEND = (
     phrase(
-        "compute + exposed copies + waiting + transferring + idle = step, for each rank. *Waiting* and *transferring* "
-        "are here those of exposed communication: collectives run, and nothing else does."
-    ),
-    phrase(
-        "*waiting*: a rank has started a collective that another one has not. *transferring*: all have. The ranks' "
-        "steps are joined by number, and their collectives by their order in a step of a communicator."
+        "compute + exposed copies + waiting + transferring + idle = step, for each rank: *waiting* is exposed "
+        "communication until the last rank has started the collective, *transferring* from then on. The ranks' steps "
+        "are joined by number, and their collectives by their order in a step of a communicator."
     ),
     phrase(
         "*own time*: the step without waiting. A rank is *late* by as much as its own time is longer than the "
@@ -45,28 +37,21 @@ _LEGEND = (
     ),
     phrase(
         "*bytes*: the message of one rank, as NCCL counts it. *bus bandwidth*: the bytes over each link ÷ the median "
-        "time of transferring, as nccl-tests defines them: of n ranks, 2·(n−1)/n × bytes of an all-reduce, (n−1) × "
-        "bytes of an all-gather, a reduce-scatter and an all-to-all."
+        "time of transferring, as nccl-tests defines them."
     ),
 )
-_NO_SIZES = (
-    "The sizes of messages are not known: the export lacks what NCCL notes of its calls. Repeat `nsys export` with "
-    "`--include-blobs=true`."
-)
-
-_NOT_READ = (
-    "The sizes of messages are not known: the trace does not hold them. Newer versions of PyTorch note them beside the "
-    "kernels of collectives."
+_NO_SIZES = phrase(
+    "The sizes of messages are not known: the capture does not hold them. Of nsys repeat `nsys export` with "
+    "`--include-blobs=true`; newer versions of PyTorch note them."
 )
 
 
 def answer(evidence: Evidence) -> Section:
     """Each run of several ranks: its steps, the rank that the others wait for, and what would make a step shorter."""
-    torch = {one.source for one in evidence.captures if one.profiler == "torch"}
     blocks: list[Block] = []
     for run in evidence.runs:
         blocks += [Paragraph(strong(run.name))] if len(evidence.runs) > 1 else []
-        blocks += _of_run(run, torch)
+        blocks += _of_run(run)
     return Section("ranks", "Ranks", (*of_one_side(evidence), *blocks))
 
 
@@ -74,44 +59,26 @@ def of_one_side(evidence: Evidence) -> list[Paragraph]:
     """What captures with collectives leave open that are joined with no other one, and the line that joins them."""
     # A process may be the only one of its run; of others each is one side.
     alone = [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]
-    return [Paragraph(_open_question(evidence, alone))] if alone else []
-
-
-def _open_question(evidence: Evidence, alone: Sequence[RankFigures]) -> Words:
-    words = shlex.split(evidence.command)
-    sources = [one.source for one in alone]
-    files = [word for word in words if Path(word).name in sources] or words[2:] or sources  # or the folder of the call
-    command = ["nsys-analyze", "explain" if words[1:2] == ["explain"] else "report", *files]
-    open_question = "whether they transfer or wait for a late rank, and what a change would save, is not known"
     named = joined(", ", [phrase("`{}`", one.capture) for one in alone])
-    if len(alone) == 1:
-        line = shlex.join([*command, "OTHER_RANK", "--ranks"])
-        return phrase(
-            "The collectives of {} are of ranks that no capture is of: {}. Give all: `{}`", named, open_question, line
-        )
-    line = shlex.join([*command, "--ranks"])
-    return phrase(
-        "The collectives of {} are not joined: {}. If these are the ranks of one run, in this order: `{}`",
-        named, open_question, line,
-    )  # fmt: skip
+    text = phrase(
+        "The collectives of {} are joined with those of no other rank: whether they transfer or wait for a late rank, "
+        "and what a change would save, is not known. Give the captures of all ranks, in order, with `--ranks`.",
+        named,
+    )
+    return [Paragraph(text)] if alone else []
 
 
-def _of_run(run: ParallelRun, torch: AbstractSet[str]) -> Iterator[Block]:
-    """What is said of a run; ``torch`` are the files that PyTorch's profiler wrote."""
+def _of_run(run: ParallelRun) -> Iterator[Block]:
+    """What is said of a run."""
     yield Answer(_sentence(run), run.name)
     yield Answer(_communication(run), run.name)
     if bars := bars_of_run(run):
         yield bars
     yield from findings_of_run(run)
-    caption = _CAPTION if run.alignment else "The steps of each rank, ms of the median step:"
-    tables: list[Block] = [table(_RANKS, run.ranks, caption, capture=run.name)]
-    tables.append(table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name))
-    if run.slowest is not None and len(run.ranks) > 1:
-        tables.append(table(_STEPS, run.ranks, "From step to step, ms (median, least and most):", capture=run.name))
-        tables += [_own_times(run)] if run.steps >= _CURVE else []
+    tables: list[Block] = [table(_RANKS, run.ranks, _CAPTION, capture=run.name)]
     tables += _losses(run)
-    tables += _collectives(run, by_nsys=torch.isdisjoint(one.source for one in run.ranks))
-    said = [*([_clocks(run, run.alignment)] if run.alignment else []), *run.notes]
+    tables += _collectives(run)
+    said = [*([_clocks(run.alignment)] if run.alignment else []), *run.notes]
     tables += [Listing((*said, *_LEGEND), capture=run.name)]
     yield Details(f"Rank by rank: {run.name}", tuple(tables), run.name)
 
@@ -179,12 +146,6 @@ def _communication(run: ParallelRun) -> str:
     return f"{said}." if waits is None else f"{said}: {about_milliseconds(waits)} of waiting."
 
 
-def _own_times(run: ParallelRun) -> Lines:
-    """The own time of each rank, step by step."""
-    series = tuple((one.label, tuple((float(step.number), step.own_ms) for step in one.steps)) for one in run.ranks)
-    return Lines(f"{run.name}-own-times", f"Own time of each rank: {run.name}", series, "step", "ms without waiting")
-
-
 def _losses(run: ParallelRun) -> Iterator[Block]:
     slowest = run.slowest_rank
     if slowest is None or run.fastest is None or run.skew_ms is None:
@@ -200,13 +161,6 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
     fast = run.ranks[run.fastest].label
     caption = f"Where {slowest.label} loses time to {fast}, ms of a step (below zero: where it needs less):"
     yield table(_LOSSES, rows, caption, capture=run.name, names=3)
-    if run.slowed_ms >= _ROW * step:
-        yield Paragraph(
-            f"Their own times differ by {milliseconds(run.skew_ms - run.slowed_ms)}. But {fast}'s own work took "
-            f"{milliseconds(run.slowed_ms)} longer, since its waiting collectives occupy a part of the GPU: that is "
-            f"added to how late {slowest.label} is.",
-            run.name,
-        )
 
 
 def _why(row: LostTime) -> Words:
@@ -218,7 +172,7 @@ def _why(row: LostTime) -> Words:
     return joined(", ", words)
 
 
-def _collectives(run: ParallelRun, *, by_nsys: bool) -> Iterator[Block]:
+def _collectives(run: ParallelRun) -> Iterator[Block]:
     rows = run.collectives
     if not rows:
         return
@@ -227,24 +181,17 @@ def _collectives(run: ParallelRun, *, by_nsys: bool) -> Iterator[Block]:
     fields = [one for one in _COLLECTIVES if one.title != "ranks" or len({row.ranks for row in rows}) > 1]
     yield table(fields, rows[:_MOST_ROWS], caption, capture=run.name)
     if all(row.bytes is None for row in rows):
-        yield Paragraph(phrase(_NO_SIZES) if by_nsys else _NOT_READ, capture=run.name)
+        yield Paragraph(_NO_SIZES, capture=run.name)
 
 
-def _clocks(run: ParallelRun, known: Alignment) -> Words:
+def _clocks(known: Alignment) -> str:
     """How well the clocks agree."""
     counted = f"{known.collectives:,} {plural(known.collectives, 'collective')}"
     if known.one_clock:
-        return (
-            f"All ranks are in one capture, on one clock. The ends of {counted} agree to "
-            f"{milliseconds(known.spread_ms)} (standard deviation)."
-        )
-    offsets = ", ".join(
-        f"{one.label} {milliseconds(one.offset_ms)}" for one in run.ranks[1:] if one.offset_ms is not None
-    )
+        return f"All ranks are on one clock: the ends of {counted} agree to {milliseconds(known.spread_ms)}."
     return (
-        f"The captures' clocks were aligned on the ends of {counted} that the ranks share. Ahead of "
-        f"{run.ranks[0].label}'s were: {offsets}. Aligned, the ends differ by {milliseconds(known.spread_ms)} "
-        "(standard deviation)."
+        f"The captures' clocks were aligned on the ends of {counted} that the ranks share; aligned, they differ by "
+        f"{milliseconds(known.spread_ms)} (standard deviation)."
     )
 
 
@@ -256,21 +203,9 @@ _RANKS: tuple[Field[RankFigures], ...] = (
     Field("waiting", "ms", lambda row: row.exposed_waiting_ms),
     Field("transferring", "ms", lambda row: row.exposed_transfer_ms),
     Field("idle", "ms", lambda row: row.idle_ms),
+    Field("hidden communication", "ms", lambda row: row.communication_ms - row.exposed_communication_ms),
     Field("own time", "ms", lambda row: row.own_ms.median if row.own_ms else None),
-    Field("late by", "ms", lambda row: row.late_ms.median if row.late_ms else None),
-)
-_COMMUNICATION: tuple[Field[RankFigures], ...] = (
-    Field("rank", "text", lambda row: row.label),
-    Field("communication", "ms", lambda row: row.communication_ms),
-    Field("hidden", "ms", lambda row: row.communication_ms - row.exposed_communication_ms),
-    Field("exposed", "ms", lambda row: row.exposed_communication_ms),
-    Field("waiting", "ms", lambda row: row.waiting_ms),
-    Field("transferring", "ms", lambda row: row.transfer_ms),
-)
-_STEPS: tuple[Field[RankFigures], ...] = (
-    Field("rank", "text", lambda row: row.label),
-    Field("own time", "ms", lambda row: typical(row.own_ms)),
-    Field("late by", "ms", lambda row: typical(row.late_ms)),
+    Field("late by (least – most)", "ms", lambda row: typical(row.late_ms)),
     Field("slowest in steps", "count", lambda row: row.slowest_steps if row.own_ms else None),
     Field("GPU", "text", lambda row: str(row.device)),
     Field("capture", "text", lambda row: row.capture),

@@ -29,17 +29,12 @@ _DEFINITIONS = phrase(
     "steps in their time. *Between steps* is the CPU's time from the end of one step's range to the start of the next: "
     "the scheduler, and what else the program does there."
 )
-#: What lets decode go on beside prefill, in the engines' own options.
-_BESIDE_PREFILL = (
-    "# vLLM: --enable-chunked-prefill --max-num-batched-tokens 2048",
-    "# SGLang: --enable-mixed-chunk --chunked-prefill-size 2048; TensorRT-LLM: enable_chunked_prefill: true",
-    "# or prefill on other GPUs (disaggregated)",
+#: What lets decode go on beside prefill, and more sequences share a step, in the engines' own options.
+_REMEDIES = (
+    "# decode beside prefill: vLLM --enable-chunked-prefill; SGLang --enable-mixed-chunk --chunked-prefill-size 2048;",
+    "# TensorRT-LLM enable_chunked_prefill: true; or prefill on other GPUs (disaggregated)",
     "# to check: serve prompts of one token; if inter-token latency stays as uneven, prefill is not the cause",
-)
-#: What lets more sequences share a step.
-_MORE_AT_ONCE = (
-    "# vLLM: --max-num-seqs; SGLang: --max-running-requests; TensorRT-LLM: max_batch_size",
-    "# where memory is full: --kv-cache-dtype fp8, weights in fewer bits, speculative decoding",
+    "# a larger batch: vLLM --max-num-seqs; SGLang --max-running-requests; TensorRT-LLM max_batch_size",
     "# to check: serve twice as many requests at once; if tokens/s hardly rise, matmuls are not what a step waits for",
 )
 #: A batch of this share of the one at which a matmul's computing takes as long as its reading is small: twice as many
@@ -79,10 +74,8 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
     for said in (*_said(serving), *map(_least, serving.kinds), larger):
         if said:
             yield Paragraph(said, title)
-    if serving.held_up:
-        yield Details("How decode goes on beside prefill", (Listing(_BESIDE_PREFILL, "python", title),), title)
-    if larger:
-        yield Details("How more sequences share a step", (Listing(_MORE_AT_ONCE, "python", title),), title)
+    if serving.held_up or larger:
+        yield Details("What to change", (Listing(_REMEDIES, "python", title),), title)
     fills: tuple[Field[tuple[StepKind, str, float]], ...] = (
         Field("kind", "text", lambda row: row[0].kind),
         Field("part", "text", lambda row: row[1]),

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.step import PROGRAM, DeviceSteps, PhaseParts, StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Block, Cell, Details, Paragraph, Table
 from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about, about_milliseconds, counted, format_number, milliseconds_between
+from nsys_analyzer.report.units import about_milliseconds, counted, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plural
 
 #: Rows of idle time, and the share of a step that a row has at least.
 _MOST_ROWS, _LEAST_SHARE = 12, 0.002
-#: With fewer operations in its queue the GPU cannot bridge a delay.
-_QUEUED = 3
-_US_PER_MS = 1e3
 _ON_PATH = (
     "The critical path is what the end of a step waits for: less of anything else makes no step shorter. While the GPU "
     "is idle, and while its work delays nothing, it leads through the program."
@@ -35,7 +31,7 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
     step, title = capture.step, capture.title
     if step is None:
         return
-    told: list[Block] = [Paragraph(what_is_a_step(capture, step), title)]
+    told: list[Block] = [Paragraph(what_is_a_step(step), title)]
     if queue := _queue(step):
         told.append(Paragraph(queue, title))
     devices = step.devices or (step,)
@@ -121,27 +117,15 @@ def _idle(device: DeviceSteps) -> Iterator[_Row]:
 
 
 def _queue(step: StepSummary) -> str:
-    """How long operations wait, how many of them, and what that means; empty where no launch is known."""
+    """How long operations wait, and how many of them; empty where no launch is known."""
     if step.launch_latency_us is None or step.queue is None:
         return ""
-    latency, waiting = step.launch_latency_us, step.queue.median
-    means = (
-        "The GPU has no work in reserve, so every delay of the program becomes idle time"
-        if waiting < _QUEUED
-        else "The program runs ahead of the GPU, which bridges short delays of the program"
-    )
-    return (
-        f"An operation starts {_duration(latency.median)} after its launch (median; the slowest tenth "
-        f"{_duration(latency.p90)} or more), with {counted(round(waiting), 'other')} still queued "
-        f"(median; {format_number(step.queue.max, 'count')} at most). {means}."
-    )
+    after = about_milliseconds(step.launch_latency_us.median / 1e3)
+    waiting = counted(round(step.queue.median), "other")
+    return f"An operation starts {after} after its launch, with {waiting} still queued (medians)."
 
 
-def _duration(us: float) -> str:
-    return about_milliseconds(us / _US_PER_MS) if us >= _US_PER_MS else f"{about(us)}\N{NO-BREAK SPACE}µs"
-
-
-def what_is_a_step(capture: CaptureSummary, step: StepSummary) -> Words:
+def what_is_a_step(step: StepSummary) -> Words:
     """What bounds the steps, and which of them the figures leave out."""
     if step.is_pass:
         return (
@@ -150,7 +134,7 @@ def what_is_a_step(capture: CaptureSummary, step: StepSummary) -> Words:
         )
     spread = milliseconds_between(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
     many = f"There are {step.instances:,}, of {spread} under the profiler." if step.instances > 1 else "There is one."
-    said: tuple[Words, ...] = (phrase("What counts as a step: {}. {}", _unit(capture, step), many), *_groups(step))
+    said: tuple[Words, ...] = (phrase("What counts as a step: {}. {}", step.unit, many), *_groups(step))
     return joined(" ", (*said, *([_ON_GPU] if step.on_gpu_timeline else [])))
 
 
@@ -170,13 +154,3 @@ def _groups(step: StepSummary) -> Iterator[str]:
             many = f"{group.steps:,} {plural(group.steps, 'step')} of {median} (median)"
             of = "of another kind" if step.kind else f"left out as {group.kind}"
             yield f"{many} {'is' if group.steps == 1 else 'are'} {of}."
-
-
-def _unit(capture: CaptureSummary, step: StepSummary) -> Words:
-    """What one step is: each range of a name, or what else repeats."""
-    names = [phase.range for phase in capture.phases if phase.phase in (STEP, OTHER_STEP)]
-    for name in names if step.source == "range" else ():
-        rest = step.unit.removeprefix(f"a range {name}")
-        if rest != step.unit and (not rest or rest.startswith(" (")):
-            return phrase("each {} named `{}`{}", "NVTX range" if capture.profiler == "nsys" else "range", name, rest)
-    return step.unit

@@ -26,7 +26,7 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
     """The report as one page; ``figures`` are key to drawing as SVG, others are left out."""
     views, data = page_data(report)
     names = anchors(report.sections)
-    blocks = Blocks(figures, {label: name for name, label in report.labels.items()}, views, report.terms)
+    blocks = Blocks(figures, {label: name for name, label in report.labels.items()}, views)
     sections = [_section(section, name, blocks) for section, name in zip(report.sections, names, strict=True)]
     entries = [(name, section.title) for section, name in zip(report.sections, names, strict=True) if section.title]
     if data:  # behind the summary

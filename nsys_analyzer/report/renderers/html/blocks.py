@@ -12,7 +12,6 @@ from nsys_analyzer.report.model import (
     Answer,
     Block,
     Cell,
-    Choice,
     Column,
     Details,
     Interval,
@@ -53,7 +52,6 @@ class Blocks:
         figures: key to drawing, as SVG.
         full_names: short label to the full name of a kernel.
         views: the captures and runs that the page's timeline shows, which findings lead to.
-        terms: what the words mean that columns are headed by.
     """
 
     def __init__(
@@ -61,9 +59,8 @@ class Blocks:
         figures: Mapping[str, str],
         full_names: Mapping[str, str],
         views: Container[str] = (),
-        terms: Mapping[str, str] | None = None,
     ) -> None:
-        self._figures, self._full_names, self._views, self._terms = figures, full_names, views, terms or {}
+        self._figures, self._full_names, self._views = figures, full_names, views
 
     def render(self, block: Block) -> str:
         """One block; empty where it is a figure without a drawing."""
@@ -80,8 +77,6 @@ class Blocks:
                 return f'<div class="listing"{_of(capture)}><pre tabindex="0"><code>{code}</code></pre></div>'
             case Table():
                 return self._table(block)
-            case Choice(tables):
-                return f'<div class="choice">{"".join(map(self._table, tables))}</div>'
             case StepBars():
                 return _bars(block)
             case Details(title, blocks, capture):
@@ -103,23 +98,13 @@ class Blocks:
         return f'<p class="seen"{_of(capture)}><button type="button" {known}>Show on the timeline</button></p>'
 
     def _table(self, block: Table) -> str:
-        head = "".join(map(self._head, block.columns))
+        head = "".join(map(_head, block.columns))
         rows = "\n".join(self._row(block, row) for row in block.rows)
         caption = f"<caption>{inline(block.caption)}</caption>" if block.caption else ""
         return (
             f'<div class="table"{_of(block.capture)}><table>{caption}'
             f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
         )
-
-    def _head(self, column: Column) -> str:
-        """The heading of a column, with what it means where the glossary has it."""
-        if not column.title:
-            return "<td></td>"
-        title = inline(column.title)
-        known = [term for term in self._terms if re.match(rf"{re.escape(term)}(?![\w-])", column.title, re.IGNORECASE)]
-        if known:
-            title = f'<abbr title="{escape(self._terms[max(known, key=len)])}">{title}</abbr>'
-        return f'<th scope="col"{_align(column)}>{title}</th>'
 
     def _row(self, block: Table, row: Sequence[Cell]) -> str:
         cells = [self._cell(column, cell) for column, cell in zip(block.columns, row, strict=True)]
@@ -140,6 +125,10 @@ class Blocks:
             f'<td{_align(column)}{known}><details class="name"><summary>{inline(shown)}</summary>'
             f"<code>{name(full)}</code></details></td>"
         )
+
+
+def _head(column: Column) -> str:
+    return f'<th scope="col"{_align(column)}>{inline(column.title)}</th>' if column.title else "<td></td>"
 
 
 def _bars(bars: StepBars) -> str:

@@ -77,20 +77,6 @@ async function copied(code) {
   }
 }
 
-/** Tables of one shape, of which one is seen at a time. */
-function makeChoice(choice) {
-  const tables = [...choice.querySelectorAll(".table")];
-  if (tables.length < 2) return;
-  const select = element("select");
-  select.append(...tables.map((table) => element("option", table.querySelector("caption").textContent.replace(/:$/, ""))));
-  const label = element("label", "Table ", { class: "switch" });
-  label.append(select);
-  choice.prepend(label);
-  const show = () => tables.forEach((table, place) => table.classList.toggle("out", place !== select.selectedIndex));
-  select.addEventListener("change", show);
-  show();
-}
-
 /** A choice of one capture, where the page has several: what tells of others alone is hidden. */
 function addPicker(onPick) {
   const told = [...document.querySelectorAll("[data-capture]")];
@@ -120,7 +106,6 @@ function addPicker(onPick) {
 
 function setUpPage() {
   document.querySelectorAll(".table > table").forEach(makeSortable);
-  document.querySelectorAll(".choice").forEach(makeChoice);
   document.querySelectorAll(".listing").forEach(addCopyButton);
   const boxes = [...document.querySelectorAll(".table")];
   const watch = new ResizeObserver((changed) => changed.forEach((one) => makeReachable(one.target)));
