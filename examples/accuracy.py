@@ -2,7 +2,7 @@
 
 ``python examples/accuracy.py`` reads the captures and the timings (``measured.json``) of ``faults``, which
 ``profiling_targets.faults`` made, and writes the page there, or to the file that is given; it prints the summary. A
-second file is a ledger of ``nsys-analyze verify``, which the page then ends with.
+second file is a ledger of ``nsys-analyze verify``, which the page then ends with. What-ifs are in ``what_ifs.py``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from what_ifs import QUESTIONS, Tried, asked_of, of_benches, of_ranks, tried_table
 
 from nsys_analyzer import summarize
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.findings.what_if import WhatIf
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.report.sections.verify import history
 from nsys_analyzer.runs.ledger import read_ledger
-from profiling_targets.faults import FAULTS
+from profiling_targets.faults import CHANGES, FAULTS
 
 FOLDER = Path(__file__).parent / "faults"
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
@@ -34,6 +36,8 @@ CAUSES = {
     "attention": "unfused_attention", "collector": "host_stall", "checkpoint": "device_to_host_copy",
     "casts": "layout_copies", "eager": "unfused_elementwise",
 }  # fmt: skip
+#: PyTorch has cuDNN convolve in TF32 whatever the precision of matmuls is.
+NOT_PLANTED = ("convolution", "fp32")
 #: The network with which the rules' constants and the widths of the intervals were chosen.
 CALIBRATED = "transformer"
 
@@ -66,6 +70,12 @@ class Pair:
     measured: Measured
     untimed: Diagnosis
     timed: Diagnosis
+    asked: tuple[WhatIf, ...] = ()
+
+    @property
+    def is_planted(self) -> bool:
+        """Whether something is wrong: it is neither the control, nor a change of what is no fault."""
+        return self.fault in CAUSES and (self.network, self.fault) != NOT_PLANTED
 
     @property
     def saved_ms(self) -> float:
@@ -74,8 +84,8 @@ class Pair:
 
     def rank(self, diagnosis: Diagnosis) -> int | None:
         """The place of the true cause among the findings, from 1 on; None where it is not found."""
-        ids = [finding.id for finding in diagnosis.findings]
-        return ids.index(CAUSES[self.fault]) + 1 if CAUSES[self.fault] in ids else None
+        ids, cause = [finding.id for finding in diagnosis.findings], CAUSES.get(self.fault)
+        return ids.index(cause) + 1 if cause in ids else None
 
     def finding(self, diagnosis: Diagnosis) -> Finding | None:
         """The finding of the true cause."""
@@ -117,13 +127,15 @@ def pair_of(network: str, fault: str, measured: Measured) -> Pair:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / packed.stem
         path.write_bytes(lzma.decompress(packed.read_bytes()))
-        found = []
+        found, asked = list[Diagnosis](), list[WhatIf]()
         for step_ms in (None, statistics.median(measured.fault_ms)):
             (capture,) = summarize(path, step_ms=step_ms)
             if capture.diagnosis is None:
                 sys.exit(f"{packed} holds no steps to explain")
             found.append(capture.diagnosis)
-    return Pair(network, fault, measured, *found)
+            if fault in QUESTIONS and (answer := asked_of(fault, capture)):
+                asked.append(answer)
+    return Pair(network, fault, measured, *found, tuple(asked))
 
 
 def page(pairs: Sequence[Pair]) -> Iterator[str]:
@@ -145,11 +157,53 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
         "where the GPU fills it, by every cost of launching that the length allows. The encoder's other five and the "
         "convolution were measured afterwards, and nothing was changed for them. The convolution's steps are as "
         "long as the CPU takes to launch them: their times differ by a fifth from round to round, and from process to "
-        "process."
+        "process. Its `fp32` is no fault: cuDNN convolves in TF32 whatever the precision of matmuls is. And 151 MB of "
+        "features a step take its loader longer to pin than the step to compute: what limits the step once `pageable` "
+        "is gone is in no capture of before."
     )
     for network in dict.fromkeys(pair.network for pair in pairs):
         yield ""
-        yield from table(network, [pair for pair in pairs if pair.network == network])
+        yield from table(network, [pair for pair in pairs if pair.network == network and pair.fault not in CHANGES])
+    yield from ("", *tried_table([*_tried(pairs), *of_benches(), *of_ranks()]), "", *lines_table())
+
+
+def _tried(pairs: Sequence[Pair]) -> Iterator[Tried]:
+    """Yields what was asked of the captures before a change, and findings that say what no question can."""
+    for fault, (title, words, _) in QUESTIONS.items():
+        for pair in pairs:
+            if pair.fault == fault and (pair.is_planted or fault in CHANGES):
+                found = [one for one in (pair.finding(pair.untimed), pair.finding(pair.timed)) if one]
+                measured = pair.measured.fault_ms, pair.measured.remedy_ms
+                yield Tried(f"{pair.network}: {title}", words, *measured, pair.asked or found)
+
+
+def lines_table() -> Iterator[str]:
+    """Yields the table of the lines that are named for each planted fault."""
+    known = msgspec.json.decode((FOLDER / "lines.json").read_bytes())
+    rows, named, planted = [], 0, 0
+    for fault, one in known["faults"].items():
+        first = one["lines"][0]
+        file, line = first["place"].split(":")
+        where, is_named = "no line plants it", ""
+        if one["planted"]:
+            name, low, high = one["planted"]
+            where = f"`{name.rpartition('/')[2]}:{low}{f'–{high}' if high > low else ''}`"
+            is_right = file == name and low <= int(line) <= high
+            planted, named, is_named = planted + 1, named + is_right, "yes" if is_right else "no"
+        shown = f"`{file.rpartition('/')[2]}:{line}` in `{first['function']}` ({first['share']:.0%})"
+        rows.append(f"| `{fault}` | `{one['finding']}` | {where} | {shown} | {is_named} |")
+    yield "## The line of code"
+    yield ""
+    yield (
+        f"The {known['network']} with each fault under `nsys-analyze run`, on an {known['gpu']}: the line that the "
+        f"capture's first finding names first, with its share of the finding's time or samples. It is where the fault "
+        f"was planted for {named} of the {planted} that have such a line. Of the others a setting, or the size of the "
+        f"batch, is wrong; the line is where the program is meanwhile."
+    )
+    yield ""
+    yield "| fault | first finding | planted at | line that is named first | named |"
+    yield "|---|---|---|---|---|"
+    yield from rows
 
 
 def verified(ledger: Path) -> Iterator[str]:
@@ -163,7 +217,7 @@ def summary(pairs: Sequence[Pair]) -> Iterator[str]:
     networks = dict.fromkeys(pair.network for pair in pairs)
     columns: list[tuple[str, list[Pair], Callable[[Pair], Diagnosis]]] = []
     for network in networks:
-        planted = [pair for pair in pairs if pair.network == network and pair.fault in CAUSES]
+        planted = [pair for pair in pairs if pair.network == network and pair.is_planted]
         columns += [(network, planted, lambda pair: pair.untimed), ("step timed", planted, lambda pair: pair.timed)]
     yield "| | " + " | ".join(name for name, _, _ in columns) + " |"
     yield "|---" * (len(columns) + 1) + "|"
@@ -232,7 +286,7 @@ def cells_of(pair: Pair) -> Iterator[str]:
     yield f"`{pair.fault}`: {FAULTS[pair.fault].description}"
     yield f"{measured.batch_size} × {measured.context_length}"
     yield f"{spread(measured.fault_ms)}, {spread(measured.remedy_ms)}"
-    if pair.fault not in CAUSES:
+    if not pair.is_planted:
         found = [finding.id for finding in pair.untimed.findings]
         yield from ("", spread(measured.saved_ms), "", "", ", ".join(f"`{one}`" for one in found) or "no finding")
         return

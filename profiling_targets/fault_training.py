@@ -401,6 +401,7 @@ class Training:
     def prepare(self) -> None:
         """Sets what is global in a process; call it before the steps where another training ran in between."""
         torch.set_float32_matmul_precision("high" if self.switches.precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.switches.precision != "fp32"  # of convolutions; PyTorch allows it
         if self.switches.heap_records:
             self.heap: list[dict[str, object]] = []
             gc.unfreeze()

@@ -110,6 +110,20 @@ FAULTS: dict[str, Fault] = {
 }
 """Every fault by its name: a new one is an entry."""
 
+CHANGES: dict[str, Fault] = {
+    "bf16": Fault(
+        "all in fp32; matmuls and what autocast lets follow them in bf16",
+        SINGLE_PRECISION,
+        replace(SINGLE_PRECISION, precision="bf16"),
+    ),
+    "double_batch": Fault(
+        "half of the usual batch; twice as much",
+        replace(CONTROL, batch_size=BATCH_SIZE // 2),
+        replace(CONTROL, batch_size=BATCH_SIZE),
+    ),
+}
+"""What is no fault, and changes a step: each as what is there before and after."""
+
 
 def compare(fault: Case, remedy: Case, *, steps: int, warmup: int, rounds: int = ROUNDS) -> tuple[list[float], ...]:
     """Times blocks of steps of the two in turns, so that a change of the machine's pace meets both.
@@ -179,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     harness._ranges_wanted = not given.no_ranges
-    fault = FAULTS[given.fault]
+    fault = {**FAULTS, **CHANGES}[given.fault]
     if given.compare:
         case = _case(fault.fault, given)
         fault_ms, remedy_ms = compare(case, _case(fault.remedy, given), steps=given.steps, warmup=given.warmup)
@@ -233,7 +247,7 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     description = "Trains a network with one fault planted, or without it."
     parser = harness.command_line("faults", description, ["device"])
-    parser.add_argument("--fault", default="none", choices=FAULTS, help="what is wrong")
+    parser.add_argument("--fault", default="none", choices=[*FAULTS, *CHANGES], help="what is wrong")
     parser.add_argument("--network", default="transformer", choices=NETWORKS, help="what is trained")
     parser.add_argument("--remedy", action="store_true", help="train with what removes the fault")
     parser.add_argument("--compare", action="store_true", help="time fault and remedy in turns, without a profiler")

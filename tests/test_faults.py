@@ -27,7 +27,7 @@ from profiling_targets.fault_training import (  # noqa: E402
     there_and_back,
     tokenize,
 )  # fmt: skip
-from profiling_targets.faults import CONTROL, FAULTS, compare, main, timed_ms  # noqa: E402
+from profiling_targets.faults import CHANGES, CONTROL, FAULTS, compare, main, timed_ms  # noqa: E402
 
 SIZE = ModelSize("tiny", d_model=32, d_ff=64, num_layers=2, num_heads=4, vocab_size=50)
 TINY = [
@@ -69,6 +69,17 @@ def test_a_fault_is_one_change(name: str) -> None:
     allowed = {"none": 0, "collector": 2}  # the control; the collections go, and the records are frozen
     assert len(changed) == allowed.get(name, 1), changed
     assert one.description
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_trains_before_and_after_it(name: str) -> None:
+    before, after = CHANGES[name][1:]
+    assert [field for field in vars(CONTROL) if getattr(before, field) != getattr(after, field)] in (
+        ["precision"], ["batch_size"],
+    )  # fmt: skip
+    for switches in (before, after):
+        found = losses(switches)
+        assert found[0] != found[-1]
 
 
 @pytest.mark.parametrize("name", ON_CPU)
