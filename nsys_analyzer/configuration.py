@@ -195,6 +195,8 @@ class Run(Options[None]):
         rank_pids: the process ID of each rank, where one capture is of all.
         group: the same word for all ranks of one run, and for no other run.
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
+        weights_bytes: what each pass of a model that decodes reads of its weights.
+        cache_bytes: what keys and values of one position take, in all layers.
         flops: counted while a program of the user's ran.
         waits: how often each line of it waits for the GPU in a step, as PyTorch warns of it.
         lines: file and line of ``forward`` of its own classes of modules, and of the first call of each phase.
@@ -234,6 +236,8 @@ class Run(Options[None]):
     rank_pids: tuple[CountOrNone, ...] | None = None
     group: str | None = None
     peak_memory_bytes: CountOrNone | None = None
+    weights_bytes: CountOrNone | None = None
+    cache_bytes: CountOrNone | None = None
     flops: CountedFlops | None = field(default=None, hash=False)
     waits: dict[str, CountOrNone] | None = field(default=None, hash=False)
     lines: dict[str, str] | None = field(default=None, hash=False)

@@ -31,7 +31,7 @@ torch = pytest.importorskip("torch", reason="the hooks are those of PyTorch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from nsys_analyzer.capture.hooks.flops import CountedStep, of_batch, of_model  # noqa: E402
+from nsys_analyzer.capture.hooks.flops import CountedStep, of_batch, of_model, read_by_decode  # noqa: E402
 
 TO_END = replace(ASKED, run_to_end=True)
 WITH_MODULES = replace(TO_END, modules=True)
@@ -808,6 +808,22 @@ def test_dimensions_of_a_configuration() -> None:
     around = nn.Module()
     around.module = model  # as DistributedDataParallel
     assert of_model(around)["num_layers"] == 3
+
+
+def test_what_decoding_reads_of_a_model() -> None:
+    """The table of the embedding is looked up; as the head it is read, once. 2 heads of 8 in 3 layers, 2 bytes each."""
+    model: Any = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)).bfloat16()
+    config = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, hidden_size=16, is_encoder_decoder=False)
+    model.config = config
+    assert read_by_decode(model) == {"weights_bytes": 50 * 16 * 2, "cache_bytes": 2 * 3 * 4 * 4 * 2}
+    config.num_key_value_heads, config.head_dim = 2, 8
+    model[1].weight = model[0].weight
+    assert read_by_decode(model) == {"weights_bytes": 50 * 16 * 2, "cache_bytes": 2 * 3 * 2 * 8 * 2}
+    config.num_local_experts = 8  # a pass may leave some out
+    assert read_by_decode(model) == {"cache_bytes": 192}
+    config.is_encoder_decoder = True
+    assert read_by_decode(model) == {}
+    assert read_by_decode(nn.ReLU()) == {}
 
 
 def test_dimensions_of_modules() -> None:

@@ -172,7 +172,7 @@ from nvtx import opened
 from transformers.generation.utils import GenerationMixin
 class Model(nn.Module, GenerationMixin):
     def __init__(self): super().__init__(); self.table = nn.Embedding(9, 4)
-    def forward(self, input_ids, cache=None): return self.table(input_ids)
+    def forward(self, input_ids, cache=None, attention_mask=None): return self.table(input_ids)
 model = Model()
 for _ in range(2): model.generate(torch.zeros(2, 5, dtype=torch.long), 3)
 model(torch.zeros(2, 5, dtype=torch.long))
@@ -182,7 +182,7 @@ MIXIN = """
 class GenerationMixin:
     def generate(self, ids, tokens):
         self(input_ids=ids)
-        for _ in range(tokens - 1): self(ids[:, :1], cache=0)
+        for _ in range(tokens - 1): self(ids[:, :1], cache=0, attention_mask=ids)
 """
 NVTX = """
 opened = []
@@ -193,13 +193,13 @@ end_range = annotate = print
 
 
 def test_prefill_and_decode_of_a_generation(tmp_path: Path) -> None:
-    """Two generations of three tokens for two prompts of five; a call of the model outside is neither."""
+    """Two generations of three tokens for two prompts of five; a call outside is neither. The mask says positions."""
     package = tmp_path / "transformers" / "generation"
     package.mkdir(parents=True)
     for name, text in (("../__init__", ""), ("__init__", ""), ("utils", MIXIN), ("../../nvtx", NVTX)):
         (package / f"{name}.py").write_text(text)
     ran = run(tmp_path, GENERATING, afresh=True)
-    passes = ["prefill (inferred) bs=2 toks=10", *2 * ["decode (inferred) bs=2 toks=2"]]
+    passes = ["prefill (inferred) bs=2 toks=10", *2 * ["decode (inferred) bs=2 toks=2 sk=10"]]
     assert (ran.code, ran.out) == (0, f"{2 * passes}\n"), ran.err
 
 

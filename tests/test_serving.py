@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.steps.serving import Serving, StepKind
 from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
-from nsys_analyzer.analysis.transformer.models import find_model
+from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.text import plain
@@ -116,6 +116,19 @@ def test_decode_that_waits_behind_prefill(tmp_path: Path) -> None:
     assert (held.steps, held.of, held.wait_ms.median, held.per_step_ms) == (1, 5, 20, 4)
 
 
+def test_the_next_generation_holds_nothing_up(tmp_path: Path) -> None:
+    """Where hooks mark the steps, each prefill begins a generation, and the one before has ended."""
+    export = Export()
+    for at in (0, 40):
+        step(export, "prefill (inferred) bs=1 toks=9", at, 20)
+        step(export, "decode (inferred) bs=1 toks=1 sk=10", at + 20, 10)
+        step(export, "decode (inferred) bs=1 toks=1 sk=11", at + 30, 10)
+    serving = served(tmp_path, export).serving
+    assert serving is not None
+    assert (serving.inferred, serving.held_up) == (True, None)
+    assert kind_of(serving, "decode").positions == 10.5
+
+
 def test_time_without_a_request_is_no_step(tmp_path: Path) -> None:
     export = server()
     step(export, "decode bs=4 toks=4 sk=2000", 5_000, 10, 4)
@@ -187,9 +200,11 @@ def test_the_kernels_of_a_graph_belong_to_the_layers_it_was_captured_in(tmp_path
 
 def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
     """Small has 128,625,408 parameters, 7,680,000 in the embedding; a position 2 · 12 · 768 elements."""
-    capture = served(tmp_path, server())
+    known = Configuration(model=find_model("small"))
+    capture = replace(served(tmp_path, server()), configuration=known, precisions={"bf16": 1.0})
+    (capture,) = complete([capture])
     assert capture.serving is not None
-    serving = capture.serving.with_least(find_model("small"), 2, 4.8e12)
+    serving = capture.serving
     decode = kind_of(serving, "decode")
     weights, cache = 2 * (128_625_408 - 7_680_000), 2 * 2000 * 2 * 12 * 768
     assert (decode.weights_bytes, decode.cache_bytes) == (weights, cache)
@@ -202,7 +217,11 @@ def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
     assert "The step takes 152 times as long, the GPU's work in it 60.8 times." in text  # 10 and 4 ms ÷ 0.0658
     assert "where they have fewer (GQA, MQA), the bytes are an upper limit" in text
     assert "6 decode steps of 10 ms (median; 95th percentile 10.8 ms), batch 4, 361 tokens/s" in text  # 22 ÷ 0.061
-    assert capture.serving.with_least(None, 2, 4.8e12) == capture.serving
+    # The model's own, with 2 of 12 heads of keys and values: 60 + 2000 · 0.006 = 72 MB take 0.015 ms.
+    (counted,) = complete([replace(capture, run=Run(weights_bytes=60_000_000, cache_bytes=6_000))])
+    decode = kind_of(counted.serving, "decode")
+    assert (decode.weights_bytes, decode.cache_bytes, decode.least_ms) == (60e6, 12e6, pytest.approx(0.015))
+    assert "GQA" not in " ".join(plain(getattr(block, "text", "")) for block in answer_serving(counted, {}))
 
 
 def test_what_a_larger_batch_brings(tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.step import DeviceSteps, KernelTime, Ms
 from nsys_analyzer.analysis.steps.summarize import dissect_device
 from nsys_analyzer.analysis.steps.windows import Steps
-from nsys_analyzer.analysis.transformer.costs import cached_bytes, read_weights_bytes
-from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import REQUEST, StepOfServing
@@ -49,7 +47,8 @@ class StepKind(DeviceSteps):
         tokens_per_s: new tokens ÷ time of all steps of the kind.
         between_ms: from a step's end to the next one's start on the CPU, median; None where none follows.
         kernels: those that take most.
-        weights_bytes, cache_bytes: what a step reads of both at the least; None where dimensions are not known.
+        weights_bytes, cache_bytes: what a step reads of both at the least; None where that is not known.
+        counted: whether they are the model's own, and not those of a transformer of its dimensions.
         least_ms: how long reading them once takes at the memory's peak; None where that is not known.
     """
 
@@ -64,6 +63,7 @@ class StepKind(DeviceSteps):
     kernels: tuple[KernelTime, ...]
     weights_bytes: float | None = None
     cache_bytes: float | None = None
+    counted: bool = False
     least_ms: Ms | None = None
 
     def share_of(self, *classes: str) -> float | None:
@@ -125,16 +125,15 @@ class Serving:
     held_up: HeldUp | None = None
     requests: Requests | None = None
 
-    def with_least(self, model: ModelSize | None, element: int | None, bytes_per_s: float | None) -> Serving:
-        """Returns the same with what decoding reads at the least, where the model and its precision are known."""
-        if model is None or element is None:
-            return self
-        weights = read_weights_bytes(model, element)
+    def with_least(
+        self, weights: float, of_position: float | None, bytes_per_s: float | None, *, counted: bool
+    ) -> Serving:
+        """Returns the same with what decoding reads at the least: its weights, and of its cache for each position."""
 
         def known(kind: StepKind) -> StepKind:
-            cache = None if kind.positions is None else cached_bytes(model, kind.positions, element)
+            cache = None if kind.positions is None or of_position is None else of_position * kind.positions
             least = (weights + (cache or 0)) / bytes_per_s * 1e3 if bytes_per_s else None
-            return replace(kind, weights_bytes=weights, cache_bytes=cache, least_ms=least)
+            return replace(kind, weights_bytes=weights, cache_bytes=cache, least_ms=least, counted=counted)
 
         return replace(self, kinds=tuple(known(kind) if kind.kind == "decode" else kind for kind in self.kinds))
 
@@ -147,7 +146,8 @@ def summarize_serving(attributed: AttributedTrace, process: int, steps: Steps) -
     work = ProcessWork(attributed, process, steps.every)
     found = tuple(_of_kind(work, steps, one, kind == one) for one, _ in Counter(kind.tolist()).most_common())
     inferred = any(mark.inferred for mark in steps.marks)
-    return Serving(found, inferred, _held_up(steps, kind), _requests(attributed, process, steps, kind))
+    held_up = None if inferred else _held_up(steps, kind)  # each prefill begins another generation then
+    return Serving(found, inferred, held_up, _requests(attributed, process, steps, kind))
 
 
 def _of_kind(work: ProcessWork, steps: Steps, kind: StepOfServing, chosen: Bools) -> StepKind:

@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.summary.statistics import (
 )
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
-from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES
+from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES, cached_bytes, read_weights_bytes
 from nsys_analyzer.analysis.transformer.peaks import memory_bytes_per_s
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import MODULE_CALL
@@ -87,10 +87,19 @@ def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
 
 
 def _serving(capture: CaptureSummary, serving: Serving) -> Serving:
-    """The serving with what decoding reads at the least: weights in the precision of most of the matmul time."""
+    """The serving with what decoding reads at the least, by the model itself or else by its dimensions.
+
+    By these weights have the precision of most of the matmul time.
+    """
+    run, peak = capture.run, memory_bytes_per_s(capture.device)
+    if run and run.weights_bytes:
+        return serving.with_least(run.weights_bytes, run.cache_bytes, peak, counted=True)
     precision = max(capture.precisions, key=lambda name: capture.precisions[name], default="unknown")
     model = capture.configuration.model if capture.configuration else None
-    return serving.with_least(model, ELEMENT_BYTES.get(precision), memory_bytes_per_s(capture.device))
+    element = ELEMENT_BYTES.get(precision)
+    if model is None or element is None:
+        return serving
+    return serving.with_least(read_weights_bytes(model, element), cached_bytes(model, 1, element), peak, counted=False)
 
 
 def _unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:

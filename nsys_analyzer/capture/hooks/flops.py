@@ -36,6 +36,8 @@ _CALLED = {
     "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
     "vocab_size": ("vocab_size",),
 }
+#: What configurations call the experts of a mixture.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 #: The names of a batch's tokens among the arguments of a call.
 _TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "pixel_values")
 _LEAST_LAYERS = 2
@@ -123,7 +125,7 @@ class CountedStep:
             return
         with contextlib.suppress(Exception):  # whatever a program's attributes and tensors do when they are asked
             self._batch = of_batch(arguments, keywords)
-            self.manifest = {**of_model(module), **self.manifest}
+            self.manifest = {**of_model(module), **read_by_decode(module), **self.manifest}
 
     def _place(self) -> tuple[str, str]:
         """Returns the phase and the module of what this thread does."""
@@ -228,6 +230,30 @@ def of_model(module: Any) -> dict[str, int]:
     return {**_of_modules(module), **_of_config(module)}
 
 
+def read_by_decode(module: Any) -> dict[str, int]:
+    """The bytes that each pass reads of a model's weights, and those of a position in its cache of keys and values.
+
+    An embedding is looked up by row, but where it is the head, too; of a mixture's experts a pass may leave some out.
+    """
+    import torch
+
+    config = _config_of(module)
+    parts = list(module.modules())
+    uses = Counter(id(weight) for part in parts for weight in part.parameters(recurse=False))
+    looked_up = {id(part.weight) for part in parts if isinstance(part, torch.nn.Embedding)}
+    read = [weight for weight in module.parameters() if id(weight) not in looked_up or uses[id(weight)] > 1]
+    found = {"weights_bytes": sum(weight.numel() * weight.element_size() for weight in read)}
+    if any(getattr(config, name, None) for name in _EXPERTS) or not found["weights_bytes"]:
+        found = {}
+    said = of_model(module)
+    if getattr(config, "is_encoder_decoder", True) or not {"num_layers", "num_heads", "d_model"} <= said.keys():
+        return found
+    heads = getattr(config, "num_key_value_heads", None) or said["num_heads"]
+    width = getattr(config, "head_dim", None) or said["d_model"] // said["num_heads"]
+    element = next(weight.element_size() for weight in module.parameters() if weight.is_floating_point())
+    return {**found, "cache_bytes": 2 * said["num_layers"] * heads * width * element}
+
+
 def of_batch(arguments: Iterable[Any], keywords: Mapping[str, Any]) -> dict[str, int]:
     """What the arguments of a call say: the batch size, and of tokens the context length."""
     values = [*(keywords[name] for name in _TOKENS if name in keywords), *arguments, *keywords.values()]
@@ -240,11 +266,14 @@ def of_batch(arguments: Iterable[Any], keywords: Mapping[str, Any]) -> dict[str,
     return dimensions
 
 
+def _config_of(module: Any) -> Any:
+    configs = (getattr(candidate, "config", None) for candidate in module.modules())
+    return next((candidate for candidate in configs if candidate is not None), None)
+
+
 def _of_config(module: Any) -> dict[str, int]:
     """The dimensions in the ``config`` that models of transformers, and of many others, carry."""
-    configs = (getattr(candidate, "config", None) for candidate in module.modules())
-    config = next((candidate for candidate in configs if candidate is not None), None)
-    dimensions = {}
+    config, dimensions = _config_of(module), {}
     for key, names in _CALLED.items():
         values = (getattr(config, name, None) for name in names)
         value = next((candidate for candidate in values if isinstance(candidate, int) and candidate > 0), None)

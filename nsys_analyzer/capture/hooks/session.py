@@ -256,7 +256,11 @@ class Session:
         batch, new = shapes[0][:2]
         kind = "decode" if self.passes and new == 1 else "prefill"
         self.passes += 1
-        return self.ranges.push(f"{kind} (inferred) bs={batch} toks={batch * new}")
+        mask: Any = getattr(
+            keywords.get("attention_mask"), "shape", ()
+        )  # of a sequence, all positions that it attends to
+        positions = f" sk={batch * mask[1]}" if len(mask) == 2 else ""
+        return self.ranges.push(f"{kind} (inferred) bs={batch} toks={batch * new}{positions}")
 
     @harmless
     def module_called(self, module: Any) -> bool:

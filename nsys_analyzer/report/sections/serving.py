@@ -40,6 +40,10 @@ _REMEDIES = (
 #: A batch of this share of the one at which a matmul's computing takes as long as its reading is small: twice as many
 #: sequences make a matmul take this much longer at most.
 _SMALL, _LONGER = 0.25, 0.4
+_BY_DIMENSIONS = (
+    " Keys and values are taken to have as many heads as queries: where they have fewer (GQA, MQA), the bytes are an "
+    "upper limit."
+)
 #: Rows of idle time of a kind, and the share of its step that each has at least.
 _ROWS, _LEAST_SHARE = 4, 0.01
 
@@ -155,8 +159,7 @@ def _least(kind: StepKind) -> Words:
             f"A decode step reads {format_number(kind.weights_bytes, 'bytes')} of weights{cache} at the least "
             f"({LEAST_READ}): {about_milliseconds(kind.least_ms)} at the memory's peak{without}. The step takes ",
             f"{kind.length_ms.median / kind.least_ms:.3g} times as long, the GPU's work in it "
-            f"{(kind.total_ms - kind.idle_ms) / kind.least_ms:.3g} times. Keys and values are taken to have as many "
-            "heads as queries: where they have fewer (GQA, MQA), the bytes are an upper limit.",
+            f"{(kind.total_ms - kind.idle_ms) / kind.least_ms:.3g} times.{'' if kind.counted else _BY_DIMENSIONS}",
         ),
     )
 
