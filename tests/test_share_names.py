@@ -119,7 +119,6 @@ def test_a_string_with_two_roles_stays_where_both_allow_it() -> None:
 
 def test_the_numbers_behind_an_operator_stay_but_long_ones() -> None:
     assert shown("aten::mm, seq = 4111111111111111, op_id = 12", OPERATOR) == "aten::mm, seq = 0, op_id = 12"
-    assert shown("[[8192, 768], [4111111111111111, 3072], []]", OPERATOR) == "[[8192, 768], [0, 3072], []]"
 
 
 @pytest.mark.parametrize(
