@@ -80,7 +80,7 @@ def _attend(case: PassesCase) -> Attend:
     if case.device == "cpu":
         raise NotHereError("Triton's kernels need a GPU; tiled is the same algorithm")
     in_triton = triton_attention(case.d_head)
-    return lambda q, k, v: in_triton(q, k, v, case.causal, case.fp32_products)
+    return lambda q, k, v: in_triton(q, k, v, case.causal)
 
 
 def _error(case: PassesCase, passes: Passes, heads: int) -> float:

@@ -146,7 +146,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def triton_attention(d_head: int) -> Attention:
-    """Returns FlashAttention-2 in Triton, which takes ``fp32_products`` besides.
+    """Returns FlashAttention-2 in Triton.
 
     Raises:
         NotHereError: there is no Triton, or it has no kernel for this d_head.

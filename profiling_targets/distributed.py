@@ -141,7 +141,7 @@ def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Nam
     """Reads the command line: the model, how it is shared, who is late, and what else was said.
 
     Raises:
-        ConfigurationError: what cannot run, or an option that another one leaves without effect.
+        ConfigurationError: what cannot run.
     """
     parser = command_line("distributed", "Trains a transformer on several GPUs for a few steps.", _OPTIONS)
     add = parser.add_argument
@@ -152,15 +152,6 @@ def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Nam
     add("--late-ms", type=float, metavar="MS", help=f"by so much (default {_LATE_MS:g})")
     add("--synchronize", action="store_true", help="wait for the GPU at the end of each step")
     config, given = read_options(parser, arguments)
-    for option, value, goes_with, has_it in (
-        ("--bucket-mb", given.bucket_mb, "--strategy ddp", given.strategy == "ddp"),
-        ("--microbatches", given.microbatches, "--strategy pipeline", given.strategy == "pipeline"),
-        ("--late-ms", given.late_ms, "--late-rank", given.late_rank is not None),
-    ):
-        if value is not None and not has_it:
-            raise ConfigurationError(f"{option} goes with {goes_with}")
-        if isinstance(value, int | float) and value <= 0:
-            raise ConfigurationError(f"{option} must be above 0")
     if given.strategy == "pipeline":
         given.microbatches = given.microbatches or _MICROBATCHES
     sharing = Sharing(given.strategy, given.bucket_mb, given.microbatches)

@@ -41,8 +41,6 @@ def _launches(*sizes: tuple[int, int, int, int]) -> dict[int, Launch]:
     return {d_head: Launch(*size) for d_head, size in zip(D_HEADS, sizes, strict=True)}
 
 
-# True fp32 has no tensor cores: a thread holds all its operands in registers, which only a small tile leaves room for.
-_SMALL = dict.fromkeys(D_HEADS, Launch(32, 32, 4, 1))
 #: By kernel and precision of the matmuls, then d_head. Of half and tf32x3 the fastest of those tried on an H200,
 #: causal, 16 heads: over contexts of 4,096 and 16,384 tokens (fp32: 2,048), each weighted with the inverse of
 #: its scores.
@@ -53,28 +51,24 @@ LAUNCHES: dict[tuple[str, str], dict[int, Launch]] = {
     ("forward", "tf32x3"): _launches((32, 32, 4, 2), (64, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
     ("keys", "tf32x3"): _launches((32, 32, 4, 2), (32, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
     ("queries", "tf32x3"): _launches((32, 32, 4, 1), (32, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
-    ("forward", "ieee"): _SMALL,
-    ("keys", "ieee"): _SMALL,
-    ("queries", "ieee"): _SMALL,
 }
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, fp32_products: str = "ieee") -> Tensor:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Attention, softmax(q·kᵀ ÷ √d_head)·v, that never writes its scores to memory.
 
-    Matmuls of bf16 and fp16 tensors accumulate in fp32.
+    Matmuls of bf16 and fp16 tensors accumulate in fp32; one of fp32 tensors is three of TF32, which tensor cores do,
+    with an error close to that of fp32.
 
     Args:
         q, k, v: (B, H, S, d_head) in bf16, fp16 or fp32 on one device, d_head one of ``D_HEADS``. Strides are
             free, but where those of the three differ or the last dimension is not contiguous, they are copied first.
         causal: whether a row sees no later key.
-        fp32_products: of fp32 tensors, ``ieee`` for true fp32, ``tf32x3`` for each matmul as three of TF32, which
-            tensor cores do, with an error close to that of fp32.
 
     Returns:
         (B, H, S, d_head), contiguous, of the type of q.
     """
-    matmuls = fp32_products if q.dtype == torch.float32 else "half"
+    matmuls = "tf32x3" if q.dtype == torch.float32 else "half"
     out: Tensor = FlashAttention.apply(q, k, v, causal, matmuls)  # type: ignore[no-untyped-call]
     return out
 

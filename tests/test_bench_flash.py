@@ -11,7 +11,7 @@ from nsys_analyzer.experiments.model import AnyRow
 from nsys_analyzer.experiments.passes import TARGET, PassesCase
 from tests.support.rows import check, default_settings, figures, page, typed_row
 
-CASE = {"device": "cuda", "batch_size": 1, "heads": 8, "causal": True, "fp32_products": "tf32x3",
+CASE = {"device": "cuda", "batch_size": 1, "heads": 8, "causal": True,
         "measured_ms": 100, "warmup_steps": 3, "steps": 10}  # fmt: skip
 
 

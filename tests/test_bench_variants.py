@@ -51,7 +51,7 @@ def test_cases() -> None:
     assert len(cases) == 2 * 2 * 2  # two lengths, two variants, causal and not
     assert cases[-1].case == PassesCase(
         device="cpu", implementation="flash", batch_size=1, heads=4, context_length=4096, d_head=32, causal=True,
-        fp32_products="ieee", warmup_steps=1, steps=5,
+        warmup_steps=1, steps=5,
     )  # fmt: skip
 
 

@@ -134,21 +134,6 @@ def test_a_rank_without_a_launcher(capsys: pytest.CaptureFixture[str], monkeypat
     assert "RANK is not set: no launcher has started this process. Start it with torchrun" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--strategy", "fsdp", "--bucket-mb", "2"], "--bucket-mb goes with --strategy ddp"),
-        (["--microbatches", "2"], "--microbatches goes with --strategy pipeline"),
-        (["--late-ms", "5"], "--late-ms goes with --late-rank"),
-        (["--bucket-mb", "0"], "--bucket-mb must be above 0"),
-        (["--late-rank", "0", "--late-ms", "-1"], "--late-ms must be above 0"),
-    ],
-)
-def test_options_without_effect_are_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        parse([*words, *TINY])
-
-
 def test_a_late_rank_that_is_not_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)

@@ -59,7 +59,7 @@ def test_a_machine_with_nothing_but_pytorch() -> None:
     assert made.profiler == TorchProfiler()
     gpu, lighter = made.notices
     assert gpu == "No GPU: torch.profiler records, and PyTorch's operators on the CPU are the kernels."
-    assert lighter.startswith("On the CPU: context 128, 1 + 2 steps, where a GPU takes context 256, 5 + 10 steps")
+    assert lighter.startswith("On the CPU: context 128, 1 + 2 steps; --context-length")
     assert words_of(made)[-6:] == ["--device", "cpu", "--steps", "2", "--warmup", "1"]
 
 

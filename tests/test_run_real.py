@@ -77,7 +77,7 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 def test_the_whole_way(on_cpu: Sweep) -> None:
     folder, ended = on_cpu
     assert ended.returncode == 0, ended.stderr
-    assert "On the CPU: context 32, 1 + 3 steps, where a GPU takes" in ended.stderr
+    assert "On the CPU: context 32, 1 + 3 steps; --context-length" in ended.stderr
     assert ended.stdout.splitlines()[-1] == "runs/report.md"
     place = folder / "runs" / NAME
     assert {path.name for path in place.iterdir()} == {

@@ -123,12 +123,9 @@ def make_plan(
     if device == "cpu":
         choices = {**_LIGHTER, **choices}
         if not _LIGHTER.keys() <= options.keys():
-            context, warmup, steps = (OPTIONS[name].default for name in ("context_length", "warmup_steps", "steps"))
             lighter = f"context {', '.join(map(str, choices['context_length']))}"
             lighter += f", {choices['warmup_steps'][0]} + {choices['steps'][0]} steps"
-            usual = f"context {context}, {warmup} + {steps} steps (warm-up + measured)"
-            change = "--context-length, --warmup and --steps change it"
-            notices = (*notices, f"On the CPU: {lighter}, where a GPU takes {usual}; {change}.")
+            notices = (*notices, f"On the CPU: {lighter}; --context-length, --warmup and --steps change it.")
     words = _words("--target-option", target_option)
     return Plan(transformer_targets(models or ("small",), choices, words), profiler, notices)
 

@@ -129,7 +129,7 @@ BENCH = Bench(
         several(PassesCase, "precision", ("bf16", "fp32"), ("fp32",)),
         several(PassesCase, "d_head", (16, 32, 64, 128), (64,)),
         several(PassesCase, "context_length", _CONTEXTS, (128, 256, 512)),
-        *single(PassesCase, "batch_size", "heads", "causal", "fp32_products"),
+        *single(PassesCase, "batch_size", "heads", "causal"),
         replace(options_of(PassesCase)["measured_ms"], default=100),
         *single(PassesCase, "warmup_steps", "steps"),
     ),

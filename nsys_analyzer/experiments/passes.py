@@ -24,9 +24,6 @@ class PassesCase:
     context_length: int = option(1024, "tokens")
     d_head: int = option(64, "features of a head; flash takes 16, 32, 64 or 128")
     causal: bool = option(True, "with a causal mask")
-    fp32_products: str = option(
-        "tf32x3", "of flash in fp32: three matmuls in TF32, as SDPA's do, or true fp32", ("tf32x3", "ieee")
-    )
     measured_ms: int = option(0, "milliseconds that do_bench measures for, on a GPU; 0 takes steps", least=0)
     warmup_steps: int = option(3, "calls before the measured ones, without do_bench", cpu=1, least=0)
     steps: int = option(10, "measured calls, without do_bench", cpu=5)

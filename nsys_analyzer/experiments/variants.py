@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
-from nsys_analyzer.experiments.model import AnyRow, Bench, Results, options_of, ratio, several, single
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results, ratio, several, single
 from nsys_analyzer.experiments.passes import TARGET, PassesCase
 from nsys_analyzer.experiments.section import bars, curves, namer, rows_table, scientific, span
 from nsys_analyzer.report.model import Block, Cell, Details, Paragraph
@@ -90,13 +89,12 @@ BENCH = Bench(
             ("naive", "blocked", "fused", "tiled", "sdpa"),
         ),
         several(PassesCase, "causal", (False, True)),
-        replace(options_of(PassesCase)["fp32_products"], default="ieee"),
         *single(PassesCase, "warmup_steps", "steps"),
     ),
     target=TARGET,
     how={
         "warm-up": "the check, the count of memory, and {warmup_steps} more of each call",
-        "measured": "{steps} of each call; matmuls of flash in fp32: {fp32_products}",
+        "measured": "{steps} of each call",
         "synchronized": "at the end of each call",
         "gradients": "forward under no_grad, backward to q, k and v into fresh tensors",
     },

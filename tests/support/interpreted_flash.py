@@ -94,24 +94,3 @@ def test_a_gradient_that_takes_no_memory_of_its_own() -> None:
     inputs, _ = random_inputs((1, 2, 40, 16), torch.float32)
     ones: Tensor = torch.ones(()).expand(1, 2, 40, 16)  # as the gradient of a sum is
     assert error(flash_attention, inputs, ones, False) < TOLERATED[torch.float32]
-
-
-def zeros(shape: tuple[int, ...] = (1, 1, 8, 16), dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    return [torch.zeros(shape, dtype=dtype) for _ in range(3)]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "products", "says"),
-    [
-        (zeros((1, 8, 16)), "ieee", "one shape"),
-        ([*zeros()[:2], torch.zeros(1, 1, 9, 16)], "ieee", "one shape"),
-        (zeros(dtype=torch.float64), "ieee", "bf16, fp16 or fp32"),
-        ([*zeros()[:2], torch.zeros(1, 1, 8, 16, dtype=torch.bfloat16)], "ieee", "bf16, fp16 or fp32"),
-        (zeros((1, 1, 8, 48)), "ieee", "d_head"),
-        (zeros(), "tf32", "tf32x3"),
-    ],
-)
-def test_what_does_not_fit_is_refused(inputs: list[Tensor], products: str, says: str) -> None:
-    q, k, v = inputs
-    with pytest.raises(ValueError, match=says):
-        flash_attention(q, k, v, causal=True, fp32_products=products)

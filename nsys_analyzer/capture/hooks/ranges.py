@@ -52,8 +52,8 @@ class Ranges:
             for name in names if module else ():
                 setattr(module, name, self._noting(getattr(module, name)))
         self.open_window, self.close_window = cuda.profiler.start, cuda.profiler.stop
-        cuda.profiler.start = _followed(cuda.profiler.start, self._opens)
-        cuda.profiler.stop = _preceded(cuda.profiler.stop, self._closes)
+        cuda.profiler.start = _told(cuda.profiler.start, after=self._opens)
+        cuda.profiler.stop = _told(cuda.profiler.stop, before=self._closes)
         cuda.cudart = functools.partial(_Cudart, cuda.cudart, self._opens, self._closes)
 
     def push(self, name: str) -> bool:
@@ -129,35 +129,27 @@ class _Cudart:
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._cudart, name)
         if name == "cudaProfilerStart":
-            return _followed(function, self._opens)
-        return _preceded(function, self._closes) if name == "cudaProfilerStop" else function
+            return _told(function, after=self._opens)
+        return _told(function, before=self._closes) if name == "cudaProfilerStop" else function
 
 
-def _followed(function: Function, tell: Callable[[], None]) -> Function:
-    """The function, with a word behind it, also where it fails: a PyTorch without CUDA cannot open the range.
+def _told(function: Function, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None) -> Any:
+    """The function, with a word before or behind it, also where it fails: a PyTorch without CUDA opens no range.
 
     What is said of an open capture range lies inside.
     """
 
     @functools.wraps(function)
     def saying(*arguments: Any, **keywords: Any) -> Any:
+        if before:
+            before()
         try:
             return function(*arguments, **keywords)
         finally:
-            tell()
+            if after:
+                after()
 
     setattr(saying, _OURS, True)
-    return saying
-
-
-def _preceded(function: Function, tell: Callable[[], None]) -> Function:
-    """The function, with a word before it."""
-
-    @functools.wraps(function)
-    def saying(*arguments: Any, **keywords: Any) -> Any:
-        tell()
-        return function(*arguments, **keywords)
-
     return saying
 
 
