@@ -139,7 +139,7 @@ def test_a_phase_that_outlasts_its_range_says_so_beside_its_figures(tmp_path: Pa
     assert "the range of backward lasts 6 ms and launches 9 ms of work" in text
     first, times = text.partition("## ")[0], text[text.index("Times: median") :]
     assert "| backward | – | 9.000 | " in first  # the range is no time of the work
-    assert re.search(r"\| backward \| 1 \| 6\.000 \| 9\.000 \| 9\.000 \| 10\.00 \| 4\.000 \|", times)
+    assert re.search(r"\| backward \| 1 \| 6\.000 \| 9\.000 \| 9\.000 \| 10\.00 \|", times)
 
 
 def test_copies_and_fills_have_rows(tmp_path: Path) -> None:
@@ -171,7 +171,6 @@ def test_a_warm_up_range_inside_a_phase_is_left_out_of_it(tmp_path: Path) -> Non
     assert forward is not None
     assert (forward.kernels_per_instance, forward.kernel_time_ms.mean) == (1, 1)
     assert summary.share_in_phases == 1
-    assert any("A warm-up range lies inside forward" in warning for warning in summary.warnings)
 
 
 def test_a_range_of_no_length_lies_in_no_phase(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from nsys_analyzer.report.model import (
     Listing,
     Paragraph,
     Report,
-    Section,
     Seen,
     StepBars,
     Table,
@@ -31,14 +30,11 @@ _BAR = 96
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
     """The report as one markdown text; ``figures`` are key to path as the file sees it, others are left out."""
-    return (
-        "\n\n".join([f"# {heading(report.title)}", *(_section(section, figures) for section in report.sections)]) + "\n"
-    )
-
-
-def _section(section: Section, figures: Mapping[str, str]) -> str:
-    title = [f"## {heading(section.title)}"] if section.title else []
-    return "\n\n".join([*title, *filter(None, (render_block(block, figures) for block in section.blocks))])
+    written = [f"# {heading(report.title)}"]
+    for section in report.sections:
+        written += [f"## {heading(section.title)}"] if section.title else []
+        written += filter(None, (render_block(block, figures) for block in section.blocks))
+    return "\n\n".join(written) + "\n"
 
 
 def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = False) -> str:

@@ -93,7 +93,9 @@ def lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool = Fal
             strokes.append(Stroke(part, text.center(count, fill)[:count]))
         yield [*strokes, Stroke("", " " * (inner - length) + time.rjust(right)[:right] if right else "")]
     line: list[Stroke] = []
-    for item in [[Stroke("", _joined(bars.title))], *_legend(bars, totals, shade)]:
+    parts = zip(bars.parts, legend(bars, totals), strict=True)
+    keys = ([Stroke(part, letter_of(part, shade)), Stroke("", f" {_joined(said)}")] for part, said in parts)
+    for item in [[Stroke("", _joined(bars.title))], *keys]:
         if line and _width(line) + 2 + _width(item) > width:
             yield line
             line = []
@@ -117,14 +119,8 @@ def color_of(part: str) -> str:
     return GRAY if part == IDLE else PARTS.get(part) or CLASSES.get(part, GRAY)
 
 
-def _legend(bars: StepBars, totals: Sequence[float], shade: str) -> Iterator[list[Stroke]]:
-    """Each part with its letter, ms and share; of several bars the least and the most of them."""
-    for part, said in zip(bars.parts, legend(bars, totals), strict=True):
-        yield [Stroke(part, letter_of(part, shade)), Stroke("", f" {_joined(said)}")]
-
-
 def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[str]:
-    """Each part in words: its name, ms and share."""
+    """Each part in words: its name, ms and share; of several bars the least and the most of them."""
     for i, part in enumerate(bars.parts):
         times = [row.ms[i] for row in bars.rows]
         if len(times) > 1:

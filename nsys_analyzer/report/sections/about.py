@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from nsys_analyzer.analysis.kernels.classes import known_classes
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
-from nsys_analyzer.analysis.transformer.costs import forward_flops
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, IDLE
 from nsys_analyzer.configuration import OPTIONS, Option
@@ -19,10 +18,11 @@ from nsys_analyzer.text import Words, emphasis, joined, phrase, plural
 
 def about(evidence: Evidence) -> Section:
     """Everything below the answers, folded."""
+    told = tuple(phrase("**{}** {}", f"{', '.join(of)}:", text) for text, of in warnings_of(evidence).items())
     parts: tuple[tuple[str, tuple[Block, ...]], ...] = (
         ("Conditions", tuple(_conditions(evidence))),
         (f"{kernel_word(*evidence.captures).capitalize()} attribution check", tuple(_attribution(evidence))),
-        (count_of_warnings(evidence), tuple(_warnings(evidence))),
+        (count_of_warnings(evidence), (Listing(told),) if told else ()),
         ("Full kernel names", tuple(_names(evidence))),
         ("How this report was made", tuple(_how_made(evidence))),
         ("Glossary", (Listing(tuple(_glossary(evidence))),)),
@@ -41,7 +41,6 @@ _CAPTURES: tuple[Field[CaptureSummary], ...] = (
     Field("status", "text", lambda c: _status(c)),
     Field("steps", "count", lambda c: _steps(c)),
     Field("kernels", "count", lambda c: c.coverage.kernels if c.coverage else None),
-    Field("forward FLOPs", "flop", lambda c: _flops(_configuration(c))),
     Field("model known from", "text", lambda c: c.configuration.source if c.configuration else None),
 )
 _MACHINES: tuple[Field[CaptureSummary], ...] = (
@@ -49,7 +48,7 @@ _MACHINES: tuple[Field[CaptureSummary], ...] = (
     Field("GPU", "text", lambda c: "none (CPU)" if c.on_cpu else c.gpu or (c.run.gpu if c.run else None)),
     Field("memory", "bytes", lambda c: c.conditions.gpu_memory_bytes if c.conditions else None),
     Field("driver", "text", lambda c: c.conditions.driver if c.conditions else None),
-    Field("runtime", "text", lambda c: _runtime(c)),
+    Field("CUDA or HIP", "text", lambda c: c.conditions.runtime if c.conditions else None),
     Field("profiler", "text", lambda c: f"{c.profiler} {c.profiler_version}" if c.profiler else None),
     Field("torch", "text", lambda c: c.run.torch if c.run else None),
     Field("matmul precision", "text", lambda c: _precision(c)),
@@ -91,18 +90,6 @@ def _steps(capture: CaptureSummary) -> int | None:
     if capture.step and not capture.step.is_pass:
         return capture.step.instances
     return capture.run.steps if capture.run and capture.status == "not_profiled" else None
-
-
-def _flops(known: Configuration) -> int | None:
-    """The FLOPs of a forward pass, None where its shapes are not known."""
-    model, batch, context = known.model, known.batch_size, known.context_length
-    return forward_flops(model, batch, context) if model and batch and context else None
-
-
-def _runtime(capture: CaptureSummary) -> str | None:
-    """The runtime in the words of its platform: CUDA 13.0, HIP 6.2."""
-    known, metadata = capture.conditions, capture.metadata
-    return f"{metadata.platform} {known.runtime}" if known and known.runtime and metadata else None
 
 
 def _precision(capture: CaptureSummary) -> str | None:
@@ -163,12 +150,6 @@ def count_of_warnings(evidence: Evidence) -> str:
     """The number of warnings, as every command and the report say it."""
     count = len(warnings_of(evidence))
     return f"{count} {plural(count, 'warning')}"
-
-
-def _warnings(evidence: Evidence) -> Iterator[Block]:
-    """The warnings, each once."""
-    if found := warnings_of(evidence):
-        yield Listing(tuple(phrase("**{}** {}", f"{', '.join(names)}:", text) for text, names in found.items()))
 
 
 # --- names

@@ -32,9 +32,11 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
     if data:  # behind the summary
         sections.insert(1, _part("timeline.html"))
         entries.insert(0, (_TIMELINE, "Timeline"))
-    script = _script()
+    script = '"use strict";\n' + "\n".join(map(_part, _SCRIPTS))
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     return _part("page.html").format(
-        policy=_policy(script),
+        # Nothing is loaded, and no script runs but ours: whatever a name holds, it stays text.
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         title=escape(visible(plain(report.title))),
         heading=inline(report.title),
         style=_part("page.css"),
@@ -67,14 +69,3 @@ def _section(section: Section, name: str, blocks: Blocks) -> str:
 @cache
 def _part(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _script() -> str:
-    return '"use strict";\n' + "\n".join(_part(name) for name in _SCRIPTS)
-
-
-def _policy(script: str) -> str:
-    """Nothing is loaded, and no script runs but ours: whatever a name holds, it stays text."""
-    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
