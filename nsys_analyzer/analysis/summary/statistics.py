@@ -26,8 +26,6 @@ _NS_PER_MS = 1e6
 _NO_DIGIT = 0.0005
 #: The statistics that are values, and not how far these lie apart.
 _PLACES = ("mean", "min", "median", "max")
-#: A table of steps and kinds with more cells than this is made of those alone that are not empty.
-_SPARSE = 1_000_000
 #: So many instances tell a median's spread as well as all of them.
 MOST_VALUES = 200
 _CLASS, _NAME_AND_CLASS = attrgetter("kernel_class"), attrgetter("key")
@@ -83,17 +81,10 @@ class Moments:
     def add(self, step: Ints, kind: Ints, ns: Ints | Floats) -> None:
         """Adds pieces of whole steps, whose numbers begin at 0: shape (pieces,)."""
         kinds = len(self.total)
-        key = step * kinds + kind
-        cells = (int(step.max(initial=-1)) + 1) * kinds
-        if cells > _SPARSE:  # few pieces of each of very many steps: most cells would be empty
-            keys, key = np.unique(key, return_inverse=True)
-            sums = np.bincount(key, ns, len(keys))
-            self.total += np.bincount(keys % kinds, sums, kinds)
-            self.squares += np.bincount(keys % kinds, sums * sums, kinds)
-        else:
-            table = np.bincount(key, ns, cells).reshape(-1, kinds)
-            self.total += table.sum(axis=0)
-            self.squares += (table * table).sum(axis=0)
+        keys, key = np.unique(step * kinds + kind, return_inverse=True)
+        sums = np.bincount(key, ns, len(keys))
+        self.total += np.bincount(keys % kinds, sums, kinds)
+        self.squares += np.bincount(keys % kinds, sums * sums, kinds)
 
     def of(self, steps: int, scale: float) -> list[tuple[float, float | None]]:
         """The mean and the standard deviation of each kind over so many steps, ms, scaled; none of a single step."""
