@@ -82,14 +82,12 @@ def test_links_are_followed_and_stay(tmp_path: Path) -> None:
 def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for name, said in {
-        "folder": "is a folder", "pipe": "a pipe or a device", "circle": "leads in a circle",
-        "/dev/null": "a pipe or a device", "/dev/stdout": "is a stream", "/proc/self/fd/1": "is a stream",
+        "folder": "is a folder", "pipe": "a pipe or a device", "/dev/null": "a pipe or a device",
     }.items():  # fmt: skip
         with pytest.raises(NsysAnalyzerError, match=said):
             write_text(tmp_path / name, "text")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "folder", "pipe"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
     assert link_target(Path("/dev/shm/x.md")) == Path(os.path.realpath("/dev/shm"), "x.md")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -144,26 +143,7 @@ def test_only_several_files_that_take_long_are_worth_processes(
     seconds: Sequence[float], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
-    monkeypatch.setattr(cluster, "_granted", lambda _: math.inf)
     assert cluster._local_workers([Text(Path("a"), one) for one in seconds]) == workers
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "granted"),
-    [
-        ("memory.max", "2048\n", 2048),
-        ("memory.max", "max\n", math.inf),
-        ("cpu.max", "150000 100000\n", 1.5),
-        ("cpu.max", None, math.inf),
-    ],
-)
-def test_what_a_container_grants(
-    name: str, text: str | None, granted: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster, "Path", lambda *parts: tmp_path / parts[-1])
-    if text:
-        (tmp_path / name).write_text(text)
-    assert cluster._granted(name) == granted
 
 
 def test_an_address_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,16 +309,6 @@ def test_processes_of_one_id(tmp_path: Path) -> None:
     assert trace.query("SELECT count(*) AS n FROM flow") == [{"n": 10}]
 
 
-def test_captures_lie_where_their_machines_clocks_put_them(tmp_path: Path) -> None:
-    """The second one's session began 5,000 ns later."""
-    paths = []
-    for name, utc in (("one", 10**18), ("other", 10**18 + 5_000)):
-        export = Export().range(name, 100, 200).add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=utc)
-        paths.append(export.write(tmp_path / f"{name}.sqlite"))
-    trace = opened(paths, tmp_path / "t.pftrace")
-    assert [row[1:4] for row in slices(trace)] == [("one", "range", 100), ("other", "range", 5_100)]
-
-
 def test_a_capture_without_gpu_work(tmp_path: Path) -> None:
     path = Export().range("forward", 10, 20).write(tmp_path / "t.sqlite")
     trace = opened([path], tmp_path / "t.pftrace")

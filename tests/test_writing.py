@@ -130,16 +130,12 @@ def test_a_bench_is_refused_before_it_runs(run: Run, tmp_path: Path) -> None:
     [
         ("null.md", "null.md is a pipe or a device, not a file. Name a file with -o, or print with -o -"),
         ("pipe.md", "pipe.md is a pipe or a device, not a file"),
-        ("/dev/stdout", "/dev/stdout is a stream, not a file"),
-        ("/dev/fd/1", "/dev/fd/1 is a stream, not a file"),
-        ("circle.md", "circle.md is a symbolic link that leads in a circle"),
         (".", "Name a file in it: -o report.md"),
     ],
 )
 def test_what_is_no_file_is_not_replaced(here: Path, name: str, said: str, options: tuple[str, ...]) -> None:
     (here / "null.md").symlink_to("/dev/null")
     os.mkfifo(here / "pipe.md")
-    (here / "circle.md").symlink_to("circle.md")
     before = {path.name: path.lstat().st_mode for path in here.iterdir()}
     assert said in str(report("small_ctx256.sqlite", "-o", name, *options).exception)
     assert {path.name: path.lstat().st_mode for path in here.iterdir()} == before

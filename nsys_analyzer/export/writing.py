@@ -112,36 +112,27 @@ class Capture:
 def on_one_clock(captures: Sequence[Capture], tell: Callable[[str], None]) -> tuple[Capture, ...]:
     """Puts captures on the clock that they share: that of the first one.
 
-    Of several, each is read here, and again when it is written. Collectives align the captures of one run. Others lie
-    where the clocks of their machines put them, or, where a capture does not know when it began, each at its own 0;
-    ``tell`` gets a line on that. No time is below 0.
+    Of several, each is read here, and again when it is written. Collectives align the captures of one run. Others each
+    begin at their own 0; ``tell`` gets a line on that. No time is below 0.
     """
     if len(captures) < 2:
         return tuple(captures)
     members: list[Member] = []
-    started: dict[str, int] = {}
     first_ns: list[int] = []
     for capture in captures:
         attributed, key = capture.read(), str(capture.path)
         first_ns.append(capture.first_ns(attributed))
-        metadata, manifest = attributed.trace.metadata, find_manifest(capture.path)
-        started[key] = metadata.started_utc_ns - metadata.time_shift_ns if metadata.started_utc_ns else 0
+        manifest = find_manifest(capture.path)
         for process in capture.processes(attributed):
             steps = find_steps(attributed, process.global_pid)
             for member in record_members(attributed, process, steps, key) if steps else ():
                 run = manifest.group if manifest and manifest.group else ""
                 members.append(replace(member, run=run))
     clocks = clocks_of(members)
-    known = all(started.values())
-    first = min(started.values())
-    placed = []
-    for capture in captures:
-        reference, clock = clocks.get(str(capture.path), (str(capture.path), Clock()))
-        placed.append(replace(capture, clock=clock, begun_ns=started[reference] - first if known else 0))
+    placed = [replace(one, clock=clocks.get(str(one.path), ("", Clock()))[1]) for one in captures]
     begins = [int(one.shared(np.array([ns]))[0]) for one, ns in zip(placed, first_ns, strict=True)]
     placed = [one.later_by(-min(*begins, 0)) for one in placed]
     apart = [capture.path.name for capture in captures if str(capture.path) not in clocks]
     if apart:
-        how = "placed by the clocks of their machines" if known else "each begins at its own 0"
-        tell(f"Not aligned by collectives, {how}: {', '.join(apart)}")
+        tell(f"Not aligned by collectives, each begins at its own 0: {', '.join(apart)}")
     return tuple(placed)

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import glob
 import os
-import re
 import shutil
 import sqlite3
 import stat
@@ -22,7 +21,6 @@ _FULL_DISK_BYTES = 1 << 20  # below it nsys, SQLite and PyTorch fail in words of
 _LONGEST_PREFIX = 40  # of a file's name in that of its folder, for a name is limited to 255 bytes
 #: In each folder of an unfinished file, so that no other of such a name is taken for one.
 UNFINISHED_MARK = ".written-by-nsys-analyze"
-_STREAM = re.compile(r"/dev/(std(in|out|err)$|fd/)|/proc/\w+(/task/\d+)?/fd/")
 
 
 @contextmanager
@@ -39,7 +37,7 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
         source: the file that it is another form of; it never permits what its source does not.
 
     Raises:
-        NsysAnalyzerError: a folder, a device, a pipe or a stream stands at ``target``.
+        NsysAnalyzerError: a folder, a device or a pipe stands at ``target``.
         NoSpaceError: the disk is full.
         OSError: the folder cannot be written, or the source is gone.
     """
@@ -71,7 +69,7 @@ def write_text(target: Path, text: str) -> None:
 
 def check_regular(path: Path, hint: str = "Name a file") -> None:
     """Checks that a path is a regular file, or that nothing is there; raises NsysAnalyzerError otherwise."""
-    place = link_target(path, hint)
+    place = link_target(path)
     if place.exists() and not place.is_file():
         kind = "a folder" if place.is_dir() else "a pipe or a device"
         raise NsysAnalyzerError(f"{path} is {kind}, not a file", hint)
@@ -88,18 +86,9 @@ def check_folder(path: Path, *, force: bool) -> None:
         raise NsysAnalyzerError(f"There is no folder {path.parent}", "Make it, or add --force, which makes it")
 
 
-def link_target(path: Path, hint: str = "Name a file") -> Path:
-    """Returns the path behind symbolic links; there need be no file.
-
-    Raises:
-        NsysAnalyzerError: an open file of a process, such as ``/dev/stdout``, or links that lead in a circle.
-    """
-    if _STREAM.match(os.path.abspath(path)):  # noqa: PTH100 - the links of a stream are not followed
-        raise NsysAnalyzerError(f"{path} is a stream, not a file", hint)
-    target = Path(os.path.realpath(path))
-    if target.is_symlink():
-        raise NsysAnalyzerError(f"{path} is a symbolic link that leads in a circle", hint)
-    return target
+def link_target(path: Path) -> Path:
+    """Returns the path behind symbolic links; there need be no file."""
+    return Path(os.path.realpath(path))
 
 
 @contextmanager

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -124,18 +123,9 @@ def _local_workers(tasks: Sequence[Task]) -> int:
         return 1
     import psutil
 
-    free = min(psutil.virtual_memory().available, _granted("memory.max") - psutil.Process().memory_info().rss)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    fit = int(free / max(task.memory_bytes for task in tasks))
-    return max(1, min(fit, len(tasks), math.ceil(min(cores, _granted("cpu.max")))))
-
-
-def _granted(name: str) -> float:
-    """Returns the bytes or the cores that a container grants its processes, infinity without a limit."""
-    with suppress(OSError, ValueError):  # there is no control group, or its limit is called "max"
-        most, *period = Path("/sys/fs/cgroup", name).read_text().split()
-        return float(most) / float(period[0] if period else 1)
-    return math.inf
+    fit = int(psutil.virtual_memory().available) // max(task.memory_bytes for task in tasks)
+    return max(1, min(fit, len(tasks), cores))
 
 
 @contextmanager
