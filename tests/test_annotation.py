@@ -203,6 +203,41 @@ def test_prefill_and_decode_of_a_generation(tmp_path: Path) -> None:
     assert (ran.code, ran.out) == (0, f"{2 * passes}\n"), ran.err
 
 
+BATCHING = """
+import torch
+from types import SimpleNamespace as Of
+from nvtx import opened
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
+
+def inputs(*requests):
+    made = [Of(query_length=new, state=Of(position_offset=there)) for new, there in requests]
+    return Of(requests_in_batch=made)
+
+processor = ContinuousBatchProcessor()
+of_two = Of(current_pair=1, io_pairs=[None, Of(host_io=inputs((1, 7)))])
+for processor.inputs_and_outputs in (inputs((5, 5), (7, 7)), inputs((1, 6), (9, 9)), of_two, inputs()):
+    print(processor._generation_step("model"))
+print([name for name in opened if "=" in name])
+"""
+PROCESSOR = """
+class ContinuousBatchProcessor:
+    def _generation_step(self, model): return model
+"""
+
+
+def test_steps_of_continuous_batching(tmp_path: Path) -> None:
+    """What the scheduler has put into the batch: new tokens of each request, and how many it has with them."""
+    package = tmp_path / "transformers" / "generation" / "continuous_batching"
+    package.mkdir(parents=True)
+    texts = ("__init__", ""), ("../__init__", ""), ("../../__init__", ""), ("continuous_api", PROCESSOR)
+    for name, text in (*texts, ("../../../nvtx", NVTX)):
+        (package / f"{name}.py").write_text(text)
+    ran = run(tmp_path, BATCHING, afresh=True)
+    steps = ["prefill bs=2 toks=12 sk=12", "mixed bs=2 toks=10 sk=15", "decode bs=1 toks=1 sk=7"]
+    model = "model\n"
+    assert (ran.code, ran.out) == (0, f"{4 * model}{steps}\n"), ran.err
+
+
 OWN_FINDER = """
 import sys
 from importlib.abc import MetaPathFinder

@@ -42,6 +42,7 @@ MS = 1_000_000
         ("executeStep: 0 ctx reqs, 8 gen reqs", "decode", 8, 8, None),
         ("decode bs=8 toks=8 sk=400", "decode", 8, 8, 400),
         ("prefill (inferred) bs=2 toks=20", "prefill", 2, 20, None),
+        ("mixed bs=2 toks=36 sk=90", "mixed", 2, 36, 90),
         ("Decode step 3", "decode", None, None, None),
     ],
 )

@@ -69,7 +69,7 @@ ENGINE_STEPS: tuple[re.Pattern[str], ...] = (
     ),
     # a program's own, and our hooks': prefill bs=1 toks=512, decode step 3
     re.compile(
-        r"(?P<mode>(?i:prefill|decode))(?:[ _](?i:step|phase|batch|pass))?(?:[ _#:]{1,2}\d{1,6})?"
+        r"(?P<mode>(?i:prefill|decode|mixed))(?:[ _](?i:step|phase|batch|pass))?(?:[ _#:]{1,2}\d{1,6})?"
         r"(?P<inferred> \(inferred\))?(?: (?:bs|toks|sk)=\d{1,9})*"
     ),
 )

@@ -32,8 +32,11 @@ _COMPUTING = ("forward", "evaluation", "loss", "backward")
 
 
 def hook(name: str) -> None:
-    """Hooks a module that this process has imported: PyTorch, or the one of transformers that generates."""
+    """Hooks a module that this process has imported: PyTorch, or one of transformers that generates."""
     session, torch = _session(), sys.modules["torch"]
+    if name.endswith("continuous_api"):
+        _patch_continuous_batching(session, sys.modules[name].ContinuousBatchProcessor)
+        return
     if name != "torch":
         _patch_generation(session, sys.modules[name].GenerationMixin)
         return
@@ -73,6 +76,21 @@ def _patch_generation(session: Session, mixin: Any) -> None:
             session.passes = before
 
     _replace(mixin, "generate", generating)
+
+
+def _patch_continuous_batching(session: Session, processor: Any) -> None:
+    """Marks each step of transformers' continuous batching as its scheduler made it, the replay of a graph, too."""
+    generation_step = processor._generation_step
+
+    def stepping(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        is_marked = session.batch_begins(self.inputs_and_outputs)
+        try:
+            return generation_step(self, *arguments, **keywords)
+        finally:
+            if is_marked:
+                session.ranges.pop()
+
+    _replace(processor, "_generation_step", stepping)
 
 
 def _replace(owner: Any, name: str, function: Function) -> None:

@@ -263,6 +263,17 @@ class Session:
         return self.ranges.push(f"{kind} (inferred) bs={batch} toks={batch * new}{positions}")
 
     @harmless
+    def batch_begins(self, inputs: Any) -> bool:
+        """A step of continuous batching begins; True where its range has to be closed."""
+        if pairs := getattr(inputs, "io_pairs", ()):  # of its asynchronous kind
+            inputs = pairs[inputs.current_pair].host_io
+        new = [request.query_length for request in inputs.requests_in_batch]
+        positions = sum(request.state.position_offset for request in inputs.requests_in_batch)
+        kinds = {"decode" if tokens == 1 else "prefill" for tokens in new}
+        kind = "mixed" if len(kinds) > 1 else "".join(kinds)
+        return bool(kind) and self.ranges.push(f"{kind} bs={len(new)} toks={sum(new)} sk={positions}")
+
+    @harmless
     def module_called(self, module: Any) -> bool:
         """A module is called whose place is wanted; True for ``module_returned``."""
         self.modules.enter(module)

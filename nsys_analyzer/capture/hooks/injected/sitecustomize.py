@@ -21,7 +21,8 @@ class _Hooked(MetaPathFinder):
     """Finds some modules as the other finders do, and has each hooked when its import is done."""
 
     def __init__(self) -> None:
-        self._left = {"torch", "transformers.generation.utils"}
+        generation = "transformers.generation"
+        self._left = {"torch", f"{generation}.utils", f"{generation}.continuous_batching.continuous_api"}
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         """The spec of such a module with a loader of ours around its own; None for every other module."""
