@@ -6,6 +6,11 @@ _LONGEST = 1_000
 #: A program of the user's in a command line, and the command that records most of what may be missing.
 PROGRAM = "-- python train.py"
 RECORD = f"nsys-analyze run {PROGRAM}"
+#: What records programs that the CPU runs here, and kernels that CUDA graphs hide.
+ON_GPU, NODES = (
+    f"{RECORD}, on a machine with a GPU",
+    f"nsys-analyze run --nsys-option=--cuda-graph-trace=node {PROGRAM}",
+)
 
 
 class NsysAnalyzerError(Exception):

@@ -225,6 +225,32 @@ def test_a_budget_is_of_json(trace: Path, run_main: Main) -> None:
     assert "--budget is of --format json" in run_main("explain", trace, "--budget", 500).err
 
 
+def test_captures_of_one_file_name_are_told_apart(trace: Path, tmp_path: Path, run_main: Main) -> None:
+    for name in ("before", "after"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "capture.sqlite").write_bytes(trace.read_bytes())
+    out = run_main("explain", tmp_path / "runs", "--format", "json", "--budget", 1000).out
+    sources = {one["evidence"]["capture"] for one in json.loads(out)["answers"]}
+    assert sources == {"before/capture.sqlite", "after/capture.sqlite"}
+
+
+def test_a_report_says_what_its_captures_lack(real_capture: RealCapture, run_main: Main) -> None:
+    needs = {}
+    for path in (real_capture("graph_small256"), DATA / "cpu_train.pt.trace.json.gz", real_capture("train_small256")):
+        (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]
+        needs[capture["name"]] = capture.get("cannot_answer", {}).get("needs")
+    assert needs == {
+        "graph_small256": "nsys-analyze run --nsys-option=--cuda-graph-trace=node -- python train.py",
+        "cpu_train": "nsys-analyze run -- python train.py, on a machine with a GPU",
+        "train_small256": None,
+    }
+
+
+def test_captures_that_match_in_nothing_have_no_comparison(real_capture: RealCapture, run_main: Main) -> None:
+    outcome = run_main("compare", real_capture("train_small256"), real_capture("nccl_init"), "--format", "json")
+    assert json.loads(outcome.out)["cannot_answer"]["why"].startswith("No run of one side has exactly the")
+
+
 @pytest.mark.parametrize("words", [("what-if", "--launches", "0"), ("kernels",)])
 def test_other_commands_say_it_alike(words: tuple[str, ...], tmp_path: Path, run_main: Main) -> None:
     path = Export().range("forward", 0, 10).write(tmp_path / "ranges.sqlite")

@@ -12,7 +12,7 @@ import click
 
 from nsys_analyzer.cli.help import SHOWN, command, format_option, option
 from nsys_analyzer.cli.options import names_options, trace_argument
-from nsys_analyzer.errors import ConfigurationError, MissingTableError
+from nsys_analyzer.errors import NODES, RECORD, ConfigurationError, MissingTableError
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
@@ -51,9 +51,9 @@ def kernels(
 
     loaded = Trace.load(trace)
     if "kernel" not in loaded.tables:
-        hint = "--cuda-graph-trace=node" if "graph" in loaded.tables else "--trace=cuda,nvtx"
         why = "" if "graph" in loaded.tables else plain(explained(loaded.metadata.diagnostics), "`")
-        raise MissingTableError(f"{trace} holds no kernels", why or f"Capture again with {hint}")
+        needed = NODES if "graph" in loaded.tables else RECORD
+        raise MissingTableError(f"{trace} holds no kernels{': ' if why else ''}{why.removesuffix('.')}", needed)
     captures = summarize(loaded, trace.name, names)
     parts = [(capture, _phase(captures, capture, phase)) for capture in captures]
     rows = [row for capture, part in parts for row in _rows(capture, part, kernel_class, top)]

@@ -62,6 +62,11 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
             below(one)
         return str(place)
 
+    def command_of(program: list[str]) -> list[str]:
+        if not program:
+            raise refused('There is no program: give its words, such as ["python", "train.py"]')
+        return ["--", *program]
+
     def run(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "nsys_analyzer", *words]
         return subprocess.run(line, input=text, capture_output=True, encoding="utf-8", errors="replace", check=False)
@@ -114,13 +119,13 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
     def capture(program: list[str], output_dir: str, modules: bool = False, timeout_s: float = 1800) -> str:
         """Runs a program, such as ["python", "train.py"], times and records it into a folder, and reports."""
         words = [f"--output-dir={below(output_dir)}", f"--timeout={timeout_s}", "--rerun", *["--modules"] * modules]
-        done = run("run", *words, "--", *program)
+        done = run("run", *words, *command_of(program))
         return f"Exit code {done.returncode}\n{(done.stdout + done.stderr)[-_LAST:]}"
 
     def verify(before: str, program: list[str], old: str = "", finding: str = "", time_limit_s: float = 600) -> str:
         """Whether a changed program is faster than that of a folder of capture, and a finding's prediction held."""
         words = [f"--before={old}"] * bool(old) + [f"--finding={finding}"] * bool(finding)
-        done = run("verify", read(before), f"--time-limit={time_limit_s}", *words, "--", *program)
+        done = run("verify", read(before), f"--time-limit={time_limit_s}", *words, *command_of(program))
         return f"Exit code {done.returncode}\n{(done.stdout + done.stderr)[-_LAST:]}"
 
     reading = (explain, ask, figures, check, kernels, modules, compare, what_if)

@@ -80,6 +80,8 @@ def verify(
     change, told, unseen = turns.change, None, ""
     if not reasons:
         told, unseen = _prediction(before, after, finding)
+        if not turns.is_seen:
+            unseen = f"{unseen} No losses of both programs are known, nor whether they compute the same.".lstrip()
     made = before.run
     entry = ledger.Entry(
         verdict=ledger.verdict_of(change, reasons), time=ledger.now(), before=_shown(programs[0]),

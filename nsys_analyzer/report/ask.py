@@ -99,22 +99,24 @@ def ask(evidence: Evidence, question: str) -> Answer:
         why = f"{len(captures)} processes are meant, of: {titles}"
         needed = CannotAnswer(why, f"nsys-analyze ask CAPTURE '{question} capture=NAME process=NAME'")
         return Answer(question, RestsOn(", ".join(dict.fromkeys(one.source for one in captures))), cannot_answer=needed)
-    return _answer(Case(captures[0], evidence.runs, words), name, question)
+    return _answer(evidence, captures[0], words, name, question)
 
 
-def _answer(case: Case, name: str, question: str) -> Answer:
-    capture, named = case.capture, FIGURES[name]
+def _answer(evidence: Evidence, capture: CaptureSummary, words: Mapping[str, str], name: str, question: str) -> Answer:
+    case, named = Case(capture, evidence.runs, words), FIGURES[name]
+    is_alone = sum(one.source == capture.source and one.process == capture.process for one in evidence.captures) == 1
+    source = capture.source if is_alone else f"{capture.name}/{capture.source}"
     try:
         value, of, table, rows = take(named, case)
     except CannotAnswerError as error:
         cannot = CannotAnswer(error.message, error.hint)
-        return Answer(question, RestsOn(capture.source, capture.process), unit=unit_of(name), cannot_answer=cannot)
+        return Answer(question, RestsOn(source, capture.process), unit=unit_of(name), cannot_answer=cannot)
     finding = next((one for one in capture.findings or () if one.id == case.words.get("finding")), None)
     more = (finding.title, finding.remedy) if finding else ("", ())
     short: float | str | tuple[float, float]
     short = (_rounded(value[0]), _rounded(value[1])) if isinstance(value, tuple) else value
     short = short if isinstance(short, str | tuple) else _rounded(short)
-    return Answer(question, RestsOn(capture.source, capture.process, table, rows), short, unit_of(name), of, *more)
+    return Answer(question, RestsOn(source, capture.process, table, rows), short, unit_of(name), of, *more)
 
 
 def _rounded(value: float) -> float:
@@ -167,7 +169,7 @@ def _ranked(evidence: Evidence, capture: CaptureSummary) -> Iterator[Answer]:
         for value in values_of(capture, key) if key else ("",):
             words = {key: value} if key else {}
             asked = " ".join((name, *(f"{key}={shlex.quote(value)}" for key, value in words.items())))
-            yield _answer(Case(capture, evidence.runs, words), name, asked)
+            yield _answer(evidence, capture, words, name, asked)
 
 
 def brief(evidence: Evidence, budget: int) -> str:

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import known_classes
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.summary.statistics import Stats, share_of
-from nsys_analyzer.errors import PROGRAM, RECORD, CannotAnswerError, ConfigurationError
+from nsys_analyzer.errors import NODES, ON_GPU, PROGRAM, RECORD, CannotAnswerError, ConfigurationError
 from nsys_analyzer.text import plain, plural
 
 if TYPE_CHECKING:
@@ -150,10 +150,9 @@ _LACKS = {
 MEASURED = "It is measured"
 #: What keeps figures from being told: whether it does, why, and what would help.
 _OBSTACLES: Mapping[str, tuple[Callable[[Case], object], str, str]] = {
-    "cpu": (lambda case: case.capture.on_cpu, "The program ran on the CPU", f"{RECORD}, on a machine with a GPU"),
+    "cpu": (lambda case: case.capture.on_cpu, "The program ran on the CPU", ON_GPU),
     "graphs": (
-        lambda case: case.phase and case.phase.opaque, "CUDA graphs hide their kernels in this capture",
-        f"nsys-analyze run --nsys-option=--cuda-graph-trace=node {PROGRAM}",
+        lambda case: case.phase and case.phase.opaque, "CUDA graphs hide their kernels in this capture", NODES,
     ),
     "unnamed": (
         lambda case: case.phase and share_of(case.phase.classes, UNKNOWN) is None, "It holds kernels without a name",

@@ -95,12 +95,14 @@ def test_it_runs_programs_only_where_that_is_allowed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [script]
 
     elsewhere = {**arguments, "output_dir": str(tmp_path.parent / "elsewhere")}
-    names, (ran, kept_out) = called(tmp_path, [("capture", arguments), ("capture", elsewhere)], "--allow-run")
+    calls = [("capture", arguments), ("capture", elsewhere), ("capture", {**arguments, "program": []})]
+    names, (ran, kept_out, empty) = called(tmp_path, calls, "--allow-run")
     assert names == [*READING, "capture", "verify"]
     assert (tmp_path / "ran").exists()
     assert (tmp_path / "runs").is_dir()
     assert ran.startswith("Exit code ")
     assert "lies outside of" in kept_out
+    assert "There is no program" in empty
 
 
 def test_without_the_extra_it_says_how_to_install_it(run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def compare_runs(
         raise NsysAnalyzerError("One of the sides holds no run", "Give captures, or folders that hold them")
     apart = differing(before[0], after[0], CONFIGURATION, unknown="unknown")
     listed = ", ".join(f"{one.key.replace('_', ' ')} ({one.before} and {one.after})" for one in apart)
-    raise NsysAnalyzerError(
+    raise CannotAnswerError(
         f"No run of one side has exactly the configuration of one of the other; {before[0].title} and "
         f"{after[0].title} differ in {listed or 'their names or processes'}",
         "Compare two captures by their paths, or with --repeats all of one folder with all of the other",

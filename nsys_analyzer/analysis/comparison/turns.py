@@ -92,11 +92,14 @@ class Turns:
 
     @property
     def more_pairs(self) -> int | None:
-        """Returns how many more would tell a change as large as the one that is seen, or that there is none."""
+        """Returns how many more would tell a change as large as the one that is seen, or that there is none.
+
+        Of one pair nobody knows how others differ: it is the fewest that tell anything.
+        """
         n, sought = len(self.pairs), max(NARROW, abs(float(self._logarithms.mean())))
-        return (
-            next((more for more in range(_MOST_PAIRS) if self._half_width(n + more) < sought), None) if n > 1 else None
-        )
+        if n == 1:
+            return next(more for more in range(_MOST_PAIRS) if math.isfinite(_t_for_ever(n + more)))
+        return next((more for more in range(_MOST_PAIRS) if self._half_width(n + more) < sought), None)
 
     def _half_width(self, pairs: int) -> float:
         """Returns half the interval after so many pairs that differ as those do that are there."""

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.errors import RECORD, CannotAnswerError, ConfigurationError
+from nsys_analyzer.errors import ON_GPU, RECORD, CannotAnswerError, ConfigurationError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import GRAPH
@@ -154,7 +154,8 @@ def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[
         doubtful = next((each for each in one.captures if not each.diagnosis or each.diagnosis.doubt), None)
         if one.study is None or doubtful:
             why = plain((doubtful or one.captures[0]).findings_missing or "Its steps are not known.", "`")
-            raise CannotAnswerError(f"The steps of {one.title} cannot be replayed. {why.removesuffix('.')}", RECORD)
+            needed = ON_GPU if one.captures[0].on_cpu else RECORD
+            raise CannotAnswerError(f"The steps of {one.title} cannot be replayed. {why.removesuffix('.')}", needed)
         yield _answer(one, one.study, asked)
 
 

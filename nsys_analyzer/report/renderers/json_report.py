@@ -12,7 +12,7 @@ import msgspec
 
 from nsys_analyzer.analysis.steps.step import narrowed
 from nsys_analyzer.analysis.summary.summary import Summary
-from nsys_analyzer.errors import TraceError
+from nsys_analyzer.errors import NODES, ON_GPU, RECORD, CannotAnswerError, TraceError
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.text import Text, plain
 
@@ -65,6 +65,10 @@ def captures_data(
     """
     data = [written(narrowed(capture, Summary)) for capture in captures]
     chosen = [{key: one[key] for key in keys} for one in data] if keys else data
+    for capture, one in zip(captures, chosen, strict=True):
+        if why := one.get("findings_missing"):
+            hidden = capture.whole is not None and capture.whole.opaque
+            one |= CannotAnswerError(why, ON_GPU if capture.on_cpu else NODES if hidden else RECORD).data
     document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": chosen}
     if runs:
         first, *others = map(written, runs)

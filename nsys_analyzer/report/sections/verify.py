@@ -21,7 +21,7 @@ def answer(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Fin
 
     Args:
         entry: what was measured.
-        more_pairs: how many more pairs of processes would tell a change, None where that is not known.
+        more_pairs: how many more pairs of processes would tell a change, None where it is too many to count.
         unseen: why there is no prediction, or what could not be compared.
         left: the findings of the program after the change.
     """
@@ -35,8 +35,11 @@ def _blocks(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Fi
     if entry.reasons:
         yield Listing(entry.reasons)
         return
-    if entry.verdict == "no change that can be told" and more_pairs:
-        yield Paragraph(f"About {more_pairs} more {plural(more_pairs, 'pair')} would tell: give more --time-limit.")
+    if entry.verdict == "no change that can be told" and more_pairs != 0:
+        more = (
+            "More than 1,000" if more_pairs is None else f"{'At least' if entry.pairs == 1 else 'About'} {more_pairs}"
+        )
+        yield Paragraph(f"{more} more {plural(more_pairs or 2, 'pair')} would tell: give more --time-limit.")
     if told := entry.prediction:
         predicted = f"`{told.finding}` ({told.title}) was to save {milliseconds_between(told.low_ms, told.high_ms)}"
         held = {
