@@ -129,6 +129,11 @@ class Turns:
             step = int(np.argmax(apart))
             yield f"Loss {step + 1} is {middle[0][step]:.4g} before, and {middle[1][step]:.4g} after"
 
+    @property
+    def is_seen(self) -> bool:
+        """Returns whether losses of both are known."""
+        return all(one.losses for pair in self.pairs for one in pair)
+
 
 def _table(losses: list[tuple[float, ...]]) -> Floats:
     """Returns as many losses of each process as all of them have."""
