@@ -187,15 +187,9 @@ _TENSILE = rf"^Cijk_A[a-z]+C?_B[a-z]+C?_(?:{_OPERANDS}|(?!{_OPERANDS}))"
 #: matmuls show them: t bf16, h fp16, s fp32, q and r fp8. fp32 inputs (``sss``) run in TF32 only where it is written.
 PRECISION_RULES: tuple[PrecisionRule, ...] = (
     PrecisionRule(
-        r"(?i)split_?k_?reduce|epilogue::impl",
-        None,
-        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>",
+        r"(?i)split_?k_?reduce|epilogue::impl", None, "void cublasLt::splitKreduce_kernel<32, 16, int, float"
     ),
-    PrecisionRule(
-        r"^cudnn_generated\w*sdpa(?!\w*(?:fp8|e4m3|e5m2))",
-        None,
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
-    ),
+    PrecisionRule(r"^cudnn_generated\w*sdpa(?!\w*(?:fp8|e4m3|e5m2))", None, "cudnn_generated_fort_native_sdpa_sm90"),
     PrecisionRule(r"^nvjet_(?:sm\d+_)?[qr]{2}[a-z]{3}_", "fp8", "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"),
     PrecisionRule(r"^nvjet_(?:sm\d+_)?sss_tf32", "tf32", "nvjet_sss_tf32_128x256_TNT"),
     PrecisionRule(r"^nvjet_(?:sm\d+_)?t[a-z]{2}_", "bf16", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT"),
@@ -220,24 +214,18 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
         r"(?:fp16|bf16|f16)_sgemm|simt_sgemm", "fp32", "volta_fp16_sgemm_fp16_32x128_nn"
     ),
     PrecisionRule(
-        r"(?i)e4m3|e5m2|fp8(?!kvcachedatatype)|float8",
-        "fp8",
-        "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 160u, 128u, 0u>",
+        r"(?i)e4m3|e5m2|fp8(?!kvcachedatatype)|float8", "fp8", "void deep_gemm::fp8_gemm_kernel<4096u, 7168u"
     ),
     PrecisionRule(r"(?i)tf32", "tf32", "cutlass_80_tensorop_s1688tf32gemm_256x128_16x3_nn_align4"),
     PrecisionRule(r"(?i)bf16|bfloat16", "bf16", "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8"),
     PrecisionRule(
-        r"fp16|f16|__half|half_t|\bHalf\b|hgemm|[hs]\d*884(?:cu)?gemm|h1688\d*gemm",
-        "fp16",
-        "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x6_tn",
+        r"fp16|f16|__half|half_t|\bHalf\b|hgemm|[hs]\d*884(?:cu)?gemm|h1688\d*gemm", "fp16", "ampere_fp16_s16816gemm"
     ),
     PrecisionRule(r"s1688(?:cu)?gemm", "tf32", "cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4"),
     PrecisionRule(r"(?i)imma|igemm|int8|i\d+gemm_s8|gemm_s8", "int8", "cutlass_tensorop_i16832gemm_s8_256x128_64x3"),
     PrecisionRule(r"dgemm|d884gemm|\bdouble\b", "fp64", "cutlass_80_tensorop_d884gemm_64x64_16x3_nn_align1"),
     PrecisionRule(
-        r"sgemm|fmha_cutlass[FB]_f32|(?:gem[mv]\w*|gemvx::kernel|dot_kernel)<[^()]*\bfloat\b",
-        "fp32",
-        "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 2, 2, false, true>",
+        r"sgemm|fmha_cutlass[FB]_f32|(?:gem[mv]\w*|gemvx::kernel|dot_kernel)<[^()]*\bfloat\b", "fp32", "volta_sgemm_32x"
     ),
 )
 

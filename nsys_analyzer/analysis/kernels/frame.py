@@ -55,18 +55,13 @@ OPERATION_COLUMNS = {
     "launch_ns": Column("integer", "ns", "start of the API call that launched it; missing without a launch row"),
     "launch_tid": Column("integer", "", "thread ID of that call; missing without a launch row"),
     "launch_latency_ns": Column(
-        "integer", "ns", "from the start of that call to its own; missing without a launch row", of_kernels=False
+        "integer", "ns", "from that call's start to its own; missing without a launch row", False
     ),
     "operator": Column(
-        "category",
-        "",
-        "innermost operator of PyTorch open at its launch, such as aten::mm; missing where there is none",
+        "category", "", "innermost operator of PyTorch open at its launch, such as aten::mm; or missing"
     ),
     "phase": Column(
-        "category",
-        "",
-        "forward, loss, backward, optimizer or one of the user's own; 'step' in a step outside these; "
-        "missing outside every phase",
+        "category", "", "forward, loss, …, one of your own, or 'step' outside these; missing outside a step"
     ),
     "instance": Column("integer", "", "which occurrence of that phase in its process, from 0; missing outside phases"),
     "warmup": Column("flag", "", "true in a warm-up instance"),

@@ -18,11 +18,6 @@ SOFTMAX_FLOPS_PER_SCORE = 5
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
-def projection_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the FLOPs of Q, K, V and output projections in one forward: 8·B·S·d²·L, four (B·S, d) × (d, d) a layer."""
-    return 8 * batch_size * context_length * model.d_model**2 * model.num_layers
-
-
 def attention_matmul_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
     """Counts the FLOPs of Q·Kᵀ and of the weights times V in one forward: 4·B·S²·d·L, two matmuls of 2·B·S²·d a layer.
 
@@ -31,25 +26,15 @@ def attention_matmul_flops(model: ModelSize, batch_size: int, context_length: in
     return 4 * batch_size * context_length**2 * model.d_model * model.num_layers
 
 
-def feed_forward_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the FLOPs of SwiGLU's three matmuls in one forward: 6·B·S·d·d_ff·L."""
-    return 6 * batch_size * context_length * model.d_model * model.d_ff * model.num_layers
-
-
-def head_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the FLOPs of the head, the matmul with the vocabulary, in one forward: 2·B·S·d·V."""
-    return 2 * batch_size * context_length * model.d_model * model.vocab_size
-
-
 def forward_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the FLOPs of one forward pass: projections, attention matmuls, feed-forward and head."""
-    parts = (projection_flops, attention_matmul_flops, feed_forward_flops, head_flops)
-    return sum(part(model, batch_size, context_length) for part in parts)
+    """Counts the FLOPs of one forward pass; a backward pass has twice as many, a matmul for each operand's gradient.
 
-
-def backward_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
-    """Counts the FLOPs of one backward pass: twice the forward's, a matmul for each of its two operands' gradients."""
-    return 2 * forward_flops(model, batch_size, context_length)
+    Those of the matmuls: four projections (B·S, d) × (d, d) and SwiGLU's three with d_ff a layer, the head with the
+    vocabulary, two FLOPs for each token and weight; and those of attention.
+    """
+    d = model.d_model
+    weights = (4 * d * d + 3 * d * model.d_ff) * model.num_layers + d * model.vocab_size
+    return 2 * batch_size * context_length * weights + attention_matmul_flops(model, batch_size, context_length)
 
 
 def softmax_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
