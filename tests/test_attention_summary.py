@@ -13,8 +13,6 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import (
     AttentionSummary,
-    Pass,
-    SoftmaxKernels,
     pass_of,
     softmax_traffic,
 )
@@ -167,40 +165,40 @@ def test_flops_outside_a_forward_are_those_of_as_many_forwards_as_ran(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (AMAX, Pass(4, 0, 4)),
-        (SUBTRACT, Pass(4, 4, 4)),
-        (EXP, Pass(4, 4)),
-        (SUM, Pass(4, 0, 4)),
-        (DIVIDE, Pass(4, 4, 4)),
-        (SUBTRACT.replace("float", "c10::BFloat16"), Pass(2, 2, 2)),
-        (f"{_VECTORIZED}BUnaryFunctor<c10::Half, c10::Half, c10::Half, MulFunctor<float>>>(int)", Pass(2, 2)),
-        (f"{_VECTORIZED}bfloat16_copy_kernel_cuda(at::TensorIteratorBase &)::[lambda(float)]>", Pass(4, 2)),
+        (AMAX, (4, 0, 4)),
+        (SUBTRACT, (4, 4, 4)),
+        (EXP, (4, 4, 0)),
+        (SUM, (4, 0, 4)),
+        (DIVIDE, (4, 4, 4)),
+        (SUBTRACT.replace("float", "c10::BFloat16"), (2, 2, 2)),
+        (f"{_VECTORIZED}BUnaryFunctor<c10::Half, c10::Half, c10::Half, MulFunctor<float>>>(int)", (2, 2, 0)),
+        (f"{_VECTORIZED}bfloat16_copy_kernel_cuda(at::TensorIteratorBase &)::[lambda(float)]>", (4, 2, 0)),
         (
             "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)"
             "::[lambda(float) (instance 1)], at::native::memory::LoadWithCast<(int)1>>(int)",
-            Pass(2, 4),
+            (2, 4, 0),
         ),
         (
             "void at::native::(anonymous namespace)::softmax_warp_forward<c10::BFloat16, float, float, 8, false>",
-            Pass(2, 4),
+            (2, 4, 0),
         ),
         (
             "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, c10::Half, float, c10::Half, "
             "at::native::(anonymous namespace)::SoftMaxForwardEpilogue>",
-            Pass(2, 2),
+            (2, 2, 0),
         ),
         (f"{_VECTORIZED}FillFunctor<float>, std::array<char *, 1>>(int)", None),  # perhaps of a scalar
         ("triton_per_fused_amax_exp_sub_3", None),
         (GEMM, None),
     ],
 )  # fmt: skip
-def test_what_a_kernel_of_softmax_moves(name: str, expected: Pass | None) -> None:
+def test_what_a_kernel_of_softmax_moves(name: str, expected: tuple[int, int, int] | None) -> None:
     assert pass_of(name) == expected
 
 
-def by_hand(ns: int) -> list[SoftmaxKernels]:
+def by_hand(ns: int) -> list[tuple[str, int, int]]:
     """The five kernels of a softmax by hand, on one layer, together ``5 * ns`` long."""
-    return [SoftmaxKernels(name, 1, ns) for name in BY_HAND]
+    return [(name, 1, ns) for name in BY_HAND]
 
 
 def test_a_softmax_by_hand_moves_eight_score_tensors_and_four_rows() -> None:
@@ -234,9 +232,9 @@ def test_bytes_that_cannot_be_are_no_figure() -> None:
     # 128 MiB eight times in 5 · 10 us: 21 TB/s from memory. The kernels are of other tensors.
     assert softmax_traffic(by_hand(10_000), (1, 2, 4096), 1, H200) is None
     # A tenth of the time goes to a kernel that nothing is known of; of a twentieth the rest is still a lower bound.
-    unknown = [*by_hand(70_000), SoftmaxKernels("mystery", 1, 39_000)]
+    unknown = [*by_hand(70_000), ("mystery", 1, 39_000)]
     assert softmax_traffic(unknown, (1, 2, 4096), 1, H200) is None
-    assert softmax_traffic([*by_hand(70_000), SoftmaxKernels("mystery", 1, 17_000)], (1, 2, 4096), 1, H200) is not None
+    assert softmax_traffic([*by_hand(70_000), ("mystery", 1, 17_000)], (1, 2, 4096), 1, H200) is not None
 
 
 def test_a_gpu_without_a_datasheet_has_the_peaks_that_its_export_says() -> None:

@@ -32,7 +32,7 @@ from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, MODULE, OTHER_STEP, STEP, WARMUP, PhaseNames
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct_rows, distinct_texts
-from nsys_analyzer.trace.columns import LAUNCH, Operations, Ranges, process_of
+from nsys_analyzer.trace.columns import LAUNCH, Ranges, process_of
 from nsys_analyzer.trace.phase_names import normalized_name
 from nsys_analyzer.trace.trace import Trace
 
@@ -74,22 +74,17 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
     is_open = np.array([not known.isdisjoint(open_classes(name)) for name in operations.names], np.bool_)
     undecided = np.flatnonzero(is_open[operations.name[operations.kernels]])
     operator = launching_operators(trace, attribution, undecided) if len(undecided) else undecided
-    return _by_name_and_class(operations, classes, undecided, operator, operators.names)
-
-
-def _by_name_and_class(
-    operations: Operations, classes: list[str], undecided: Ints, operator: Ints, operators: tuple[str, ...]
-) -> Kernels:
-    """A kernel for every pair of a name and a class that an operator gives it."""
+    # A kernel for every pair of a name and a class that an operator gives it.
     number: dict[tuple[str, str], int] = {}
     by_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
     code = np.array([*by_name, NONE], np.int32)[operations.name]
     launched, operator = undecided[operator != NONE], operator[operator != NONE]
     # A name and an operator as one integer, so that numpy finds the distinct pairs.
-    pair = operations.name[launched].astype(np.int64) * len(operators) + operator
+    pair = operations.name[launched].astype(np.int64) * len(operators.names) + operator
     pairs, position = np.unique(pair, return_inverse=True)
-    names = [(operations.names[one // len(operators)], operators[one % len(operators)]) for one in pairs.tolist()]
-    decided = [number.setdefault((name, classify(name, by)), len(number)) for name, by in names]
+    names = [divmod(one, len(operators.names)) for one in pairs.tolist()]
+    named = [(operations.names[name], operators.names[by]) for name, by in names]
+    decided = [number.setdefault((name, classify(name, by)), len(number)) for name, by in named]
     code[launched] = np.array(decided, np.int32)[position]
     return Kernels(code, tuple(name for name, _ in number), tuple(one for _, one in number))
 

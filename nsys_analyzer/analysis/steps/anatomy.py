@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nsys_analyzer.analysis.intervals import overlaps
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Codes, Floats, Integers, Ints
 from nsys_analyzer.trace.columns import Operations
@@ -81,18 +82,11 @@ def dissect(windows: Windows, operations: Operations, chosen: Integers, rank: Co
 
 
 def _fragments(windows: Windows, operations: Operations, chosen: Integers, rank: Codes) -> Fragments:
-    start, end = operations.start[chosen], operations.end[chosen]
-    first = np.searchsorted(windows.end, start, side="right")  # the first step that ends behind its start
-    last = np.searchsorted(windows.start, end, side="left") - 1  # the last one that begins before its end
-    count = np.maximum(last - first + 1, 0)
-    index = np.repeat(np.arange(len(chosen)), count)
-    window = first[index] + np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
-    begin = np.maximum(start[index], windows.start[window])
-    finish = np.minimum(end[index], windows.end[window])
-    kept = np.flatnonzero(finish > begin)
-    kept = kept[np.argsort(begin[kept], kind="stable")]  # the later parts of what spans several steps
-    operation, begin, finish = chosen[index[kept]].astype(np.int64), begin[kept], finish[kept]
-    return Fragments(operation, window[kept], begin, finish, rank[operation], shares_of(begin, finish, rank[operation]))
+    parts = overlaps(windows.start, windows.end, operations.start[chosen], operations.end[chosen])
+    order = np.argsort(parts[2], kind="stable")  # the later parts of what spans several steps
+    index, window, start, end = (column[order] for column in parts)
+    operation = chosen[index].astype(np.int64)
+    return Fragments(operation, window, start, end, rank[operation], shares_of(start, end, rank[operation]))
 
 
 def shares_of(start: Ints, end: Ints, rank: Codes) -> Floats:

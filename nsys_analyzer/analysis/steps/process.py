@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads
-from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, overlaps
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, contained, overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
@@ -38,7 +38,6 @@ from nsys_analyzer.trace.columns import (
     OTHER_CALL,
     SYNCHRONIZE,
     Columns,
-    Launches,
     process_of,
 )
 from nsys_analyzer.trace.phase_names import REQUEST, normalized_name, served_step
@@ -180,10 +179,10 @@ class ProcessWork:
         is_mine = np.isin(launches.thread, threads[process_of(threads) == self.process])
         self.index = np.flatnonzero(is_mine).astype(np.int32)
         calls = launches.select(is_mine)
-        if (calls.start[1:] <= calls.start[:-1]).any():
-            order = np.lexsort((-calls.end, calls.start))
-            self.index, calls = self.index[order], calls.select(order)
-        outer = ~_inside_another(calls)
+        order = np.lexsort((-calls.end, calls.start))
+        self.index, calls = self.index[order], calls.select(order)
+        # The driver's calls lie inside those of the runtime.
+        outer = ~contained(calls.thread, calls.start, calls.end)
         self.index, self.calls = self.index[outer], calls.select(outer)
         calls, lasting = self.calls, self.calls.end - self.calls.start
         waits = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (lasting > _BLOCKS_NS))
@@ -308,15 +307,3 @@ class ProcessWork:
         )
         columns = [np.concatenate(pair) for pair in zip(*parts, strict=True)]
         return Idle(*columns).select(np.argsort(columns[0], kind="stable"))
-
-
-def _inside_another(calls: Launches) -> Bools:
-    """Marks the driver's calls inside a call of their thread; the calls are in order of start, the longer first."""
-    inside = np.zeros(len(calls), np.bool_)
-    if not len(calls) or (calls.start[1:] >= np.maximum.accumulate(calls.end)[:-1]).all():
-        return inside
-    for thread in distinct(calls.thread):
-        mine = np.flatnonzero(calls.thread == thread)
-        reached = np.maximum.accumulate(calls.end[mine])
-        inside[mine[1:]] = (calls.end[mine[1:]] <= reached[:-1]) & (calls.start[mine[1:]] < reached[:-1])
-    return inside

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -187,14 +187,12 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
     if kinds[-1] == "shorter" and every.source in ("phases", "repetition"):
         kinds[-1] = "last"
     groups, measured = [], np.zeros(len(every), np.bool_)
-    for kind in dict.fromkeys(kinds.tolist()):
+    for kind in get_args(GroupKind):
         chosen = kinds == kind
-        many = int(chosen.sum())
-        counts = kind == "usual" or (kind in ("longer", "shorter") and many >= _MANY * len(every))
-        measured |= chosen & counts
-        groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, counts))
-    order: tuple[GroupKind, ...] = ("usual", "longer", "shorter", "other work", "first", "last")
-    groups.sort(key=lambda group: order.index(group.kind))
+        if many := int(chosen.sum()):
+            counts = kind == "usual" or (kind in ("longer", "shorter") and many >= _MANY * len(every))
+            measured |= chosen & counts
+            groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, counts))
     names = tuple(mark.kind for mark in marks) or tuple(kinds.tolist())
     return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups), marks, names)
 

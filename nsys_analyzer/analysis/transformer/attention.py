@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -230,23 +230,16 @@ def _traffic(
         return None
     model, batch, context = shapes
     operations, duration = parts.attributed.trace.operations, parts.duration[parts.softmax]
-    name = operations.name[parts.kernels[parts.softmax]]
-    same = {code: name == code for code in np.unique(name).tolist()}
-    kernels = [SoftmaxKernels(operations.names[i], int(at.sum()), int(duration[at].sum())) for i, at in same.items()]
+    codes, place, launches = np.unique(
+        operations.name[parts.kernels[parts.softmax]], return_inverse=True, return_counts=True
+    )
+    names, ns = [operations.names[code] for code in codes.tolist()], np.bincount(place, duration).astype(np.int64)
+    kernels = list(zip(names, launches.tolist(), ns.tolist(), strict=True))
     return softmax_traffic(kernels, (batch, model.num_heads, context), parts.units, gpu)
 
 
-@dataclass(frozen=True)
-class SoftmaxKernels:
-    """The kernels of one name in the softmax: launches and their summed time, ns."""
-
-    name: str
-    launches: int
-    ns: int
-
-
 def softmax_traffic(
-    kernels: Iterable[SoftmaxKernels], shape: tuple[int, int, int], units: int, gpu: Gpu | None
+    kernels: Sequence[tuple[str, int, int]], shape: tuple[int, int, int], units: int, gpu: Gpu | None
 ) -> SoftmaxTraffic | None:
     """Counts the least bytes that an unfused softmax moves, against the peak bandwidth of the GPU's memory.
 
@@ -256,7 +249,7 @@ def softmax_traffic(
     the kernel's name.
 
     Args:
-        kernels: every kernel of the softmax, each on the score tensor of one layer.
+        kernels: the name, launches and summed ns of the kernels of the softmax, each on the score tensor of one layer.
         shape: batch size, heads, context length.
         units: over how many forward passes (or steps) the launches are.
         gpu: where they ran.
@@ -266,16 +259,13 @@ def softmax_traffic(
         cache holds: the kernels are of other tensors than assumed.
     """
     batch, heads, context = shape
-    kernels = list(kernels)
-    counted = [(kernel, moves) for kernel in kernels if (moves := pass_of(kernel.name))]
-    ns = sum(kernel.ns for kernel in kernels)
-    if not ns or sum(kernel.ns for kernel, _ in counted) < (1 - _UNCOUNTED) * ns:
+    counted = [(launches, took, *moves) for name, launches, took in kernels if (moves := pass_of(name))]
+    ns = sum(took for _, _, took in kernels)
+    if not ns or sum(took for _, took, *_ in counted) < (1 - _UNCOUNTED) * ns:
         return None
     rows = batch * heads * context
-    moved = rows * sum(
-        kernel.launches * (context * (moves.read + moves.written) + moves.row) for kernel, moves in counted
-    )
-    score_bytes = rows * context * max(max(moves.read, moves.written) for _, moves in counted)
+    moved = rows * sum(launches * (context * (read + written) + row) for launches, _, read, written, row in counted)
+    score_bytes = rows * context * max(max(read, written) for _, _, read, written, _ in counted)
     rate, peak, cache = moved / ns * 1e9, memory_bytes_per_s(gpu), l2_bytes(gpu)
     share = rate / peak if peak else None
     fits = score_bytes <= cache if cache else None
@@ -286,34 +276,25 @@ def softmax_traffic(
     return SoftmaxTraffic(moved / units, rate, score_bytes, peak, cache, share, fits, bound)
 
 
-@dataclass(frozen=True)
-class Pass:
-    """The bytes that one kernel moves: of an element read and written of score tensors, and of its row, 0 for none."""
+def pass_of(name: str) -> tuple[int, int, int] | None:
+    """Says what bytes a kernel of PyTorch's moves: of an element read and written of score tensors, and of its row.
 
-    read: int
-    written: int
-    row: int = 0
-
-
-def pass_of(name: str) -> Pass | None:
-    """Says what bytes a kernel of a softmax moves: PyTorch's softmax, reductions, copies and elementwise kernels.
-
-    None for any other, and for a fill, whose tensor may be a scalar.
+    0 stands for no row, None for any other, and for a fill, whose tensor may be a scalar.
     """
     sizes = [_SIZES.get(written, 2) for written in _TYPE.findall(name)]
     if re.search(r"\b[bf]+loat16_copy_kernel", name):
-        return Pass(4, 2)
+        return 4, 2, 0
     if not sizes or "FillFunctor" in name:
         return None
     first = sizes[0]
     if "softmax_warp_forward<" in name and len(sizes) > 1:  # <input, output, accumulator, ...>
-        return Pass(first, sizes[1])
+        return first, sizes[1], 0
     if re.search(r"cunn_(Spatial)?SoftMaxForward", name) and len(sizes) > 2:  # <..., input, accumulator, output, ...>
-        return Pass(first, sizes[2])
+        return first, sizes[2], 0
     if re.search(r"\breduce_kernel<", name):
-        return Pass(first, 0, first)
+        return first, 0, first
     if "elementwise_kernel<" not in name:
         return None
     if "copy_kernel" in name and re.search(r"LoadWithCast|gpu_kernel_impl<", name):  # between 32 and 16 bits
-        return Pass(4 if first == 2 else 2, first)
-    return Pass(first, first, first if re.search(r"CUDAFunctor_add<|\bBinaryFunctor<", name) else 0)
+        return 4 if first == 2 else 2, first, 0
+    return first, first, first if re.search(r"CUDAFunctor_add<|\bBinaryFunctor<", name) else 0
