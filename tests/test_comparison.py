@@ -357,7 +357,7 @@ def test_what_differs_and_what_is_another_program() -> None:
          ["The context length of train is 256, that of long 512"]),
         (run(), []),  # what is not known contradicts nothing
         (run(name="other", gpu="NVIDIA H100"), ["train is of NVIDIA H200, other of NVIDIA H100"]),
-        (run(name="cut", status="partial"), ["cut is partial: a range has no end"]),
+        (run(name="cut", status="partial"), ["cut is partial: a range has no end, or kernels of it are missing"]),
         (run(status="oom", message="2 GiB"), ["train ran out of memory (2 GiB)"]),
         (run(step=None), ["train holds no step that ran on a GPU"]),
         (run(status="not_profiled", step=None), ["train was not profiled"]),

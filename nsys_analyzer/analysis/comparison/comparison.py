@@ -39,7 +39,7 @@ OPTIMIZER = "optimizer"
 _AS_MANY = 1.1
 _STATUS = {
     "oom": "ran out of memory",
-    "partial": "is partial: a range has no end",
+    "partial": "is partial: a range has no end, or kernels of it are missing",
     "no_kernels": "holds no kernel",
     "failed": "failed",
     "timeout": "was stopped after its time limit",
