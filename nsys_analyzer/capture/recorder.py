@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, ContextDecorator, contextmanager,
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from nsys_analyzer.errors import ExportError, NoSpaceError, NsysAnalyzerError
@@ -377,6 +377,7 @@ def record(
             print(error.code, file=sys.stderr)
             code = 1
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the program's own
+        error.__traceback__ = _of_the_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     except BaseException:  # Ctrl-C
@@ -430,6 +431,15 @@ def _run(program: list[str]) -> None:
         sys.path[0] = str(path.resolve().parent)
         main.__file__ = program[0]
         exec(compile(path.read_bytes(), program[0], "exec", dont_inherit=True), vars(main))
+
+
+def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback from the program's first line on, without the lines that ran it."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    here = traceback
+    while here and here.tb_frame.f_code.co_filename in ours:
+        here = here.tb_next
+    return here or traceback
 
 
 def _say(message: str) -> None:
