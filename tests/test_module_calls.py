@@ -370,21 +370,3 @@ def test_a_node_that_runs_inside_another_is_of_its_own_module(tmp_path: Path) ->
     export = node(forward(), "CustomBackward", 8, 200).range("AddmmBackward0, seq = 7, op_id = 3", 204, 206, AUTOGRAD)
     launch(launch(export, "inside", 205, AUTOGRAD), "behind", 208, AUTOGRAD)
     assert places(export, tmp_path) == {"inside": "Net.fc", "behind": "Net.act"}
-
-
-def test_an_operator_is_placed_as_a_kernel_is(tmp_path: Path) -> None:
-    """The operator of forward by the call around it, the one inside a node by the node's number."""
-    export = node(forward(), "AddmmBackward0", 7, 200).range("aten::mm", 204, 208, AUTOGRAD)
-    found = attributed(export, tmp_path)
-    calls, operators = find_calls(found), found.trace.operators
-    assert calls is not None
-    call = Places(found, calls).of_operators(np.arange(len(operators)))
-    paths = [".".join(calls.paths[calls.path[one]]) for one in call.tolist()]
-    names = [operators.names[code] for code in operators.name.tolist()]
-    assert dict(zip(names, paths, strict=True)) == {
-        "aten::addmm": "Net.fc",
-        "aten::relu": "Net.act",
-        f"{ENGINE}AddmmBackward0": "Net.fc",
-        "AddmmBackward0": "Net.fc",
-        "aten::mm": "Net.fc",
-    }
