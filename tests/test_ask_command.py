@@ -132,6 +132,8 @@ PAIRS = (
     ("Under the profiler, forward takes 6 ms", (True,)),
     ("Forward (profiled): 6.0 ms", (True,)),
     ("With bf16, the GPU is busy 2 ms in forward and 1 ms in the optimizer", (None, None)),
+    ("Compared to eager, the GPU is busy 2 ms in forward", (None,)),
+    ("The GPU is busy 2 ms in forward, which is wrong", (None,)),
     ("On an A100: the GPU is busy 2 ms in forward", (None,)),
     ("The GPU is busy 2 ms in forward, if the optimizer is fused", (None,)),
     ("The GPU is busy 2 ms in forward and optimizer", (None,)),  # in both together, or in each

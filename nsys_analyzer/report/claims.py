@@ -42,10 +42,12 @@ _CLAIM = re.compile(
 #: Where sentences end; words after which another clause begins, where they are between two numbers.
 _SENTENCE, _JOINS = re.compile(r"\n|;|\.\s|\.$"), re.compile(r"\s(?:and|while|but)\s")
 _IF = "if|unless|when|once|assuming|after|on"
-#: Where the words about one number end. What begins with a condition goes on.
-_ENDS = re.compile(rf"[,:()](?!\s*(?:{_IF})\b)")
-#: How a sentence starts that says first of what all its numbers are.
-_LEADS = re.compile(rf"\W*(?:{_IF}|with|using|by|before|in|during|for|under|without)\b", re.IGNORECASE)
+#: Where the words about one number end. What begins with a condition, or takes something back, goes on.
+_ENDS = re.compile(rf"[,:()](?!\s*(?:{_IF}|which|not|except|unlike|compared|instead)\b)")
+#: How a sentence starts that says first of what all its numbers are: up to a comma, or with such a word.
+_LEADS = re.compile(
+    rf".*,\W*$|\W*(?:{_IF}|with|using|by|before|in|during|for|under|without)\b", re.IGNORECASE | re.DOTALL
+)
 _OF = r"\s+\w+=(?:'[^']*'|[^\s,;:]+)"
 #: A figure's own name; one that is a plain word, too, says what it is of.
 _NAMED = re.compile(
