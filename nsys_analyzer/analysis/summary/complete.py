@@ -103,11 +103,12 @@ def _serving(capture: CaptureSummary, serving: Serving) -> Serving:
 
 
 def _unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
-    """The unprofiled times with what they say of a step's tokens."""
+    """The unprofiled times with what they say of a step's tokens and of the profiler."""
     step_ms, known = unprofiled.typical_ms(STEP), capture.configuration
     tokens = (known.batch_size or 0) * (known.context_length or 0) if known else 0
     per_second = tokens / (step_ms / 1e3) if tokens and step_ms else None
-    return replace(unprofiled, tokens_per_second=per_second)
+    overhead = {phase: capture.profiler_overhead(phase) for phase in unprofiled.phases}
+    return replace(unprofiled, tokens_per_second=per_second, profiler_overhead=overhead)
 
 
 def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None:

@@ -274,6 +274,7 @@ class Unprofiled:
         device: "cuda" or "cpu".
         doubts: phase to the reasons why its time cannot be right.
         tokens_per_second: batch size × context length ÷ the time of a step.
+        profiler_overhead: of each phase its wall time under the profiler ÷ its unprofiled time − 1.
     """
 
     status: str
@@ -284,6 +285,7 @@ class Unprofiled:
     peak_memory_bytes: int | None = None
     doubts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tokens_per_second: float | None = None
+    profiler_overhead: dict[str, float | None] = field(default_factory=dict)
 
     def typical_ms(self, phase: str) -> float | None:
         """The median time of a phase in ms, else the mean; None where it was not timed."""
