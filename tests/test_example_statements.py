@@ -42,6 +42,7 @@ STATEMENTS: tuple[Callable[[], Iterator[str]], ...] = (
     steps.compiling,
     steps.decode,
     ranks.ranks,
+    ranks.turns,
     ranks.late_rank,
     ranks.one_bucket,
     ranks.bandwidth,
@@ -78,6 +79,9 @@ GIVEN = (
     "At context 512 in fp32 small becomes",
     "Profiling such a step costs most",  # `sweep.launches` finds the two highest
     "--model small --precision bf16 --requests 16 --batch-size 8 --tokens 32",  # the command line of the server
+    "`torchrun --nproc-per-node 2 -m profiling_targets.distributed`",
+    "one bucket, 25 MiB, and 25 MiB over NVLink",  # DistributedDataParallel's own size of buckets
+    "on one H100, six of them three at a time",  # faults were recorded beside each other
 )
 
 

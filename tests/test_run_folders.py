@@ -180,7 +180,7 @@ def test_statuses_of_runs(runs: Path) -> None:
     (runs / "f/capture.sqlite").write_bytes(b"half a trace")
     captures = as_json(runs)
     ends = {
-        "a": ("not_profiled", None), "b": ("timeout", "no end after 600 s"), "c": ("failed", "no trace was written"),
+        "a": ("not_profiled", None), "b": ("timeout", "no end after 600 s"), "c": ("failed", "its trace is missing"),
         "d": ("failed", "exit code 1: ImportError"), "e": ("timeout", "no end after 9 s"), "f": ("failed", "killed"),
     }  # fmt: skip
     assert {name: (capture["status"], capture["message"]) for name, capture in captures.items()} == ends

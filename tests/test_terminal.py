@@ -16,7 +16,8 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.renderers.terminal import print_first_screen
+from nsys_analyzer.report.model import Column, Section, Spread, Table
+from nsys_analyzer.report.renderers.terminal import print_first_screen, print_section
 from nsys_analyzer.report.screen import Screen
 from nsys_analyzer.report.sections import build_report, first_screen
 from tests.conftest import Main
@@ -162,6 +163,20 @@ def test_many_captures_are_a_row_each(capture: CaptureSummary) -> None:
         assert max(map(cell_len, text.splitlines())) <= 80
         assert text.startswith(f"{count} captures\n")
         assert (f"{left}\N{NO-BREAK SPACE}rows" in text) == (left > 0)
+
+
+def test_short_words_are_whole_where_columns_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 letters the names take 4 × (9 + 2) and figures 14 + 2 each: 44 + 2 × 16 = 76, and a third has no room."""
+    names = tuple(Column(title, "text") for title in ("precision", "attention", "direction", "masking"))
+    figures = tuple(Column(f"time {number} ms", "ms") for number in range(3))
+    row = ("bf16", "unfused", "forward", "on", *[Spread(1234.5, 67.2)] * len(figures))
+    stream = Utf8Tty()
+    monkeypatch.setattr(sys, "stdout", Screen(stream))
+    print_section(Section("bench", "", (Table((*names, *figures), (row,)),)))
+    text = Text.from_ansi(stream.getvalue()).plain
+    assert "precision  attention  direction  masking" in text
+    assert "bf16       unfused    forward    on " in text
+    assert "1\N{NO-BREAK SPACE}column more" in text
 
 
 @pytest.mark.parametrize("together", [True, False])

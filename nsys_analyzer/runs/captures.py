@@ -265,7 +265,7 @@ def _failed(name: str, path: Path, message: str) -> CaptureSummary:
 
 def _without_trace(path: Path, run: Run) -> CaptureSummary:
     """Returns the row of a run that has left only a manifest."""
-    status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "no trace was written")
+    status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "its trace is missing")
     name = name_by_manifest(path)
     return _with_run(CaptureSummary(name, None, path.name, status, message, configuration=configuration_of(run)), run)
 

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.ranks.matching import group_members, match_collectiv
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.runs.captures import load_captures
-from tests.examples.rows import EXAMPLES
+from tests.examples.rows import COUNTS, EXAMPLES
 
 CAPTURES = EXAMPLES / "ranks" / "captures"
 PLANTED_MS = 10.0
@@ -61,6 +61,14 @@ def ranks() -> Iterator[str]:
     yield f"nsys-analyze run --nproc {size} -- python -m profiling_targets.distributed"
     assert (size, layers) == (2, 4)
     yield f"on two GPUs: four layers of small in bf16, batch {batch}, context {context}"
+
+
+def turns() -> Iterator[str]:
+    """How steps were timed without a profiler, one run of each kind after another."""
+    timed = json.loads((EXAMPLES / "ranks" / "turns.json").read_bytes())
+    assert timed["gpu"] == "NVIDIA H200"
+    (count,) = {len(times) for times in timed["step_ms"].values()}
+    yield f"with the options of `ranks/captures`, of {timed['steps']} steps each, in {COUNTS[count]} turns"
 
 
 def late_rank() -> Iterator[str]:

@@ -115,17 +115,22 @@ def _print_table(screen: Console, block: Table, most: int | None = None) -> None
     grid = table.Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     titles = [_shown(column.title) for column in block.columns]
     cells = [max((len(row[place]) for row in rows), default=0) for place in range(len(titles))]
-    # On the first screen a name behind figures is cut where the screen ends, so that each row stays a line; where that
-    # is not enough, the titles of figures are broken, and columns that have no room are left out.
-    cut = [most is not None and place > 1 and one.unit in ("text", "code") for place, one in enumerate(block.columns)]
-    widths = [_LEAST_NAME if one else max(pair) for one, *pair in zip(cut, cells, map(len, titles), strict=True)]
+    # On the first screen a long name behind figures is cut where the screen ends, so that each row stays a line; where
+    # that is not enough, the titles of figures are broken, and columns that have no room are left out.
+    widths = [max(pair) for pair in zip(cells, map(len, titles), strict=True)]
+    cut = [
+        most is not None and place > 1 and column.unit in ("text", "code") and widths[place] > _LEAST_NAME
+        for place, column in enumerate(block.columns)
+    ]
+    widths = [_LEAST_NAME if is_cut else width for is_cut, width in zip(cut, widths, strict=True)]
     is_broken = most is not None and sum(widths) + _GAP * len(widths) > screen.width + _GAP
     left, count = screen.width, 0
     for column, title, width, is_cut in zip(block.columns, titles, cells, cut, strict=True):
         is_text = column.unit in TEXT_UNITS
-        words = (*title.split(), title[:_TITLE]) if is_broken else (title,)
+        words = title.split() if is_broken else [title]
+        words = [word[:_TITLE] for word in words] if is_text else [*words, title[:_TITLE]]
         most_of_text = _LEAST_NAME if is_cut else 2 * _LEAST_NAME  # a longer one goes over several lines
-        least = min(width, most_of_text) if is_text else max(width, *map(len, words), 0)
+        least = max(min(width, most_of_text) if is_text else width, *map(len, words), 0)
         if most is not None and count > 1 and left < least:
             break
         left, count = left - least - _GAP, count + 1

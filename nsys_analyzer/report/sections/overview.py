@@ -133,7 +133,10 @@ def _most_often(captures: Sequence[CaptureSummary]) -> str:
 def _how_many_ended(captures: Sequence[CaptureSummary]) -> str:
     """How many captures ended otherwise than well, and which; empty where all ended well. "About" has the messages."""
     ended = [f"{one.title} ({status_of(one.status, one.message or '')})" for one in captures if one.status not in _WELL]
-    return f"Not finished, {len(ended)} of {len(captures)}: {shorten(', '.join(ended), _MESSAGE)}." if ended else ""
+    if not ended:
+        return ""
+    names = shorten(", ".join(ended) + ".", _MESSAGE, placeholder=" …")
+    return f"Not finished, {len(ended)} of {len(captures)}: {names}"
 
 
 # --- places in a sweep
