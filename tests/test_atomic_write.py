@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError
-from nsys_analyzer.system.atomic_write import atomic_write, link_target, remove_unfinished, write_text
+from nsys_analyzer.system.atomic_write import append_text, atomic_write, link_target, remove_unfinished, write_text
 
 
 def mode_of(path: Path) -> int:
@@ -171,6 +174,29 @@ def test_a_full_disk_says_the_file_and_its_need(tmp_path: Path) -> None:
 def test_an_error_of_another_kind_stays_itself(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.DatabaseError, match="malformed"), atomic_write(tmp_path / "a.md"):
         raise sqlite3.DatabaseError("database disk image is malformed")
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Files of more than 1,000 bytes are refused, as by a quota; what pytest writes to is one, too, but not in here."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    said = r"rows cannot be written \(File too large\): it needs 0\.2 kB"
+    with limited():
+        append_text(path, "x" * 899 + "\n")
+        with pytest.raises(NoSpaceError, match=said):
+            append_text(path, "y" * 199 + "\n")
+        assert path.read_text() == "x" * 899 + "\n"
+        append_text(path, "z\n")
+    assert path.read_text().endswith("x\nz\n")
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])

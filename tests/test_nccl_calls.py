@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.ranks.member import Collectives
+from nsys_analyzer.analysis.ranks.member import COLLECTIVE_KINDS, Collectives
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace.ranks import NcclCalls
 from tests.support.export import GEMM, Export, global_tid, shared_copy
@@ -220,7 +220,8 @@ def test_the_kernel_tells_the_kind_where_no_call_does(tmp_path: Path) -> None:
     for number, name in enumerate(KERNELS.values()):
         rank.kernel(100 + number * 10, 105 + number * 10, name=name, stream=20)
     rank.kernel(400, 410).kernel(500, 510, name="void nvshmemi_init_array_kernel(int)", stream=20)
-    assert collectives_of(rank, tmp_path).kind.tolist() == [0, 1, 2, 3, 4, 5, 9]
+    kinds = [COLLECTIVE_KINDS[code] for code in collectives_of(rank, tmp_path).kind]
+    assert kinds == [*KERNELS, "other"]
 
 
 def test_a_process_that_exchanges_nothing_is_no_member(tmp_path: Path) -> None:

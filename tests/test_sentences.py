@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -122,6 +123,8 @@ def of_step(data: Json, _: CaptureSummary) -> Iterator[tuple[str, float]]:
     works = step["compute_ms"] / length if on_cpu else (length - step["idle_ms"]) / middle
     yield "%", min(works, 1.0)
     yield "%", step["exposed_communication_ms"] / length
+    if data["share_in_phases"] is not None:
+        yield "%", math.floor(data["share_in_phases"] * 1000) / 1000  # cut off, not rounded: 89.99 % is not 90
 
 
 def shares_of_computing(shares: Json) -> dict[str, float]:

@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import LEDGER
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.system.atomic_write import append_text
 from nsys_analyzer.text import joined
 
 #: Measured predictions that are enough to widen others by, and the share of them that is to lie inside.
@@ -105,8 +106,7 @@ def now() -> str:
 def append(entry: Entry, path: Path = LEDGER) -> None:
     """Adds a line to the ledger, which nothing else changes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(entry) + b"\n")
+    append_text(path, msgspec.json.encode(entry).decode() + "\n")
 
 
 def read_ledger(path: Path = LEDGER) -> tuple[Entry, ...]:

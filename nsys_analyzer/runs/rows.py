@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_type
 import msgspec
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.system.atomic_write import write_text
+from nsys_analyzer.system.atomic_write import append_text, write_text
 from nsys_analyzer.system.strict_json import decode_json
 
 Scalar: TypeAlias = str | int | float | bool | None
@@ -196,8 +196,7 @@ def add_row(folder: Path, row: Row[Any, Any]) -> None:
 
 
 def _append(folder: Path, values: Mapping[str, Any]) -> None:
-    with (folder / NAME).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
+    append_text(folder / NAME, json.dumps(values) + "\n")
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...]]:

@@ -67,6 +67,20 @@ def write_text(target: Path, text: str) -> None:
         unfinished.write_bytes(content)
 
 
+def append_text(target: Path, text: str) -> None:
+    """Appends a text to a file: all of it or nothing; raises what :func:`atomic_write` does."""
+    content = text.encode()
+    with _full_disk_named(target, len(content)), target.open("ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            written = file.write(content)
+            if written < len(content):  # a disk takes what still fits, and says that it is full at the next write
+                file.write(content[written:])
+        except OSError:
+            file.truncate(end)
+            raise
+
+
 def check_regular(path: Path, hint: str = "Name a file") -> None:
     """Checks that a path is a regular file, or that nothing is there; raises NsysAnalyzerError otherwise."""
     place = link_target(path)

@@ -118,17 +118,6 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Recording:
-    """The recording that nsys was asked for: kinds of events in nsys's words ("Cuda").
-
-    ``graph_trace`` is "graph" (CUDA graphs as a whole) or "node".
-    """
-
-    events: tuple[str, ...] = ()
-    graph_trace: str = ""
-
-
-@dataclass(frozen=True)
 class Metadata:
     """The capture's conditions; texts are "unknown" where the export is silent.
 
@@ -155,7 +144,6 @@ class Metadata:
     gpu_of: dict[tuple[int, int], int]
     thread_names: dict[int, str]
     diagnostics: tuple[Diagnostic, ...]
-    recording: Recording = Recording()
     time_shift_ns: int = 0
     started_utc_ns: int = 0
 
@@ -193,7 +181,6 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
         gpu_of={(pid, device): gpu for gpu, device, pid in rows_of(frames["cuda_devices"])},
         thread_names={thread: strings.get(name, "") for thread, name in rows_of(frames["threads"])},
         diagnostics=read_diagnostics(frames["diagnostics"]),
-        recording=_recording(frames["capture"]),
         time_shift_ns=int(shift) if re.fullmatch(r"[+-]?\d{1,18}|[+-]?[1-4]\d{18}", shift) else 0,
         started_utc_ns=max((start for (start,) in rows_of(frames["session_start"])), default=0),
     )
@@ -202,15 +189,6 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
 def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
     """Returns the profiler's messages, in the file's order."""
     return tuple(Diagnostic(*row) for row in rows_of(frame))
-
-
-def _recording(frame: Frame) -> Recording:
-    rows = list(rows_of(frame))
-    modes = [value.lower() for name, value in rows if name.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")]
-    return Recording(
-        tuple(dict.fromkeys(value for name, value in rows if name == "CAPTURE_EVENT_TYPE")),
-        modes[0] if modes else "",
-    )
 
 
 def _runtime_version(platform: str, environment: dict[str, str]) -> str:

@@ -320,9 +320,7 @@ CAPTURE = Table(
         "name",
         (
             "CAPTURE_EVENT_TYPE", "CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE",
-            "PROCESS_0:COMMAND",
         ),
-        ("PROCESS_0:ARGUMENT_[0-9]*",),
     ),
 )  # fmt: skip
 #: The environment variables of the program that nsys launched, each as a property NAME=VALUE.
