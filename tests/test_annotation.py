@@ -214,6 +214,7 @@ def inputs(*requests):
     return Of(requests_in_batch=made)
 
 processor = ContinuousBatchProcessor()
+print(processor._generation_step("of an older transformers"))
 of_two = Of(current_pair=1, io_pairs=[None, Of(host_io=inputs((1, 7)))])
 for processor.inputs_and_outputs in (inputs((5, 5), (7, 7)), inputs((1, 6), (9, 9)), of_two, inputs()):
     print(processor._generation_step("model"))
@@ -235,7 +236,7 @@ def test_steps_of_continuous_batching(tmp_path: Path) -> None:
     ran = run(tmp_path, BATCHING, afresh=True)
     steps = ["prefill bs=2 toks=12 sk=12", "mixed bs=2 toks=10 sk=15", "decode bs=1 toks=1 sk=7"]
     model = "model\n"
-    assert (ran.code, ran.out) == (0, f"{4 * model}{steps}\n"), ran.err
+    assert (ran.code, ran.out) == (0, f"of an older transformers\n{4 * model}{steps}\n"), ran.err
 
 
 OWN_FINDER = """

@@ -82,6 +82,15 @@ def test_links_are_followed_and_stay(tmp_path: Path) -> None:
     assert (tmp_path / "far/new.md").read_text() == "text"
 
 
+def test_an_open_pipe_of_a_process_is_no_file() -> None:
+    """So is ``/dev/stdout`` before a pipe: its link leads to a name that is no path."""
+    reading, writing = os.pipe()
+    with pytest.raises(NsysAnalyzerError, match="is a pipe or a device"), atomic_write(Path(f"/dev/fd/{writing}")):
+        pass
+    os.close(reading)
+    os.close(writing)
+
+
 def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")

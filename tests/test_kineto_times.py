@@ -31,7 +31,9 @@ def test_times_are_those_of_exact_decimals(texts: list[str]) -> None:
         ("-0.0015", -2),
         ("0.00050001", 1),
         ("1.5E+2", 150_000),
+        ("1.2e5", 120_000_000),  # 120,000 us: its point stands where that of nanoseconds does
         ('"1"', 1000),
+        ('"1.23"', 1230),
         ("2305843009213693.952", None),  # 2⁶¹
         ("-9223372036854775808", None),
         ("1e400", None),

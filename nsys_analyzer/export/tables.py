@@ -85,10 +85,13 @@ class Sqlite:
         with closing(Database(path)) as database:
             database.execute(f"PRAGMA application_id = {int.from_bytes(_APPLICATION_ID, 'big')}")
             columns = {name: types[column.type] for name, column in OPERATION_COLUMNS.items()}
-            table = database.create_table(_TABLE, columns)
+            database.create_table(_TABLE, columns)
+            # A fifth of the time of its insert_all, which joins the values of few rows in a statement.
+            insert = f"INSERT INTO {_TABLE} VALUES ({', '.join('?' * len(columns))})"
             for operations in _operation_tables(captures):
                 for batch in _plain_texts(operations).to_batches(20_000):
-                    table.insert_all(batch.to_pylist())
+                    with database.conn as connection:
+                        connection.executemany(insert, zip(*batch.to_pydict().values(), strict=True))
 
     @staticmethod
     def is_ours(path: Path) -> bool:

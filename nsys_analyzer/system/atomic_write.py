@@ -83,9 +83,8 @@ def append_text(target: Path, text: str) -> None:
 
 def check_regular(path: Path, hint: str = "Name a file") -> None:
     """Checks that a path is a regular file, or that nothing is there; raises NsysAnalyzerError otherwise."""
-    place = link_target(path)
-    if place.exists() and not place.is_file():
-        kind = "a folder" if place.is_dir() else "a pipe or a device"
+    if path.exists() and not path.is_file():  # where a link leads, an open pipe (/dev/stdout) too, which has no path
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
         raise NsysAnalyzerError(f"{path} is {kind}, not a file", hint)
 
 

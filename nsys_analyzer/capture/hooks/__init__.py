@@ -83,7 +83,7 @@ def _patch_continuous_batching(session: Session, processor: Any) -> None:
     generation_step = processor._generation_step
 
     def stepping(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        is_marked = session.batch_begins(self.inputs_and_outputs)
+        is_marked = session.batch_begins(self)
         try:
             return generation_step(self, *arguments, **keywords)
         finally:

@@ -256,15 +256,17 @@ class Session:
         batch, new = shapes[0][:2]
         kind = "decode" if self.passes and new == 1 else "prefill"
         self.passes += 1
-        mask: Any = getattr(
-            keywords.get("attention_mask"), "shape", ()
-        )  # of a sequence, all positions that it attends to
+        # Of each sequence the mask has all positions that it attends to.
+        mask: Any = getattr(keywords.get("attention_mask"), "shape", ())
         positions = f" sk={batch * mask[1]}" if len(mask) == 2 else ""
         return self.ranges.push(f"{kind} (inferred) bs={batch} toks={batch * new}{positions}")
 
     @harmless
-    def batch_begins(self, inputs: Any) -> bool:
+    def batch_begins(self, processor: Any) -> bool:
         """A step of continuous batching begins; True where its range has to be closed."""
+        inputs = getattr(processor, "inputs_and_outputs", None)
+        if inputs is None:  # older ones hold their inputs themselves
+            return False
         if pairs := getattr(inputs, "io_pairs", ()):  # of its asynchronous kind
             inputs = pairs[inputs.current_pair].host_io
         new = [request.query_length for request in inputs.requests_in_batch]

@@ -261,8 +261,10 @@ def nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
 
     A double cannot hold the nanoseconds of a time since 1970, so they are read as integers.
     """
-    if all(each[-4:-3] == b"." and len(each) < 20 for each in microseconds):  # as Kineto writes them
-        numbers = np.fromstring(b",".join(microseconds).replace(b".", b""), np.int64, sep=",")
+    digits = b",".join(microseconds).replace(b".", b"")
+    as_kineto_writes = all(each[-4:-3] == b"." and len(each) < 20 for each in microseconds)
+    if as_kineto_writes and not digits.translate(None, b"0123456789-,"):
+        numbers = np.fromstring(digits, np.int64, sep=",")
         return numbers, np.ones(len(numbers), np.bool_)
     times = [_one_time(each) for each in microseconds]
     return np.array([ns or 0 for ns in times], np.int64), np.array([ns is not None for ns in times], np.bool_)
