@@ -464,6 +464,18 @@ def test_unseen_work_of_before_the_first_step(tmp_path: Path) -> None:
     assert bounds(windows_of(program, tmp_path)) == [(600_000, 900_000)]
 
 
+def test_unseen_work_that_the_program_waits_for(tmp_path: Path) -> None:
+    """A step waits in a copy until 605 µs for work that the file does not hold; its own runs in [600, 700)."""
+    program = Program().step(0, 660).work((5, 9), (600, 605)).work((610, 612), (614, 700))
+    assert bounds(windows_of(program, tmp_path)) == [(600_000, 700_000)]
+
+
+def test_a_late_launch_waits_for_nothing(tmp_path: Path) -> None:
+    """The first launch comes at 600 µs, and the second begins a long one."""
+    program = Program().step(0, 660).work((600, 604), (605, 640)).work((5, 598), (599, 601))
+    assert bounds(windows_of(program, tmp_path)) == [(0, 660_000)]
+
+
 def test_steps_that_the_program_waits_for_are_the_ranges(tmp_path: Path) -> None:
     """A tenth of a step's time at most, 30 of 300 µs: a last kernel may end a little behind its range."""
     program = Program()

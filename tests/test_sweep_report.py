@@ -65,7 +65,7 @@ def test_the_grid_comes_first(sweep: Path) -> None:
     text = before_titles(text_of(sweep))
     rows = rows_of(text)
     assert rows[:6] == [
-        ["model", "variant", "context 128", "context 256", "context 512"],
+        ["model", "variant", "128", "256", "512"],
         ["small", "fp32", "10.00", "20.00", "41.00"],
         ["small", "bf16", "–", "8.000", "–"],
         ["medium", "fp32", "30.00", "61.00", "–"],
@@ -73,13 +73,13 @@ def test_the_grid_comes_first(sweep: Path) -> None:
         ["2.7B", "fp32", "–", "out of memory", "–"],
     ]
     captions = re.findall(r"^([A-Z].*):$", text_of(sweep), re.M)
-    assert captions[0] == "Step ms"
+    assert captions[0] == "Step ms, by context length"
     assert set(captions) >= {
-        "Forward ms",
-        "Backward ms",
-        "Matmul's share of kernel time",
-        "Top kernel",
-        "What to do first",
+        "Forward ms, by context length",
+        "Backward ms, by context length",
+        "Matmul's share of kernel time, by context length",
+        "Top kernel, by context length",
+        "What to do first, by context length",
     }
     # 20 ÷ 8 and 61 ÷ 24
     rows = rows_of(text_of(sweep))

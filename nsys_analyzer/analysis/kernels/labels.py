@@ -140,7 +140,10 @@ _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
     (r"^(cudnn)_generated_fort_native_(sdpa_\w+?)(?:_knob_\d+)?(_\d+x\d+x\d+)", _spaced),
     (r"^(nccl)(?:Dev)?Kernel_(\w+)", _spaced),
     (r"^(splitKreduce|gemv2T|gemv2N|gemvNSP|gemmSN_\w\w|gemmk1|dot|reduce_1Block)_kernel\w*<", _typed),
+    (r"^\w+<.*?(FlashAttn(?:Fwd|Bwd)\w*)<", _typed),
     (r"^(gemvx)::kernel<", _typed),
+    (r"^kentry<\d+, (\w+)", lambda _, match: match[1]),
+    (r"^device_kernel<.*(?i:gemm)", lambda kernel, _: _join("cutlass gemm", kernel.type())),
 )
 
 

@@ -35,6 +35,8 @@ GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
 _PROFILER_STEP = "ProfilerStep#"
 #: GPU work that ends later than this share of a step behind its range is not of the time that the range shows.
 _LATE = 0.1
+#: A launch that waits for this share of a step, while nothing runs, waits for work of before the capture.
+_UNSEEN = 0.5
 #: So many steps in the middle show whether their work ends late.
 _SAMPLE = 32
 #: Phases that span a step hold at least this share of the time of all operations.
@@ -487,11 +489,13 @@ def _on_gpu_timeline(windows: Windows, work: _Work) -> Windows:
     middle = max(0, (len(windows) - _SAMPLE) // 2)
     sample = slice(middle, middle + _SAMPLE)
     late = np.median(np.maximum(last - windows.end, 0)[sample]) > _LATE * np.median(windows.length[sample])
-    if not late:
-        return replace(windows, end=np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1]))))
     # Work of before the capture, which is not in the file, may run until the first step's own work begins.
     called, own = int(windows.start[0]), mine[windows.step_at(time) == 0]
     first = int(operations.start[own].min()) if len(own) else called
+    if not late:
+        end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1])))
+        waits = first < end[0] and _waits_for_unseen(work, mine, called, _UNSEEN * int(windows.length[0]))
+        return replace(windows, start=np.append(first, windows.start[1:]) if waits else windows.start, end=end)
     ends = np.maximum.accumulate(np.maximum(last, windows.end))
     length = float(np.median(np.diff(ends, prepend=called)))
     first = first if first - called > _LATE * length else called
@@ -499,6 +503,17 @@ def _on_gpu_timeline(windows: Windows, work: _Work) -> Windows:
     starts = np.maximum.reduce([before, windows.start, np.append(before[0], ends[:-1])])
     kept = ends > starts
     return replace(windows, start=starts, end=ends, on_gpu=True).select(kept) if kept.any() else windows
+
+
+def _waits_for_unseen(work: _Work, mine: Ints, called: int, long: float) -> bool:
+    """Tells whether the first work from a moment on starts long after its launch, while nothing recorded runs."""
+    trace, launch = work.attributed.trace, work.attributed.attribution.launch
+    start, end = trace.operations.start[mine], trace.operations.end[mine]
+    if not (start >= called).any():
+        return False
+    first = int(start[start >= called].min())
+    launched = int(trace.launches.end[launch[mine[start == first][0]]])
+    return first - max(launched, int(end[start < called].max(initial=called))) > long
 
 
 def _last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:

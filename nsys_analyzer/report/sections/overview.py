@@ -18,6 +18,7 @@ from nsys_analyzer.report.model import (
     Cell,
     Details,
     Lines,
+    Paragraph,
     Section,
     Table,
     Unit,
@@ -64,11 +65,30 @@ def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> S
     said = (_in_short(faster), _most_often(captures), _how_many_ended(captures))
     first = _grid(step, measures[0].title, measures[0].unit) if step else rows
     blocks: list[Block] = [*(Answer(text) for text in said if text), first]
+    if known := _how_steps_are_known(captures):
+        blocks.append(Paragraph(known))
     drawn = [figure for one in measures for figure in _draw(captures, places, one)]
     blocks += drawn[:1]
     blocks += [Details("More of the sweep, and each capture in a row", tuple(folded))] if folded else []
     blocks += [Details("More figures over the sweep", tuple(drawn[1:]))] if drawn[1:] else []
     return Section("overview", "", tuple(blocks))
+
+
+def _how_steps_are_known(captures: Sequence[CaptureSummary]) -> str:
+    """Which lengths of steps are not measured without the profiler; empty where all are."""
+    count: dict[str, int] = {}
+    for one in captures:
+        timed = one.unprofiled and one.unprofiled.typical_ms(STEP)
+        if isinstance(step_ms(one), float):
+            estimated = one.step is not None and one.step.unprofiled_ms is not None
+            words = "measured without" if timed else "estimated without" if estimated else "under"
+            count[words] = count.get(words, 0) + 1
+    if not count or list(count) == ["measured without"]:
+        return ""
+    said = ", ".join(
+        f"{words} the profiler{f' ({number})' if len(count) > 1 else ''}" for words, number in count.items()
+    )
+    return f"Steps are {said}; phases are profiled, unless they were timed without it."
 
 
 def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
@@ -210,7 +230,7 @@ def _grid(cells: Mapping[Place, Cell], title: str, unit: Unit) -> Table:
     """A row for each variant of each model, a column for each context length."""
 
     def at(context: int) -> Field[tuple[str, Variant | str]]:
-        return Field(f"context {context:,}", unit, lambda row: cells.get(Place(row[0], context, row[1])))
+        return Field(f"{context:,}", unit, lambda row: cells.get(Place(row[0], context, row[1])))
 
     models = list(dict.fromkeys(place.model for place in cells))
     rows = dict.fromkeys((place.model, place.variant) for place in cells)
@@ -219,7 +239,7 @@ def _grid(cells: Mapping[Place, Cell], title: str, unit: Unit) -> Table:
         Field("variant", "text", lambda row: str(row[1]) or None, fills=bool),
         *map(at, sorted({place.context for place in cells})),
     ]
-    return table(fields, sorted(rows, key=lambda row: models.index(row[0])), f"{title}:")
+    return table(fields, sorted(rows, key=lambda row: models.index(row[0])), f"{title}, by context length:")
 
 
 def _speed_ups(cells: Mapping[Place, Cell]) -> dict[Place, float]:
