@@ -249,6 +249,15 @@ def random_program(draws: Draws) -> Program:
     return export
 
 
+def test_a_call_of_no_length_at_the_end_of_another_is_a_call(tmp_path: Path) -> None:
+    """The driver's in [12, 15) lies inside the runtime's in [10, 20); a coarse clock puts the next into [20, 20)."""
+    own = [(SYNC, 10, 10, MAIN), ("cuStreamSynchronize", 12, 3, MAIN), ("cudaEventRecord_v3020", 20, 0, MAIN)]
+    trace = attributed(random_program((own, [], [])), tmp_path)
+    work = ProcessWork(trace, global_pid(), Windows.of("range", "a range step", np.array([0]), np.array([1200 * US])))
+    assert np.diff(work.calls.start[-2:]).tolist() == [10 * US]
+    assert len(work.calls) == 2 + 2  # beside the launches of both threads
+
+
 def causes_of(trace: AttributedTrace, bounds: list[int]) -> tuple[Gaps, Idle]:
     """The gaps of the steps between some moments, µs, and their causes."""
     start, end = np.array(bounds[:-1]) * US, np.array(bounds[1:]) * US

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads
-from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, contained, overlaps
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
@@ -38,6 +38,7 @@ from nsys_analyzer.trace.columns import (
     OTHER_CALL,
     SYNCHRONIZE,
     Columns,
+    Launches,
     process_of,
 )
 from nsys_analyzer.trace.phase_names import REQUEST, normalized_name, served_step
@@ -181,8 +182,7 @@ class ProcessWork:
         calls = launches.select(is_mine)
         order = np.lexsort((-calls.end, calls.start))
         self.index, calls = self.index[order], calls.select(order)
-        # The driver's calls lie inside those of the runtime.
-        outer = ~contained(calls.thread, calls.start, calls.end)
+        outer = ~_inside_another(calls)
         self.index, self.calls = self.index[outer], calls.select(outer)
         calls, lasting = self.calls, self.calls.end - self.calls.start
         waits = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (lasting > _BLOCKS_NS))
@@ -307,3 +307,16 @@ class ProcessWork:
         )
         columns = [np.concatenate(pair) for pair in zip(*parts, strict=True)]
         return Idle(*columns).select(np.argsort(columns[0], kind="stable"))
+
+
+def _inside_another(calls: Launches) -> Bools:
+    """Marks the driver's calls inside a call of their thread; the calls are in order of start, the longer first.
+
+    One without a length at the end of another, as a coarse clock has them, is a call of its own.
+    """
+    inside = np.zeros(len(calls), np.bool_)
+    for thread in distinct(calls.thread):
+        mine = np.flatnonzero(calls.thread == thread)
+        reached = np.maximum.accumulate(calls.end[mine])
+        inside[mine[1:]] = (calls.end[mine[1:]] <= reached[:-1]) & (calls.start[mine[1:]] < reached[:-1])
+    return inside
