@@ -27,7 +27,6 @@ from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.runs.rows import NAME, loaded, written
 from nsys_analyzer.text import Text
-from nsys_analyzer.trace.metadata import Recording
 from tests.conftest import ROOT
 from tests.support.export import AUTOGRAD, Export, training_step
 from tests.support.hostile import TEXTS, WORST
@@ -37,8 +36,8 @@ T = TypeVar("T")
 
 #: What is one of our own words, whatever a capture holds: no name from outside gets there.
 OURS = (
-    "status", "kernel_class", "kind", "per", "profiler", "platform", "phase", "severity", "verdict", "graph_trace",
-    "cause", "time_of",
+    "status", "kernel_class", "kind", "per", "profiler", "platform", "phase", "severity", "verdict", "cause",
+    "time_of",
 )  # fmt: skip
 
 
@@ -73,8 +72,6 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
     export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text="No Vulkan events collected. Does it?", globalPid=0)
     export.range("my work", 900, None)
     (summary,) = complete(summarize(Trace.load(export.write(tmp_path_factory.mktemp("t") / "t.sqlite")), "capture"))
-    assert summary.metadata
-    recording = Recording(("Cuda", "GpuCtxSw"), "node")
     run = Run(
         device="cuda", profiler="nsys", gpu="H200", torch="2.9", precision="fp32", attention="sdpa", compile=False,
         cuda_graph=False, seed=0, warmup_steps=1, steps=2, command="python a.py",
@@ -82,7 +79,6 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
     )  # fmt: skip
     return replace(
         summary, status="failed", message="RuntimeError: it broke", process="rank 0", run=run,
-        metadata=replace(summary.metadata, recording=recording),
         configuration=Configuration(find_model("small"), 256, 4, "fp32", "train", "sdpa", source="file name"),
         unprofiled=Unprofiled("failed", "why", {"step": Stats(3, 1.0, 0.1, 0.9, 1.0, 1.2)}, 1, "cuda", 1 << 30),
         warnings=(*summary.warnings, "timings.csv, line 2: step 1.000 ms is not trusted"),
