@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -197,11 +197,6 @@ class Training:
     def update(self) -> None:
         """One step of AdamW."""
         self.optimizer.step()
-
-    def states(self) -> Iterator[Tensor]:
-        """The optimizer's tensors beside the parameters, on their device: of AdamW two for each."""
-        for parameter, state in self.optimizer.state.items():
-            yield from (x for x in state.values() if isinstance(x, Tensor) and x.device == parameter.device)
 
     def _autocast(self) -> AbstractContextManager[None]:
         # A graph's capture must not reuse casts that were made outside of it.
