@@ -56,13 +56,23 @@ def measure(case: PassesCase, figures: PassesFigures) -> None:
 
 
 def _measure_backward(case: PassesCase, passes: Passes, figures: PassesFigures) -> None:
-    """Times backward alone, again and again from one forward pass, which is freed after it."""
+    """Times the backward pass alone.
+
+    Eager code repeats the backward pass from one forward pass. Compiled code reuses the memory that its forward pass
+    saved, so each of its backward passes follows a forward pass of its own, which is not timed.
+    """
     with allocations(case.device) as counted:
         out = passes.forward()
     figures.before_backward_bytes = counted.alive_bytes
     if case.implementation.startswith("sdpa") and out.grad_fn:
         figures.kernel = out.grad_fn.name().removeprefix("ScaledDotProduct").removesuffix("Backward0")
-    figures.backward = _times(lambda: passes.backward(out, keep=True), case)
+
+    def renew_forward() -> None:
+        nonlocal out
+        out = passes.forward()
+
+    prepare = renew_forward if case.compile else None
+    figures.backward = _times(lambda: passes.backward(out, keep=not case.compile), case, prepare)
 
 
 def _attend(case: PassesCase) -> Attend:
@@ -97,10 +107,16 @@ def _error(case: PassesCase, passes: Passes, heads: int) -> float:
     return error
 
 
-def _times(work: Callable[[], object], case: PassesCase) -> Times:
-    """Returns the times of a pass: by do_bench median, shortest and longest alone."""
-    if not case.measured_ms or case.device == "cpu":
-        return Times.of(times_ms(work, case.device, case.warmup_steps, case.steps))
+def _times(work: Callable[[], object], case: PassesCase, prepare: Callable[[], object] | None = None) -> Times:
+    """Returns the times of a pass; do_bench gives the median, the shortest and the longest alone.
+
+    Args:
+        work: the pass.
+        case: how often it is measured, and on which device.
+        prepare: runs before each pass and is not timed. A pass that needs it is not measured by do_bench.
+    """
+    if prepare or not case.measured_ms or case.device == "cpu":
+        return Times.of(times_ms(work, case.device, case.warmup_steps, case.steps, prepare))
     from triton.testing import do_bench
 
     quantiles = (0.5, 0.0, 1.0)

@@ -238,18 +238,20 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
-def times_ms(work: Callable[[], object], device: str, warmup: int, steps: int) -> list[float]:
-    """Returns the milliseconds of each measured call, synchronised at its end."""
-    for _ in range(warmup):
-        work()
-    synchronize(device)
+def times_ms(
+    work: Callable[[], object], device: str, warmup: int, steps: int, prepare: Callable[[], object] | None = None
+) -> list[float]:
+    """Returns the milliseconds of each measured call, synchronised at its end; ``prepare`` runs untimed before each."""
     times = []
-    for _ in range(steps):
+    for _ in range(warmup + steps):
+        if prepare:
+            prepare()
+            synchronize(device)
         before = time.perf_counter_ns()
         work()
         synchronize(device)
         times.append((time.perf_counter_ns() - before) / 1e6)
-    return times
+    return times[warmup:]
 
 
 @dataclass

@@ -39,6 +39,15 @@ def test_measure(implementation: str, precision: str, kernel: str | None, causal
     assert "peak_bytes" not in figures  # a CPU counts none
 
 
+@pytest.mark.slow  # compiles
+def test_compiled_attention_is_measured_whole() -> None:
+    # Compiled code donates what forward saved to its backward pass, so no backward pass can be run a second time.
+    row = measured(implementation="unfused", compile=True, causal=True, steps=2)
+    assert row["status"] == "ok", row["message"]
+    assert row["figures"]["max_error"] < attention.TOLERANCES["fp32"]
+    assert row["figures"]["backward_ms"] > 0
+
+
 def test_the_backend_that_ran_is_named() -> None:
     with sdpa_kernel(SDPBackend.MATH):
         row = measured(implementation="sdpa")

@@ -1,5 +1,7 @@
 """Times of synchronised work, and memory counted to the byte."""
 
+import time
+
 import pytest
 import torch
 
@@ -13,6 +15,18 @@ def test_warm_up_is_not_measured() -> None:
     calls: list[int] = []
     assert len(times_ms(lambda: calls.append(1), "cpu", warmup=2, steps=3)) == 3
     assert len(calls) == 5
+
+
+def test_preparation_precedes_each_call_and_is_not_timed() -> None:
+    calls: list[str] = []
+
+    def prepare() -> None:
+        time.sleep(0.02)
+        calls.append("prepare")
+
+    times = times_ms(lambda: calls.append("work"), "cpu", warmup=1, steps=2, prepare=prepare)
+    assert calls == ["prepare", "work"] * 3
+    assert min(times) < 20  # the preparation alone takes 20 ms
 
 
 def test_statistics() -> None:
