@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.errors import ExportError, NoSpaceError
+from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.text import plain
 from nsys_analyzer.trace import sources
 from nsys_analyzer.trace.sources import export_of
+from tests.support.export import GEMM, Export
 
 # Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
 # which report it was made from.
@@ -150,8 +153,19 @@ def test_no_nsys_and_an_old_export(report: Path, monkeypatch: pytest.MonkeyPatch
     with closing(sqlite3.connect(sqlite)) as database:
         database.execute("CREATE TABLE anything (x)")
     age(sqlite, seconds=3600)
-    with pytest.raises(ExportError, match=r"run\.sqlite is older than run\.nsys-rep"):
-        export_of(report)
+    assert export_of(report) == sqlite
+
+
+def test_a_capture_whose_report_is_newer_is_read_with_a_warning(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "find_nsys", lambda: None)
+    age(Export().kernel(GEMM, 0, 1_000, 5_000).write(report.with_suffix(".sqlite")), seconds=3600)
+    for named in (report, report.parent):
+        (capture,) = load_captures([named]).captures
+        assert capture.status == "ok"
+        assert plain(capture.warnings[0]).startswith("run.sqlite is older than run.nsys-rep, and there is no nsys here")
+    age(report, seconds=7200)  # now the export is the newer one
+    (capture,) = load_captures([report]).captures
+    assert not any("older" in plain(warning) for warning in capture.warnings)
 
 
 FAILURES = {

@@ -342,3 +342,21 @@ def test_many_captures_are_rows_first_and_answers_folded(runs: Path) -> None:
     assert "10 ms a step" not in open_text
     for name in names:
         assert "**10 ms a step (measured; profiled 12)" in section(text, f"<summary>{name}<")
+
+
+@pytest.mark.parametrize("named", ["", "first", "first/capture.sqlite"])
+@pytest.mark.parametrize("kept", ["timings.csv", "manifest.json"])
+def test_unprofiled_times_are_used_whichever_file_or_folder_is_named(runs: Path, named: str, kept: str) -> None:
+    """A step of the first capture takes 3 ms without the profiler, by the folder's table or by the manifest alone.
+
+    The second capture's 7 ms are those of a row that was not asked for, and of no row of the report.
+    """
+    for name, ms in (("first", 3.0), ("second", 7.0)) if kept == "timings.csv" else (("first", 3.0),):
+        by_manifest = {"timings": {"status": "ok", "times_ms": {"step": [ms, ms]}}} if kept == "manifest.json" else {}
+        run_of(runs, name, two_steps(), **by_manifest)
+    if kept == "timings.csv":
+        timings(runs, timed("first", "step", 3.0), timed("second", "step", 7.0))
+    captures = load_evidence([runs / named], [], "").captures
+    assert [one.name for one in captures] == (["first", "second"] if kept == "timings.csv" and not named else ["first"])
+    assert captures[0].unprofiled
+    assert captures[0].unprofiled.typical_ms("step") == 3.0

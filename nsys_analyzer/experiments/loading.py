@@ -40,7 +40,7 @@ def load_evidence(
 
     Args:
         paths: traces, and folders that hold them or benches; without any, the folders of the timings.
-        csv_paths: timings of unprofiled runs; without any, the ``timings.csv`` of the one folder that has one.
+        csv_paths: timings of unprofiled runs; without any, those beside the captures.
         command: the command line that makes the report again.
         tell: takes a line for the user on timings that were found, or left out.
         names: the names of the ranges of phases.
@@ -87,8 +87,8 @@ def load_runs(
     """The runs of one side of a comparison: of a capture, a folder of captures, a report's JSON, or a baseline.
 
     Args:
-        path: where they are; for a capture ``timings.csv`` is looked for in its folder, and in the one above.
-        csv_paths: timings of unprofiled runs, in place of these.
+        path: where they are.
+        csv_paths: timings of unprofiled runs, in place of those beside the captures.
         tell, names, given, workers: as of ``load_evidence``.
         option: names other timings, for a line to the user.
 
@@ -96,17 +96,12 @@ def load_runs(
         NsysAnalyzerError: nothing could be read.
     """
     from nsys_analyzer.report.renderers.json_report import read_report
-    from nsys_analyzer.runs.timings import NAME as TIMINGS
-    from nsys_analyzer.trace.sources import is_export_folder
 
     if reports := reports_at(path):
         return tuple(run for report in reports for run in read_report(report))
-    is_folder = path.is_dir() and not is_export_folder(path)
-    folders = [path] if is_folder else [path.parent, path.resolve().parent.parent]
-    near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
-    timings = _read(csv_paths) if csv_paths else timings_beside(near, tell, option=option)
+    timings = _read(csv_paths) if csv_paths else timings_beside((path,), tell, option=option)
     captures = load_captures((path,), names, given, timings, workers=workers).captures
-    return tuple(one for one in captures if is_folder or one.source == path.name)
+    return tuple(one for one in captures if path.is_dir() or one.source == path.name)
 
 
 def reports_at(path: Path) -> list[Path]:

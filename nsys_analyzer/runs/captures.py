@@ -230,33 +230,51 @@ def load_captures(
 
 
 def timings_beside(
-    places: Sequence[Path],
+    paths: Sequence[Path],
     tell: Callable[[str], None],
     option: str = "--csv",
 ) -> Timings | None:
-    """Reads the ``timings.csv`` of the one folder among these that has one; None where there is none, or several.
+    """Reads the unprofiled times of captures, whichever of their files or folders these paths name.
+
+    They stand in the ``timings.csv`` of the folder or of the one above, else in the captures' manifests. Rows of
+    captures that were not asked for are left out. None where there are no times, or several tables.
 
     ``tell`` gets a line for the user on the file that is used, or left out, with the ``option`` that names others.
     """
-    folders = [place for place in places if place.is_dir() and not is_export_folder(place)]
-    if not folders:
-        return None
-    from nsys_analyzer.runs.timings import NAME, read_timings
+    from nsys_analyzer.runs.timings import NAME, Timings, manifest_timings, read_timings
 
-    files = [path for folder in folders if os.path.isfile(path := folder / NAME)]  # noqa: PTH113 - pathlib raises
+    near = (_places_of_times(path) for path in paths)
+    tables = [next((place / NAME for place in places if os.path.isfile(place / NAME)), None) for places in near]  # noqa: PTH113 - pathlib raises
+    files = {Path(os.path.realpath(file)): file for file in tables if file}
     if len(files) > 1:
         tell(f"Several folders have a {NAME}, and none is used: name one with {option}.")
-    if len(files) != 1:
         return None
     try:
-        if b"\n" not in files[0].read_bytes().strip():
+        asked = find_traces((path for path in paths if path.exists()), may_lack=True)
+        names = set(_titles(asked).values())
+        if not files:
+            rows = [row for trace in asked for row in manifest_timings(trace) if row.times and row.run.capture in names]
+            return Timings("the manifest", tuple(rows), of_captures=True) if rows else None
+        (file,) = files.values()
+        if b"\n" not in file.read_bytes().strip():
             return None  # a header alone: programs may time nothing
-        timings = read_timings(files[0])
+        timings = read_timings(file)
+        if file.parent not in paths:
+            others = set(_titles(find_traces((file.parent,), may_lack=True)).values()) - names
+            kept = (row for row in timings.rows if row.run.capture not in others)
+            kept = (row for row in kept if row.run.capture or row.model or not others)
+            timings = replace(timings, rows=tuple(kept), of_captures=True)
     except (NsysAnalyzerError, OSError) as error:
         tell(f"Left out, as it cannot be read: {error}")
         return None
-    tell(f"Unprofiled times: {files[0]}; {option} names others.")
-    return timings
+    tell(f"Unprofiled times: {file}; {option} names others.")
+    return timings if timings.rows else None
+
+
+def _places_of_times(path: Path) -> tuple[Path, ...]:
+    """Returns the folders whose table of times may be of the captures at a path, the nearest first."""
+    folder = path if path.is_dir() and not is_export_folder(path) else path.parent
+    return folder, Path(os.path.realpath(folder)).parent
 
 
 def _failed(name: str, path: Path, message: str) -> CaptureSummary:

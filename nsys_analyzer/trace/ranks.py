@@ -175,7 +175,7 @@ _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
+    (_OF_SLURM := "SLURM_PROCID", "SLURM_NTASKS"),
 )
 _NAMES = tuple(name for pair in _VARIABLES for name in pair)
 _SETTINGS = tuple(f"{name}=" for name in _NAMES)
@@ -210,19 +210,23 @@ def read_ranks(reader: Reader, strings: Iterable[str], noted: Sequence[NotedCall
 def _launched(reader: Reader, strings: Iterable[str]) -> Rank | None:
     """Returns the rank in the environment that nsys kept of the program it launched; None where two are different.
 
-    Blocks of variables are those of other processes, too: they count where the capture's properties say nothing.
+    Blocks of variables are those of other processes, too: they count where the capture's properties say nothing. Slurm
+    calls a shell and a program alone its task 0, too: only one that uses NCCL is a rank.
     """
     variables = (value for _, value in rows_of(reader.read(schema.VARIABLES)) if value.startswith(_SETTINGS))
     blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
-    return _rank_in(variables) or _rank_in(blocks)
+    exchanges = any("nccl" in text for text in strings)
+    return _rank_in(variables, exchanges=exchanges) or _rank_in(blocks, exchanges=exchanges)
 
 
-def _rank_in(texts: Iterable[str]) -> Rank | None:
+def _rank_in(texts: Iterable[str], *, exchanges: bool) -> Rank | None:
     values: dict[str, set[int]] = defaultdict(set)
     for name, value in _VARIABLE.findall("\0".join(texts)):
         values[name].add(int(value))
     told = (
-        Rank(min(values[rank]), min(values[size], default=0)) for rank, size in _VARIABLES if len(values[rank]) == 1
+        Rank(min(values[rank]), min(values[size], default=0))
+        for rank, size in _VARIABLES
+        if len(values[rank]) == 1 and (exchanges or rank != _OF_SLURM or values[rank] != {0})
     )
     return next(told, None)
 

@@ -181,7 +181,8 @@ def check_no_input(output: Path, inputs: Iterable[Path]) -> None:
 def export_of(report: Path, timeout_s: float | None = None) -> Path:
     """Returns the export of a report that stands beside it, made as a SQLite file where there is none.
 
-    It is ``X.sqlite``, ``X_pqtdir`` or ``X_arwdir`` beside the report ``X``.
+    It is ``X.sqlite``, ``X_pqtdir`` or ``X_arwdir`` beside the report ``X``. One that is older than the report is
+    exported again, and serves where there is no nsys to do so: copies of files have the times of the copying.
 
     Raises:
         ExportError: there is no such report, its folder cannot be written, or nsys is missing, fails, or takes longer
@@ -191,14 +192,16 @@ def export_of(report: Path, timeout_s: float | None = None) -> Path:
         raise ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
     if not report.stat().st_size:
         raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
-    for ending in (*FOLDER_ENDINGS, ".sqlite"):
-        if is_export_of(export := report.with_name(f"{trace_stem(report)}{ending}"), report):
-            return export
+    exports = [report.with_name(f"{trace_stem(report)}{ending}") for ending in (*FOLDER_ENDINGS, ".sqlite")]
+    there = [export for export in exports if is_sqlite(export) or is_export_folder(export)]
+    newest, export = max(there, key=written_ns, default=None), exports[-1]
+    if newest and is_export_of(newest, report):
+        return newest
     nsys = find_nsys()
     if nsys is None:
+        if newest:
+            return newest
         what = f"{report} must be exported to SQLite first, and there is no nsys here"
-        if is_sqlite(export):
-            what = f"{export} is older than {report.name}, and there is no nsys here to export it again"
         how = _export_command(report.name)
         raise ExportError(what, f"Install Nsight Systems, or export on the machine that has it: {how}")
     try:

@@ -52,7 +52,7 @@ from nsys_analyzer.trace.metadata import Metadata, explained, read_diagnostics, 
 from nsys_analyzer.trace.phase_names import in_our_spelling
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, noted_calls, read_nccl_calls, read_ranks
 from nsys_analyzer.trace.reader import Reader
-from nsys_analyzer.trace.sources import open_capture
+from nsys_analyzer.trace.sources import is_export_of, is_report, open_capture
 from nsys_analyzer.trace.stacks import Stacks, are_clocks, read_stacks
 from nsys_analyzer.trace.time_checks import LeftOut, TimeCheck
 
@@ -90,6 +90,7 @@ class Trace:
         callers: what of PyTorch the API calls with a backtrace were made for, by process and correlation ID.
         stacks: where the program was, by global process ID, where our hooks sampled it.
         off_cpu: by global thread ID, starts and ends of the stretches without a CPU, in order, where nsys noted them.
+        old_export: the export that was read in place of a newer report, which there was no nsys to export; else empty.
     """
 
     path: Path
@@ -112,6 +113,7 @@ class Trace:
     nccl_calls: NcclCalls = field(default_factory=NcclCalls.none)
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
     off_cpu: Mapping[int, tuple[Ints, Ints]] = field(default_factory=dict)
+    old_export: str = ""
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -179,6 +181,7 @@ class Trace:
             read_nccl_calls(reader, noted),
             read_stacks(path, ranges.select(valid & clocks)),
             _read_off_cpu(reader),
+            reader.path.name if is_report(path) and not is_export_of(reader.path, path) else "",
         )
 
 

@@ -52,7 +52,12 @@ class _Checks:
         self.messages = _messages(self.trace, process)
 
     def missing(self) -> Iterator[Words]:
-        """The tables or events that the trace lacks; without a kernel, the message that says why there is none."""
+        """What the trace lacks: a current export, tables or events; without a kernel, the message that says why."""
+        if old := self.trace.old_export:
+            said = (
+                "`{}` is older than `{}`, and there is no nsys here to export it again: the figures are those of the "
+            )
+            yield phrase(f"{said}older file, which may be of an earlier recording.", old, self.trace.path.name)
         if self.summary.status == "oom":
             yield "A device allocation failed and nothing was launched afterwards: the process ran out of memory."
         has_ranges, has_calls = "nvtx" in self.trace.tables, "runtime" in self.trace.tables or not self.coverage.kernels
