@@ -9,6 +9,7 @@ import pytest
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.frame import COLUMNS, kernel_frame
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_tid, training_step
@@ -54,6 +55,30 @@ def test_a_recomputed_forward_on_autograds_thread_belongs_to_backward(tmp_path: 
     frame = kernels(export, tmp_path)
     assert column(frame, "phase") == ["forward", "backward"]
     assert column(frame, "instance") == [0, 0]
+
+
+def test_a_forward_inside_anothers_backward_is_recomputed_whatever_the_thread_is_called(tmp_path: Path) -> None:
+    # The kernels on the second thread are launched at 70 and at 90: with `forward` open there, and with nothing open.
+    export = Export().range("step", 0, 100).range("forward", 0, 50).kernel(GEMM, 10, 11, 12)
+    export.range("backward", 50, 100).range("forward", 60, 80, tid=AUTOGRAD)
+    export.kernel(GEMM, 70, 71, 72, tid=AUTOGRAD).kernel(ADD, 90, 91, 92, tid=AUTOGRAD)
+    frame = kernels(export, tmp_path)
+    assert column(frame, "phase") == ["forward", "backward", "backward"]
+    assert column(frame, "range_path")[1:] == ["step / backward / forward", "step / backward"]
+    attributed = AttributedTrace(Trace.load(tmp_path / "t.sqlite"))
+    instances = attributed.instances
+    assert sorted(instances.phases[code] for code in instances.phase) == ["backward", "forward", "step"]
+    assert (attributed.instance_pair[1] == instances.phase.tolist().index(instances.phases.index("step"))).all()
+
+
+def test_a_phase_of_a_thread_without_steps_stays_and_is_part_of_the_step(tmp_path: Path) -> None:
+    # A replica's thread runs `forward` while the main thread, in its step, is in `loss`.
+    export = Export().range("step", 0, 100).range("loss", 0, 60).kernel(ADD, 5, 6, 7)
+    export.range("forward", 10, 50, tid=AUTOGRAD).kernel(GEMM, 20, 21, 22, tid=AUTOGRAD)
+    export.range("forward", 120, 150, tid=AUTOGRAD).kernel(GEMM, 130, 131, 132, tid=AUTOGRAD)
+    assert column(kernels(export, tmp_path), "phase") == ["loss", "forward", "forward"]
+    attributed = AttributedTrace(Trace.load(tmp_path / "t.sqlite"))
+    assert (attributed.instance_pair[1] >= 0).tolist() == [True, True, False]  # no step is open at 130
 
 
 def test_a_thread_without_a_name_inherits_too(tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ class Attribution:
     Attributes:
         launch, thread, time: the index of the launch, where and when it starts; index and thread -1 without one.
         inherited: the thread whose stack it inherits, or -1.
+        inside: True where a phase of its own thread counts before one that it inherits.
+        engine: the threads that work for another one that waits in its backward pass.
         how: code into ``HOW``.
         ambiguous: True where several threads of the process had phases open.
     """
@@ -123,6 +125,8 @@ class Attribution:
     thread: Ints
     time: Ints
     inherited: Ints
+    inside: Bools
+    engine: Ints
     captures: Captures
     how: Codes
     ambiguous: Bools
@@ -132,8 +136,8 @@ class Attribution:
         lines, index = timeline(self.ranges, chosen, latest=False)
         found = lines.at(self.thread, self.time)
         inheriting = np.flatnonzero(self.inherited != NONE)
-        around = lines.at(self.inherited[inheriting], self.time[inheriting])
-        found[inheriting] = np.where(around == NONE, found[inheriting], around)
+        around, own = lines.at(self.inherited[inheriting], self.time[inheriting]), found[inheriting]
+        found[inheriting] = np.where((around == NONE) | (self.inside[inheriting] & (own != NONE)), own, around)
         return np.append(index, NONE).astype(np.int32)[found]
 
     def innermost(self, chosen: Bools, operations: Ints) -> Ints:
@@ -155,30 +159,50 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
     in_phase = any_open(phases.thread, phases.start, phases.end, thread, time)
     in_range = in_phase.copy()
     in_range[~in_phase] = any_open(ranges.thread, ranges.start, ranges.end, thread[~in_phase], time[~in_phase])
-    inherited, ambiguous = _inherited(trace, roles, in_range, in_phase, thread, time)
+    engine = _engine_threads(trace, roles)
+    inherited, ambiguous = _inherited(trace, roles, engine, in_range, in_phase, thread, time)
+    inside = in_phase & ~np.isin(thread, engine)
     replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
     how = np.full(len(operations), SAME_THREAD, np.int8)
     how[inherited != NONE] = OTHER_THREAD
     how[replayed] = GRAPH_REPLAY
     how[~in_range & (inherited == NONE)] = UNATTRIBUTED
-    return Attribution(ranges, launch, thread, time, inherited, find_captures(trace), how, ambiguous)
+    return Attribution(ranges, launch, thread, time, inherited, inside, engine, find_captures(trace), how, ambiguous)
 
 
 def _inherited(
-    trace: Trace, roles: RangeRoles, in_range: Bools, in_phase: Bools, thread: Ints, time: Ints
+    trace: Trace, roles: RangeRoles, engine: Ints, in_range: Bools, in_phase: Bools, thread: Ints, time: Ints
 ) -> tuple[Ints, Bools]:
     """The thread each launch inherits from (-1: none), and whether the choice was ambiguous."""
-    autograd = np.isin(thread, autograd_threads(trace))
+    autograd = np.isin(thread, engine)
     lacking = np.flatnonzero((autograd | ~in_phase) & (thread != NONE))
     inherited, ambiguous = np.full(len(thread), NONE, np.int64), np.zeros(len(thread), np.bool_)
     if len(lacking) and len(trace.ranges):
         process, time = process_of(thread[lacking]), time[lacking]
-        waiting = waiting_range(trace, roles, process, time, without_ranges=~in_range[lacking] | autograd[lacking])
+        without_ranges = ~in_range[lacking] | autograd[lacking]
+        waiting = waiting_range(trace, roles, engine, process, time, without_ranges)
         inherited[lacking] = np.append(trace.ranges.thread, NONE)[waiting]
-        phases = trace.ranges.select(roles.any_phase & ~np.isin(trace.ranges.thread, autograd_threads(trace)))
+        phases = trace.ranges.select(roles.any_phase & ~np.isin(trace.ranges.thread, engine))
         group, start, end = merged(phases.thread, phases.start, phases.end)
         ambiguous[lacking] = (waiting != NONE) & (open_count(process_of(group), start, end, process, time) > 1)
+    # A phase on a thread without steps is part of the step that another thread has open.
+    steps = trace.ranges.select(roles.mask(STEP))
+    stepless = np.flatnonzero(in_phase & (inherited == NONE) & ~np.isin(thread, steps.thread))
+    if len(stepless) and len(steps):
+        open_step = timeline(steps, np.ones(len(steps), np.bool_), latest=True, by_process=True)[0]
+        around = open_step.at(process_of(thread[stepless]), time[stepless])
+        inherited[stepless] = np.append(steps.thread, NONE)[around]
     return inherited, ambiguous
+
+
+def _engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
+    """The global thread IDs of autograd's engine: by name, or with forwards alone, each inside another's backward."""
+    ranges, named_so = trace.ranges, autograd_threads(trace)
+    backward = roles.mask("backward") & ~np.isin(ranges.thread, named_so)
+    phases = ranges.select(roles.any_phase)
+    lines = timeline(ranges, backward, latest=True, by_process=True)[0]
+    again = roles.mask("forward", of=phases) & (lines.at(process_of(phases.thread), phases.start) != NONE)
+    return np.append(named_so, np.setdiff1d(phases.thread[again], phases.thread[~again]))
 
 
 def autograd_threads(trace: Trace) -> Ints:
@@ -187,14 +211,16 @@ def autograd_threads(trace: Trace) -> Ints:
     return np.array([thread for thread, name in named if name.startswith(_AUTOGRAD_THREAD)], np.int64)
 
 
-def waiting_range(trace: Trace, roles: RangeRoles, process: Ints, time: Ints, without_ranges: Bools) -> Ints:
+def waiting_range(
+    trace: Trace, roles: RangeRoles, engine: Ints, process: Ints, time: Ints, without_ranges: Bools
+) -> Ints:
     """The range whose thread a launch inherits from, or -1.
 
     Of the phases open in the process: the one in backward, else the one opened last, else the step opened
     last. With no phase open, a launch from a thread without ranges takes the range opened last, whatever its name.
     """
     waiting = np.full(len(time), NONE, np.int64)
-    from_others = ~np.isin(trace.ranges.thread, autograd_threads(trace))
+    from_others = ~np.isin(trace.ranges.thread, engine)
     preferences = (roles.mask("backward"), roles.leaf, roles.any_phase, np.ones(len(trace.ranges), np.bool_))
     for rank, chosen in enumerate(preferences):
         undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (rank < len(preferences) - 1)))

@@ -20,7 +20,6 @@ from nsys_analyzer.analysis.attribution.attribution import (
     Attribution,
     RangeRoles,
     attribute,
-    autograd_threads,
     timeline,
     waiting_range,
 )
@@ -237,9 +236,10 @@ class AttributedTrace:
         instance = family.copy()
         instance[index] = ~contained(ranges.thread[index], ranges.start[index], ranges.end[index])
         # A phase that autograd's thread opens while another thread is in one (a recomputed forward) is part of it.
-        autograd = np.flatnonzero(np.isin(ranges.thread, autograd_threads(self.trace)) & family)
+        engine = self.attribution.engine
+        autograd = np.flatnonzero(np.isin(ranges.thread, engine) & family)
         process, start = process_of(ranges.thread[autograd]), ranges.start[autograd]
-        waiting = waiting_range(self.trace, self.roles, process, start, np.zeros(len(autograd), np.bool_))
+        waiting = waiting_range(self.trace, self.roles, engine, process, start, np.zeros(len(autograd), np.bool_))
         instance[autograd] &= ~np.append(family, False)[waiting]
         return instance
 

@@ -18,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import autograd_threads
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
@@ -145,7 +144,7 @@ class ProcessWork:
         self._find_calls()
         ranges = attributed.trace.ranges
         # The main thread's ranges tell what the program does; autograd's are operators.
-        is_engine = np.isin(ranges.thread, autograd_threads(attributed.trace))
+        is_engine = np.isin(ranges.thread, attributed.attribution.engine)
         self.ranges = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
         of_mine = process_of(ranges.thread[self.ranges]), ranges.start[self.ranges], ranges.end[self.ranges]
         self._open = Timeline(*of_mine, latest=True)

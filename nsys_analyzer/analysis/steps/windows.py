@@ -18,7 +18,6 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import autograd_threads
 from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.inference import BY_THREADS
@@ -322,7 +321,7 @@ def _of_phases(work: _Work, *, by_threads: bool = False) -> Windows | None:
     letter = np.array([_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase]
     # What autograd's thread runs again of a forward pass is part of a backward pass.
     ranges = work.attributed.trace.ranges
-    again = np.isin(ranges.thread[instances.range], autograd_threads(work.attributed.trace))
+    again = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine)
     # A pipeline's schedule runs the parts of several passes in turns.
     in_turns = named(ranges, lambda name: name.endswith(tuple(PASSES)))[instances.range]
     told = named(ranges, lambda name: BY_THREADS in name)[instances.range] == by_threads
