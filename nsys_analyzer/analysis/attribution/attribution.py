@@ -196,9 +196,12 @@ def _inherited(
 
 
 def _engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
-    """The global thread IDs of autograd's engine: by name, or with forwards alone, each inside another's backward."""
+    """The global thread IDs of autograd's engine: by name, or that run forwards alone, inside backward passes.
+
+    These are of other threads that run forward passes, too.
+    """
     ranges, named_so = trace.ranges, autograd_threads(trace)
-    backward = roles.mask("backward") & ~np.isin(ranges.thread, named_so)
+    backward = roles.mask("backward") & np.isin(ranges.thread, ranges.thread[roles.mask("forward")])
     phases = ranges.select(roles.any_phase)
     lines = timeline(ranges, backward, latest=True, by_process=True)[0]
     again = roles.mask("forward", of=phases) & (lines.at(process_of(phases.thread), phases.start) != NONE)
