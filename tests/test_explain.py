@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import DATA, Main
 from tests.support.export import ADD, GEMM, Export
+from tests.support.kineto import Kineto
 from tests.test_report_command import MS, two_steps
 
 RealCapture = Callable[[str], Path]
@@ -185,6 +186,22 @@ def test_without_kernels(tmp_path: Path, run_main: Main, explain: Callable[..., 
     assert "No steps were found" not in text
     (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]
     assert capture["findings_missing"].startswith("No kernel was recorded.")
+
+
+@pytest.mark.parametrize("api", ["cudaLaunchKernel", "cuLaunchKernelEx"])
+def test_launches_without_a_kernel_are_of_a_gpu(
+    tmp_path: Path, run_main: Main, explain: Callable[..., str], api: str
+) -> None:
+    trace = Kineto().range("step", 0, 95).operator("aten::mm", 0, 90).launch(1, 10, api=api).launch(2, 20, api=api)
+    path = trace.write(tmp_path / "t.json")
+    text = explain(path)
+    assert "2 kernel launches and no kernel were recorded: the GPU's records were dropped or cut off." in text
+    assert "CPU" not in text
+    assert "activities=" not in text  # the calls show that this was asked for
+    assert "dropped or cut off. Record again, with a warm-up" in run_main("ask", path, "step_compute_ms").out
+    # A call that puts no work on a GPU does not make the program one of a GPU.
+    path = Kineto().operator("aten::mm", 0, 90).launch(1, 10, api="cudaDeviceSynchronize").write(tmp_path / "c.json")
+    assert "The program ran on the CPU" in explain(path)
 
 
 def test_a_real_capture(real_capture: RealCapture, run_main: Main) -> None:

@@ -182,7 +182,8 @@ def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
     """
     capture, root = case.capture, named.path.partition(".")[0].partition("[")[0]
     if capture.whole is None:
-        raise CannotAnswerError(capture.message or "Nothing of it could be read", RECORD)
+        why = plain(capture.message or capture.findings_missing or "Nothing of it could be read", "`")
+        raise CannotAnswerError(why.removesuffix("."), RECORD)
     for is_so, why, needs in map(_OBSTACLES.__getitem__, named.unless):
         if is_so(case):
             raise CannotAnswerError(why, needs)

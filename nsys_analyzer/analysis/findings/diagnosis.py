@@ -19,7 +19,7 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.system.plugins import FINDINGS, left_out_if_it_fails, plugins
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import Words, phrase, plural
 
 #: What is looked for; of two findings that save as much, the one that is named first here comes first.
 RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES, *serving.RULES)
@@ -329,6 +329,10 @@ def why_missing(capture: CaptureSummary) -> Words | None:
     if capture.metadata is None:
         return capture.message or "There is no capture of this run."
     if capture.has_no_kernel:
+        if capture.coverage and (lost := capture.coverage.lost_launches):
+            launches = f"{lost:,} kernel {plural(lost, 'launch')}"
+            why = "the GPU's records were dropped or cut off. Record again, with a warm-up before the recorded steps"
+            return f"{launches} and no kernel were recorded: {why}."
         return phrase("No kernel was recorded. {} around steps that run on the GPU.", how)
     if step is None or not works(step):
         return "Nothing runs on the GPU in the steps."

@@ -74,7 +74,7 @@ class _Checks:
             yield phrase("The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`.")
 
     def _missing_in_torch(self, has_ranges: bool, has_calls: bool) -> Iterator[Words]:
-        if self.summary.has_no_kernel:
+        if self.summary.has_no_kernel and not self.coverage.lost_launches:
             yield "The trace has no kernel: record steps that run on the device."
         if not has_calls:
             platform = self.trace.metadata.platform

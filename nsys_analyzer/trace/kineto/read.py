@@ -21,6 +21,7 @@ import numpy as np
 
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.text import visible
+from nsys_analyzer.trace.columns import CALLS, COPY, FILL, LAUNCH, LAUNCH_GRAPH
 from nsys_analyzer.trace.kineto.events import (
     COLUMNS,
     EVENT,
@@ -62,6 +63,8 @@ _NO_NUMBER = re.compile(rb"(?<=[:\[, ])(?:NaN|-?Infinity)(?=\s*[,\]}])")
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 
 _ON_A_GPU = ("kernel", "memcpy", "memset")
+#: Calls that put work on a GPU: what they launched may be missing from a trace.
+_LAUNCHING = (*CALLS[LAUNCH], *CALLS[LAUNCH_GRAPH], *CALLS[COPY], *CALLS[FILL])
 _BACKWARD = re.compile(r"Backward\d*$")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -75,7 +78,7 @@ class KinetoTrace:
             ``thread``; and ``collective``, what kernels say of theirs.
         texts, places: those of the numbers in the events.
         remarks: warnings about what could not be read.
-        on_cpu: whether it holds nothing of a GPU.
+        on_cpu: whether it holds nothing of a GPU, nor a call that puts work on one.
     """
 
     path: Path
@@ -129,7 +132,9 @@ def read_kineto(path: Path) -> KinetoTrace:
     timed = [rows for kind, rows in events.items() if kind not in ("thread", "collective")]
     if not timed:
         raise TraceError(f"{path} holds no events of PyTorch's profiler of 1.8 or later{because}", RECORD)
-    on_cpu = not set(events) & set(_ON_A_GPU)
+    texts = list(read.numbers.texts)
+    called = [texts[number] for number in np.unique(events["runtime"]["name"])] if "runtime" in events else []
+    on_cpu = not set(events) & set(_ON_A_GPU) and not any(name.startswith(_LAUNCHING) for name in called)
     if on_cpu and "operator" not in events:
         hint = "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         raise TraceError(f"{path} holds neither operators nor kernels{because}", hint)
@@ -137,7 +142,6 @@ def read_kineto(path: Path) -> KinetoTrace:
     for rows in timed:
         rows["start"] -= first
         rows["end"] -= first
-    texts = list(read.numbers.texts)
     places = [(as_number(pid), as_number(tid)) for pid, tid in read.numbers.places]
     return KinetoTrace(path, properties, events, texts, places, remarks, on_cpu)
 
