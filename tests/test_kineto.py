@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.classes import classify
-from nsys_analyzer.analysis.kernels.frame import kernel_frame
+from nsys_analyzer.analysis.kernels.frame import kernel_frame, operation_frame
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.join import runs_of
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -24,7 +25,8 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.captures import find_traces
 from nsys_analyzer.trace.columns import COPIES
-from nsys_analyzer.trace.kineto import is_operator, stretches
+from nsys_analyzer.trace.kineto import is_operator, read_tables, stretches
+from nsys_analyzer.trace.reader import write_sqlite
 from nsys_analyzer.trace.sources import open_capture
 from tests.conftest import DATA
 from tests.support.export import Export
@@ -236,6 +238,20 @@ def test_ids_that_do_not_fit_are_folded_and_never_collide(tmp_path: Path) -> Non
     assert len(set(threads)) == len(ids)
     assert threads[:2] == [VM | 5 << 24 | 5, VM | 5 << 24 | 1]
     assert all(0 <= thread - (VM | 5 << 24) < 1 << 24 for thread in threads)
+
+
+@pytest.mark.parametrize("streams", [(94557849032768, 94557849099520), (2**31, 2**32), (-1, 2**63 - 1), (1, 2**64 - 1)])
+def test_streams_are_addresses_of_64_bits(streams: tuple[int, int], tmp_path: Path) -> None:
+    trace = Kineto().gpu("AMD Instinct MI300X")
+    for number, stream in enumerate(streams, 1):
+        trace.launch(number, 10 * number, api="hipLaunchKernel").kernel(GEMM, number, 50, 30, stream=stream)
+    path = trace.write(tmp_path / "t.json")
+    signed = [stream - 2**64 if stream >= 2**63 else stream for stream in streams]
+    assert Trace.load(path).operations.stream.tolist() == signed
+    frame = operation_frame(AttributedTrace(Trace.load(path)))
+    assert frame["stream"].tolist() == signed
+    write_sqlite(read_tables(path), tmp_path / "n.sqlite")
+    assert Trace.load(tmp_path / "n.sqlite").operations.stream.tolist() == signed
 
 
 def test_memory_events_tell_allocations_from_releases(tmp_path: Path) -> None:

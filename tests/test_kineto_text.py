@@ -88,6 +88,73 @@ def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
             read_kineto(path)
 
 
+# --- what is read, though it is not written as it should be -----------------------------------------------------------
+
+
+def test_a_large_plain_file_takes_memory_for_its_text_once(tmp_path: Path) -> None:
+    trace = step()
+    for at in range(30):
+        trace.add("python_function", "train.py(1): main", at, 1, **{"Call stack": "x" * MIB})
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "import nsys_analyzer.trace.kineto.read as read\n"
+        "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 80 * 2**20,) * 2)\n"
+        "print(len(read.read_kineto(Path(sys.argv[1])).of('operator')))\n"
+    )
+    for name in ("t.json", "t.json.gz"):
+        path = trace.write(tmp_path / name)
+        done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+COMMAS = "The trace is no valid JSON, and was read all the same: 2 decimal commas stand where none may"
+BACKSLASHES = COMMAS.replace("2 decimal commas", "3 backslashes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remarks"),
+    [
+        ('{"blocks per SM": 7,757576, "warps per SM": -31,030304e-2}', [COMMAS]),
+        ('{"blocks per SM": inf, "warps per SM": [-nan, -inf, nan(ind), Infinity]}', []),
+        (r'{"Python file": "C:\Users\me", "a": "\u12", "b": "C:\\tidy \" \u00e9"}', [BACKSLASHES]),
+        (r'{"a": "inf, nan, \": 1,5}", "b": nan, "c": 1,5, "d": 2,5}', [COMMAS]),
+    ],
+)
+@pytest.mark.parametrize("is_array", [False, True])
+def test_what_pytorch_writes_wrongly_is_read(
+    arguments: str, remarks: list[str], is_array: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.json"
+    trace = step().operator("aten::nan", 60, 5)
+    text = trace.array() if is_array else trace.text()
+    path.write_text(text.replace('"External id"', f'"odd": {arguments}, "External id"', 1))
+    right = trace.write(tmp_path / "right.json")
+    read, expected = read_kineto(path), read_kineto(right)
+    assert read.remarks == remarks
+    assert tables_of(path).keys() - {"DIAGNOSTIC_EVENT"} == tables_of(right).keys()
+    for kind in ("range", "operator"):
+        assert read.of(kind).tolist() == expected.of(kind).tolist()
+    assert read.texts == expected.texts
+
+
+def test_a_time_with_a_decimal_comma_is_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(step().text().replace('"ts": 40, "dur": 5', '"ts": 40,250, "dur": 5,5'))
+    # 40.25 us and 5.5 us later, from the range's start at 0
+    assert read_kineto(path).of("operator")[["start", "end"]].tolist() == [(10_000, 30_000), (40_250, 45_750)]
+
+
+def test_what_cannot_be_read_is_shown_with_what_to_change(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(step().text().replace('"dur": 5', '"dur": five'))
+    with pytest.raises(
+        TraceError, match=r'is not JSON, or only a part of it \(.*byte \d+\)\): ….*"dur": five'
+    ) as caught:
+        read_kineto(path)
+    assert "LC_ALL=C" in caught.value.hint
+
+
 # --- how the text is cut -------------------------------------------------------------------------------------------
 
 JSON = st.recursive(

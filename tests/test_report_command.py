@@ -694,6 +694,8 @@ def bad_files(here: Path) -> None:
     for ending in ("tar", "tar.gz"):
         with tarfile.open(here / f"traces.{ending}", f"w:{ending[4:]}") as archive:
             archive.add(here / "text.sqlite")
+    for name in ("t.pftrace", "host.xplane.pb", "snapshot.pickle"):
+        (here / name).write_bytes(b"\n\x20P\x01Z\x04")
     (here / "report.md").write_text(OLD, encoding="utf-8")
 
 
@@ -706,6 +708,12 @@ def bad_files(here: Path) -> None:
         ("traces.tar.gz", "traces.tar.gz is an archive or packed (gzip). Unpack it"),
         ("traces.tar", "traces.tar is an archive or packed (tar). Unpack it"),
         ("cut.sqlite", "cut.sqlite is damaged or truncated"),
+        (
+            "t.pftrace",
+            "is a trace in Perfetto's own format. With PyTorch's profiler, write a Chrome trace: prof.export_",
+        ),
+        ("host.xplane.pb", "it is an XPlane file, as the profilers of TensorFlow and JAX write it. Record the program"),
+        ("snapshot.pickle", "it is a pickle, as memory snapshots of PyTorch are (https://pytorch.org/memory_viz shows"),
         ("nothing.sqlite", "--trace=cuda,nvtx"),
         ("folder", "folder holds no trace"),
         ("cut.sqlite text.sqlite", "None of 2 captures could be read"),

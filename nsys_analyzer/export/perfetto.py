@@ -254,7 +254,7 @@ class _View:
         def described(code: int) -> dict[str, Any]:
             columns = operations.process, operations.device, operations.stream
             process, device, stream = (int(column[first[code]]) for column in columns)
-            return {"name": f"stream {stream}", "parent": self._gpu(process, device), "place": stream}
+            return {"name": f"stream {stream}", "parent": self._gpu(process, device), "place": code}
 
         track = self._laid_out(group, operations.start, operations.end, described, nested=False)
         flow = np.where(launch == NONE, 0, self.ids.flows + launch.astype(np.int64))

@@ -121,7 +121,7 @@ class Operations(Columns):
     start: Ints
     end: Ints
     device: SmallInts
-    stream: SmallInts
+    stream: Ints
     correlation: Ints
     process: Ints
     name: SmallInts

@@ -87,7 +87,7 @@ _GPU = (
     _START,
     _END,
     _column("device", "deviceId", narrow=True, doc="CUDA device ordinal in its process"),
-    _column("stream", "streamId", narrow=True, doc="CUDA stream ID"),
+    _column("stream", "streamId", doc="CUDA stream ID; an address on AMD's GPUs"),
     _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
     _column("process", "globalPid", doc="global process ID (low 24 bits zero)"),
     _column("graph_node", "graphNodeId", doc="CUDA graph node ID, 0 outside graph replays"),

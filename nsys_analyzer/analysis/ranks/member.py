@@ -230,7 +230,7 @@ def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> 
         step=np.where((since != NONE) & (launched < windows.left[since]), since, NONE),
         since=since,
         kind=np.where(by_call != OTHER_KIND, by_call, by_kernel),
-        communicator=np.where(communicator != 0, communicator, -operations.stream[index].astype(np.int64) - 1),
+        communicator=np.where(communicator != 0, communicator, -operations.stream[index] - 1),
         bytes=np.where(np.append(calls.bytes, UNKNOWN)[last] != UNKNOWN, np.maximum(sent, received), UNKNOWN),
         peer=np.append(calls.peer, UNKNOWN)[last],
         ranks=np.append(calls.ranks, 0)[last],

@@ -52,7 +52,7 @@ _CALL = (*_EVENT, "correlation")
 
 
 def _columns(*names: str) -> np.dtype[np.void]:
-    narrow = ("name", "place", "device", "stream", "forward_thread")
+    narrow = ("name", "place", "device", "forward_thread")
     return np.dtype([(name, np.int32 if name in narrow else np.int64) for name in names])
 
 
@@ -96,7 +96,7 @@ class Arguments(
     correlation: Int64 | None = None
     device: Int32 | None = None
     in_device: Int32 | None = None  # of a copy between GPUs
-    stream: Int64 | str | None = None  # AMD's calls have an address
+    stream: int | str | None = None  # AMD's have an address
     graph_node: Int64 | None = None
     bytes: Size | None = None
     device_type: Int64 = 0  # c10::DeviceType: 0 is the CPU
@@ -193,9 +193,9 @@ def rows_of(kind: str, events: Sequence[Event], numbers: Numbers) -> Rows:
         pairs = list(zip(arguments, events, strict=True))
         rows["correlation"] = [each.correlation or 0 for each in arguments]
         rows["device"] = [
-            each.device if each.device is not None else _ordinal(each.in_device, event.pid) for each, event in pairs
+            each.device if each.device is not None else _ordinal(32, each.in_device, event.pid) for each, event in pairs
         ]
-        rows["stream"] = [_ordinal(each.stream, event.tid) for each, event in pairs]
+        rows["stream"] = [_ordinal(64, each.stream, event.tid) for each, event in pairs]
         rows["graph_node"] = [each.graph_node or 0 for each in arguments]
         rows["bytes"] = [each.bytes or 0 for each in arguments]
     return rows
@@ -244,12 +244,12 @@ def as_number(name: Name) -> Name:
     return int(name) if isinstance(name, str) and name.isdecimal() and len(name) < 20 else name
 
 
-def _ordinal(*places: Name) -> int:
-    """Returns the first of some IDs that is the number of a device or a stream, 0 without any."""
+def _ordinal(bits: int, *places: Name) -> int:
+    """Returns the first of some IDs that is a number of so many bits, with or without a sign; 0 without any."""
     for place in places:
         number = as_number(place)
-        if isinstance(number, int) and -(2**31) <= number < 2**31:
-            return number
+        if isinstance(number, int) and -(2 ** (bits - 1)) <= number < 2**bits:
+            return number - 2**bits if number >= 2 ** (bits - 1) else number
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from codecs import getincrementaldecoder
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -57,9 +58,13 @@ indentation, and deflate can do 1,000.
 _ALWAYS_READ = 64 << 20
 """Bytes that are read however few they were compressed to."""
 
-#: What profilers have written besides JSON: control characters in texts, numbers that are none.
+#: What profilers have written that is no JSON: control characters in texts; decimal commas, where the locale has them;
+#: numbers that are none; and backslashes that escape nothing. No text of JSON holds '":' but behind a backslash.
 _CONTROL_CHARACTERS = bytes(code if code >= 0x20 else 0x20 for code in range(256))
-_NO_NUMBER = re.compile(rb"(?<=[:\[, ])(?:NaN|-?Infinity)(?=\s*[,\]}])")
+_DECIMAL_COMMA = re.compile(rb'("(?<!\\")\s*:\s*-?\d+),(\d+(?:[eE][-+]?\d+)?)(?=\s*[,}])')
+_NO_NUMBER = re.compile(rb"([:\[, ])-?(?:[nN]a[nN](?:\(\w*\))?|[iI]nf(?:inity)?)(?=\s*[,\]}])")
+_BACKSLASH = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
+_PLACE = re.compile(r"\(byte (\d+)\)")
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 
 _ON_A_GPU = ("kernel", "memcpy", "memset")
@@ -108,13 +113,15 @@ def read_kineto(path: Path) -> KinetoTrace:
         TraceError: no such file, truncated, not JSON, another tool's trace, of a device that is not read, or nothing in
             it to analyse.
     """
-    content = _content(path)
-    if content[:1] == b"[":  # a bare array of events
-        content = b'{"traceEvents": %b}' % content
+    content, remarks = _content(path), list[str]()
     try:
-        written = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-    except _UNREADABLE as error:
-        raise TraceError(f"{path} is not JSON, or only a part of it ({error})", AGAIN) from error
+        written = _members(content)
+    except _UNREADABLE:
+        content, remarks = _repaired(content)
+        try:
+            written = _members(content)
+        except _UNREADABLE as error:
+            raise _no_json(path, content, error) from error
     array = memoryview(written.pop("traceEvents", b""))
     if bytes(array[:1]) != b"[":
         raise TraceError(f"{path} is JSON, but no trace of PyTorch's profiler: it has no traceEvents", RECORD)
@@ -123,7 +130,8 @@ def read_kineto(path: Path) -> KinetoTrace:
     for piece in _pieces(array):
         rest = b"" if read.add(rest + piece) else rest + piece
     events, left_out = read.finished()
-    properties, remarks = Properties(), left_out.copy()
+    properties = Properties()
+    remarks += left_out
     try:
         properties = msgspec.json.decode(msgspec.json.encode(written), type=Properties)
     except _UNREADABLE as error:
@@ -146,8 +154,9 @@ def read_kineto(path: Path) -> KinetoTrace:
     return KinetoTrace(path, properties, events, texts, places, remarks, on_cpu)
 
 
-def _content(path: Path) -> bytes:
-    """Returns the text of a trace as valid UTF-8, without white space around it."""
+def _content(path: Path) -> bytes | bytearray:
+    """Returns the text of a trace as valid UTF-8; in pieces, for to ask for N bytes at once takes N bytes of memory."""
+    content, decoder = bytearray(), getincrementaldecoder("utf-8-sig")("replace")
     try:
         if path.exists() and not path.is_file():
             raise TraceError(f"{path} is no file that can be read to its end", "Give the path of a .json or .json.gz")
@@ -156,24 +165,57 @@ def _content(path: Path) -> bytes:
             most = max(_ALWAYS_READ, MOST_EXPANDED * file.seek(0, 2))
             file.seek(0)
             with gzip.open(file) if is_packed else nullcontext(file) as stream:
-                content = stream.read(most + 1)
+                while (piece := stream.read(_PIECE)) and len(content) <= most:
+                    content += decoder.decode(piece.translate(_CONTROL_CHARACTERS)).encode()
+                content += decoder.decode(b"", final=True).encode()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path} is damaged or truncated ({error})", AGAIN) from error
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .json or .json.gz trace") from error
-    if len(content) > most:
+    if is_packed and len(content) > most:
         raise TraceError(
             f"{path} expands more than {MOST_EXPANDED} times, as no recorded trace does",
             f"If you trust it, unpack it and give the .json: gunzip -k {path.name}",
         )
-    if not content.isascii():
-        content = content.decode("utf-8-sig", errors="replace").encode()
-    content = content.translate(_CONTROL_CHARACTERS).strip()
-    if b"NaN" in content or b"Infinity" in content:
-        content = _NO_NUMBER.sub(b"null", content)
-    if not content:
+    if not content or content.isspace():
         raise TraceError(f"{path} is empty", RECORD)
     return content
+
+
+def _members(content: bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """Returns the members of the text of an object; of a bare array, which holds the events, as one member."""
+    if re.match(rb"\s*\[", content):
+        return {"traceEvents": msgspec.json.decode(content, type=msgspec.Raw)}
+    return msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+
+
+def _repaired(content: bytes | bytearray) -> tuple[bytes, list[str]]:
+    """Returns a text that is no JSON with what PyTorch wrote wrongly put right, and a warning where it had to guess."""
+    counts = Counter[str]()
+
+    def escaped(match: re.Match[bytes]) -> bytes:
+        if len(match[0]) > 1:
+            return match[0]
+        counts["backslashes"] += 1
+        return rb"\\"
+
+    content, counts["decimal commas"] = _DECIMAL_COMMA.subn(rb"\1.\2", content)
+    content = _BACKSLASH.sub(escaped, _NO_NUMBER.sub(rb"\1null", content))
+    faults = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    remark = f"The trace is no valid JSON, and was read all the same: {faults} stand where none may"
+    return content, [remark] if faults else []
+
+
+def _no_json(path: Path, content: bytes | bytearray, error: Exception) -> TraceError:
+    """Returns the error for a text that is no JSON: cut off, or wrong at a place that it shows."""
+    place = _PLACE.search(str(error))
+    if not place or content.lstrip()[:1] not in (b"{", b"["):
+        return TraceError(f"{path} is not JSON, or only a part of it ({error})", AGAIN)
+    around = content[max(0, int(place[1]) - 30) : int(place[1]) + 20].decode(errors="replace")
+    return TraceError(
+        f"{path} is not JSON, or only a part of it ({error}): …{visible(around)}…",
+        "If a new recording has the same fault, PyTorch writes it: set LC_ALL=C, and record without with_stack",
+    )
 
 
 def _pieces(array: memoryview) -> Iterator[bytes]:
