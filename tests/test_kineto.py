@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from collections.abc import Iterator
 from itertools import pairwise
@@ -29,7 +30,7 @@ from nsys_analyzer.trace.kineto import is_operator, read_tables, stretches
 from nsys_analyzer.trace.reader import write_sqlite
 from nsys_analyzer.trace.sources import open_capture
 from tests.conftest import DATA
-from tests.support.export import Export
+from tests.support.export import ADD, Export
 from tests.support.kineto import AUTOGRAD, MAIN, PID, Kineto
 
 VM = 1 << 48
@@ -252,6 +253,27 @@ def test_streams_are_addresses_of_64_bits(streams: tuple[int, int], tmp_path: Pa
     assert frame["stream"].tolist() == signed
     write_sqlite(read_tables(path), tmp_path / "n.sqlite")
     assert Trace.load(tmp_path / "n.sqlite").operations.stream.tolist() == signed
+
+
+def test_a_report_is_the_same_whatever_numbers_streams_have(tmp_path: Path) -> None:
+    """Five steps of 10 ms: a matmul of 6 ms, and on another stream 20 kernels of 0.24 ms beneath it."""
+    reports = []
+    for main, side in ((7, 20), (94557849032768, 94557849099520)):
+        trace = Kineto().gpu()
+        for step in range(5):
+            at, first = 10_000 * step, 100 * step + 1
+            trace.range(f"ProfilerStep#{step}", at, 10_000).launch(first, at + 100)
+            trace.kernel(GEMM, first, at + 200, 6000, stream=main)
+            for number in range(20):
+                trace.launch(first + 1 + number, at + 110 + 8 * number)
+                trace.kernel(ADD, first + 1 + number, at + 210 + 250 * number, 240, stream=side)
+            trace.launch(first + 50, at + 7000, api="cudaDeviceSynchronize")
+        command = ["report", str(trace.write(tmp_path / "t.json")), "--format", "json", "-o", "-"]
+        reports.append(json.loads(CliRunner().invoke(cli, command, catch_exceptions=False).stdout)["captures"])
+    assert reports[0] == reports[1]
+    (capture,) = reports[1]
+    assert set(capture["step"]["busy_values_ms"]) == {6.0}
+    assert "unfused_elementwise" not in [finding["id"] for finding in capture["findings"]]
 
 
 def test_memory_events_tell_allocations_from_releases(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.summary.profiler_cost import (
     recorded_ranges,
     slowness,
 )
-from nsys_analyzer.trace.arrays import Bools, Codes, Floats, Integers, Ints, SmallInts
+from nsys_analyzer.trace.arrays import Bools, Codes, Floats, Integers, Ints, SmallInts, dense_codes
 from nsys_analyzer.trace.columns import (
     COPY,
     DEVICE_TO_PAGEABLE,
@@ -290,8 +290,10 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     position[work.index[low:high]] = np.arange(high - low)
     launched = position[attributed.attribution.launch]
     every = np.concatenate(list(work.devices.values()))
-    # Of two devices a number of a stream is of two streams.
-    stream_of = operations.stream[every] + ((operations.device[every].astype(np.int64) - device) << _OTHER_DEVICE)
+    # Of two devices a number of a stream is of two streams. Codes stand for AMD's numbers, which are addresses.
+    numbers = operations.stream[every].astype(np.int64)
+    numbers = dense_codes(numbers)[1] if (numbers >> _OTHER_DEVICE).any() else numbers
+    stream_of = numbers + ((operations.device[every].astype(np.int64) - device) << _OTHER_DEVICE)
     placed = launched[every] != NONE
     mine, stream = every[placed], stream_of[placed]
     on_device = mine[stream >> _OTHER_DEVICE == 0]
