@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 _LONGEST = 1_000
+#: The variable that has tracebacks shown.
+DEBUG = "NSYS_ANALYZE_DEBUG"
 #: A program of the user's in a command line, and the command that records most of what may be missing.
 PROGRAM = "-- python train.py"
 RECORD = f"nsys-analyze run {PROGRAM}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from nsys_analyzer.experiments.model import Bench, Results
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
 from nsys_analyzer.report.model import Bars, Paragraph
 from nsys_analyzer.runs.rows import NAME, CaseTarget, Task, read_file, written
+from tests.conftest import ROOT
 from tests.support.rows import check, default_settings, unpadded
 from tests.support.sweeping import default_signals, wait_for
 
@@ -161,6 +163,37 @@ def test_every_case_is_its_own_and_listed(bench: Bench) -> None:
         assert {written(one.case)["device"] for one in cases} == {device}
     lines = invoke("bench", bench.name, "--dry-run", "--device", "cpu").stdout.splitlines()
     assert lines == [one.label for one in cases]
+
+
+COMMITTED = [path.parent for path in sorted((ROOT / "examples/benches").glob(f"*/{NAME}"))]
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: str(folder.name))
+def test_what_a_report_says_of_its_rows_is_a_command_of_today(folder: Path) -> None:
+    commands = benches.read_finished(folder).commands
+    assert commands
+    for command in commands:
+        done = invoke(*shlex.split(command)[1:], "--device", "cpu", "--dry-run")
+        assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "is_shown"),
+    [
+        ("--causal on --timeout 40 --resume", True),
+        ("--implementation=naive,sdpa --d-head 16,32", True),
+        ("--warmup-ms 5", False),  # no option of today
+        ("--implementation naive,torch", False),  # no such choice
+        ("--implementation=torch", False),
+        ("--steps 5,10", False),  # one value alone
+        ("--output-dir 'a", False),
+    ],
+)
+def test_a_command_that_this_version_refuses_is_not_shown(tmp_path: Path, words: str, is_shown: bool) -> None:
+    command = f"nsys-analyze bench variants {words}"
+    (tmp_path / NAME).write_text(json.dumps({"schema_version": 1, "bench": "variants", "run": command}) + "\n")
+    done = invoke("report", tmp_path, "-o", "-")
+    assert (command in done.stdout, "bench variants --help" in done.stdout) == (is_shown, not is_shown)
 
 
 def test_help_lists_the_defaults_of_both_devices() -> None:

@@ -46,7 +46,8 @@ def test_a_change_of_means() -> None:
     change = Change.of(Figure.of_mean(10.0, 1.0, 4), Figure.of_mean(12.0, 1.0, 4))
     assert (change.ms, change.share) == (2.0, 0.2)
     assert change.low_ms == pytest.approx(2 - 2.447 * math.sqrt(0.5))
-    assert change.high_share == pytest.approx((2 + 2.447 * math.sqrt(0.5)) / 10)
+    # The logarithm of 1.2 is 0.1823, 2 ms as a share of their logarithmic mean, 10.97 ms: so is half the interval.
+    assert change.high_share == pytest.approx(1.2 * math.exp(2.447 * math.sqrt(0.5) * math.log(1.2) / 2) - 1)
     assert change.is_change
     assert change.inside == 1.0
 
@@ -58,6 +59,39 @@ def test_what_runs_differ_by_widens_the_interval() -> None:
     assert (change.low_ms, change.high_ms) == pytest.approx((2 - 1.96 * math.sqrt(2), 2 + 1.96 * math.sqrt(2)))
     assert not change.is_change
     assert change.inside == 0.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "low", "high"),
+    [
+        # 74.5 ± 29.5 ms, and not −104 % to −45 %: the logarithm of 0.255 is −1.366, and 29.5 ÷ 74.5 of it are 0.541.
+        (Figure(100, 10, 0.0, 29.5 / 1.96), Figure(25.5, 10, 0.0), 0.255 * math.exp(-0.541) - 1, 0.438 - 1),
+        (Figure(2.0, 10, 0.0, 0.5), Figure(0.0, 10, 0.0), -1.0, -1 + 1.96 * 0.25),  # nothing has no logarithm
+        (Figure(2.0, 10, 0.0, 0.5), Figure(2.0, 10, 0.0), math.exp(-0.49) - 1, math.exp(0.49) - 1),
+    ],
+)
+def test_nothing_gets_shorter_by_more_than_itself(before: Figure, after: Figure, low: float, high: float) -> None:
+    change = Change.of(before, after)
+    assert (change.low_share, change.high_share) == pytest.approx((low, high), abs=1e-3)
+
+
+@given(st.floats(0.001, 1e4), st.floats(0.001, 1e4), st.floats(0, 1e3), st.floats(0, 1e3))
+def test_a_relative_interval_leaves_0_out_where_that_in_ms_does(
+    a: float, b: float, first: float, second: float
+) -> None:
+    """And the change back has the reciprocal ends."""
+    before, after = Figure(a, 10, 0.0, first), Figure(b, 10, 0.0, second)
+    there, back = Change.of(before, after), Change.of(after, before)
+    assert there.low_share is not None
+    assert there.high_share is not None
+    assert back.high_share is not None
+    assert there.low_ms is not None
+    assert there.high_ms is not None
+    assert there.low_share >= -1
+    if abs(there.low_ms) > 1e-6 < abs(there.high_ms):
+        assert (there.low_share > 0, there.high_share < 0) == (there.low_ms > 0, there.high_ms < 0)
+    if back.high_share < 1e300:
+        assert 1 + there.low_share == pytest.approx(1 / (1 + back.high_share), rel=1e-6, abs=1e-9)
 
 
 def test_a_single_instance_tells_no_interval() -> None:

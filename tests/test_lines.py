@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import annotating
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.errors import TraceError
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.report.sections.lines import in_words
 from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.targets import Annotation
@@ -190,6 +190,12 @@ def test_stacks_of_another_process_or_without_a_clock_are_left_alone(tmp_path: P
 def test_damaged_stacks_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t.stacks.gz").write_bytes(content)
     with pytest.raises(TraceError, match=r"t\.stacks\.gz cannot be read"):
+        Trace.load(clocked(waiting(), 0).write(tmp_path / "t.sqlite"))
+
+
+def test_a_pipe_in_place_of_stacks_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.stacks.gz")
+    with pytest.raises(NsysAnalyzerError, match=r"t\.stacks\.gz is a pipe or a device, not a file"):
         Trace.load(clocked(waiting(), 0).write(tmp_path / "t.sqlite"))
 
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from nsys_analyzer import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.report.renderers import RENDERERS
+from nsys_analyzer.runs import captures
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export
 
@@ -428,6 +429,28 @@ def test_a_damaged_capture_among_good_ones(here: Path, run_main: Main) -> None:
     assert table["notes"] == "failed"
     assert "notes.sqlite is not a SQLite file" in section(text, " warning")
     assert "small_ctx256.sqlite is damaged" in section(text, " warning")
+
+
+@pytest.mark.parametrize(("words", "variable"), [((), None), (("--debug",), None), ((), "1")])
+def test_a_bug_shows_its_traceback_where_that_is_asked(
+    here: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], variable: str | None
+) -> None:
+    def broken(trace: Any, title: str, *others: Any, **more: Any) -> Any:
+        if title != "c":
+            raise KeyError("x")
+        return whole(trace, title, *others, **more)
+
+    whole = captures.summarize
+
+    monkeypatch.setenv("NSYS_ANALYZE_DEBUG", variable or "")
+    monkeypatch.setattr(captures, "summarize", broken)
+    for name in ("a", "b", "c"):
+        two_steps().write(here / f"{name}.sqlite")
+    outcome = run_main(*words, "report", ".", "--no-figures")
+    assert outcome.code == 0
+    assert outcome.err.count('raise KeyError("x")') == (2 if words or variable else 0)
+    text = (here / "report.md").read_text(encoding="utf-8")
+    assert "a.sqlite cannot be read: KeyError, 'x'. Please report this, with the traceback that " in text
 
 
 def test_two_processes_are_two_entries(here: Path) -> None:

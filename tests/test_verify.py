@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_the_ledger_keeps_what_was_measured_and_says_by_how_much_intervals_are_t
     entries = read_ledger(path)
     assert [one.saved_ms for one in entries] == [3.0, 3.5, 4.0, 4.5, 5.0]
     assert widening(entries) == pytest.approx(1.6)
-    with pytest.raises(NsysAnalyzerError, match="4 predictions were measured, too few to calibrate by"):
+    with pytest.raises(NsysAnalyzerError, match="verify measured 4 predictions, too few to calibrate by"):
         widening(entries[1:])
     shown = CliRunner().invoke(cli, ["history", "--ledger", str(path), "--calibrate"])
     assert "5 verifications: 5 faster." in shown.output
@@ -149,6 +150,52 @@ def test_the_ledger_keeps_what_was_measured_and_says_by_how_much_intervals_are_t
         file.write('{"verdict": "faster"}\n')
     with pytest.raises(NsysAnalyzerError, match="line 6 is no entry"):
         read_ledger(path)
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        (b"", ""),
+        (b'{"verdict": "faster", "ti', "line 2 holds an unfinished entry"),
+        (b"\0" * 40, "line 2 holds an unfinished entry"),  # a crash while the line was written
+        (b'{"ver', "line 2 holds an unfinished entry"),
+        (b"\n\r\n", ""),
+    ],
+)
+def test_half_a_line_at_the_end_costs_no_other_entry(tmp_path: Path, left: bytes, told: str) -> None:
+    path, said = tmp_path / "ledger.jsonl", list[str]()
+    append(entry(1.0), path)
+    with path.open("ab") as file:
+        file.write(left)
+    append(entry(2.0), path)
+    assert [one.saved_ms for one in read_ledger(path, said.append)] == [1.0, 2.0]
+    assert told in " ".join(said)
+    assert bool(said) == bool(told)
+    # An entry that stands behind half of another, in one line, is read as well.
+    path.write_bytes(path.read_bytes() + b'{"verdict":"fas' + path.read_bytes().splitlines()[0] + b"\n")
+    assert [one.saved_ms for one in read_ledger(path)] == [1.0, 2.0, 1.0]
+    path.write_bytes(b"no ledger\n")
+    with pytest.raises(NsysAnalyzerError, match="line 1 is no entry"):
+        read_ledger(path)
+
+
+def test_too_few_entries_to_calibrate_by_are_shown_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    append(entry(3.0, Prediction("host_sync", "", 2.0, 4.0)), path)
+    for _ in range(5):
+        append(entry(3.0, Prediction("host_sync", "", 2.0, 2.0)), path)  # of no width, which nothing can be times of
+    shown = CliRunner().invoke(cli, ["history", "--ledger", str(path), "--calibrate"], catch_exceptions=False)
+    assert shown.exit_code == 0
+    assert "6 verifications: 6 faster." in shown.output
+    assert "verify measured 1 prediction, too few to calibrate by. 5 are enough." in shown.output
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    os.mkfifo(path)
+    for use in (read_ledger, lambda path: append(entry(1.0), path)):
+        with pytest.raises(NsysAnalyzerError, match=r"ledger\.jsonl is a pipe or a device, not a file"):
+            use(path)
 
 
 @pytest.mark.parametrize(("saved", "held"), [(3.0, True), (4.4, True), (4.6, False), (1.4, False)])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import JUDGED, OUTPUT, SHOWN, command, format_option, option
-from nsys_analyzer.cli.options import evidence_options, ledger_option
+from nsys_analyzer.cli.options import evidence_options, ledger_option, tell
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
@@ -51,7 +51,7 @@ def explain(
         raise click.UsageError("--budget is of --format json.")
     found = evidence()
     if calibrate:
-        found = replace(found, captures=calibrated(found.captures, ledger))
+        found = replace(found, captures=calibrated(found.captures, ledger, tell))
     if output_format == "json":
         text = brief(found, budget) if budget else in_json(captures_data(found.captures, found.runs, STEPS))
         click.echo(text, nl=False, file=data_stream())

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from nsys_analyzer.cli.help import OUTPUT, SHOWN, command, option
-from nsys_analyzer.cli.options import ledger_option
+from nsys_analyzer.cli.options import ledger_option, tell
+from nsys_analyzer.errors import NsysAnalyzerError
 
 
 @command(epilog="Example: nsys-analyze history -o history.html")
@@ -24,8 +25,13 @@ def history(ledger: Path, calibrate: bool, output: Path | None, force: bool) -> 
     from nsys_analyzer.report.writing import check_target, write_as
     from nsys_analyzer.runs.ledger import read_ledger, widening
 
-    entries = read_ledger(ledger)
-    built = verify.history(entries, widening(entries) if calibrate else None)
+    entries, calibration = read_ledger(ledger, tell), ""
+    if calibrate:
+        try:
+            calibration = verify.widened(widening(entries))
+        except NsysAnalyzerError as error:  # the history is there all the same
+            calibration = f"{error}."
+    built = verify.history(entries, calibration)
     if output:
         check_target(output, (ledger,), force=force)
         write_as("html" if output.suffix == ".html" else "markdown", built, output, force=force)

@@ -6,13 +6,14 @@ import errno
 import importlib
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 import click
 
 from nsys_analyzer import __version__
 from nsys_analyzer.cli.help import Group
-from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.errors import DEBUG, NsysAnalyzerError
 from nsys_analyzer.report.screen import use_screens
 from nsys_analyzer.text import visible
 
@@ -79,12 +80,15 @@ _COMPLETING = "_NSYS_ANALYZE_COMPLETE"
     epilog="Example: nsys-analyze report capture.sqlite",
 )
 @click.version_option(__version__, prog_name="nsys-analyze")
-def cli() -> None:
+@click.option("--debug", is_flag=True, help=f"Show where an error arose, as {DEBUG}=1 does.")
+def cli(debug: bool) -> None:
     """Answers questions about transformers from Nsight Systems captures.
 
     How long do forward, backward and optimizer take, on the CPU and on the GPU? Which kernels dominate? What share is
     matmul? How does softmax compare with the matmuls of attention?
     """
+    if debug:  # processes that read captures inherit it
+        os.environ[DEBUG] = "1"
 
 
 def main() -> None:
@@ -112,6 +116,8 @@ def main() -> None:
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:
+    if os.environ.get(DEBUG):
+        traceback.print_exc()
     if sys.stderr is not None:
         click.echo(f"Error: {visible(message)}", err=True)
     sys.exit(status)

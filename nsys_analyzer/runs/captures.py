@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.errors import NsysAnalyzerError, TimingsError, TraceError
+from nsys_analyzer.errors import DEBUG, NsysAnalyzerError, TimingsError, TraceError
 from nsys_analyzer.runs.manifest import (
     capture_name,
     configuration_of,
@@ -321,7 +322,10 @@ def _read(capture: _Capture) -> tuple[CaptureSummary, ...]:
         is_ours = isinstance(error, NsysAnalyzerError)
         if capture.alone and (not is_ours or manifest is None or manifest.status == "ok"):
             raise
-        said = str(error) if is_ours else f"{path} cannot be read: {type(error).__name__}, {error}. Please report this"
+        if not is_ours and os.environ.get(DEBUG):
+            traceback.print_exc()
+        what = f"{path} cannot be read: {type(error).__name__}, {error}"
+        said = str(error) if is_ours else f"{what}. Please report this, with the traceback that {DEBUG}=1 shows"
         unread = replace(_failed(capture.title, path, said), configuration=configuration)
         return (_with_run(unread, manifest),)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,12 +16,14 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import LEDGER
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.system.atomic_write import append_text
-from nsys_analyzer.text import joined
+from nsys_analyzer.system.atomic_write import append_text, check_regular
+from nsys_analyzer.text import joined, plural
 
 #: Measured predictions that are enough to widen others by, and the share of them that is to lie inside.
 FEWEST, INSIDE = 5, 0.8
 
+#: How each entry begins: what an earlier one left unfinished before it, in the same line, is none.
+_BEGINNING = b'{"verdict":'
 Verdict = Literal["faster", "slower", "no change that can be told", "not comparable"]
 
 
@@ -104,28 +106,43 @@ def now() -> str:
 
 
 def append(entry: Entry, path: Path = LEDGER) -> None:
-    """Adds a line to the ledger, which nothing else changes."""
+    """Adds a line to the ledger, which nothing else changes; half a line that a full disk or a crash left is ended.
+
+    Raises:
+        NsysAnalyzerError: the disk is full, or the ledger is no file.
+        OSError: it cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    append_text(path, msgspec.json.encode(entry).decode() + "\n")
+    check_regular(path)
+    is_ended = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+    append_text(path, ("" if is_ended else "\n") + msgspec.json.encode(entry).decode() + "\n")
 
 
-def read_ledger(path: Path = LEDGER) -> tuple[Entry, ...]:
-    """Returns the entries, the oldest first.
+def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: None) -> tuple[Entry, ...]:
+    """Returns the entries, the oldest first; ``tell`` hears of the unfinished ones, which are passed over.
 
     Raises:
         NsysAnalyzerError: there is no such file, or a line of it is no entry.
     """
+    remedy = "nsys-analyze verify writes one"
+    check_regular(path, remedy)
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        remedy = "nsys-analyze verify writes one"
         raise NsysAnalyzerError(f"{path}: cannot be read ({error.strerror})", remedy) from error
     entries = []
     for number, line in enumerate(lines, 1):
+        text = line.strip(b"\0 \r")  # a crash leaves zeros where a line was to be
+        begin = max(text.rfind(_BEGINNING), 0)
         try:
-            entries.append(msgspec.json.decode(line, type=Entry))
+            entries += [msgspec.json.decode(text[begin:], type=Entry)] if text else []
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise NsysAnalyzerError(f"{path}: line {number} is no entry ({error})", "Remove the line") from error
+            is_unfinished = text.startswith(_BEGINNING[: len(text)]) and not isinstance(error, msgspec.ValidationError)
+            if not is_unfinished:
+                raise NsysAnalyzerError(f"{path}: line {number} is no entry ({error})", "Remove the line") from error
+            begin = len(text)
+        if begin or b"\0" in line:
+            tell(f"{path}: line {number} holds an unfinished entry, which is passed over")
     return tuple(entries)
 
 
@@ -135,26 +152,26 @@ def widening(entries: Sequence[Entry]) -> float:
     Raises:
         NsysAnalyzerError: too few predictions were measured.
     """
-    pairs = [(one.prediction, one.saved_ms) for one in entries if one.prediction and not one.reasons]
-    if len(pairs) < FEWEST:
-        raise NsysAnalyzerError(
-            f"{len(pairs)} predictions were measured, too few to calibrate by", f"{FEWEST} are enough"
-        )
     off = [
-        abs(saved - told.middle_ms) / (told.high_ms - told.low_ms) * 2
-        for told, saved in pairs
-        if told.high_ms > told.low_ms
+        abs(entry.saved_ms - told.middle_ms) / (told.high_ms - told.low_ms) * 2
+        for entry in entries
+        if (told := entry.prediction) and not entry.reasons and told.high_ms > told.low_ms
     ]
+    if len(off) < FEWEST:
+        measured = f"{len(off)} {plural(len(off), 'prediction')}"
+        raise NsysAnalyzerError(f"verify measured {measured}, too few to calibrate by", f"{FEWEST} are enough")
     return statistics.quantiles(off, n=10, method="inclusive")[round(INSIDE * 10) - 1]
 
 
-def calibrated(captures: Sequence[CaptureSummary], path: Path) -> tuple[CaptureSummary, ...]:
+def calibrated(
+    captures: Sequence[CaptureSummary], path: Path, tell: Callable[[str], None] = lambda _: None
+) -> tuple[CaptureSummary, ...]:
     """Returns captures whose findings have intervals as wide as a ledger asks for, and say so.
 
     Raises:
         NsysAnalyzerError: it cannot be read, or holds too few predictions.
     """
-    entries = read_ledger(path)
+    entries = read_ledger(path, tell)
     factor, count = widening(entries), sum(one.prediction is not None for one in entries)
     said = f" Its interval is {factor:.2f} times as wide as that, by {count} savings that verify measured."
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from nsys_analyzer.errors import TraceError
+from nsys_analyzer.system.atomic_write import check_regular
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import Ranges, process_of
 from nsys_analyzer.trace.sources import trace_stem
@@ -103,12 +104,13 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
         clocks: the ranges of :func:`are_clocks`.
 
     Raises:
-        TraceError: a file is damaged.
+        NsysAnalyzerError: a file is damaged, or none but a pipe.
     """
     said = [CLOCK.fullmatch(clocks.names[name]) for name in clocks.name.tolist()]
     own = np.array([(int(match[1]), int(match[2])) for match in said if match], np.int64).reshape(-1, 2)
     found, loaders = dict[int, Stacks](), dict[int, Stacks]()
     for path in stacks_beside(capture) if len(own) else ():
+        check_regular(path, "Remove it: the report then names no lines")
         try:
             file = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_File)
             stacks = tuple(tuple(file.frames[place] for place in stack) for stack in file.stacks)

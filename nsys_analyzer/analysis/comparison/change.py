@@ -32,6 +32,8 @@ _T = (
 )  # fmt: skip
 #: The standard error of a median ÷ that of a mean, of normally distributed values: √(π/2).
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
+#: Of a change whose interval has no end that a number holds.
+_LARGEST_LOGARITHM = 700.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ class Change:
 
     ``before_n`` and ``after_n`` are the instances or runs of each, None where they are not known. ``inside`` is the
     share of the interval's variance that more instances would make smaller. ``ms`` is after − before; it and both ends
-    of the interval are given as shares of what was before, too; ``is_change`` says that the interval leaves 0 out.
+    of the interval are given as shares of what was before, too (:meth:`of` takes the ends of the logarithm of the
+    ratio); ``is_change`` says that the interval leaves 0 out.
     """
 
     before_ms: float
@@ -175,7 +178,25 @@ class Change:
         freedom = order.freedom if order else _joined_freedom(errors, [max((f.n or 1) - 1, 1) for f in (before, after)])
         # Of Welch and Satterthwaite, too: the spread between runs is taken as known.
         width = student_t(freedom / share**2 if share**2 else math.inf) * math.sqrt(variance)
-        return Change(before.ms, after.ms, difference - width, difference + width, before.n, after.n, share)
+        change = Change(before.ms, after.ms, difference - width, difference + width, before.n, after.n, share)
+        vars(change).update(zip(("low_share", "high_share"), _share_ends(before.ms, after.ms, width), strict=True))
+        return change
+
+
+def _share_ends(before_ms: float, after_ms: float, width_ms: float) -> tuple[float | None, float | None]:
+    """Returns the ends of a relative change: of the logarithm of after ÷ before, so that nothing gets shorter than 0.
+
+    Half the interval in ms is divided by the logarithmic mean of both figures, as the difference is: so 0 lies outside
+    of this interval where it lies outside of that in ms.
+    """
+    if before_ms <= 0:
+        return None, None
+    if after_ms <= 0:
+        return max((after_ms - width_ms) / before_ms - 1, -1.0), (after_ms + width_ms) / before_ms - 1
+    logarithm, difference_ms = math.log(after_ms) - math.log(before_ms), after_ms - before_ms
+    half = width_ms * (logarithm / difference_ms if difference_ms else 1 / before_ms)
+    low, high = (math.expm1(min(end, _LARGEST_LOGARITHM)) for end in (logarithm - half, logarithm + half))
+    return low, high
 
 
 def student_t(freedom: float) -> float:

@@ -20,8 +20,9 @@ A comparison holds
   that most of them have, and medians; null where one side's are not known.
 
 A change has ``before_ms``, ``after_ms``, their difference ``ms``, the interval ``low_ms`` to ``high_ms`` (null where a
-single instance tells none), these three as shares of before, ``before_n`` and ``after_n`` instances or runs (null where
-timings do not say how many), and ``is_change``: whether 0 lies outside of the interval.
+single instance tells none), these three as shares of before (the ends by the logarithm of
+after ÷ before), ``before_n`` and ``after_n`` instances or runs (null where timings do not say how many), and
+``is_change``: whether 0 lies outside of the interval.
 """
 
 from __future__ import annotations

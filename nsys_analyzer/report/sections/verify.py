@@ -86,12 +86,17 @@ def _told(one: Entry) -> Interval | None:
     return Interval(one.prediction.low_ms, one.prediction.high_ms) if one.prediction else None
 
 
-def history(entries: Sequence[Entry], widening: float | None = None) -> Report:
+def widened(factor: float) -> str:
+    """Says by which factor intervals would have to be wider."""
+    return f"For 80% of what was measured to lie inside, intervals must be {factor:.2f} times as wide."
+
+
+def history(entries: Sequence[Entry], calibration: str = "") -> Report:
     """The ledger as a table and a curve.
 
     Args:
         entries: the oldest first.
-        widening: the factor by which intervals would have to be wider; None where that was not asked.
+        calibration: what is said of the width of intervals; empty where that was not asked.
     """
     judged = [one for one in entries if one.held is not None]
     verdicts = ", ".join(
@@ -102,10 +107,8 @@ def history(entries: Sequence[Entry], widening: float | None = None) -> Report:
     if judged:
         said += f" {sum(bool(one.held) for one in judged)} of {len(judged)} predictions held."
     blocks: list[Block] = [Answer(said)]
-    if widening is not None:
-        blocks.append(
-            Paragraph(f"For 80% of what was measured to lie inside, intervals must be {widening:.2f} times as wide.")
-        )
+    if calibration:
+        blocks.append(Paragraph(calibration))
     blocks.append(table(_FIELDS, entries))
     series = (
         ("before", tuple((float(place), one.before_ms) for place, one in enumerate(entries, 1))),
