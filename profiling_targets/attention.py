@@ -85,6 +85,8 @@ def _attend(case: PassesCase) -> Attend:
         attend = cast("Attention", torch.compile(unfused_attention) if case.compile else unfused_attention)
         masked = later_keys(case.context_length, case.context_length, case.device) & case.causal  # (S, S)
         return lambda q, k, v: attend(q, k, v, masked)
+    if case.implementation == "sdpa_flash" and case.device == "cuda" and case.precision == "fp32":
+        raise NotHereError("FlashAttention of PyTorch takes bf16 on a GPU, and no fp32")
     if case.implementation != "flash":
         return lambda q, k, v: IMPLEMENTATIONS[case.implementation](q, k, v, case.causal)
     if case.device == "cpu":

@@ -75,6 +75,11 @@ def test_a_length_whose_scores_are_too_many_is_not_checked(monkeypatch: pytest.M
     assert "max_error" not in measured()["figures"]
 
 
+def test_flash_attention_of_pytorch_is_not_tried_in_fp32_on_a_gpu() -> None:
+    with pytest.raises(harness.NotHereError, match="takes bf16 on a GPU, and no fp32"):
+        attention._attend(PassesCase(device="cuda", implementation="sdpa_flash", precision="fp32"))
+
+
 def test_what_cannot_run_here_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(implementation="flash")["status"] == "unsupported"  # Triton has no CPU
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
