@@ -12,6 +12,7 @@ Renderers escape each span for their format.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,10 @@ _UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\
 _BREAKS = re.compile("[\t\v\f\r\x85\u2028\u2029]")
 _STANDS_FOR_UNSEEN = "\N{REPLACEMENT CHARACTER}"
 
+
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
+#: Digits behind the point at most: of milliseconds, a nanosecond.
+SMALLEST = 6
 
 _NOTHING = object()
 
@@ -195,3 +200,21 @@ def plural(number: float, noun: str) -> str:
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
         return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+
+
+def about(value: float) -> str:
+    """A number in three digits, without zeros behind the point, nor digits below a millionth: 52, 9.37, 1,235."""
+    places = min(max(2 - math.floor(math.log10(abs(value))), 0), SMALLEST) if value else 0
+    written = fixed(value, places)
+    return written.rstrip("0").rstrip(".") if places else written
+
+
+def about_percent(value: float, digits: int | None = None) -> str:
+    """An estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
+    places = (1 if 0 < value < 0.005 else 0) if digits is None else digits
+    return f"{fixed(100 * value, places)}{NO_BREAK_SPACE}%"
+
+
+def fixed(value: float, places: int) -> str:
+    """A number with so many digits behind the point, and no minus before a zero."""
+    return f"{round(value, places) + 0.0:,.{places}f}".replace("-", "\N{MINUS SIGN}")

@@ -105,7 +105,7 @@ def test_kernels_of_a_phase_by_name(tmp_path: Path) -> None:
 def test_kernels_as_a_table(trace: Path) -> None:
     lines = output("kernels", trace).replace("\N{NO-BREAK SPACE}", " ").splitlines()
     assert lines[0].split() == ["kernel", "class", "launches", "ms", "avg", "µs", "share"]
-    assert lines[1].split() == [GEMM, "matmul", "2", "5.000", "2,500.0", "55.6%"]
+    assert lines[1].split() == [GEMM, "matmul", "2", "5.000", "2,500.0", "55.6", "%"]
     assert len(lines) == 4
 
 

@@ -68,11 +68,11 @@ def fails(run_main: Main, *arguments: object, code: int = 1) -> str:
 
 def test_the_answer_and_its_tables(before: Path, after: Path, compare: Callable[..., str]) -> None:
     text = compare(before, after)
-    assert "before → after Slower: a step takes 6.300 → 6.800 ms under the profiler, +7.9% (95% interval " in text
+    assert "before → after Slower: a step takes 6.300 → 6.800 ms under the profiler, +7.9 % (95% interval " in text
     assert "Compared: 4 steps before, 4 steps after. What explains the change" in text
     assert "compute: matmul 5.000 5.500 +0.500 (" in text
     assert "the step 6.300 6.800 +0.500 (" in text
-    assert "forward, GPU busy 6.000 6.500 +8.3% (" in text
+    assert "forward, GPU busy 6.000 6.500 +8.3 % (" in text
 
 
 def test_on_80_columns(before: Path, after: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_folders_are_matched(tmp_path: Path, run_main: Main, compare: Callable[.
     assert run_main("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "50%").code == 1, "one has no match"
     forced = compare(tmp_path / "a", tmp_path / "b", "--force")
     assert "pair before after change verdict what changed most" in forced
-    assert "6.300 6.800 +7.9% slower compute: matmul, " in forced  # the longer cells are broken
+    assert "6.300 6.800 +7.9 % slower compute: matmul, " in forced  # the longer cells are broken
     markdown = run_main("compare", tmp_path / "a", tmp_path / "b", "--force", "--format", "markdown").out
     assert markdown.count("<details><summary>") == 5, "of two pairs, the figures of each, and what the words mean"
     data = json.loads(run_main("compare", tmp_path / "a", tmp_path / "b", "--format", "json").out)
@@ -235,9 +235,9 @@ def test_a_bad_file_of_a_folder(tmp_path: Path, run_main: Main, compare: Callabl
             "model,context_length,phase,mean_ms,std_ms,median_ms,steps",
             ("small,256,step,6.1,0.01,6.1,10", "small,256,step,6.6,0.01,6.6,10"),
             (
-                "Slower: a step takes 6.100 → 6.600 ms without the profiler, +8.2% (95% interval ",
-                "A step takes 6.300 → 6.800 ms under the profiler, +7.9% (95% interval ",
-                "step, without the profiler 6.100 6.600 +8.2% (",
+                "Slower: a step takes 6.100 → 6.600 ms without the profiler, +8.2 % (95% interval ",
+                "A step takes 6.300 → 6.800 ms under the profiler, +7.9 % (95% interval ",
+                "step, without the profiler 6.100 6.600 +8.2 % (",
             ),
         ),
         # an unknown number is not called one step; what tells an interval is asked for

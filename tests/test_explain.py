@@ -40,8 +40,8 @@ def test_the_decision_and_the_findings(trace: Path, explain: Callable[..., str])
         "train NVIDIA H200 · fp32 · 2 training steps · nsys 2025.3 ≈ 10.6 ms a step (10–12, estimated; "
     )
     # a step: 100 × 0.01 + 2 ms of GEMM, 0.5 + 1 + 1 ms of ADD, 10.6 − 5.5 ms without work
-    assert "In these ≈ 10.6 ms: M matmul 3 ms 28% E elementwise 2.5 ms 24% ░ idle 5.09 ms 48%" in text
-    assert "optimizer 2.000 1.000 0.0% elementwise add" in text
+    assert "In these ≈ 10.6 ms: M matmul 3 ms 28 % E elementwise 2.5 ms 24 % ░ idle 5.09 ms 48 %" in text
+    assert "optimizer 2.000 1.000 0.0 % elementwise add" in text
     assert " Findings 1. The CPU stops launching work: saves " in text
     assert "What share is matmul?" not in text
 
@@ -50,9 +50,9 @@ def test_all_of_the_report(trace: Path, explain: Callable[..., str]) -> None:
     """The answers and what is folded in a report."""
     text = explain(trace, "--all")
     assert text.startswith(explain(trace).rstrip())
-    assert "What share is matmul? Matmul is 66.7% of forward" in text
+    assert "What share is matmul? Matmul is 66.7 % of forward" in text
     assert "a range step. There are 2, of 12.0 ms" in text
-    parts = "compute: matmul 3.000 25.0% – compute: elementwise 2.500 20.8% – idle 6.500 54.2% 6.500"
+    parts = "compute: matmul 3.000 25.0 % – compute: elementwise 2.500 20.8 % – idle 6.500 54.2 % 6.500"
     assert parts in text
     assert "total kernel time: the sum of all kernel durations" in text
 
@@ -85,7 +85,7 @@ def test_an_unprofiled_time(trace: Path, tmp_path: Path, run_main: Main, explain
     csv.write_text("phase,mean_ms\nstep,10.5\n", encoding="utf-8")
     words = (trace, "--csv", csv, "--model", "small", "--context-length", "256")
     # 5.5 of 10.5 ms
-    assert "10.5 ms a step (measured; profiled 12) · the GPU works 52% of it" in explain(*words)
+    assert "10.5 ms a step (measured; profiled 12) · the GPU works 52 % of it" in explain(*words)
     assert "To narrow them" not in explain(*words)
     assert "To narrow them: --step-ms N" in explain(trace)
     capture = next(
@@ -105,7 +105,7 @@ def test_a_step_of_another_name(tmp_path: Path, explain: Callable[..., str]) -> 
     assert "say which range is around each (--step RANGE)" in explain(path, "--all")
     text = explain(path, "--step", "chunk", "--all")
     # 10 ms from start to start; of the last one, 8 ms, it is not known when a next one begins
-    assert "compute: matmul 2.000 20.0% idle 8.000 80.0% the step 10.00 100.0%" in text
+    assert "compute: matmul 2.000 20.0 % idle 8.000 80.0 % the step 10.00 100.0 %" in text
 
 
 def test_a_step_that_there_is_not(trace: Path, run_main: Main) -> None:
@@ -121,14 +121,14 @@ def test_as_many_steps_as_a_person_says(tmp_path: Path, explain: Callable[..., s
         export.kernel(name, at + MS, at + 2 * MS, at + 4 * MS)
     text = explain(export.write(tmp_path / "t.sqlite"), "--steps", 2, "--all")
     assert "What counts as a step: one of 2 equal parts of the capture. There are 2" in text
-    assert "the step 6.500 100.0%" in text
+    assert "the step 6.500 100.0 %" in text
 
 
 def test_without_api_calls(tmp_path: Path, run_main: Main, explain: Callable[..., str]) -> None:
     """What fills a step is known, why it is so is not."""
     path = two_steps(export=Export(("CUPTI_ACTIVITY_KIND_RUNTIME",)).gpu()).write(tmp_path / "t.sqlite")
     text = explain(path)
-    assert "12 ms a step under the profiler · the GPU works 46% of that" in text  # 5.5 ms
+    assert "12 ms a step under the profiler · the GPU works 46 % of that" in text  # 5.5 ms
     assert "This trace has no API calls: without them no waits and launches are known" in text
     assert "Capture with nsys profile --trace=cuda,nvtx." in text
     assert "launching takes time" not in text
@@ -143,8 +143,8 @@ def test_a_capture_of_a_cpu(tmp_path: Path, explain: Callable[..., str], run_mai
     path.write_bytes((DATA / "cpu_train.pt.trace.json.gz").read_bytes())
     """A step of 567.8 ms: operators take 546.9 of it, 96.3 %."""
     text = explain(path)
-    assert "568 ms a step under the profiler · operators run for 96% of it" in text
-    assert "forward 250.1 243.7 40.8% aten::mm (15)" in text
+    assert "568 ms a step under the profiler · operators run for 96 % of it" in text
+    assert "forward 250.1 243.7 40.8 % aten::mm (15)" in text
     assert "GPU" not in text
     (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]
     phases = {one["phase"]: one["compute_ms"] + one["idle_ms"] for one in capture["step"]["phases"]}
@@ -168,9 +168,11 @@ def test_a_folder(tmp_path: Path, explain: Callable[..., str]) -> None:
     for name in ("train", "again"):
         two_steps().write(tmp_path / f"{name}.sqlite")
     text = explain(tmp_path)
-    assert re.search(r"again 10.59 The CPU stops lau… 1.9 – 3.4 51.9% 4.000 .*train 10.59 ", text)
+    assert re.search(
+        r"again Step ms 10.59 What to do first The CPU stops launching work Saves ms 1.9 .*train Step", text
+    )
     assert "Do first in 2 of 2 profiled captures: The CPU stops launching work (saves 1.9–3.4 ms a step)." in text
-    assert "Findings The CPU stops launching work: 2 captures, 25% of the step" in text
+    assert "Findings The CPU stops launching work: 2 captures, 25 % of the step" in text
     assert "failed" not in text
     (tmp_path / "bad.sqlite").write_bytes(b"no database")
     assert re.search(r"Not finished, 1 of 3: bad \(failed: ", explain(tmp_path))

@@ -136,7 +136,7 @@ def test_a_bar_is_letters_in_a_fence() -> None:
     shade = "\N{LIGHT SHADE}"
     assert render_block(bars, {}).splitlines() == [
         "```", f"{'M' * 8} matmul {'M' * 8}{shade * 33} idle {shade * 33}",
-        f"A step:  M matmul 1 ms 25%  {shade} idle 3 ms 75%", "One of two.", "```",
+        f"A step:  M matmul 1 ms 25 %  {shade} idle 3 ms 75 %", "One of two.", "```",
     ]  # fmt: skip
 
 

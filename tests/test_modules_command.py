@@ -182,14 +182,14 @@ def test_the_command_prints_the_section(trace: Path, run_main: Main) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     text = on_one_line(outcome.out)
     assert text.startswith("Which modules take the time? Of the kernel time of forward and backward (44.00 ms")
-    assert "· · attn 4 19.00 19.00 38.00 8 86.4%" in text
-    assert "(no module) – 2.000 3.000 5.000 2 11.4%" in text  # 5 of 44 ms
+    assert "· · attn 4 19.00 19.00 38.00 8 86.4 %" in text
+    assert "(no module) – 2.000 3.000 5.000 2 11.4 %" in text  # 5 of 44 ms
 
 
 def test_all_is_for_each_layer(trace: Path, run_main: Main) -> None:
     """``h.3`` takes 7 ms in forward and in backward, 14 of 44 ms; no row stands for several."""
     text = on_one_line(run_main("modules", trace, "--all").out)
-    assert "· · attn 7.000 7.000 14.00 2 31.8%" in text
+    assert "· · attn 7.000 7.000 14.00 2 31.8 %" in text
     assert "· h.*" not in text
 
 
@@ -245,7 +245,7 @@ def test_counted_flops_of_the_manifest_give_a_rate(trace: Path, run_main: Main) 
     assert found["GPT.h.2"] == (9_500_000_000_000, 9_500_000_000_000)
     assert found["GPT.ln_f"] == (None, None)
     text = on_one_line(run_main("modules", trace).out)
-    assert "· · attn 4 19.00 19.00 38.00 8 86.4% 2 PFLOP/s" in text
+    assert "· · attn 4 19.00 19.00 38.00 8 86.4 % 2 PFLOP/s" in text
 
 
 def test_a_capture_without_modules_gives_one_line_with_the_remedy(tmp_path: Path, run_main: Main) -> None:

@@ -107,10 +107,18 @@ def test_a_bar_without_color() -> None:
         )
     )
     assert legend == [
-        "In these 100 ms:  M matmul 50 ms 50%  S softmax 18 ms 18%  + 2 smaller parts 1.8 ms 2%",
-        f"{shade} idle 30.2 ms 30%",
+        "In these 100 ms:  M matmul 50 ms 50 %  S softmax 18 ms 18 %  + 2 smaller parts 1.8 ms 2 %",
+        f"{shade} idle 30.2 ms 30 %",
     ]
     assert lines_of(bars, 100, encoding="ascii")[0].endswith("............ idle ............")
+
+
+def test_what_takes_no_time_is_in_no_legend() -> None:
+    """Sums of times are not exact: a difference of 7e-15 ms is none, and of a busy step nothing is idle."""
+    bars = bars_of_step(step_of(device_of(0, 0.0, copies=7.11e-15, matmul=50.0)), "train")
+    assert bars
+    assert bars.parts == ("matmul", IDLE)
+    assert lines_of(bars, 60)[1:] == ["In these 100 ms:  M matmul 50 ms 100 %"]
 
 
 def test_a_bar_with_color() -> None:

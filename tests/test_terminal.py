@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,15 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.model import Column, Section, Spread, Table
-from nsys_analyzer.report.renderers.terminal import print_first_screen, print_section
+from nsys_analyzer.report.model import TEXT_UNITS, Column, Spread, Table, unfolded
+from nsys_analyzer.report.renderers.terminal import print_first_screen, print_table
 from nsys_analyzer.report.screen import Screen
 from nsys_analyzer.report.sections import build_report, first_screen
+from nsys_analyzer.report.units import format_cell
+from nsys_analyzer.text import plain
 from tests.conftest import Main
 from tests.support.hostile import TEXTS, WORST, controls
+from tests.support.pages import EXAMPLES, built
 from tests.support.ranks import one_capture, own_captures, write
 from tests.test_ranks_report import late
 from tests.test_report_command import RealCapture, two_steps
@@ -101,20 +106,21 @@ def test_the_bar_the_answer_and_three_findings(capture: CaptureSummary) -> None:
     """Of 90 ms 20 are matmuls, 10 elementwise and 60 idle: 17.8, 8.9 and 53.3 of 80 cells."""
     shown = Text.from_ansi(printed(capture)).plain.replace("\N{NO-BREAK SPACE}", " ")
     lines = [line.rstrip() for line in shown.splitlines()]
-    assert lines[:5] == [
+    assert lines[:6] == [
         "train",
         "NVIDIA H200 · fp32 · 2 training steps · nsys 2025.3",
-        "90 ms a step under the profiler · the GPU works 33% of that",
+        "90 ms a step under the profiler · the GPU works 33 % of that",
         f"{' matmul '.center(18)}{'E'.center(9)}{' idle '.center(53, SHADE)}",
-        f"In these 90 ms:  M matmul 20 ms 22%  E elementwise 10 ms 11%  {SHADE} idle 60 ms 67%",
+        "In these 90 ms:  M matmul 20 ms 22 %  E elementwise 10 ms 11 %",
+        f"{SHADE} idle 60 ms 67 %",
     ]
-    said = [" ".join(line.split()[:-1]) for line in lines[6:9]]
+    said = [" ".join(line.split()[:-1]) for line in lines[7:10]]
     assert said == [
-        "1 The GPU waits for the input pipeline 41 – 45 49%",
-        "2 Attention is not fused 6.0 – 9.0 9%",
-        "3 The optimizer is not fused 3.1 – 7.2 6%",
+        "1 The GPU waits for the input pipeline 41 – 45 49 %",
+        "2 Attention is not fused 6.0 – 9.0 9 %",
+        "3 The optimizer is not fused 3.1 – 7.2 6 %",
     ]
-    assert lines[9].split()[0] == "phase"
+    assert lines[10].split()[0] == "matmul,"  # the title above "phase"
     assert len(lines) <= ROOM
 
 
@@ -165,18 +171,65 @@ def test_many_captures_are_a_row_each(capture: CaptureSummary) -> None:
         assert (f"{left}\N{NO-BREAK SPACE}rows" in text) == (left > 0)
 
 
-def test_short_words_are_whole_where_columns_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 80 letters the names take 4 × (9 + 2) and figures 14 + 2 each: 44 + 2 × 16 = 76, and a third has no room."""
-    names = tuple(Column(title, "text") for title in ("precision", "attention", "direction", "masking"))
-    figures = tuple(Column(f"time {number} ms", "ms") for number in range(3))
-    row = ("bf16", "unfused", "forward", "on", *[Spread(1234.5, 67.2)] * len(figures))
+def side_by_side(monkeypatch: pytest.MonkeyPatch, table: Table, width: int) -> list[str]:
+    """The lines of a table on a terminal of this width."""
     stream = Utf8Tty()
     monkeypatch.setattr(sys, "stdout", Screen(stream))
-    print_section(Section("bench", "", (Table((*names, *figures), (row,)),)))
-    text = Text.from_ansi(stream.getvalue()).plain
-    assert "precision  attention  direction  masking" in text
-    assert "bf16       unfused    forward    on " in text
-    assert "1\N{NO-BREAK SPACE}column more" in text
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(table)
+    return Text.from_ansi(stream.getvalue()).plain.splitlines()
+
+
+def test_without_room_a_row_is_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four names take 9, 9, 9 and 7 letters, three figures 14 each, and six spaces of 2: 34 + 42 + 12 = 88 letters."""
+    names = tuple(Column(title, "text") for title in ("precision", "attention", "direction", "masking"))
+    figures = tuple(Column(f"time {number} ms", "ms") for number in range(3))
+    rows = tuple((name, "unfused", "forward", "on", *[Spread(1234.5, 67.2)] * 2, 5.0) for name in ("bf16", "fp32"))
+    table = Table((*names, *figures), rows, names=3)
+    wide = side_by_side(monkeypatch, table, 88)
+    assert wide[0] == "precision  attention  direction  masking       time 0 ms       time 1 ms  time 2 ms"
+    assert len(wide) == 3
+    narrow = [line.replace("\N{NO-BREAK SPACE}", " ") for line in side_by_side(monkeypatch, table, 60)]
+    assert narrow == [
+        line
+        for name in ("bf16", "fp32")
+        for line in (
+            f"{name} · unfused · forward",
+            "  masking on  time 0 ms 1,234.5 ± 67.2",
+            "  time 1 ms 1,234.5 ± 67.2  time 2 ms 5.000",
+        )
+    ]
+    rows = tuple((*row[:-1], 4.0 + place) for place, row in enumerate(rows))
+    assert side_by_side(monkeypatch, replace(table, rows=rows), 60)[0].startswith(
+        "In each row: masking on, time 0 ms 1,2"
+    )
+
+
+@pytest.mark.parametrize("name", ["train_small256", "ranks", "benches", "mem_small256", "sweep"])
+def test_no_table_breaks_a_number(
+    real_capture: RealCapture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Each number of every table stands on one line, below a title of three lines at most or behind it."""
+    paths = {
+        "ranks": lambda: write(late(own_captures(8)), tmp_path),
+        "benches": lambda: [path for path in EXAMPLES.glob("benches/*/") if path.name != "report_figures"],
+        "sweep": lambda: [EXAMPLES / "sweep"],
+    }.get(name, lambda: [real_capture(name)])()
+    blocks = [block for section in built(*paths).sections for block in unfolded(section.blocks)]
+    tables = [replace(block, caption="") for block in blocks if isinstance(block, Table)]
+    assert len(tables) > 5
+    for table, width in product(tables, (60, 80, 120)):
+        lines = side_by_side(monkeypatch, table, width)
+        assert max(map(cell_len, lines)) <= width
+        assert [line for line in lines if line != line.rstrip()] == []
+        text = "\n".join(lines)
+        for place, column in enumerate(table.columns):
+            numbers = [plain(format_cell(row[place], column.unit)) for row in table.rows]
+            for number in numbers if column.unit not in TEXT_UNITS else ():
+                assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d.]|,\d)", text), (table.caption, column.title)
+        first = plain(format_cell(table.rows[0][0], table.columns[0].unit)).split()
+        if first and not lines[0].startswith("In each row"):
+            assert next(i for i, line in enumerate(lines) if first[0] in line) <= 3, table.columns
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -2,10 +2,12 @@ import pytest
 
 from nsys_analyzer.report.model import Cell, Spread, Typical, Unit
 from nsys_analyzer.report.units import (
+    about_milliseconds,
     counted,
     format_cell,
     format_number,
     milliseconds,
+    milliseconds_between,
     percent,
 )
 
@@ -90,10 +92,23 @@ def test_percentages(value: float, text: str) -> None:
         (Typical(105.3, 102.5, 105.5), "105.3 (102.5 – 105.5)"),
         (Typical(4.0, 4.0, 4.0), "4.000"),
         (Typical(3000.0, 1000.0, 9000.0), "3,000 (1,000 – 9,000)"),
+        (Typical(2.0, -29.0, 25.0), "2 (−29 – 25)"),  # as a rank that is not late
     ],
 )
 def test_a_median_has_the_digits_that_its_range_supports(value: Typical, text: str) -> None:
     assert format_cell(value, "ms").replace(SPACE, " ") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (9.3712, "9.37"), (52.04, "52"), (1234.5, "1,234"), (999.6, "1,000"), (0.0, "0"), (7.11e-15, "0"),
+        (0.0000123, "0.000012"), (-0.5, "−0.5"), (-7e-15, "0"),
+    ],
+)  # fmt: skip
+def test_three_digits_and_none_below_a_nanosecond(value: float, text: str) -> None:
+    assert about_milliseconds(value) == f"{text}{SPACE}ms"
+    assert milliseconds_between(0.0, 7.11e-15) == f"0.00{SPACE}ms"
 
 
 @pytest.mark.parametrize(

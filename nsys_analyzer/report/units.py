@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 from nsys_analyzer.report.model import Cell, Interval, Shift, Spread, Typical, Unit
-from nsys_analyzer.text import Text, Words, code, plural
+from nsys_analyzer.text import NO_BREAK_SPACE as _SPACE
+from nsys_analyzer.text import SMALLEST, Text, Words, code, fixed, plural
+from nsys_analyzer.text import about as about
+from nsys_analyzer.text import about_percent as about_percent
 
 #: What the times of a request are called, and what a decode step cannot do without: of captures and of experiments.
 TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
 LEAST_READ = "every weight but the embedding, and what the cache holds"
 ABSENT = "–"
-_SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
 _MINUS = "\N{MINUS SIGN}"
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -63,17 +65,18 @@ def _typical(value: Typical) -> str:
     spread = value.most - value.least
     fewest = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else _decimals(value.median)
     places = min(_decimals(value.median), fewest)
-    median, least, most = (f"{one:,.{places}f}" for one in (value.median, value.least, value.most))
+    median, least, most = (fixed(one, places) for one in (value.median, value.least, value.most))
     # No-break spaces around the dash: a line may break behind a bare one.
     return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
 
 
 def _between(low: float, high: float, dash: str) -> str:
     """Both bounds in the digits in which they differ, two or three of the larger one; one number where they agree."""
+    low, high = round(low, SMALLEST), round(high, SMALLEST)
     first = math.floor(math.log10(high)) if high > 0 else 0
     apart = -math.floor(math.log10(high - low)) if high > low else 2 - first
     places = min(max(1 - first, apart, 0), max(2 - first, 0))
-    least, most = (f"{one:,.{places}f}" for one in (low, high))
+    least, most = (fixed(one, places) for one in (low, high))
     return least if least == most else f"{least}{dash}{most}"
 
 
@@ -103,7 +106,7 @@ def _binary(value: float) -> str:
 
 def _digits(value: float) -> str:
     """Four digits or more: 5.335, 40.19, 3,100.2."""
-    return f"{value:,.{_decimals(value)}f}".replace("-", _MINUS)
+    return fixed(value, _decimals(value))
 
 
 def _decimals(value: float) -> int:
@@ -131,22 +134,9 @@ def milliseconds_between(low: float, high: float) -> str:
     return f"{_between(low, high, '–')}{_SPACE}ms"
 
 
-def about(value: float) -> str:
-    """A number in three digits, without zeros behind the point: 52, 9.37, 1,235."""
-    places = max(2 - math.floor(math.log10(abs(value))), 0) if value else 0
-    written = f"{value:,.{places}f}"
-    return written.rstrip("0").rstrip(".") if places else written
-
-
 def about_milliseconds(value: float) -> str:
     """A time in three digits with its unit, for sentences: 88 ms, 9.37 ms."""
     return f"{about(value)}{_SPACE}ms"
-
-
-def about_percent(value: float) -> str:
-    """An estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
-    digits = 1 if 0 < value < 0.005 else 0
-    return f"{value:.{digits}%}".replace("%", f"{_SPACE}%").replace("-", _MINUS)
 
 
 def percent(value: float) -> str:

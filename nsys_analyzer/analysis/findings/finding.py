@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.text import Words, plural
+from nsys_analyzer.text import Words, about, plural
 from nsys_analyzer.trace.arrays import Bools
 
 _BACKWARD = re.compile("(?i)backward|_bwd")
@@ -232,9 +232,8 @@ def saved_launches(case: Case, share: Shares) -> Change:
     return lambda replay: replay.with_launching(after, most).with_work(work)
 
 
-def three(value: float) -> str:
-    """Writes a number in three digits or more, without an exponent."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+#: Writes a number in three digits, as the report does.
+three = about
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

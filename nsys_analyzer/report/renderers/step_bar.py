@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nsys_analyzer.report.figures.palette import CLASSES, GRAY, PARTS, text_color
 from nsys_analyzer.report.model import StepBars
-from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE
+from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, NANOSECOND_MS
 from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds_between
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool = Fal
             strokes.append(Stroke(part, text.center(count, fill)[:count]))
         yield [*strokes, Stroke("", " " * (inner - length) + time.rjust(right)[:right] if right else "")]
     line: list[Stroke] = []
-    parts = zip(bars.parts, legend(bars, totals), strict=True)
+    parts = legend(bars, totals)
     keys = ([Stroke(part, letter_of(part, shade)), Stroke("", f" {_joined(said)}")] for part, said in parts)
     for item in [[Stroke("", _joined(bars.title))], *keys]:
         if line and _width(line) + 2 + _width(item) > width:
@@ -119,19 +119,19 @@ def color_of(part: str) -> str:
     return GRAY if part == IDLE else PARTS.get(part) or CLASSES.get(part, GRAY)
 
 
-def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[str]:
-    """Each part in words: its name, ms and share; of several bars the least and the most of them."""
+def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Each part that takes time, and its name, ms and share in words; of several bars the least and the most."""
     for i, part in enumerate(bars.parts):
         times = [row.ms[i] for row in bars.rows]
-        if len(times) > 1:
-            yield f"{part} {milliseconds_between(min(times), max(times))}"
-        else:
-            yield f"{part} {about_milliseconds(times[0])} {about_percent(times[0] / totals[0] if totals[0] else 0.0)}"
+        if len(times) > 1 and max(times) >= NANOSECOND_MS:
+            yield part, f"{part} {milliseconds_between(min(times), max(times))}"
+        elif times[0] >= NANOSECOND_MS:
+            yield part, f"{part} {about_milliseconds(times[0])} {about_percent(times[0] / totals[0])}"
 
 
 def _joined(text: str) -> str:
     """Without the no-break spaces that a row of characters has no use for."""
-    return text.replace("\N{NO-BREAK SPACE}%", "%").replace("\N{NO-BREAK SPACE}", " ")
+    return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def draw(bars: StepBars, screen: Console) -> Iterator[Text]:

@@ -12,6 +12,8 @@ from nsys_analyzer.report.model import Bar, StepBars
 from nsys_analyzer.report.units import about_milliseconds
 
 IDLE = "idle"
+#: What is shorter is none: sums of times are not exact.
+NANOSECOND_MS = 1e-6
 #: Parts of a smaller share of every bar are one.
 LEAST_SHARE = 0.01
 #: Bars of ranks that are shown; of more those with the least and the most own time.
@@ -84,7 +86,8 @@ def _parts_of(rank: RankFigures) -> tuple[float, ...]:
 def _without_small(bars: StepBars) -> StepBars:
     """The bars without parts that none of them has, and with several small parts as one, before idle time."""
     totals = [sum(row.ms) for row in bars.rows]
-    held = [i for i in range(len(bars.parts)) if any(row.ms[i] > 0 for row in bars.rows) or bars.parts[i] == IDLE]
+    longest = [max(row.ms[i] for row in bars.rows) for i in range(len(bars.parts))]
+    held = [i for i, ms in enumerate(longest) if ms >= NANOSECOND_MS or bars.parts[i] == IDLE]
     small = [
         i
         for i in held

@@ -225,4 +225,6 @@ def _first_sentence(text: Words) -> Words:
         kept.append(replace(span, text=head))
         if stop:
             break
+    else:
+        kept[-1:] = [replace(span, text=span.text.removesuffix(".")) for span in kept[-1:]]
     return Text(tuple(kept))
