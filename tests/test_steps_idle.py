@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsys_analyzer.analysis.intervals import merged
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import Gaps
 from nsys_analyzer.analysis.steps.process import CAUSES, PAUSE_NS, Idle, ProcessWork, is_loading
@@ -100,15 +101,29 @@ IDLE: dict[str, tuple[list[Event], dict[tuple[str, str, str], float]]] = {
     ),
     # What the GPU needs from one kernel to the next that it has in its queue is launching's, too.
     "queued kernels": ([last(10, 202)], {("launch", "", ""): 2}),
-    # No call from 14 to 500 but work in ``tokenize``: of the gap [200, 506), 300 are its, 6 the launch's.
+    # No call from 14 to 500 but work in ``tokenize``, to 495: of the gap [200, 506), 295 are its, 6 the launch's.
     "host": (
         [("open", "tokenize", 20, 495), ("api", "cudaEventRecord_v3020", 10, 14), last(500, 506)],
-        {("host", "tokenize", ""): 300, ("launch", "", ""): 6},
+        {("host", "tokenize", ""): 295, ("host", "", ""): 5, ("launch", "", ""): 6},
     ),
     "a pause in no range but the step's": ([last(500, 506)], {("host", "", ""): 300, ("launch", "", ""): 6}),
     "data": (
         [("open", NEXT_BATCH, 20, 495), last(500, 506)],
-        {("data", NEXT_BATCH, ""): 300, ("launch", "", ""): 6},
+        {("data", NEXT_BATCH, ""): 295, ("host", "", ""): 5, ("launch", "", ""): 6},
+    ),
+    # The loader has [200, 250) of the gap [200, 506) and ``augment`` [300, 400). What is in no range is not the
+    # loader's, although a copy follows: 50 + 100.
+    "a pause that goes on behind the loader": (
+        [
+            ("open", NEXT_BATCH, 20, 250), ("open", "augment", 300, 400), ("copy", (500, 504), (506, 520)),
+            last(512, 520),
+        ],
+        {("data", NEXT_BATCH, ""): 50, ("host", "augment", ""): 100, ("host", "", ""): 150, ("launch", "", ""): 6},
+    ),
+    # The innermost of ranges counts: [200, 260) and [350, 495) are ``epoch``'s, [260, 350) the loader's.
+    "a loader inside another range": (
+        [("open", "epoch", 20, 495), ("open", NEXT_BATCH, 260, 350), last(495, 506)],
+        {("host", "epoch", ""): 60 + 145, ("data", NEXT_BATCH, ""): 90, ("launch", "", ""): 11},
     ),
     # The program pauses until 500 and copies its batch; the gap [520, 530) behind the copy is launching's, too.
     "an unnamed pause before a copy": (
@@ -117,7 +132,7 @@ IDLE: dict[str, tuple[list[Event], dict[tuple[str, str, str], float]]] = {
     ),
     "a named pause before a copy": (
         [("open", "tokenize", 20, 495), ("copy", (500, 504), (506, 520)), last(512, 520)],
-        {("host", "tokenize", ""): 300, ("launch", "", ""): 6},
+        {("host", "tokenize", ""): 295, ("host", "", ""): 5, ("launch", "", ""): 6},
     ),
     "a collective in the queue": ([(*QUEUED, {"name": NCCL, "stream": 9})], {("communication", "", ""): 50}),
     "a kernel in the queue": ([(*QUEUED, {"stream": 9})], {("unknown", "", ""): 50}),
@@ -192,7 +207,7 @@ def test_another_process_does_not_count(tmp_path: Path) -> None:
         ("work", (100, 104), (300, 450), other), ("open", "data", 600, 900, other),
         *(("api", *call, other) for call in ((MALLOC, 210, 400), (SYNC, 590, 890), (COPY, 905, 990))),
     ]  # fmt: skip
-    expected = {("host", "tokenize", ""): 300, ("host", "", ""): 300, ("launch", "", ""): 16}
+    expected = {("host", "tokenize", ""): 295, ("host", "", ""): 305, ("launch", "", ""): 16}
     assert idle_us(program(*pauses), tmp_path) == idle_us(program(*pauses, *others), tmp_path) == expected
 
 
@@ -263,7 +278,8 @@ def causes_of(trace: AttributedTrace, bounds: list[int]) -> tuple[Gaps, Idle]:
     start, end = np.array(bounds[:-1]) * US, np.array(bounds[1:]) * US
     work = ProcessWork(trace, global_pid(), Windows.of("range", "a range step", np.array([0]), np.array([1200 * US])))
     pauses = work.busy.select(np.isin(work.busy.cause, [CAUSES.index("host"), CAUSES.index("data")]))
-    assert (pauses.end - pauses.start >= PAUSE_NS).all()
+    _, start_of_pause, end_of_pause = merged(np.zeros(len(pauses)), pauses.start, pauses.end)
+    assert (end_of_pause - start_of_pause >= PAUSE_NS).all()
     ((_, anatomy),) = work.dissect(Windows.of("range", "a range step", start, end), 0)
     return anatomy.gaps, work.find_causes(anatomy.gaps)
 

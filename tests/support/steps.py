@@ -151,7 +151,7 @@ class Steps:
             codes(ranges, [one.range for one in self.calls]),
             codes(ranges, [one.pause for one in self.calls]),
             self._spans(ranges),
-            each([self._loads(place) for place in range(calls)], np.bool_), ranges,
+            each([self._loads(place) * one.after * US for place, one in enumerate(self.calls)], np.int64), ranges,
             frozenset(_PHASES),
             replay.step_ns if measured_us is None else measured_us * US,
             low_share,

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.text import Words, about, plural
-from nsys_analyzer.trace.arrays import Bools
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 
 _BACKWARD = re.compile("(?i)backward|_bwd")
 #: Callers that are named.
@@ -136,9 +136,9 @@ class Case:
         seen = study.in_phase("backward", "optimizer") | study.of_class("optimizer") | study.named(_BACKWARD)
         return bool(seen.any()) and not self.step.kind
 
-    def paused_ms(self, calls: Bools) -> float:
-        """Returns the pauses behind some calls in a profiled step, ms, scaled to its length."""
-        total_ms = float(self.study.replay.pause[calls].sum()) / self.study.steps / 1e6
+    def paused_ms(self, pause_ns: Floats | Ints) -> float:
+        """Returns some pauses in a profiled step, ms, scaled to its length."""
+        total_ms = float(pause_ns.sum()) / self.study.steps / 1e6
         return total_ms * self.step.length_ms / (self.study.measured_ns / 1e6) if self.study.measured_ns else total_ms
 
     def off_cpu(self, pauses: Bools) -> tuple[str, ...]:

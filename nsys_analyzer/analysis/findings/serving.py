@@ -53,7 +53,7 @@ def find_between_steps(case: Case) -> Iterator[Candidate]:
     between &= study.replay.pause > 0
     if not case.step.kind or not between.any():
         return
-    ms = case.paused_ms(between)
+    ms = case.paused_ms(case.study.replay.pause[between])
     yield Candidate(
         "between_steps",
         "The GPU waits between the steps",

@@ -67,13 +67,14 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
     loading = study.loading
     if not loading.any():
         return
-    ms = case.paused_ms(loading)
+    others_ns = study.replay.pause - study.loading_ns
+    ms = case.paused_ms(study.loading_ns)
     names = listed(study.names(study.pause_range[loading]))
     where = f"in the range {names}" if names else "between two steps, before the batch is copied"
     yield Candidate(
         "data_loading",
         "The GPU waits for the input pipeline",
-        tuple(_shorter_pauses(loading, ns) for ns in _READY_NS),
+        tuple(_shorter_pauses(loading, others_ns + ns) for ns in _READY_NS),
         (
             f"For {three(ms)} ms of each step the program calls nothing of CUDA's {where}: "
             f"{times(study.calls(loading), 'stretch')}.",
@@ -252,18 +253,19 @@ def find_host_sync(case: Case) -> Iterator[Candidate]:
 def find_host_stall(case: Case) -> Iterator[Candidate]:
     """Finds pauses outside the input pipeline: the program calls nothing of CUDA's, and the GPU runs out of work."""
     study = case.study
-    pause = study.replay.pause
-    stalls = (pause >= _LONG_PAUSE_NS) & ~study.loading
+    pause = study.replay.pause - study.loading_ns
+    stalls = pause >= _LONG_PAUSE_NS
     if case.step.kind:  # what lies between the steps of an engine is a finding of its own
         stalls[study.replay.first_call[1:] - 1] = False
     if not stalls.any():
         return
     count, ms = float(stalls.sum()) / study.steps, float(pause[stalls].sum()) / study.steps / 1e6
-    where = _longest_ranges(study.pause_range[stalls], pause[stalls], study.ranges)
+    alone = stalls & ~study.loading
+    where = _longest_ranges(study.pause_range[alone], pause[alone], study.ranges)
     yield Candidate(
         "host_stall",
         "The CPU stops launching work",
-        tuple(_shorter_pauses(stalls, ns) for ns in _STALL_LEFT_NS),
+        tuple(_shorter_pauses(stalls, study.replay.pause - pause + ns) for ns in _STALL_LEFT_NS),
         (
             f"Each step holds {times(count, 'pause')} of {_LONG_PAUSE_NS / 1e6:.0f} ms or more"
             f"{'' if count == round(count) else ' on average'}, {three(ms)} ms together, "
@@ -382,7 +384,7 @@ def _between_waits(awaited: Ints) -> Bools:
     return close
 
 
-def _shorter_pauses(calls: Bools, ns: float) -> Change:
+def _shorter_pauses(calls: Bools, ns: float | Floats) -> Change:
     """Returns a change that leaves at most so much time behind some calls."""
     return lambda replay: replay.with_pauses(calls, ns)
 
@@ -392,7 +394,7 @@ def _longest_ranges(codes: Ints, ns: Floats, ranges: Sequence[str], most: int = 
     total = {code: float(ns[codes == code].sum()) for code in np.unique(codes).tolist()}
     by_time = sorted(total, key=lambda code: -total[code])
     longest = [code for code in by_time if total[code] >= _MINOR * sum(total.values())][:most]
-    if sum(total[code] for code in longest) < MOSTLY * sum(total.values()):
+    if not longest or sum(total[code] for code in longest) < MOSTLY * sum(total.values()):
         return ""
     names = (f"the range {ranges[code]}" if code >= 0 else "no range" for code in longest)
     return f", most of it in {', '.join(names)}"

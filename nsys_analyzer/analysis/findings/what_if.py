@@ -352,7 +352,7 @@ def _parts(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[st
         mine, of_rank = (place == rank for place in replay.rank_of)
         for name, ns in zip(names, np.bincount(code[of_rank], works[of_rank], len(names)).tolist(), strict=True):
             parts[name, label] += ns
-        parts[LOADING, label] = float(pauses[mine & study.loading].sum())
+        parts[LOADING, label] = float(np.minimum(pauses, calls * study.loading_ns)[mine].sum())
         parts[PAUSES, label] = float(pauses[mine].sum()) - parts[LOADING, label]
         parts[LAUNCHING, label] = float((calls * replay.after)[mine].sum() - pauses[mine].sum())
     steps = replay.steps - 1 if replay.steps > 2 else replay.steps

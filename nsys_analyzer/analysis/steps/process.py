@@ -130,9 +130,9 @@ class ProcessWork:
         slow: the positions of other calls that take long, such as one that loads a module.
         allocating: the positions of those that allocate or free the device's memory.
         ranges: the indices of the ranges of its program, without autograd's.
-        busy: the program's pauses and its time in the allocator and in slow calls; a pause is "data" where the program
-            loads a batch: in a range that says so, or in none, with a copy to the device behind it, and not at the end
-            of a step.
+        busy: the program's pauses and its time in the allocator and in slow calls; a part of a pause is "data" where
+            the program loads a batch: in a range that says so; or in none, where no part is in one, with a copy to the
+            device behind it, and not at the end of a step.
     """
 
     def __init__(self, attributed: AttributedTrace, process: int, windows: Windows) -> None:
@@ -204,12 +204,22 @@ class ProcessWork:
         start, end = np.append(first, reached), np.append(calls.start, last)
         long = (end - start >= PAUSE_NS) & bool(len(calls))
         start, end = start[long], end[long]
-        name = self.ranges_at((start + end) // 2)
-        loads = np.array([*(is_loading(one) for one in self.attributed.trace.ranges.names), False])[name]
-        # What an engine copies to the device before a step are the tokens of requests.
-        serves = any(served_step(one) for one in self.attributed.trace.ranges.names)
-        loads |= (name == NONE) & self._before_a_batch(start, end) & (not serves)
-        pauses = (start, end, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
+        # A pause is cut where another range becomes the innermost one.
+        ranges = self.attributed.trace.ranges
+        edges = distinct(np.concatenate([ranges.start[self.ranges], ranges.end[self.ranges]]))
+        inside = np.searchsorted(start, edges) > np.searchsorted(end, edges, side="right")
+        begin = np.sort(np.concatenate([start, edges[inside]]))
+        pause, name = np.searchsorted(start, begin, side="right") - 1, self.ranges_at(begin)
+        changes = np.append(True, (np.diff(pause) != 0) | (np.diff(name) != 0))[: len(begin)]
+        begin, pause, name = begin[changes], pause[changes], name[changes]
+        until = np.minimum(np.append(begin[1:], last), end[pause])
+        loads = np.array([*(is_loading(one) for one in ranges.names), False])[name]
+        # What an engine copies to the device before a step are the tokens of requests. Where a range says that it
+        # loads a batch, the rest of the pause does not.
+        copies = self._before_a_batch(start, end) & (not any(served_step(one) for one in ranges.names))
+        copies[pause[loads]] = False
+        loads |= (name == NONE) & copies[pause] & (until - begin >= PAUSE_NS)
+        pauses = (begin, until, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
         columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]
         return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))
 
@@ -240,12 +250,17 @@ class ProcessWork:
         """Returns the code of the name of the innermost range at some moments; -1 in none but a step's."""
         return self._names[self._open.at(np.full(len(time), self.process), time)]
 
-    def loads_before(self, time: Ints) -> Bools:
-        """Tells whether the program loads a batch just before some moments."""
-        place = np.searchsorted(self.busy.start, time) - 1
-        reaches = (place >= 0) & (np.append(self.busy.end, NONE)[place] >= time)
-        loads: Bools = reaches & (np.append(self.busy.cause, NONE)[place] == _DATA)
-        return loads
+    def pauses_between(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """Tells of each stretch the time in which the program loads a batch, ns, and where it pauses: where it loads.
+
+        The latter is the code of the name of a range, or -1: that of the longest part.
+        """
+        stretch, piece, begin, until = overlaps(self.busy.start, self.busy.end, start, end)
+        loads, lasting = self.busy.cause[piece] == _DATA, until - begin
+        order = np.lexsort((lasting, loads, stretch))
+        where = self.ranges_at((start + end) // 2)
+        where[stretch[order]] = self.busy.range[piece[order]]
+        return np.bincount(stretch[loads], lasting[loads], len(start)).astype(np.int64), where
 
     def dissect(self, windows: Windows, device: int) -> Iterator[tuple[Windows, Anatomy]]:
         """Dissects steps on a device, as many at once as have about ``AT_ONCE`` operations."""

@@ -304,8 +304,8 @@ class Replay:
         freed = self.without_waits(chosen)
         return replace(freed, after=np.where(chosen, self.pause, freed.after))
 
-    def with_pauses(self, chosen: Bools, ns: float) -> Replay:
-        """Pauses of at most so much behind some calls."""
+    def with_pauses(self, chosen: Bools, ns: float | Floats) -> Replay:
+        """Pauses of at most so much behind some calls; ``ns`` may have shape (calls,)."""
         cut = np.where(chosen, np.maximum(self.pause - ns, 0.0), 0.0)
         return replace(self, after=self.after - cut, pause=self.pause - cut)
 

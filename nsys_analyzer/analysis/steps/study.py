@@ -62,7 +62,7 @@ _WAIT_EVENT, _RECORD = "(cuda|cu|hip)StreamWaitEvent", "(cuda|cu|hip)EventRecord
 
 
 #: The columns of a study by call, and by piece.
-STUDY_OF_CALLS = ("call", "api", "range", "pause_range", "loading", "started", "off_cpu")
+STUDY_OF_CALLS = ("call", "api", "range", "pause_range", "loading_ns", "started", "off_cpu")
 STUDY_OF_PIECES = ("operation", "kind", "size", "copy", "kernel", "phase", "part", "duration", "exposed", "begin")
 _NOTHING = np.zeros(0, np.int64)
 
@@ -81,10 +81,10 @@ class Study:
         call: shape (calls,), what each does; ``api`` is a code into ``apis``.
         range: shape (calls,), code into ``ranges`` of the innermost range when it starts; -1 in none but a step's.
         caller: what of PyTorch each call was made for, empty where no backtrace says it.
-        pause_range: the same of the middle of the time to the next call.
+        pause_range: the same of the time to the next call: of where the program loads a batch, else of most of it.
         spans: shape (ranges, 5), of each of the program's ranges its code, the first call and the one behind the last
             that start in it, and the same of the times behind calls, by their middles.
-        loading: shape (calls,), True where the program loads a batch in the pause behind the call.
+        loading_ns: shape (calls,), the part of the pause behind the call in which the program loads a batch.
         measured_ns: how long these steps took under the profiler, mean, as a replay looks at them.
         low_share: the least that the profiler may have cost, as a share of the most.
         lines: of the program, behind the idle time of each cause; ``votes`` tell those that launch something.
@@ -115,7 +115,7 @@ class Study:
     range: Ints
     pause_range: Ints
     spans: Ints
-    loading: Bools
+    loading_ns: Ints
     ranges: tuple[str, ...]
     phase_ranges: frozenset[str]
     measured_ns: float
@@ -133,6 +133,12 @@ class Study:
     def steps(self) -> int:
         """How many steps there are."""
         return self.replay.steps
+
+    @property
+    def loading(self) -> Bools:
+        """True for the calls behind which the program loads a batch."""
+        loading: Bools = self.loading_ns > 0
+        return loading
 
     def of_steps(self, first: int, last: int) -> Study:
         """Some of the steps of one rank, up to the last but without it."""
@@ -355,6 +361,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         measured_ns = float((windows.end - windows.start).sum() + shift) / replay.steps
     kernels, ranges = attributed.kernels, attributed.trace.ranges
     paused = np.maximum.accumulate((np.maximum(calls.end, calls.start) + following) // 2)
+    loading_ns, pause_range = work.pauses_between(np.minimum(calls.end, following), following)
     opened = work.ranges
     places = [
         np.searchsorted(at, edge) for at in (calls.start, paused) for edge in (ranges.start[opened], ranges.end[opened])
@@ -369,9 +376,9 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         end - begin, exposed[mine],
         calls.call, calls.name, calls.names,
         tuple(attributed.trace.callers.get((work.process, one), "") for one in calls.correlation.tolist()),
-        work.ranges_at(calls.start), work.ranges_at(paused),
+        work.ranges_at(calls.start), pause_range,
         spans[(spans[:, 1] < spans[:, 2]) | (spans[:, 3] < spans[:, 4])],
-        (idle >= PAUSE_NS) & work.loads_before(following),
+        np.where(idle >= PAUSE_NS, loading_ns, 0),
         ranges.names,
         frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
         measured_ns,
