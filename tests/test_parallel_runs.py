@@ -397,6 +397,16 @@ def test_steps_are_joined_by_their_numbers(name: str, first: range, second: rang
     }  # fmt: skip
 
 
+def test_the_row_of_a_rank_is_of_the_shared_steps_alone(tmp_path: Path) -> None:
+    """Rank 0 has three more steps, of 1,400 µs each: the median of its five is 1,400, that of the shared ones 1,000."""
+    ranks = do(own_captures(2), *DDP, numbers=range(2), name="step {}")
+    for number in (2, 3, 4):
+        at = 2 * STEP + (number - 2) * 1_400 * US
+        ranks[0].step(at, at + 1_400 * US, f"step {number}").kernel(at + 20 * US, at + 280 * US)
+    expected = {"steps": 2, "step": [1000, 1000], "compute": [260, 360], "waiting": [100, 0], "idle": [540, 540]}
+    assert seen(joined(ranks, tmp_path), *expected) == expected
+
+
 def test_no_step_in_common(tmp_path: Path) -> None:
     """Each rank's own figures stay; nothing is said of who waits."""
     ranks = own_captures(2)

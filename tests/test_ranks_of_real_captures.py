@@ -119,7 +119,7 @@ def _launched(one: Work) -> int:
 
 
 def plain_figures(ranks: list[RankRows]) -> list[dict[str, float]]:
-    """Of each rank, the means of the steps that all have, ns; waiting is scaled to the median of all of its own."""
+    """Of each rank, the means of the steps that all have, ns; waiting is scaled to the median of these."""
     found = []
     shared = min(len(rank.steps) for rank in ranks)
     for rank, last in zip(ranks, last_starts(ranks), strict=True):
@@ -136,7 +136,7 @@ def plain_figures(ranks: list[RankRows]) -> list[dict[str, float]]:
         stretches = {name: union(intervals) for name, intervals in kinds.items()}
         steps = rank.steps[:shared]
         sums = {name: sum(length(rows, *step) for step in steps) / shared for name, rows in stretches.items()}
-        step = median(end - start for start, end in rank.steps)
+        step = median(end - start for start, end in steps)
         mean = sum(end - start for start, end in steps) / shared
         exposed, waits = sums["busy"] - sums["work"], sums["busy"] - sums["transfer or work"]
         longer = (step - sums["work"]) / (mean - sums["work"])

@@ -580,6 +580,20 @@ def test_a_first_step_is_left_out_of_every_figure(tmp_path: Path) -> None:
     assert summary.coverage.in_warmup == 2
 
 
+def test_a_first_step_is_left_out_where_two_others_remain(tmp_path: Path) -> None:
+    """Steps of 951, 501 and 503 µs: the first range is as long as the others, and what makes it longer lies behind it.
+
+    How much lies behind the third is not known, so that the second is the step.
+    """
+    program, at = Program(), 0
+    for length in (951, 501, 503):
+        program.step(at, at + 400).work((at + 2, at + 3), (at + 4, at + 24))
+        at += length
+    found = steps_of(program, tmp_path)
+    assert groups_of(found) == [("usual", 1, True), ("first", 1, False), ("last", 1, False)]
+    assert found.length_ms == pytest.approx(0.501)
+
+
 def test_collectives_that_wait_are_no_other_work(tmp_path: Path) -> None:
     """A rank that waits 900 µs in a collective in one step does what it does in others."""
     program, at = Program(), 0

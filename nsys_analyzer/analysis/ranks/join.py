@@ -162,6 +162,8 @@ class Join:
     def _rank(self, position: int) -> RankFigures:
         """Returns the figures of a member: means of the shared steps, and these one by one."""
         member, steps, walls = self.members[position], self.steps[position], self.walls[position]
+        step_ms = Stats.of_ns(walls)
+        length_ms = step_ms.median or 0.0
 
         def ms(ns: Ints) -> float:
             return float(ns[steps].mean()) / _NS_PER_MS if len(steps) else 0.0
@@ -170,7 +172,7 @@ class Join:
         # computing and copying take as long in a long step as in others.
         works = (member.compute + member.exposed_copy)[steps]
         rest = float(walls.sum() - works.sum())
-        scale = max(member.length_ms * _NS_PER_MS - float(works.mean()), 0.0) * len(walls) / rest if rest else 1.0
+        scale = max(length_ms * _NS_PER_MS - float(works.mean()), 0.0) * len(walls) / rest if rest else 1.0
 
         exposed_ms = ms(member.exposed_communication)
         columns = [walls, self.own[position]] if self.waits else [walls]
@@ -183,7 +185,7 @@ class Join:
             capture=member.capture,
             source=member.source,
             device=member.device,
-            step_ms=replace(Stats.of_ns(walls), median=member.length_ms),
+            step_ms=step_ms,
             compute_ms=ms(member.compute),
             exposed_copy_ms=ms(member.exposed_copy),
             communication_ms=ms(member.communication) + (scale - 1) * exposed_ms,
@@ -197,14 +199,14 @@ class Join:
         own, clock = self.own[position], self.clocks[position]
         exposed_waiting = ms(self.waits[position].exposed_waiting)
         waiting = ms(self.waits[position].waiting) + (scale - 1) * exposed_waiting
-        typical = Stats.of_ns(own)  # of the shared steps, which may be longer than the others
+        own_ms = Stats.of_ns(own)
         return replace(
             figures,
             waiting_ms=waiting,
             transfer_ms=figures.communication_ms - waiting,
             exposed_waiting_ms=scale * exposed_waiting,
             exposed_transfer_ms=figures.exposed_communication_ms - scale * exposed_waiting,
-            own_ms=replace(typical, median=min(typical.median or 0.0, member.length_ms)),
+            own_ms=replace(own_ms, median=min(own_ms.median or 0.0, length_ms)),
             late_ms=Stats.of_ns(own - self.own[int(np.argmin(np.median(self.own, axis=1)))]),
             slowest_steps=int((self.own.argmax(axis=0) == position).sum()),
             offset_ms=self._offset_ms(member, clock) if clock else None,

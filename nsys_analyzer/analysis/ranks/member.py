@@ -80,7 +80,6 @@ class Member:
         number: shape (steps,), the number of each step: that in its range's name, else its place.
         numbered: whether the ranges' names say the numbers.
         start, end: shape (steps,), ns.
-        length_ms: the length of a step, which parts are scaled to.
         compute, exposed_copy, exposed_communication, idle: shape (steps,), ns: what fills each step, compute before
             copies, and these before communication; they add up to its length.
         communication: shape (steps,), ns of the union of collectives, hidden or not.
@@ -99,7 +98,6 @@ class Member:
     numbered: bool
     start: Ints
     end: Ints
-    length_ms: float
     compute: Ints
     exposed_copy: Ints
     exposed_communication: Ints
@@ -171,7 +169,6 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
                 numbered=numbered,
                 start=windows.start,
                 end=windows.end,
-                length_ms=steps.length_ms,
                 compute=compute_ns,
                 exposed_copy=work_ns - compute_ns,
                 exposed_communication=busy_ns - work_ns,

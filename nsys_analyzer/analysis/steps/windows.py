@@ -533,7 +533,7 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
     if len(every) < 2 or every.source == "said":
         return kinds
     own = np.maximum(every.ended - every.called, every.end - every.left)  # without what lies between steps
-    is_long = own[0] > _UNUSUAL * np.median(own[1:])
+    is_long = any(ns[0] > _UNUSUAL * np.median(ns[1:]) for ns in (own, length))
     is_other_work = compute[0] > _UNUSUAL * np.median(compute[1:])
     # Inference may begin with a long prompt.
     instances = attributed.instances
