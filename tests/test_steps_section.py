@@ -134,7 +134,7 @@ def test_the_length_of_a_step(capture: CaptureSummary, known: UnprofiledStep | N
 def test_communication_is_said_beside_the_work(capture: CaptureSummary) -> None:
     """Of the GPU that computes most: 72 of 90 ms are work, 12 of these communicate alone."""
     step = step_of(device_of(0, 30.0, 0.0, 60.0), device_of(1, 60.0, 12.0, 18.0))
-    assert "the GPU works 80 % of that · only communicates 13 %" in decision_of(replace(capture, step=step))
+    assert "GPU 1 works 80 % of that · only communicates 13 %" in decision_of(replace(capture, step=step))
 
 
 def test_three_findings_come_first_and_each_is_explained(capture: CaptureSummary) -> None:

@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.steps import process as processing
 from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.analysis.steps.step import DeviceSteps, Queue, StepSummary
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
-from tests.support.program import NCCL, Program, attributed, summary_of_steps, three_steps
+from tests.support.program import NCCL, SYNC, Program, attributed, summary_of_steps, three_steps
 
 PARTS = ("compute_ms", "exposed_copy_ms", "exposed_communication_ms", "idle_ms")
 EXACT = 1e-6  # ms: a nanosecond
@@ -126,6 +126,25 @@ def test_what_is_on_the_critical_path(tmp_path: Path, program: Program, path: di
     found = {one.part: one.ms * 1e3 for one in summary.critical_path if one.where != "idle"}
     idle = sum(one.ms * 1e3 for one in summary.critical_path if one.where == "idle")
     assert {**found, "idle": idle} == pytest.approx(path, abs=EXACT)
+
+
+def test_the_critical_path_leads_through_the_gpu_that_another_one_waits_for(tmp_path: Path) -> None:
+    """GPU 0 computes from 2 to 42 µs of a step of 100, and then GPU 1, behind an event, from 44 to 100.
+
+    GPU 1 has most work: its 44 µs without any are 40 of GPU 0's matmuls and 4 between them.
+    """
+    program = Program()
+    for at in (0, 100, 200, 300):
+        program.step(at, at + 100).work((at, at + 1), (at + 2, at + 42))
+        program.api("cudaStreamWaitEvent", at + 1, at + 2)
+        program.work((at + 2, at + 3), (at + 44, at + 100), name=ADD, stream=20, device=1)
+        program.api(SYNC, at + 4, at + 100)
+    summary = summary_of(program, tmp_path)
+    check_sums(summary)
+    assert summary.device == 1
+    path = {(one.part, one.device): round(one.ms * 1e3) for one in summary.critical_path if one.where == "GPU"}
+    assert path == {("elementwise", None): 56, ("matmul", 0): 40}
+    assert sum(one.ms for one in summary.critical_path if one.where == "idle") == pytest.approx(0.004, abs=EXACT)
 
 
 def test_devices_are_dissected_one_by_one(tmp_path: Path) -> None:

@@ -110,11 +110,13 @@ class OnPath:
     Attributes:
         where: "GPU" for work of a kernel class (of copies, of collectives), "idle" for the idle time of a cause, "CPU"
             for what the program does while the GPU's work delays nothing.
+        device: the other GPU whose work it is, while the one that computes most is idle; None of that one's own time.
     """
 
     where: Literal["GPU", "idle", "CPU"]
     part: str
     ms: Ms
+    device: int | None = None
 
 
 @dataclass(frozen=True)

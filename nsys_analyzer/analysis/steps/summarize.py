@@ -10,11 +10,11 @@ from typing import TypeVar
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
-from nsys_analyzer.analysis.intervals import NONE, Cover
+from nsys_analyzer.analysis.intervals import NONE, Cover, overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, dissect
+from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, dissect, shares_of
 from nsys_analyzer.analysis.steps.lines import Line, Voters
 from nsys_analyzer.analysis.steps.process import AT_ONCE, CAUSES, OUTSIDE, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.step import (
@@ -36,7 +36,7 @@ from nsys_analyzer.analysis.steps.step import (
 from nsys_analyzer.analysis.steps.study import Study, study_groups
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
-from nsys_analyzer.trace.arrays import SmallInts, distinct_rows
+from nsys_analyzer.trace.arrays import SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
 
 #: Operations of a process that are dissected in all, about.
@@ -99,22 +99,37 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
 def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterator[OnPath]:
     """Yields the parts of the critical path, the longest of each side first; they add up to the step.
 
-    Of the GPU's work it is what is on the path in the steps that are studied. While the GPU is idle, the path is where
-    the cause is, and where it works on nothing of the path, that is with the program.
+    Of the GPU's work it is what is on the path in the steps that are studied. While the GPU is idle, the path is with
+    the work of another GPU that is on it, else where the cause is, and while it works on nothing of the path, that is
+    with the program.
     """
     # Of several steps the first is left out, as of a replay: it begins with an idle GPU.
     windows = study.windows.select(np.arange(study.steps) >= int(study.steps > 2))
     busy_ns = sum(int(anatomy.parts[:-1].sum()) for _, anatomy in work.dissect(windows, step.device))
     operations = work.attributed.trace.operations
-    critical = study.critical[operations.device[study.critical] == step.device]
-    fragments = dissect(windows, operations, critical, work.rank).fragments
+    critical = study.critical[np.argsort(operations.start[study.critical], kind="stable")]
+    is_own = operations.device[critical] == step.device
+    fragments = dissect(windows, operations, critical[is_own], work.rank).fragments
     names = (*work.classes, "copies", COMMUNICATION)  # in the order of ranks
-    label = np.where(fragments.rank == COMPUTE, work.label[fragments.operation], len(work.classes) - 1 + fragments.rank)
+    label = np.where(work.rank == COMPUTE, work.label, work.label.dtype.type(len(work.classes) - 1) + work.rank)
     scale = (step.total_ms - step.idle_ms) / max(busy_ns, 1)
-    by_name = np.bincount(label, fragments.share, len(names)) * scale
+    by_name = np.bincount(label[fragments.operation], fragments.share, len(names)) * scale
     works = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
     yield from _longest(works)
-    yield from (OnPath("idle", one.cause, one.ms) for one in step.causes)
+    idle, others = work.find_idle(windows, step.device), critical[~is_own]
+    index, stretch, start, end = overlaps(idle.start, idle.end, operations.start[others], operations.end[others])
+    order = np.argsort(start, kind="stable")
+    other, cause = others[index[order]], idle.cause[stretch[order]]
+    known_ms = {row.cause: row.ms for row in step.causes}
+    idle_ms = np.array([known_ms.get(name, 0.0) for name in CAUSES])
+    per_ns = idle_ms / np.maximum(np.bincount(idle.cause, idle.end - idle.start, len(CAUSES)), 1)
+    elsewhere_ms = shares_of(start[order], end[order], work.rank[other]) * per_ns[cause]
+    for device in distinct(np.sort(operations.device[other])).tolist():
+        mine = operations.device[other] == device
+        by_name = np.bincount(label[other[mine]], elsewhere_ms[mine], len(names))
+        yield from _longest(OnPath("GPU", *row, device) for row in zip(names, by_name.tolist(), strict=True))
+    left_ms = (idle_ms - np.bincount(cause, elsewhere_ms, len(CAUSES))).round(9)
+    yield from _longest(OnPath("idle", *row) for row in zip(CAUSES, left_ms.tolist(), strict=True))
     program_ms = round(step.total_ms - step.idle_ms - sum(one.ms for one in works), 6)
     yield from _longest([OnPath("CPU", PROGRAM, max(program_ms, 0.0))])
 

@@ -95,7 +95,8 @@ def _length(capture: CaptureSummary, step: StepSummary) -> str:
         said += [] if share is None else [f"operators run for {about_percent(share)} of {of}"]
     elif share is not None:
         of = "it" if step.unprofiled_ms else "that"
-        said.append(f"the GPU works {about_percent(share)} of {of}")
+        gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
+        said.append(f"{gpu} works {about_percent(share)} of {of}")
         if exposed := step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0:
             said += [f"only communicates {about_percent(exposed)}"] if exposed >= _NARROW else []
     mfu = mfu_of_step(capture)

@@ -18,7 +18,7 @@ from nsys_analyzer.text import Words, joined, phrase, plural
 _MOST_ROWS, _LEAST_SHARE = 12, 0.002
 _ON_PATH = (
     "The critical path is what the end of a step waits for: less of anything else makes no step shorter. While the GPU "
-    "is idle, and while its work delays nothing, it leads through the program."
+    "is idle, and while its work delays nothing, it leads through the program or the work of another GPU."
 )
 _ON_GPU = (
     "The program runs ahead of the GPU here, so a step is bounded by the GPU's work: from the end of the work of the "
@@ -83,7 +83,7 @@ def _table(
 
 def _parts(device: DeviceSteps, step: StepSummary) -> Iterator[_Row]:
     """The parts of a step in order, and their sum, each with what of it is on the critical path."""
-    path = step.critical_path if device.device == step.device else ()
+    path = [one for one in step.critical_path if (step.device if one.device is None else one.device) == device.device]
     on_path = {one.part: one.ms for one in path if one.where != "idle"}
     whole = "the capture" if step.is_pass else "the step"
     rows: tuple[tuple[str, float, float | None], ...] = (
