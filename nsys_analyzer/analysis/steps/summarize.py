@@ -126,8 +126,8 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     elsewhere_ms = shares_of(start[order], end[order], work.rank[other]) * per_ns[cause]
     for device in distinct(np.sort(operations.device[other])).tolist():
         mine = operations.device[other] == device
-        by_name = np.bincount(label[other[mine]], elsewhere_ms[mine], len(names))
-        yield from _longest(OnPath("GPU", *row, device) for row in zip(names, by_name.tolist(), strict=True))
+        ms_of_name = np.bincount(label[other[mine]], elsewhere_ms[mine], len(names))
+        yield from _longest(OnPath("GPU", *row, device) for row in zip(names, ms_of_name.tolist(), strict=True))
     left_ms = (idle_ms - np.bincount(cause, elsewhere_ms, len(CAUSES))).round(9)
     yield from _longest(OnPath("idle", *row) for row in zip(CAUSES, left_ms.tolist(), strict=True))
     program_ms = round(step.total_ms - step.idle_ms - sum(one.ms for one in works), 6)
