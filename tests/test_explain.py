@@ -220,7 +220,7 @@ def test_a_real_capture(real_capture: RealCapture, run_main: Main) -> None:
     (device,) = step["devices"]
     assert device == {"device": 0, **{key: step[key] for key in device if key != "device"}}
     # GPU busy of a step is 33.6 ms: MEASURING.md's small model leaves the GPU idle for most of it
-    assert step["compute_ms"] == pytest.approx(33.58, abs=0.01)
+    assert step["compute_ms"] == pytest.approx(33.60, abs=0.01)  # of the median step; the others: 33.58 and 33.54
     assert step["unprofiled_ms"]["low"] < step["wall_ms"]["median"]
     assert all(one["step_ms"] == pytest.approx(one["saves_ms"] + one["left_ms"]) for one in capture["findings"])
     first = next(one for one in capture["findings"] if one["id"] == "launch_bound")

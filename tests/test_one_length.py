@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.api import build_report, render, summarize
+from nsys_analyzer.report.ask import ask
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers.terminal import print_first_screen
 from nsys_analyzer.report.sections import first_screen
-from nsys_analyzer.report.units import about, format_number
+from nsys_analyzer.report.units import about, about_percent, format_number
 from tests.conftest import DATA
 
 NAMES = [*sorted(path.name.removesuffix(".sqlite.xz") for path in DATA.glob("*.sqlite.xz")), "cpu_train"]
@@ -71,12 +73,27 @@ def test_what_json_says_of_a_step_adds_up(capture: Path) -> None:
         assert sum(row["ms"] for row in step["classes"]) == pytest.approx(step["compute_ms"])
         assert sum(row["ms"] for row in step["idle_by_cause"]) == pytest.approx(step["idle_ms"])
         assert all(phase["wall_ms"]["median"] == length for phase in one["phases"] if phase["phase"] == "step")
-        usual = [group for group in step["groups"] if group["measured"]]
-        assert sum(group["median_ms"] * group["steps"] for group in usual) / sum(g["steps"] for g in usual) == length
+        assert [group["median_ms"] for group in step["groups"] if group["measured"]] == [length]
+        shares = [phase["busy_share"] for phase in one["phases"] if phase["phase"] == "step" and phase["busy_share"]]
+        assert all(share["low"] == share["high"] == step["busy_share"] for share in shares)
         for finding in one["findings"] or ():
             assert finding["saves_ms"] + finding["left_ms"] == pytest.approx(finding["step_ms"])
             middle = (step["unprofiled_ms"]["low"] + step["unprofiled_ms"]["high"]) / 2
             assert finding["step_ms"] == pytest.approx(middle)
+
+
+def test_one_share_of_the_gpus_work(capture: Path) -> None:
+    """The work of the steps near the median, of the one length that is said: on the screen, in JSON and in answers."""
+    captures = summarize(capture)
+    for one, asked in zip(captures, ({"process": one.process} if one.process else {} for one in captures), strict=True):
+        step = one.step
+        if step is None or one.on_cpu:
+            continue
+        share = min((step.compute_ms + step.exposed_copy_ms + step.exposed_communication_ms) / step.said_ms, 1)
+        assert step.busy_share == pytest.approx(share)
+        words = " ".join(("step_busy_share", *(f"{key}='{value}'" for key, value in asked.items())))
+        assert ask(Evidence(captures), words).value == pytest.approx(share, rel=1e-5)
+        assert f"the GPU works {about_percent(share)} of" in render(build_report([one]))
 
 
 def parts_of(row: dict[str, Any]) -> float:

@@ -147,6 +147,33 @@ def test_the_critical_path_leads_through_the_gpu_that_another_one_waits_for(tmp_
     assert sum(one.ms for one in summary.critical_path if one.where == "idle") == pytest.approx(0.004, abs=EXACT)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "works", "length", "compute", "std"),
+    [
+        # The mean is 11 ms; of the median step 4 are work and 6 idle.
+        ((10_000, 9_000, 14_000), (4_000, 3_000, 5_000), 10_000, 4_000, 1_000),
+        # Of two in the middle both: (4 + 5) / 2 of (10 + 12) / 2; the deviation is √((1.5² + 0.5² + 0.5² + 1.5²) ÷ 3).
+        ((9_000, 10_000, 12_000, 13_000), (3_000, 4_000, 5_000, 6_000), 11_000, 4_500, 1_290.994),
+        # All within 1 % of the median: (4 + 4.2 + 4.4) / 3.
+        ((10_000, 10_050, 9_950), (4_000, 4_200, 4_400), 10_000, 4_200, 200),
+    ],
+)
+def test_parts_are_those_of_steps_near_the_median(
+    tmp_path: Path, lengths: tuple[float, ...], works: tuple[float, ...], length: float, compute: float, std: float
+) -> None:
+    program, at = Program(), 1.0
+    for lasts, works_us in zip(lengths, works, strict=True):
+        program.step(at, at + lasts).work((at, at + 4), (at + 6, at + 6 + works_us))
+        at += lasts
+    summary = summary_of(program, tmp_path)
+    assert (summary.length_ms * 1e3, summary.compute_ms * 1e3) == pytest.approx((length, compute))
+    assert summary.idle_ms * 1e3 == pytest.approx(length - compute)
+    (matmul,) = summary.classes
+    assert matmul.std_ms is not None
+    assert matmul.std_ms * 1e3 == pytest.approx(std, abs=1e-3)  # that of all steps
+    check_sums(summary)
+
+
 def test_devices_are_dissected_one_by_one(tmp_path: Path) -> None:
     """Device 0 computes 30 of 100 ns, device 1 80: that one is the main device."""
     export = Export().range("step", 10, 110).kernel(GEMM, 11, 20, 50).kernel(ADD, 12, 20, 100, device=1)

@@ -60,6 +60,14 @@ def steps(export: Export, count: int, at: int = 0, pid: int = PID, wrap: str | N
     return export
 
 
+def named_steps(starts: dict[int, int], name: str) -> Export:
+    """Ranges of 990 ns, by the number in their names."""
+    export = Export()
+    for number, start in starts.items():
+        export.range(name.format(number), start, start + 990)
+    return export
+
+
 # --- 1. a range that names the step
 
 
@@ -113,6 +121,19 @@ TRAINING = (("forward", 0, 400), ("backward", 400, 700))
         (
             program(("forward", 0, 900), export=Export().range("ProfilerStep#1", 0, 3000)),
             "phases", [(0, 1000), (1000, 2000), (2000, 2900)],
+        ),
+        # Steps 4 to 7 were not recorded: the third ends with its range, and not where the eighth begins.
+        (
+            program(
+                ("forward", 0, 900), at=(0, 1000, 7000, 8000),
+                export=named_steps({2: 0, 3: 1000, 8: 7000, 9: 8000}, "ProfilerStep#{}"),
+            ),
+            "profiler_step", [(0, 1000), (1000, 1990), (7000, 8000), (8000, 8990)],
+        ),
+        # Every tenth step has a range: none is missing, and what lies between is the time of the one before.
+        (
+            program(("forward", 0, 900), export=named_steps({10: 0, 20: 1000, 30: 2000}, "step {}")),
+            "range", [(0, 1000), (1000, 2000), (2000, 2990)],
         ),
         # An engine's step lies in a range of its executor.
         (
@@ -538,11 +559,9 @@ USUAL, WAITS = (1000,) * 6, (3000,) * 4
     [
         ((1000, 1010, 990), [("usual", 3, True)], 1.0),
         ((4000, 1000, 1010, 990), [("usual", 3, True), ("first", 1, False)], 1.0),
-        # Four of ten wait for a batch: (6 · 1 + 4 · 3) ÷ 10
-        ((*USUAL[:2], *WAITS, *USUAL[2:]), [("usual", 6, True), ("longer", 4, True)], 1.8),
-        # One of three: (2 · 1 + 3) ÷ 3
-        ((1000, 3000, 1000), [("usual", 2, True), ("longer", 1, True)], 5 / 3),
-        # One of ten: it is counted, and not in the length.
+        # Four of ten wait for a batch, one of three, one of ten: they are counted, and not in the length.
+        ((*USUAL[:2], *WAITS, *USUAL[2:]), [("usual", 6, True), ("longer", 4, False)], 1.0),
+        ((1000, 3000, 1000), [("usual", 2, True), ("longer", 1, False)], 1.0),
         ((*USUAL[:3], 3000, *USUAL), [("usual", 9, True), ("longer", 1, False)], 1.0),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -170,16 +169,9 @@ def test_each_group_of_steps_by_itself(tmp_path: Path) -> None:
     # The pause from the wait's end to the next step is 252 µs long, or up to a quarter shorter without the profiler.
     assert usual.saves_ms == pytest.approx(0)
     assert 0.75 * 0.252 < longer.saves_ms < 0.252
-    assert (mean.step_ms, mean.saves_ms) == pytest.approx((found.step_ms, found.saves_ms))
-    assert found.saves_ms == pytest.approx((8 * usual.saves_ms + 4 * longer.saves_ms) / 12)
+    assert (found.step_ms, found.saves_ms) == (usual.step_ms, usual.saves_ms)
+    assert mean.saves_ms == pytest.approx((8 * usual.saves_ms + 4 * longer.saves_ms) / 12)
     assert "| all | 12 |" in said(found)
-
-
-def test_a_finding_says_what_it_saves_in_each_group(tmp_path: Path) -> None:
-    capture = stalling(12, tmp_path)
-    assert capture.findings
-    (sync,) = (finding for finding in capture.findings if finding.id == "host_sync")
-    assert re.fullmatch(r"That is 0.0\d+ ms of a usual step and 0.\d+ ms of a longer step.", str(sync.evidence[-1]))
 
 
 def test_prefill_and_decode_are_replayed_apart(packed: Callable[[str], Path]) -> None:

@@ -98,6 +98,7 @@ FIGURES: dict[str, Named] = {
     "step_copy_ms": Named(f"{_EXPOSED}_copy_ms", "Copies alone run.", r"exposed cop\w+", _COPIES, _GPU),
     "step_communication_ms": Named(f"{_EXPOSED}_communication_ms", "Collectives.", r"exposed comm\w+", unless=_GPU),
     "step_idle_ms": Named("step.idle_ms", "The GPU does nothing.", "idles?", _ALL, _GPU),
+    "step_busy_share": Named("step.busy_share", "The GPU works, of the step's one length.", kinds=_ALL, unless=_GPU),
     "step_idle_share": Named("step.idle_ms/step.length_ms", "The share of that.", "idles?", _ALL, _GPU),
     "idle_cause_ms": Named("step.causes[cause].ms", "It does nothing for one cause.", "idles?", _ALL, _GPU),
     "step_class_ms": Named("step.classes[class].ms", "A kernel class computes.", "step", unless=_NAMES),
@@ -199,6 +200,9 @@ def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
         raise CannotAnswerError(f"{why}{details.get(root, '')}", needs)
     phase, value = case.phase or capture.whole, values[0]
     of = _of("unprofiled" if "unprofiled" in named.path else root, case)  # a step without the profiler
+    if named.path == "step.busy_share" and capture.step and capture.step.unprofiled_ms:
+        of = _of("unprofiled", case)
+    of = of.removeprefix("near the ") if "step.wall_ms" in named.path else of
     rows = {one.kind: one.operations_per_instance * phase.instances for one in phase.memory}
     rows |= {"kernel": phase.kernels_per_instance * phase.instances, "range": phase.instances}
     rows["timing"] = 1
@@ -253,7 +257,7 @@ def _of(root: str, case: Case) -> str:
     if root == "phase" and phase and "phase" in case.words:
         return f"mean of {phase.instances} {plural(phase.instances, 'instance')} of {phase.label}"
     if root == "step" and capture.step:
-        return f"mean of {capture.step.wall_ms.n} steps under the profiler, {plain(capture.step.unit)}"
+        return f"near the median of {capture.step.wall_ms.n} steps under the profiler, {plain(capture.step.unit)}"
     if root == "rank" and rank:
         return f"mean of {len(rank.steps)} steps of all ranks"
     per = {"attention": capture.attention, "modules": capture.modules}.get(root)

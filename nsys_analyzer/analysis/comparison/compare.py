@@ -126,10 +126,7 @@ def _step_change(before: Side, after: Side, spread: Spread) -> StepChange | None
 
 def step_wall(step: StepSummary, spread: Spread) -> Figure:
     """Returns the length of a run's steps under the profiler."""
-    if sum(group.measured for group in step.groups) > 1:  # the length is the mean of groups, and no median
-        figure = Figure.of_mean(step.total_ms, statistics.stdev(step.wall_values_ms), step.instances)
-    else:
-        figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
+    figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
     return figure.between_runs(spread.of_step(step, figure.ms))
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from statistics import fmean
-
-import numpy as np
 
 from nsys_analyzer.analysis.findings import kernels, serving, waits
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, three
@@ -220,26 +217,13 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
             high,
             case.step_ms,
             (min(left_ms) + max(left_ms)) / 2,
-            tuple(map(words, (*candidate.evidence, *_by_group(case, candidate)))),
+            tuple(map(words, candidate.evidence)),
             words(candidate.derivation),
             candidate.remedy,
             words(candidate.disproof),
             candidate.place,
             candidate.lines(case.study),
         )
-
-
-def _by_group(case: Case, candidate: Candidate) -> Iterator[Words]:
-    """Says what a candidate saves in the steps of each group, where there are several."""
-    study, baseline = case.study, case.baselines[0]
-    saved = [baseline.lengths - change(baseline).lengths for change in candidate.changes]
-    ms = (np.mean(saved, axis=0) / 1e6 * case.scale).tolist()
-    by_group = defaultdict[str, list[float]](list)
-    for name, value in zip(study.groups[-len(ms) :], ms, strict=False):
-        by_group[name].append(value)
-    if len(by_group) > 1:
-        means = [f"{three(fmean(by_group[name]))} ms of a {name} step" for name in sorted(by_group, reverse=True)]
-        yield f"That is {' and '.join(means)}."
 
 
 def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate]) -> tuple[float, float]:

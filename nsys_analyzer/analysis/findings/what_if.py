@@ -179,7 +179,7 @@ def _answer(subject: Replayable, study: Study, asked: Question) -> WhatIf:
         less_ms=(_work_ms(before) - _work_ms(after)) * scale / len(steps),
         path=_path(study, before, after, scale, subject.labels),
         ranks=subject.labels,
-        groups=tuple(_groups(study, asked, saving, pairs, scale, steps[0])) if alone else (),
+        groups=tuple(_groups(study, asked, saving, steps[0])) if alone else (),
     )
 
 
@@ -214,21 +214,9 @@ def _figures(
     return {"step_ms": step_ms, "saves_ms": middle, "saves_ms_low": low, "saves_ms_high": min(high, step_ms)}
 
 
-def _groups(
-    study: Study, asked: Question, saving: dict[str, Any], pairs: _Pairs, scale: float, step: StepSummary
-) -> Iterator[Saving]:
+def _groups(study: Study, asked: Question, saving: dict[str, Any], step: StepSummary) -> Iterator[Saving]:
     """Yields what the steps of each group would take, and the mean of all; nothing where all are alike."""
-    names, found = list(dict.fromkeys(study.groups)), []
-    if len(names) == 1:
-        found = [Saving(**saving, group=names[0], steps=step.instances)]
-    else:
-        of_group = np.tile(study.groups, 2)[-len(pairs[0][0].lengths) :]
-        for group in (one for one in step.groups if one.kind in of_group):
-            of_one = of_group == group.kind
-            ns = [(float(old.lengths[of_one].mean()), float(new.lengths[of_one].mean())) for old, new in pairs]
-            ms = [(old / 1e6 * scale, new / 1e6 * scale) for old, new in ns]
-            figures = _figures(asked, ms, (min(ms)[0] + max(ms)[0]) / 2)
-            found.append(Saving(**figures, group=group.kind, steps=group.steps))
+    found = [Saving(**saving, group=study.group, steps=step.instances)]
     for other in study.others:
         changes = dict(_changes(other.study, asked, ()))
         figures, _, _ = _try(other.study, asked, changes, other.length_ms, other.study.busy_ms)

@@ -63,7 +63,6 @@ class Replay:
         begin: when the first call of each rank starts. The columns hold one rank behind the other, and ``first_call``
             the bounds of each rank's steps.
         on_time: the places of ranks that nobody waits for.
-        weight: shape (steps,), how often each step counts; empty where all count alike.
     """
 
     after: Floats
@@ -84,7 +83,6 @@ class Replay:
     meets: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     begin: tuple[float, ...] = (0.0,)
     on_time: frozenset[int] = frozenset()
-    weight: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def steps(self) -> int:
@@ -150,7 +148,7 @@ class Replay:
         """
         if self.once:
             return self.total_ns
-        return self.mean_of(self.lengths)
+        return float(self.lengths.mean())
 
     @cached_property
     def lengths(self) -> Floats:
@@ -158,7 +156,7 @@ class Replay:
         few = self.steps < _FEWEST
         ranks, left_out = [rank._again() if few else rank for rank in self._awaited], self.steps if few else 1
         pairs = zip(ranks, run_together(ranks), strict=True)
-        return max((rank.lengths_of(*times)[left_out:] for rank, times in pairs), key=self.mean_of)
+        return max((rank.lengths_of(*times)[left_out:] for rank, times in pairs), key=np.mean)
 
     @property
     def total_ns(self) -> float:
@@ -188,11 +186,6 @@ class Replay:
         of ``done`` is that of what ran before the first piece.
         """
         return np.diff(np.maximum(starts[self.first_call], self._ends(done)))
-
-    def mean_of(self, lengths: Floats) -> float:
-        """The mean of the last steps' lengths: as often as each comes."""
-        weight = np.tile(self.weight, 2)[-len(lengths) :]
-        return float(np.average(lengths, weights=weight)) if len(weight) else float(lengths.sum() / len(lengths))
 
     def _ends(self, done: Floats) -> Floats:
         """When the GPU has done what came before each step, and all."""

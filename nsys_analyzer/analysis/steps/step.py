@@ -195,6 +195,7 @@ class StepSummary(DissectedSteps):
         groups: the steps that are alike, those that are not measured among them.
         devices: every device that the process uses.
         unprofiled_ms: None where nothing tells it.
+        busy_share: the GPU's work (on a CPU that of the operators) as a share of the one length that is said.
         profiler_overhead_ms: the least and the most that the profiler takes of a step, where it hides the program.
         lines: those of the program at which it is longest in a step, where its stacks were sampled.
         critical_path: what the end of a step waits for, by part; empty where no replay of the steps tells it.
@@ -214,6 +215,7 @@ class StepSummary(DissectedSteps):
     launch_latency_us: LaunchLatency | None = None
     queue: Queue | None = None
     unprofiled_ms: UnprofiledStep | None = None
+    busy_share: float | None = None
     profiler_overhead_ms: tuple[float, float] | None = None
     lines: tuple[Line, ...] = ()
     critical_path: tuple[OnPath, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -91,7 +90,7 @@ class Study:
         off_cpu: shape (calls,), ns of the time from each call to the next in which the program's thread has no CPU; NaN
             where that is not known.
         begin: shape (pieces,), when each operation began, ns; ``started`` is when each call did.
-        groups: shape (steps,), the name of each step's group; ``others`` are groups that these steps hold none of.
+        group: the name of these steps' group; ``others`` are the other groups.
     """
 
     replay: Replay
@@ -126,7 +125,7 @@ class Study:
     begin: Ints = field(default_factory=lambda: _NOTHING)
     started: Ints = field(default_factory=lambda: _NOTHING)
     off_cpu: Floats = field(default_factory=lambda: _NOTHING.astype(np.float64))
-    groups: tuple[str, ...] = ()
+    group: str = "usual"
     others: tuple[OtherSteps, ...] = ()
 
     @property
@@ -150,9 +149,8 @@ class Study:
         }
         spans = self.spans.copy()
         spans[:, 1:] = np.clip(spans[:, 1:] - low, 0, high - low)
-        replay = replace(self.replay.between(bounds), weight=self.replay.weight[first:last])
-        columns |= {"windows": self.windows.select(np.arange(first, last)), "groups": self.groups[first:last]}
-        return replace(self, **columns, replay=replay, spans=spans)
+        columns |= {"windows": self.windows.select(np.arange(first, last))}
+        return replace(self, **columns, replay=self.replay.between(bounds), spans=spans)
 
     def of_class(self, *classes: str) -> Bools:
         """True for the pieces whose kernel is of one of these classes."""
@@ -329,11 +327,6 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     ]
     ran_before = np.array([ended.max(initial=LONG_AGO) for ended in ran])
     joins = _joins(calls, launch, stream, begin, end)
-    names = [steps.names[place] for place in np.searchsorted(steps.every.called, windows.called).tolist()]
-    measured = Counter(steps.names[place] for place in steps.number.tolist())
-    # Each group counts as often as it comes, however often it is studied; the first of many steps is left out.
-    counted = Counter(names[len(names) >= _FEWEST :])
-    weight = [measured[name] / max(counted[name], 1) for name in names] if len(counted) > 1 else []
     latency, spacing, gap = _gpu_side(begin, end, calls.start[launch], stream, joins, ran_before)
     replay = Replay(
         after,
@@ -351,11 +344,10 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         joins,
         gap,
         once=windows.source == "pass",
-        weight=np.array(weight),
     )
     if replay.steps >= _FEWEST:
         lengths = replay.lengths_of(np.append(calls.start, behind), np.append(end, ran_before.max()))
-        measured_ns = replay.mean_of(lengths[1:])
+        measured_ns = float(lengths[1:].mean())
     else:  # from the first call of the steps to the one behind them
         shift = (behind - bounds[-1]) - (calls.start[0] - bounds[0])
         measured_ns = float((windows.end - windows.start).sum() + shift) / replay.steps
@@ -384,7 +376,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         measured_ns,
         float(low_cost.sum() / high_cost.sum()) if high_cost.any() else 1.0,
         attributed.trace.metadata.gpu(pid_of(work.process), device),
-        begin=begin, started=calls.start, groups=tuple(names),
+        begin=begin, started=calls.start, group=steps.names[steps.number[0]],
         off_cpu=_off_cpu(attributed.trace.off_cpu, calls, following),
     )  # fmt: skip
 

@@ -137,34 +137,39 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
 def dissect_device(
     work: ProcessWork, windows: Windows, device: int, length_ms: float, voters: Voters | None = None
 ) -> DissectedSteps:
-    """Dissects the steps on one device; the parts add up to the length of a step."""
+    """Dissects the steps on one device; the parts are those of the steps near the median, and add up to its length."""
     kernels, starts = work.attributed.kernels, work.attributed.trace.operations.start
     # Behind all kernels stands, without a name, what of each class is none: fills, and opaque graphs.
     names = [*zip(kernels.names, kernels.classes, strict=True), *(("", name) for name in work.classes)]
     parts, by_cause = Moments(len(ACTIVITIES) + 1), Moments(len(CAUSES))
     by_class, by_kernel, launches = Moments(len(work.classes)), Moments(len(names)), np.zeros(len(names), np.int64)
     by_phase = np.zeros((len(ACTIVITIES) + 1, len(work.phases)))
+    shortest, longest = windows.near_median
     busy, idle_ns = [], dict[tuple[int, int, int], tuple[int, int]]()
     own_pauses_ns = 0
     for part, anatomy in work.dissect(windows, device):
         fragments, gaps, idle = anatomy.fragments, anatomy.gaps, work.find_causes(anatomy.gaps)
+        near = (part.length >= shortest) & (part.length <= longest)
         place, step = np.indices(anatomy.parts.shape)
-        parts.add(step.ravel(), place.ravel(), anatomy.parts.ravel())
+        parts.add(step.ravel(), place.ravel(), anatomy.parts.ravel(), near)
         busy.append(part.end - part.start - anatomy.parts[-1])
         for rank in ACTIVITIES:
-            mine = fragments.rank == rank
+            mine = (fragments.rank == rank) & near[fragments.window]
             phase = work.phase[fragments.operation[mine]]
             by_phase[rank] += np.bincount(phase, fragments.share[mine], len(work.phases))
-        by_phase[-1] += np.bincount(work.phase[gaps.next], gaps.end - gaps.start, len(work.phases))
+        of_gaps = (gaps.end - gaps.start) * near[gaps.window]
+        by_phase[-1] += np.bincount(work.phase[gaps.next], of_gaps, len(work.phases))
         computes = fragments.rank == COMPUTE
         operation, share, window = (one[computes] for one in (fragments.operation, fragments.share, fragments.window))
         label, code = work.label[operation], kernels.code[operation]
         kernel = np.where(code == NONE, len(kernels.names) + label, code)
-        by_class.add(window, label, share)
-        by_kernel.add(window, kernel, share)
-        launches += np.bincount(kernel[fragments.start[computes] == starts[operation]], minlength=len(names))
+        by_class.add(window, label, share, near)
+        by_kernel.add(window, kernel, share, near)
+        begun = (fragments.start[computes] == starts[operation]) & near[window]
+        launches += np.bincount(kernel[begun], minlength=len(names))
+        by_cause.add(idle.window, idle.cause, idle.end - idle.start, near)
+        idle = idle.select(near[idle.window])
         length = idle.end - idle.start
-        by_cause.add(idle.window, idle.cause, length)
         own_pauses_ns += int(length[idle.own].sum())
         first, group = distinct_rows(idle.cause, idle.range, idle.api)
         rows = zip(*(column[first].tolist() for column in (idle.cause, idle.range, idle.api)), strict=True)
@@ -172,18 +177,17 @@ def dissect_device(
         for key, ns, count in zip(rows, *sums, strict=True):
             before = idle_ns.get(key, (0, 0))
             idle_ns[key] = before[0] + int(ns), before[1] + int(count)
-    steps = len(windows)
-    # Computing and copying take as long in a long step as in others: what a step waits is what they leave of it.
-    mean = parts.total / (steps * 1e6)
-    works_ms, waits_ms = float(mean[:2].sum()), float(mean[2:].sum())
+    # The mean of the steps near the median is not quite the median: what a step waits is what its work leaves of it.
+    in_ms = 1 / (parts.near * 1e6)
+    works_ms, waits_ms = float(parts.typical[:2].sum()) * in_ms, float(parts.typical[2:].sum()) * in_ms
     works, waits = 1.0, (length_ms - works_ms) / waits_ms if waits_ms else 1.0
     if length_ms < works_ms or not waits_ms:
         works = waits = length_ms / (works_ms + waits_ms) if works_ms + waits_ms else 1.0
-    (compute, _), (copy, copy_std), *_ = parts.of(steps, works)
-    *_, (communication, communication_std), (idle_ms, _) = parts.of(steps, waits)
-    scales = np.array([[works], [works], [waits], [waits]]) / (steps * 1e6)
+    (compute, _), (copy, copy_std), *_ = parts.of(works)
+    *_, (communication, communication_std), (idle_ms, _) = parts.of(waits)
+    scales = np.array([[works], [works], [waits], [waits]]) * in_ms
     of_phases = zip(*(by_phase * scales).tolist(), work.phases, strict=True)
-    of_kernels = zip(names, launches.tolist(), by_kernel.of(steps, works), strict=True)
+    of_kernels = zip(names, launches.tolist(), by_kernel.of(works), strict=True)
     ranges, apis = work.attributed.trace.ranges.names, work.calls.names
     return DissectedSteps(
         compute_ms=compute,
@@ -191,27 +195,25 @@ def dissect_device(
         exposed_communication_ms=communication,
         idle_ms=idle_ms,
         device=device,
-        classes=_longest(
-            ClassTime(name, *ms) for name, ms in zip(work.classes, by_class.of(steps, works), strict=True)
-        ),
+        classes=_longest(ClassTime(name, *ms) for name, ms in zip(work.classes, by_class.of(works), strict=True)),
         phases=tuple(PhaseParts(*row) for row in of_phases if any(row[:-1])),
         idle_by_cause=_longest(
             IdleTime(
                 CAUSES[cause],
                 (ranges[range_] or None) if range_ != NONE else None,
                 apis[api].partition("_v")[0] if api != NONE else None,  # without the version that CUPTI puts behind it
-                ms := ns / (steps * 1e6) * waits,
-                gaps / steps,
+                ms := ns * in_ms * waits,
+                gaps / parts.near,
                 voters.of_idle(cause, ms, range_, api) if voters else (),
             )
             for (cause, range_, api), (ns, gaps) in idle_ns.items()
         ),
-        kernels=_longest(KernelTime(*name, count / steps, *ms) for name, count, ms in of_kernels),
-        causes=_longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, by_cause.of(steps, waits), strict=True)),
+        kernels=_longest(KernelTime(*name, count / parts.near, *ms) for name, count, ms in of_kernels),
+        causes=_longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, by_cause.of(waits), strict=True)),
         busy_values_ms=values_ms(np.concatenate(busy)),
         exposed_copy_std_ms=copy_std,
         exposed_communication_std_ms=communication_std,
-        own_pauses_ms=own_pauses_ns / (steps * 1e6) * waits,
+        own_pauses_ms=own_pauses_ns * in_ms * waits,
     )
 
 

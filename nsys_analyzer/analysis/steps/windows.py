@@ -32,6 +32,7 @@ Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass
 GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
 
 _PROFILER_STEP = "ProfilerStep#"
+_NUMBER = re.compile(r"(\d{1,18})\W*$")
 #: GPU work that ends later than this share of a step behind its range is not of the time that the range shows.
 _LATE = 0.1
 #: A launch that waits for this share of a step, while nothing runs, waits for work of before the capture.
@@ -44,10 +45,10 @@ _MOST = 0.8
 _COMPUTING = ("matmul", "fused attention", "convolution")
 #: A step that takes so many times the median of the others, or so much less, is unlike them.
 _UNUSUAL = 1.5
+#: Steps whose lengths differ from the median by this share at most are near it.
+_NEAR = 0.01
 #: Where what lies between steps takes more than this share of one, a last step is not whole.
 _BETWEEN = 0.1
-#: Steps that last longer or shorter with the same work are part of a step's length from this share of the steps on.
-_MANY = 0.25
 #: Between steps of different work there is a gap of this factor; of more where there are few operations or little time.
 _GAP, _FEW, _SHORT_NS = 1.5, 20, 50_000
 #: Steps that train in turns, as those of a GAN, are alike if so much of their work is the same.
@@ -95,6 +96,13 @@ class Windows:
     def median(self) -> int:
         """The place of a step of median length."""
         return int(np.argsort(self.length, kind="stable")[(len(self) - 1) // 2])
+
+    @property
+    def near_median(self) -> tuple[float, float]:
+        """The least and the greatest length of the steps near the median, ns; of two in the middle both are."""
+        length, middle = self.length, float(np.median(self.length))
+        reach = max(_NEAR * middle, float(np.abs(length - middle).min()))
+        return middle - reach, middle + reach
 
     def step_at(self, time: Ints) -> Ints:
         """Returns the step that the program was in at some moments, -1 outside all."""
@@ -157,9 +165,8 @@ class Steps:
 
     @property
     def length_ms(self) -> float:
-        """The length of a step: the median of each group that is measured, the mean of these by their counts."""
-        measured = [group for group in self.groups if group.measured]
-        return sum(one.median_ms * one.steps for one in measured) / sum(one.steps for one in measured)
+        """The length of a step: the median of those that are measured."""
+        return float(np.median(self.windows.length)) / 1e6
 
     @property
     def start_up(self) -> tuple[int, int] | None:
@@ -191,9 +198,8 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
     for kind in get_args(GroupKind):
         chosen = kinds == kind
         if many := int(chosen.sum()):
-            counts = kind == "usual" or (kind in ("longer", "shorter") and many >= _MANY * len(every))
-            measured |= chosen & counts
-            groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, counts))
+            measured |= chosen & (kind == "usual")
+            groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, kind == "usual"))
     names = tuple(mark.kind for mark in marks) or tuple(kinds.tolist())
     return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups), marks, names)
 
@@ -281,13 +287,22 @@ def _of_ranges(work: _Work) -> Windows | None:
         unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
         start, first = np.unique(instances.start[chosen], return_index=True)
         own, never = instances.end[chosen][first], np.iinfo(np.int64).max
+        name = ranges.name[instances.range[chosen][first]].tolist()
         following = np.append(begun, never)[np.searchsorted(begun, start, side="right")]
-        until = np.where(following == never, own, following)
+        missing = _misses_next([ranges.names[code] for code in name]) & (not served_step(names[0]))
+        until = np.where((following == never) | missing, own, following)
         source: Source = "profiler_step" if by_profiler else "range"
         unit = "a step of PyTorch's profiler" if by_profiler else unit
         windows = Windows.of(source, unit, start, until, np.minimum(own, until))
         return _without_pauses(windows, work) if served_step(names[0]) else windows
     return None
+
+
+def _misses_next(names: list[str]) -> Bools:
+    """Marks the steps behind which numbers are missing, by the numbers at the ends of their names: #3 before #8."""
+    numbers = [int(found[1]) for name in names if (found := _NUMBER.search(name))]
+    further = np.diff(numbers) if len(numbers) == len(names) else np.zeros(len(names) - 1, np.int64)
+    return np.append(further > max(np.median(further), 1), False) if len(further) else np.zeros(len(names), np.bool_)
 
 
 def _without_pauses(windows: Windows, work: _Work) -> Windows:

@@ -39,14 +39,14 @@ _NEARLY_ALL = 0.9
 def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
     """The captures of a report with what follows from their times, ranks and manifests, and from each other."""
     labels = short_labels(sorted({row.name for one in captures if one.whole for row in one.whole.kernels}))
-    labelled = [_labelled(replace(one, diagnosis=diagnose(one)), labels) for one in map(_of_one_step, captures)]
+    diagnosed = (replace(one, diagnosis=diagnose(one)) for one in map(_of_one_step, captures))
+    labelled = [_labelled(replace(one, step=_step(one, one.step) if one.step else None), labels) for one in diagnosed]
     return tuple(
         replace(
             one,
             top_kernels=leaders(one),
             matmul=matmul_share(one, labelled),
             limits=limits_of(one),
-            step=_step(one, one.step) if one.step else None,
             serving=_serving(one, one.serving) if one.serving else None,
             findings=one.diagnosis.findings if one.diagnosis and not one.diagnosis.doubt else None,
             findings_missing=why_missing(one),
@@ -79,11 +79,24 @@ def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
     """The steps with their time without the profiler, as far as a replay or the program itself tells it."""
     found, timed_ms = capture.diagnosis, capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     if found is None:
-        return replace(step, unprofiled_ms=UnprofiledStep(timed_ms, timed_ms, True) if timed_ms else None)
-    known = found.timed or not found.doubt
-    times = UnprofiledStep(found.step_ms_low, found.step_ms_high, found.timed) if known else None
-    path = () if found.doubt else step.critical_path
-    return replace(step, unprofiled_ms=times, profiler_overhead_ms=found.overhead_ms, critical_path=path)
+        step = replace(step, unprofiled_ms=UnprofiledStep(timed_ms, timed_ms, True) if timed_ms else None)
+    else:
+        known = found.timed or not found.doubt
+        times = UnprofiledStep(found.step_ms_low, found.step_ms_high, found.timed) if known else None
+        path = () if found.doubt else step.critical_path
+        step = replace(step, unprofiled_ms=times, profiler_overhead_ms=found.overhead_ms, critical_path=path)
+    return replace(step, busy_share=working_share(replace(capture, step=step)))
+
+
+def working_share(capture: CaptureSummary) -> float | None:
+    """The GPU's work (on a CPU that of the operators) as a share of the step as its length is said."""
+    step = capture.step
+    if step is None or not step.total_ms:
+        return None
+    if capture.on_cpu:  # the profiler makes operators longer, too
+        return step.compute_ms / step.total_ms
+    length = step.said_ms if step.unprofiled_ms else step.total_ms
+    return min((step.total_ms - step.idle_ms) / length, 1.0) if length else None
 
 
 def _serving(capture: CaptureSummary, serving: Serving) -> Serving:
@@ -114,13 +127,17 @@ def _unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
 def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None:
     """The share of one phase's time in which the GPU works; None on a CPU, and without a wall time that measures it.
 
-    A profiler slows the CPU, not the kernels: GPU busy is taken from the trace, wall time from an unprofiled run.
-    Without one, busy ÷ profiled wall is the lower bound, and busy ÷ (wall − the profiler's estimated cost) about the
-    upper one.
+    That of the step is the one that is said with its length. A profiler slows the CPU, not the kernels: GPU busy is
+    taken from the trace, wall time from an unprofiled run. Without one, busy ÷ profiled wall is the lower bound, and
+    busy ÷ (wall − the profiler's estimated cost) about the upper one.
     """
     busy, wall = phase.gpu_busy_ms.median, phase.wall_ms.median
     if capture.on_cpu or busy is None:
         return None
+    if phase.phase == STEP and (step := capture.step) and (share := step.busy_share) is not None:
+        known, works = step.unprofiled_ms, step.total_ms - step.idle_ms
+        ends = (works / known.high, min(works / known.low, 1.0)) if known and known.low and not known.timed else None
+        return BusyShare(works, step.said_ms, known is not None and known.timed, share, share, ends)
     unprofiled = capture.unprofiled.trusted_ms(phase.phase) if capture.unprofiled else None
     if unprofiled and busy <= unprofiled * (1 + _TOLERANCE):
         share = min(busy / unprofiled, 1.0)

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UN
 from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, blocks
+from nsys_analyzer.trace.arrays import Bools, Floats, Ints, SmallInts, blocks
 from nsys_analyzer.trace.columns import GRAPH, KINDS, MemoryUses, Operations
 
 _NS_PER_MS = 1e6
@@ -73,26 +73,37 @@ def values_ms(values: Ints) -> tuple[float, ...]:
 
 
 class Moments:
-    """Sums and sums of squares over steps of what each step holds of so many kinds, ns."""
+    """Sums and sums of squares over steps of what each step holds of so many kinds, ns.
+
+    Attributes:
+        typical: the sums over the steps near the median alone, whose mean is told; there are ``near`` of ``steps``.
+    """
 
     def __init__(self, kinds: int) -> None:
-        self.total, self.squares = np.zeros(kinds), np.zeros(kinds)
+        self.total, self.squares, self.typical = np.zeros((3, kinds))
+        self.steps = self.near = 0
 
-    def add(self, step: Ints, kind: Ints, ns: Ints | Floats) -> None:
-        """Adds pieces of whole steps, whose numbers begin at 0: shape (pieces,)."""
+    def add(self, step: Ints, kind: Ints, ns: Ints | Floats, near: Bools) -> None:
+        """Adds pieces of whole steps, whose numbers begin at 0: shape (pieces,); ``near`` marks steps by number."""
         kinds = len(self.total)
         keys, key = np.unique(step * kinds + kind, return_inverse=True)
         sums = np.bincount(key, ns, len(keys))
         self.total += np.bincount(keys % kinds, sums, kinds)
         self.squares += np.bincount(keys % kinds, sums * sums, kinds)
+        self.typical += np.bincount(keys % kinds, sums * near[keys // kinds], kinds)
+        self.steps, self.near = self.steps + len(near), self.near + int(near.sum())
 
-    def of(self, steps: int, scale: float) -> list[tuple[float, float | None]]:
-        """The mean and the standard deviation of each kind over so many steps, ms, scaled; none of a single step."""
-        mean, scale = self.total / steps, scale / _NS_PER_MS
-        if steps < 2:
-            return [(one, None) for one in (mean * scale).tolist()]
-        std = np.sqrt(np.maximum(self.squares - self.total * mean, 0) / (steps - 1))
-        return list(zip((mean * scale).tolist(), (std * scale).tolist(), strict=True))
+    def of(self, scale: float) -> list[tuple[float, float | None]]:
+        """Returns of each kind, ms, scaled, the mean over the steps near the median and the standard deviation of all.
+
+        A single step has no standard deviation.
+        """
+        scale /= _NS_PER_MS
+        means = (self.typical / self.near * scale).tolist()
+        if self.steps < 2:
+            return [(mean, None) for mean in means]
+        std = np.sqrt(np.maximum(self.squares - self.total * self.total / self.steps, 0) / (self.steps - 1))
+        return list(zip(means, (std * scale).tolist(), strict=True))
 
 
 class KernelRow(msgspec.Struct, frozen=True):

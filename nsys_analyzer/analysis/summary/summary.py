@@ -150,6 +150,7 @@ class BusyShare:
     Attributes:
         unprofiled: whether the wall time is of an unprofiled run.
         low, high: the share; equal where the wall time is unprofiled. ``high`` is 1 where nothing bounds it.
+        estimated: the ends of the one share of a step whose unprofiled length is estimated; None of any other share.
         verdict: that of both ends of the share; "undecided" where these differ.
     """
 
@@ -158,11 +159,12 @@ class BusyShare:
     unprofiled: bool
     low: float
     high: float
+    estimated: tuple[float, float] | None = None
     verdict: Verdict = field(init=False)
 
     def __post_init__(self) -> None:
         """Fills the verdict."""
-        low, high = verdict_of(self.low), verdict_of(self.high)
+        low, high = map(verdict_of, self.estimated or (self.low, self.high))
         vars(self)["verdict"] = low if low == high else "undecided"
 
 

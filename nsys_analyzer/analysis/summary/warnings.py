@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.findings.finding import three
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
@@ -26,6 +27,8 @@ _HOW_TO_RECORD = phrase(_HOW_TO, 'torch.profiler.record_function("forward")')
 _RECORD_BOTH = phrase("record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
 #: A phase below this share of the longest one's GPU time (a loss, as a rule) earns no warning.
 _MINOR = 0.02
+#: Steps that are left out are said from this share of all on.
+_MANY = 0.25
 #: nsys says these of every capture with a capture range.
 _ROUTINE = ("Not all NVTX events might", "Not all CUDA events might", "No NVTX events collected", "No CUDA events")
 
@@ -181,6 +184,12 @@ class _Checks:
         if step and backward and not step.holds_backward:
             none = phrase("The `{}` ranges hold no backward pass: the step is the sum of its phases.", step.range)
             yield phrase("{} If they are the optimizer's, say `--phase-name optimizer={}`.", none, step.range)
+        groups = self.summary.step.groups if self.summary.step and not self.summary.step.kind else ()
+        every = sum(group.steps for group in groups)
+        for group in groups:
+            if group.kind in ("longer", "shorter", "other work") and group.steps >= _MANY * every:
+                unlike = f"{group.steps:,} of {every:,} steps are unlike the usual ones ({group.kind})"
+                yield f"{unlike}, with a median of {three(group.median_ms)} ms: no figure of a step holds them."
         if self.attributed.open_warmups(self.process):
             yield "A warm-up range has no end: everything after its start counts as warm-up."
 

@@ -9,7 +9,7 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.step import StepSummary
-from nsys_analyzer.analysis.summary.complete import compared_phases
+from nsys_analyzer.analysis.summary.complete import compared_phases, working_share
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word, launch_word, said_length, status_of, step_noun
 from nsys_analyzer.report.model import Answer, Block, Paragraph, Section, Table
@@ -50,7 +50,11 @@ def conditions(capture: CaptureSummary) -> str:
     shapes += [f"batch {known.batch_size}"] if known and known.batch_size else []
     trains = any(capture.phase(name) for name in ("backward", "optimizer"))
     kind = step.kind if step and step.kind else "training" if trains else ""
-    many = f"{step.instances:,} {kind} {plural(step.instances, 'step')}".replace("  ", " ") if step else ""
+    every = (
+        sum(group.steps for group in step.groups) if step and not step.kind else 0
+    )  # of a kind there are others, too
+    of = f" of {every:,}" if step and every > step.instances else ""
+    many = f"{step.instances:,}{of} {kind} {plural(step.instances, 'step')}".replace("  ", " ") if step else ""
     steps = "one pass" if step and step.is_pass else many
     version = ".".join((capture.profiler_version or "").removeprefix("unknown").split(".")[:2])
     recorded = f"{'PyTorch' if capture.profiler == 'torch' else capture.profiler or ''} {version}".strip()
@@ -114,17 +118,6 @@ def _in_brackets(step: StepSummary) -> str:
     wide = known.high - known.low > _NARROW * (known.high + known.low) / 2
     between = milliseconds_between(known.low, known.high).removesuffix("\N{NO-BREAK SPACE}ms")
     return f" ({f'{between}, ' if wide else ''}estimated; profiled {profiled})"
-
-
-def working_share(capture: CaptureSummary) -> float | None:
-    """The GPU's work (on a CPU that of the operators) as a share of the step as its length is said."""
-    step = capture.step
-    if step is None or not step.total_ms:
-        return None
-    if capture.on_cpu:  # the profiler makes operators longer, too
-        return step.compute_ms / step.total_ms
-    length = step.said_ms if step.unprofiled_ms else step.total_ms
-    return min((step.total_ms - step.idle_ms) / length, 1.0) if length else None
 
 
 def _do_first(capture: CaptureSummary) -> Table:

@@ -8,6 +8,7 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.summary.complete import working_share
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
@@ -23,7 +24,6 @@ from nsys_analyzer.report.model import (
     Table,
     Unit,
 )
-from nsys_analyzer.report.sections.decision import working_share
 from nsys_analyzer.report.sections.findings import saving, to_fix
 from nsys_analyzer.report.sections.kernels import top_kernel
 from nsys_analyzer.report.sections.limits import mfu_of_step

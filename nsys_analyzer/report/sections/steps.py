@@ -140,10 +140,6 @@ def what_is_a_step(step: StepSummary) -> Words:
 
 def _groups(step: StepSummary) -> Iterator[str]:
     """The steps that are not like most, with their counts, and what that means for the figures."""
-    alike = [group for group in step.groups if group.measured]
-    if len(alike) > 1:
-        said = ", ".join(f"{one.steps:,} {one.kind} of {about_milliseconds(one.median_ms)} (median)" for one in alike)
-        yield f"They differ: {said}. The length of a step is the mean of these groups by their counts."
     for group in step.groups:
         median = about_milliseconds(group.median_ms)
         if group.kind == "first":
