@@ -81,7 +81,7 @@ def test_markdown_is_the_report_up_to_the_answers(trace: Path, run_main: Main) -
 
 
 def test_an_unprofiled_time(trace: Path, tmp_path: Path, run_main: Main, explain: Callable[..., str]) -> None:
-    csv = tmp_path / "timings.csv"
+    csv = tmp_path / "unprofiled.csv"
     csv.write_text("phase,mean_ms\nstep,10.5\n", encoding="utf-8")
     words = (trace, "--csv", csv, "--model", "small", "--context-length", "256")
     # 5.5 of 10.5 ms
