@@ -130,6 +130,10 @@ TRAINING = (("forward", 0, 400), ("backward", 400, 700))
             ),
             "profiler_step", [(0, 1000), (1000, 1990), (7000, 8000), (8000, 8990)],
         ),
+        (
+            program(("forward", 0, 900), at=(0, 5000), export=named_steps({3: 0, 8: 5000}, "ProfilerStep#{}")),
+            "profiler_step", [(0, 990), (5000, 5990)],
+        ),
         # Every tenth step has a range: none is missing, and what lies between is the time of the one before.
         (
             program(("forward", 0, 900), export=named_steps({10: 0, 20: 1000, 30: 2000}, "step {}")),

@@ -299,10 +299,15 @@ def _of_ranges(work: _Work) -> Windows | None:
 
 
 def _misses_next(names: list[str]) -> Bools:
-    """Marks the steps behind which numbers are missing, by the numbers at the ends of their names: #3 before #8."""
+    """Marks the steps behind which numbers are missing, by the numbers at the ends of their names: #3 before #8.
+
+    PyTorch's profiler counts every step; a program may number every tenth.
+    """
     numbers = [int(found[1]) for name in names if (found := _NUMBER.search(name))]
-    further = np.diff(numbers) if len(numbers) == len(names) else np.zeros(len(names) - 1, np.int64)
-    return np.append(further > max(np.median(further), 1), False) if len(further) else np.zeros(len(names), np.bool_)
+    if len(numbers) < len(names) or len(names) < 2:
+        return np.zeros(len(names), np.bool_)
+    further = np.diff(numbers)
+    return np.append(further > (1 if names[0].startswith(_PROFILER_STEP) else max(np.median(further), 1)), False)
 
 
 def _without_pauses(windows: Windows, work: _Work) -> Windows:

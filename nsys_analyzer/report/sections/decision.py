@@ -50,9 +50,8 @@ def conditions(capture: CaptureSummary) -> str:
     shapes += [f"batch {known.batch_size}"] if known and known.batch_size else []
     trains = any(capture.phase(name) for name in ("backward", "optimizer"))
     kind = step.kind if step and step.kind else "training" if trains else ""
-    every = (
-        sum(group.steps for group in step.groups) if step and not step.kind else 0
-    )  # of a kind there are others, too
+    # Beside the steps of one kind that serve requests there are those of others, which are no part of these.
+    every = sum(group.steps for group in step.groups) if step and not step.kind else 0
     of = f" of {every:,}" if step and every > step.instances else ""
     many = f"{step.instances:,}{of} {kind} {plural(step.instances, 'step')}".replace("  ", " ") if step else ""
     steps = "one pass" if step and step.is_pass else many
