@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.kernels.frame import operation_frame
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.member import COLLECTIVE_KINDS, Collectives
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace.ranks import NcclCalls
 from tests.support.export import GEMM, Export, global_tid, shared_copy
+from tests.support.kineto import Kineto
 from tests.support.ranks import (
     COLLECTIVE,
     EXCHANGE,
@@ -222,6 +225,97 @@ def test_the_kernel_tells_the_kind_where_no_call_does(tmp_path: Path) -> None:
     rank.kernel(400, 410).kernel(500, 510, name="void nvshmemi_init_array_kernel(int)", stream=20)
     kinds = [COLLECTIVE_KINDS[code] for code in collectives_of(rank, tmp_path).kind]
     assert kinds == [*KERNELS, "other"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*, vllm::RankSignals, vllm::Signal*)",
+        "void sglang::cross_device_reduce_2stage<half, 8>(sglang::RankData*, sglang::RankSignals, sglang::Signal*)",
+        "void aiter::cross_device_reduce_1stage_naive<__hip_bfloat16, 8>(aiter::RankData*, aiter::RankSignals)",
+    ],
+)
+def test_a_custom_reduction_over_devices_is_an_all_reduce(name: str, tmp_path: Path) -> None:
+    rank = alone("none").kernel(100, 110, name=name)
+    assert [COLLECTIVE_KINDS[code] for code in collectives_of(rank, tmp_path).kind] == ["all-reduce"]
+
+
+GENERIC = "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "operator", "kind"),
+    [
+        ("nccl:all_reduce", "c10d::allreduce_", "all-reduce"),
+        ("nccl:_all_gather_base", "record_param_comms", "all-gather"),
+        ("nccl:send 0->1", "c10d::send", "send/receive"),
+        ("nccl:coalesced", "_c10d_functional::reduce_scatter_tensor", "reduce-scatter"),
+        ("forward", "_c10d_functional::reduce_scatter_tensor", "reduce-scatter"),
+        ("all_gather", "aten::copy_", "other"),
+    ],
+)
+def test_a_kernel_for_any_collective_is_what_its_annotation_says(
+    annotation: str, operator: str, kind: str, tmp_path: Path
+) -> None:
+    """The operator lies around the annotation of a library, and inside a range of the program."""
+    around, inside = (20, 60), (22, 50)
+    trace = Kineto(distributedInfo={"rank": 0, "world_size": 2}).gpu("AMD Instinct MI300X")
+    trace.range("ProfilerStep#1", 0, 200).range("ProfilerStep#2", 200, 200)
+    trace.range(annotation, *(inside if "nccl" in annotation else around))
+    trace.operator(operator, *(around if "nccl" in annotation else inside))
+    trace.launch(1, 30).kernel(GENERIC, 1, 90, 10).launch(2, 230).kernel(GEMM, 2, 300, 10)
+    (summary,) = summarize(Trace.load(trace.write(tmp_path / "t.json")), "t")
+    (member,) = summary.members
+    assert [COLLECTIVE_KINDS[code] for code in member.collectives.kind] == [kind]
+
+
+PEER, WITHIN = "Memcpy PtoP (Device -> Device)", "Memcpy DtoD (Device -> Device)"
+
+
+def copying() -> Kineto:
+    """Three steps of 10 ms with a matmul of 6 ms, and behind it copies one after the other, each of 0.35 ms.
+
+    Communication: two between devices in the collective, one of its own on the device, one in a range of the program.
+    Copies: one of an operator in the collective, one outside of it, one on the device in a range of the program.
+    """
+    trace = Kineto(distributedInfo={"rank": 0, "world_size": 2}).gpu()
+    for step in range(3):
+        at, number = 10_000 * step, 10 * step + 1
+        trace.range(f"ProfilerStep#{step}", at, 10_000).operator("aten::mm", at + 50, 50)
+        trace.launch(number, at + 60).kernel(GEMM, number, at + 100, 6000)
+        trace.operator("record_param_comms", at + 100, 100).range("nccl:_all_gather_base", at + 100, 100)
+        trace.operator("aten::copy_", at + 150, 20).range("all-gather of gradients", at + 400, 50)
+        calls = ((110, PEER), (120, PEER), (130, WITHIN), (160, WITHIN), (300, PEER), (410, PEER), (420, WITHIN))
+        for place, (called, kind) in enumerate(calls, 1):
+            trace.launch(number + place, at + called, api="cudaMemcpyAsync")
+            trace.copy(kind, number + place, at + 6100 + 350 * place, 350, 1 << 20)
+    return trace
+
+
+def test_copies_that_carry_out_a_collective_are_communication(tmp_path: Path) -> None:
+    path = copying().write(tmp_path / "t.json")
+    (summary,) = summarize(Trace.load(path), "t")
+    step = summary.step
+    assert step is not None
+    parts = (step.compute_ms, step.exposed_communication_ms, step.exposed_copy_ms, step.idle_ms)
+    # 4 and 3 of 7 copies of 0.35 ms: 6 + 1.4 + 1.05 + 1.55 = 10 ms
+    assert parts == pytest.approx((6.0, 1.4, 1.05, 1.55))
+    assert summary.whole is not None
+    assert summary.whole.kernels_per_instance == 3  # copies are no kernels
+    frame = operation_frame(AttributedTrace(Trace.load(path)))
+    assert frame["class"].tolist().count("communication") == 3 * 4
+
+
+def test_a_rank_communicates_by_kernels_and_by_copies(tmp_path: Path) -> None:
+    trace = copying()
+    for step in range(3):  # behind the copies of 7 × 0.35 ms from 6.45 ms on
+        number, at = 10 * step + 9, 10_000 * step
+        trace.launch(number, at + 500).kernel(GENERIC, number, at + 9000, 200)
+    (summary,) = summarize(Trace.load(trace.write(tmp_path / "t.json")), "t")
+    (member,) = summary.members
+    assert member.exposed_communication.tolist() == [1_600_000] * 3  # 4 × 0.35 + 0.2 ms
+    assert member.exposed_copy.tolist() == [1_050_000] * 3
+    assert len(member.collectives) == 3  # a copy waits for no other rank
 
 
 def test_a_process_that_exchanges_nothing_is_no_member(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
 #: The kinds of copy, in the order of ``Operations.copy``'s codes: which way, and whether the host's memory is pageable.
 COPIES = (
     "other", "pageable to device", "pinned to device", "device to pageable", "device to pinned", "on the device",
-    "to the device", "to the host",
+    "to the device", "to the host", "other",
 )  # fmt: skip
 OTHER_COPY, PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE, DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, ON_DEVICE = range(6)
-TO_DEVICE, TO_HOST = 6, 7
+TO_DEVICE, TO_HOST, BETWEEN_DEVICES = 6, 7, 8
 #: The copies from the host and those to it, whatever its memory.
 FROM_HOST = (PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE, TO_DEVICE)
 INTO_HOST = (DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, TO_HOST)

@@ -113,7 +113,11 @@ MEMCPY = Table(
     (
         *_GPU,
         _BYTES,
-        _column("direction", "copyKind", doc="1 from host to device, 2 from device to host, 8 inside a device"),
+        _column(
+            "direction",
+            "copyKind",
+            doc="1 from host to device, 2 from device to host, 8 inside a device, 10 to another",
+        ),
         _column("source", "srcKind", default=7, doc="memory it is read from: 0 pageable, 1 pinned; 7 unknown"),
         _column("target", "dstKind", default=7, doc="memory it is written to, as the source"),
     ),

@@ -27,6 +27,7 @@ from nsys_analyzer.trace.arrays import (
 )
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
+    BETWEEN_DEVICES,
     CALLS,
     FROM_HOST,
     INTO_HOST,
@@ -252,11 +253,12 @@ def _copies(frame: Frame, lengths: list[int]) -> SmallInts:
     direction, source, target = (frame[column] for column in ("direction", "source", "target"))
     copies = np.zeros(sum(lengths), np.int32)
     copies[sum(lengths[:MEMCPY]) :][: lengths[MEMCPY]] = np.select(
-        [direction == 1, direction == 2, direction == 8],
+        [direction == 1, direction == 2, direction == 8, direction == 10],
         [
             np.select([source == 0, source == 1], FROM_HOST[:2], TO_DEVICE),
             np.select([target == 0, target == 1], INTO_HOST[:2], TO_HOST),
             ON_DEVICE,
+            BETWEEN_DEVICES,
         ],
     )
     return copies

@@ -137,6 +137,17 @@ def public_rule(name: str) -> Rule | None:
     return next((rule for rule in RULES if re.search(rule.pattern, text)), None)  # compiled when first needed
 
 
+#: Of ranges and operators around collectives: those of libraries, which hold nothing else, and those of programs.
+OF_LIBRARY = re.compile(r"(?:^| )(?:[nr]?ccl[:A-Z]|_?c10d(?:_functional)?::|symm_mem::|record_param_comms)")
+_COLLECTIVE = re.compile(r"(?i)all[-_ ]?(?:reduce|gather)|reduce[-_ ]?scatter|all[-_ ]?to[-_ ]?all")
+
+
+def is_collective(annotation: str) -> bool:
+    """Tells whether a range or an operator of this name is a collective, or an exchange between two ranks."""
+    text = annotation[:LONGEST_NAME]
+    return bool(OF_LIBRARY.search(text) or _COLLECTIVE.search(text)) and "copy" not in text.lower()
+
+
 def open_classes(name: str) -> frozenset[str]:
     """The classes that the launching operator may make of the kernel ``name``: any where no rule knows it."""
     rule = first_rule(name)

@@ -24,14 +24,14 @@ from nsys_analyzer.analysis.attribution.attribution import (
     waiting_range,
 )
 from nsys_analyzer.analysis.attribution.launches import consistent, dropped_launches, waits
-from nsys_analyzer.analysis.intervals import NONE, Timeline, any_open, contained, holds_any, last_before
-from nsys_analyzer.analysis.kernels.class_rules import OTHER
-from nsys_analyzer.analysis.kernels.classes import classify, open_classes
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, last_before
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, OTHER
+from nsys_analyzer.analysis.kernels.classes import OF_LIBRARY, classify, is_collective, open_classes
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, MODULE, OTHER_STEP, STEP, WARMUP, PhaseNames
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct_rows, distinct_texts
-from nsys_analyzer.trace.columns import LAUNCH, Ranges, process_of
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct_rows, distinct_texts, named
+from nsys_analyzer.trace.columns import BETWEEN_DEVICES, LAUNCH, MEMCPY, ON_DEVICE, Ranges, process_of
 from nsys_analyzer.trace.phase_names import normalized_name
 from nsys_analyzer.trace.trace import Trace
 
@@ -41,7 +41,8 @@ class Kernels:
     """The distinct kernels of a trace.
 
     Attributes:
-        code: shape (operations,), index of each operation's kernel; -1 for an operation that is none.
+        code: shape (operations,), index of each operation's kernel; -1 for an operation that is none. The copies of a
+            collective that copy engines carry out have one as well.
         names, classes: shape (kernels,), the full name and the class of each. A name is there once for each class.
     """
 
@@ -56,17 +57,41 @@ def launching_operators(trace: Trace, attribution: Attribution, operations: Ints
     That of the launching thread: an operator runs on one thread. A node of a CUDA graph was launched where it was
     captured, as far as the trace knows.
     """
+    return np.append(trace.operators.name, NONE)[_innermost_operators(trace, attribution, operations)]
+
+
+def _innermost_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
+    """Returns the indices of these operators."""
     operators = trace.operators
     lines = Timeline(operators.thread, operators.start, operators.end, latest=True)
     thread, time = attribution.thread.copy(), attribution.time.copy()
     captures = attribution.captures
     thread[captures.operation], time[captures.operation] = captures.thread, captures.time
-    found = lines.at(thread[operations], time[operations])
-    return np.append(operators.name, NONE)[found]
+    return lines.at(thread[operations], time[operations])
+
+
+def collectives_around(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
+    """Returns the name of the collective that launches each of some operations; empty where none does.
+
+    It is that of the innermost range and of the innermost operator, if these are collectives: what another operator
+    inside launches prepares a collective.
+    """
+    ranges, operators = trace.ranges, trace.operators
+    around = attribution.innermost(named(ranges, is_collective), operations)
+    within = _innermost_operators(trace, attribution, operations)
+    by_range = (around != NONE) & (np.append(operators.start, LONG_AGO)[within] <= np.append(ranges.start, 0)[around])
+    by_operator = np.append(named(operators, is_collective), False)[within]
+    range_name = np.where(by_range, np.append(ranges.name, NONE)[around], NONE).tolist()
+    operator_name = np.where(by_operator, np.append(operators.name, NONE)[within], NONE).tolist()
+    names, called = (*ranges.names, ""), (*operators.names, "")
+    return [f"{names[i]} {called[j]}".strip() for i, j in zip(range_name, operator_name, strict=True)]
 
 
 def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
-    """The distinct kernels of a trace, by name and by the operator where that may decide the class."""
+    """The distinct kernels of a trace, by name and by the operator where that may decide the class.
+
+    A collective whose work is done by copies counts as one, too.
+    """
     operations, operators = trace.operations, trace.operators
     classes = [classify(name) for name in operations.names]
     known = {classify(operators.names[i]) for i in np.flatnonzero(np.bincount(operators.name))} - {OTHER}
@@ -85,6 +110,12 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
     named = [(operations.names[name], operators.names[by]) for name, by in names]
     decided = [number.setdefault((name, classify(name, by)), len(number)) for name, by in named]
     code[launched] = np.array(decided, np.int32)[position]
+    copies = np.flatnonzero((operations.kind == MEMCPY) & np.isin(operations.copy, (ON_DEVICE, BETWEEN_DEVICES)))
+    if len(copies) and any(map(is_collective, (*trace.ranges.names, *operators.names))):
+        for copy_, name in zip(copies.tolist(), collectives_around(trace, attribution, copies), strict=True):
+            # A range of the program may hold copies of its own on a device, besides.
+            if name and (operations.copy[copy_] == BETWEEN_DEVICES or OF_LIBRARY.search(name)):
+                code[copy_] = number.setdefault((f"{name} (copies)", COMMUNICATION), len(number))
     return Kernels(code, tuple(name for name, _ in number), tuple(one for _, one in number))
 
 

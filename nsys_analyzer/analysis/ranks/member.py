@@ -10,18 +10,18 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.processes import Process
 from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, collectives_around
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
-from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, Columns, process_of
+from nsys_analyzer.trace.columns import COPY, KERNEL, MEMCPY, SYNCHRONIZE, Columns, process_of
 from nsys_analyzer.trace.ranks import UNKNOWN
 
 #: The kinds of collective, by what the name of its kernel, or of the function of NCCL that it carries out, holds.
 _KINDS = {
-    "all-reduce": "all_?reduce", "all-gather": "all_?gather", "reduce-scatter": "reduce_?scatter",
-    "broadcast": "broadcast|bcast", "send/receive": "send_?recv|send|recv", "all-to-all": "all_?to_?all",
-    "reduce": "reduce", "gather": "gather", "scatter": "scatter", "other": "",
+    "all-reduce": "all_?reduce|cross_device_reduce_(?!scatter)", "all-gather": "all_?gather",
+    "reduce-scatter": "reduce_?scatter", "broadcast": "broadcast|bcast", "send/receive": "send_?recv|send|recv",
+    "all-to-all": "all_?to_?all", "reduce": "reduce", "gather": "gather", "scatter": "scatter", "other": "",
 }  # fmt: skip
 #: In the order of ``Collectives.kind``'s codes.
 COLLECTIVE_KINDS = tuple(_KINDS)
@@ -129,7 +129,7 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
     is_collective: Bools = of_class[attributed.kernels.code]
     index = np.flatnonzero(operations.process == process.global_pid)
     index = index[np.argsort(operations.start[index], kind="stable")]
-    exchanges = index[is_collective[index]]
+    exchanges = index[is_collective[index] & (operations.kind[index] == KERNEL)]  # a copy waits for no other rank
     devices = np.unique(operations.device[index]).tolist()
     if len(devices) < 2 and not len(exchanges):
         return ()
@@ -218,6 +218,9 @@ def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> 
     pairs, _ = distinct_rows(place[with_peer], calls.peer[call[with_peer]])
     by_kernel = np.array([_kind(name) for name in (*operations.names, "")])[operations.name[index]]
     by_call = np.array([_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last]]
+    kind = np.where(by_call != OTHER_KIND, by_call, by_kernel)
+    unnamed = np.flatnonzero(kind == OTHER_KIND)  # as RCCL's kernels for any collective are
+    kind[unnamed] = [_kind(name) for name in collectives_around(trace, attributed.attribution, index[unnamed])]
     communicator = np.append(calls.communicator, 0)[last]
     since = np.searchsorted(windows.called, launched, side="right") - 1
     return Collectives(
@@ -226,7 +229,7 @@ def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> 
         launched=launched,
         step=np.where((since != NONE) & (launched < windows.left[since]), since, NONE),
         since=since,
-        kind=np.where(by_call != OTHER_KIND, by_call, by_kernel),
+        kind=kind,
         communicator=np.where(communicator != 0, communicator, -operations.stream[index] - 1),
         bytes=np.where(np.append(calls.bytes, UNKNOWN)[last] != UNKNOWN, np.maximum(sent, received), UNKNOWN),
         peer=np.append(calls.peer, UNKNOWN)[last],

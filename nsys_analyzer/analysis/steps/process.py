@@ -27,9 +27,9 @@ from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct, taken
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
+    BETWEEN_DEVICES,
     COPY,
     FREE,
-    GRAPH,
     INTO_HOST,
     MEMCPY,
     MEMSET,
@@ -160,8 +160,8 @@ class ProcessWork:
         self.classes = tuple(dict.fromkeys((*kernels.classes, FILLS, UNKNOWN)))
         code = {name: i for i, name in enumerate(self.classes)}
         self.label = np.array([*(code[name] for name in kernels.classes), code[UNKNOWN]], np.int32)[kernels.code]
-        self.label[operations.of_kind(MEMCPY)] = self.label[operations.of_kind(MEMSET)] = code[FILLS]
-        self.label[operations.of_kind(GRAPH)] = code[UNKNOWN]
+        filled = slice(operations.of_kind(MEMCPY).start, operations.of_kind(MEMSET).stop)
+        self.label[filled][kernels.code[filled] == NONE] = code[FILLS]
         self.rank = np.full(len(operations), COMPUTE, np.int8)
         self.rank[operations.of_kind(MEMCPY)] = COPYING
         self.rank[self.label == code.get(COMMUNICATION, NONE)] = COMMUNICATING
@@ -226,7 +226,7 @@ class ProcessWork:
     def _before_a_batch(self, start: Ints, end: Ints) -> Bools:
         """Marks the pauses behind which a batch is copied to the device, but for those at the end of a step's range."""
         attributed, operations = self.attributed, self.attributed.trace.operations
-        to_device = (operations.kind == MEMCPY) & ~np.isin(operations.copy, (*INTO_HOST, ON_DEVICE))
+        to_device = (operations.kind == MEMCPY) & ~np.isin(operations.copy, (*INTO_HOST, ON_DEVICE, BETWEEN_DEVICES))
         copies = attributed.attribution.launch[to_device]
         # Other calls ask for something, such as whether a stream is captured.
         does = np.flatnonzero(self.calls.call != OTHER_CALL)

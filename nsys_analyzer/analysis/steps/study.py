@@ -30,6 +30,7 @@ from nsys_analyzer.trace.columns import (
     COPY,
     DEVICE_TO_PAGEABLE,
     FREE,
+    OTHER_COPY,
     PAGEABLE_TO_DEVICE,
     SYNCHRONIZE,
     Launches,
@@ -361,7 +362,8 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     spans = np.stack([ranges.name[opened], *places], 1)
     return Study(
         replay, windows, mine,
-        operations.kind[mine], operations.size[mine], operations.copy[mine],
+        operations.kind[mine], operations.size[mine],
+        np.where(kernels.code[mine] == NONE, operations.copy[mine], OTHER_COPY),  # collectives are no other copies
         kernels.code[mine], kernels.names, kernels.classes,
         work.phase[mine], work.phases,
         attributed.attention_part(mine),

@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
-from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
+from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, process_of
 from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, ServedStep, served_step
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
@@ -443,7 +443,7 @@ def _of_repetition(work: _Work) -> Windows | None:
 def _symbols(work: _Work, index: Integers) -> Ints:
     """What each operation is, from 0 on: its kernel, or its kind and the way of a copy."""
     operations = work.attributed.trace.operations
-    others = len(operations.names) + 8 * operations.kind[index].astype(np.int64) + operations.copy[index]
+    others = len(operations.names) + len(COPIES) * operations.kind[index].astype(np.int64) + operations.copy[index]
     return np.where(operations.name[index] >= 0, operations.name[index], others)
 
 

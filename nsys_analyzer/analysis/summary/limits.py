@@ -282,7 +282,7 @@ class _View:
                 moved = float(np.sum(study.size[chosen])) * (2 if kind == ON_DEVICE else 1) / study.steps
                 ms = ns / study.steps / 1e6
                 rate = self.below_peak(moved / (ms / 1e3))
-                yield ClassRate(f"copy, {name}" if kind else "copy", STEP, ms, None, moved, rate)
+                yield ClassRate(f"copy, {name}" if name != "other" else "copy", STEP, ms, None, moved, rate)
 
     def doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> str:
         """Why no rate can be right; empty where every one is possible."""
