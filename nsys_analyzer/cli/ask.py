@@ -11,7 +11,6 @@ from nsys_analyzer.cli.help import SHOWN, command, format_option, option
 from nsys_analyzer.cli.options import evidence_argument, evidence_options
 
 if TYPE_CHECKING:
-    from nsys_analyzer.report.ask import Answer
     from nsys_analyzer.report.evidence import Evidence
 
 #: The exit status where the capture does not tell what is asked.
@@ -46,7 +45,7 @@ def ask(
     """
     import msgspec
 
-    from nsys_analyzer.report.ask import Answers
+    from nsys_analyzer.report.ask import Answers, in_words
     from nsys_analyzer.report.ask import ask as answer
     from nsys_analyzer.report.screen import data_stream
 
@@ -59,13 +58,3 @@ def ask(
             click.echo(in_words(one))
     if any(one.cannot_answer for one in found.answers):
         ctx.exit(CANNOT_ANSWER)
-
-
-def in_words(answer: Answer) -> str:
-    """Returns an answer as a line."""
-    if answer.cannot_answer:
-        return f"{answer.figure}: cannot be told. {answer.cannot_answer.why}. It needs: {answer.cannot_answer.needs}"
-    value = answer.value if not isinstance(answer.value, tuple) else " to ".join(map(str, answer.value))
-    unit = f" {answer.unit}" if answer.unit != "text" else ""
-    source = f"{answer.evidence.rows:,} rows of {answer.evidence.table} in {answer.evidence.capture}"
-    return f"{answer.figure}: {value}{unit}, {answer.of} ({source})"

@@ -1,4 +1,4 @@
-"""``nsys-analyze check``: whether a capture holds the figures of a text."""
+"""``nsys-analyze check``: whether a capture holds what a text says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from nsys_analyzer.cli.ask import CANNOT_ANSWER, in_words
+from nsys_analyzer.cli.ask import CANNOT_ANSWER
 from nsys_analyzer.cli.help import command, format_option
 from nsys_analyzer.cli.options import evidence_argument, evidence_options
 
@@ -25,26 +25,30 @@ FALSE = 3
 @evidence_options
 @click.pass_context
 def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, output_format: str) -> None:
-    """Print of each figure in TEXT whether TRACE holds it.
+    """Print of each line in TEXT whether TRACE holds it.
 
-    A figure is a number with a unit. The words beside it, or the name that `ask --list` gives it, say which it is. It
-    is true, false, with the right figure, or cannot be told. The exit code is 3 where one is false, else 4 where one
-    cannot be told. TEXT is a file, or - for standard input.
+    Two kinds of lines are judged: NAME phase=... = VALUE UNIT, as `ask` prints it, and sentences and rows of tables in
+    the words of the report of TRACE. Each is true, or false, with the right figure. Everything else is not judged. The
+    exit code is 3 where one is false, else 4 where one is not judged. TEXT is a file, or - for standard input.
     """
     import msgspec
 
+    from nsys_analyzer.report.ask import in_words
     from nsys_analyzer.report.claims import check as checked
     from nsys_analyzer.report.screen import data_stream
 
-    found = checked(evidence(), text.read())
+    claims = checked(evidence(), text.read())
     if output_format == "json":
-        click.echo(msgspec.json.encode(found), file=data_stream())
+        click.echo(msgspec.json.encode(claims), file=data_stream())
     else:
-        for claim in found.claims:
-            click.echo(f"{'cannot be told' if claim.holds is None else str(claim.holds).lower()}: {claim.text}")
-            for answer in claim.answers:
-                click.echo(f"    {in_words(answer)}")
-            if claim.cannot_answer:
-                click.echo(f"    {claim.cannot_answer.why}. It needs: {claim.cannot_answer.needs}")
-    held = {claim.holds for claim in found.claims}
+        explained: set[str] = set()
+        for claim in claims.claims:
+            click.echo(f"{'not judged' if claim.holds is None else str(claim.holds).lower()}: {claim.text}")
+            for said in (*map(in_words, claim.answers), *claim.report):
+                click.echo(f"    {said}")
+            missing = None if claim.answers else claim.cannot_answer
+            if missing and missing.why not in explained:  # once: a text may hold much that is not judged
+                explained.add(missing.why)
+                click.echo(f"    {missing.why}. It needs: {missing.needs}")
+    held = {claim.holds for claim in claims.claims}
     ctx.exit(FALSE if False in held else CANNOT_ANSWER if None in held else 0)

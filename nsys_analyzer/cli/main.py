@@ -32,7 +32,7 @@ _COMMANDS = {
         "modules": "Say which modules of the model take the time.",
         "info": "Print what a capture holds.",
         "ask": "Print single figures by their names.",
-        "check": "Say of each figure in a text whether a capture holds it.",
+        "check": "Say of each line in a text whether a capture holds it.",
     },
     "Compare": {
         "compare": "Say what changed between two runs, and what explains it.",

@@ -102,6 +102,16 @@ def ask(evidence: Evidence, question: str) -> Answer:
     return _answer(evidence, captures[0], words, name, question)
 
 
+def in_words(answer: Answer) -> str:
+    """Returns an answer as a line."""
+    if answer.cannot_answer:
+        return f"{answer.figure}: cannot be told. {answer.cannot_answer.why}. It needs: {answer.cannot_answer.needs}"
+    value = answer.value if not isinstance(answer.value, tuple) else " to ".join(map(str, answer.value))
+    unit = f" {answer.unit}" if answer.unit != "text" else ""
+    source = f"{answer.evidence.rows:,} rows of {answer.evidence.table} in {answer.evidence.capture}"
+    return f"{answer.figure} = {value}{unit}, {answer.of} ({source})"
+
+
 def _answer(evidence: Evidence, capture: CaptureSummary, words: Mapping[str, str], name: str, question: str) -> Answer:
     case, named = Case(capture, evidence.runs, words), FIGURES[name]
     is_alone = sum(one.source == capture.source and one.process == capture.process for one in evidence.captures) == 1

@@ -1,98 +1,77 @@
-"""Whether a capture holds the figures that a text claims: true, false with the right figure, or not to be told.
+"""Whether captures hold what a text says: true, false with the right figure, or not judged.
 
-A claim is a number with a unit. The words beside it, up to the next comma or the end of the sentence, name its figure:
-a figure's own name (``gpu_busy_ms phase=forward``), or plain words for a phase, a kernel class and what is measured.
-What they leave out is that of the sentence's start ("In forward, …"), or of the number before, of the same unit and
-sentence ("13 ms in forward and 27 in backward"). Whatever a word leaves open is not told: a word that is not
-understood, a condition ("With bf16, …"), or words that fit several figures, of which the claim holds for some.
+Two kinds of lines are judged, and nothing else. A line of ``ask`` (``gpu_busy_ms phase=forward = 9.04 ms``) is compared
+with the answer to its question. A sentence or a row of a table that the report of these captures writes is compared
+with the report: its words must be the report's, letter by letter, and its numbers are judged one by one. English is
+not understood. So a line that holds anything besides is not judged, nor a sentence that goes on in words beside it.
 """
 
 from __future__ import annotations
 
+import html
 import re
-import shlex
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from itertools import islice
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from nsys_analyzer.analysis.kernels.class_rules import COMPILED, OTHER, UNKNOWN
-from nsys_analyzer.analysis.kernels.classes import known_classes
-from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, STEP
-from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.report.ask import Answer, CannotAnswer, RestsOn, ask, keys_of
+from nsys_analyzer.report.ask import Answer, CannotAnswer, ask, in_words
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.named_figures import FIGURES, MEASURED, unit_of
+from nsys_analyzer.report.model import Answer as Quotable
+from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Report, Seen, StepBars, Table
+from nsys_analyzer.report.named_figures import FIGURES
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
+from nsys_analyzer.report.renderers.step_bar import legend, letter_of, lines
+from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.report.units import format_cell
+from nsys_analyzer.text import Words, plain, spans, visible
 
-_S, _MS, _US, _COUNT = {"ms": 1e3, "us": 1e6}, {"ms": 1.0, "us": 1e3}, {"ms": 1e-3, "us": 1.0}, {"count": 1.0}
-#: The units of a text, as parts of those of figures.
-_UNITS = {
-    **dict.fromkeys(("s", "seconds"), _S), **dict.fromkeys(("ms", "milliseconds"), _MS),
-    **dict.fromkeys(("µs", "us", "microseconds"), _US),
-    "%": {"fraction": 0.01}, "percent": {"fraction": 0.01}, "GiB": {"bytes": 2.0**30}, "GB": {"bytes": 1e9},
-    "MiB": {"bytes": 2.0**20}, "MB": {"bytes": 1e6}, "tokens/s": {"tokens/s": 1.0},
-    **dict.fromkeys(("kernels", "launches", "copies", "steps", "instances"), _COUNT),
-}  # fmt: skip
-_NUMBER = r"(?:\d{1,3}(?:[,\s]\d{3})+(?!\d)|\d+)(?:\.\d+)?"
-_CLAIM = re.compile(
-    rf"(?<![\w.])(?<!\d,)(?P<low>{_NUMBER})(?:\s*(?:–|-|to)\s*(?P<high>{_NUMBER}))?(?:\s*±\s*{_NUMBER})?"
-    rf"\s*(?P<noun>[a-z/]+\s+)??(?P<unit>{'|'.join(map(re.escape, _UNITS))})(?!\w|/(?!step\b))"
+_DIGITS = r"[−+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
+_NUMBER = re.compile(rf"(?<![\w.]){_DIGITS}(?!\w|[.,][0-9])")
+#: What markdown puts around the words of a report: links and pictures, marks and folds, an item's bullet.
+_LINK = re.compile(r"(?<!\\)!?\[([^\]]+)\]\([^)\s]+\)")
+_MARKS = re.compile(r"[`*\\]|</?(?:details|summary)>")
+_BULLET, _HEADING = re.compile(r"^\s*[-*•]\s+(?![\d\s≈])"), re.compile(r"^\s*#{1,6}\s")
+_COMMENT, _FENCE_OF_CODE = re.compile(r"\s*<!--.*-->\s*"), re.compile(r"\s*```+\s*\w")
+#: Between two sentences of a paragraph; behind a number at its start ("1. The GPU …") there are none.
+_BETWEEN = re.compile(r"(?<=[^\d\s][.!?])\s+(?=[A-Z0-9\"'≈(])")
+#: Between the cells of a row, in markdown, copied from a page, and on a terminal.
+_CELLS = re.compile(r"\s*(?<!\\)\|\s*|\t|\s{2,}")
+#: How a line ends whose words lead to what comes below it, and how one ends that is whole.
+_LEADS, _WHOLE = tuple(":：,;，；(“\"«„'"), (".", "!", "?", "…")
+#: Lines over which a terminal breaks a paragraph at most.
+_MOST_LINES = 60
+#: Sentences of the report that a false one is shown with at most.
+_MOST_SHOWN = 5
+_ASKED = re.compile(r"((\w+)(?: \w+=(?:'[^']*'|\"[^\"]*\"|\S+?))*)(?: =|:) (.+)")
+_VALUE = re.compile(rf"({_DIGITS}(?:e-?[0-9]+)?)(?: to ({_DIGITS}(?:e-?[0-9]+)?))? (\S+)")
+_UNKNOWN_WORDS = CannotAnswer(
+    "It is neither a line of ask nor a sentence that the report of these captures writes",
+    "a line NAME = VALUE UNIT, as nsys-analyze ask prints it, or a sentence in the report's own words",
 )
-#: Where sentences end; words after which another clause begins, where they are between two numbers.
-_SENTENCE, _JOINS = re.compile(r"\n|;|\.\s|\.$"), re.compile(r"\s(?:and|while|but)\s")
-_IF = "if|unless|when|once|assuming|after|on"
-#: Where the words about one number end. What begins with a condition, or takes something back, goes on.
-_ENDS = re.compile(rf"[,:()](?!\s*(?:{_IF}|which|not|except|unlike|compared|instead)\b)")
-#: How a sentence starts that says first of what all its numbers are: up to a comma, or with such a word.
-_LEADS = re.compile(
-    rf".*,\W*$|\W*(?:{_IF}|with|using|by|before|in|during|for|under|without)\b", re.IGNORECASE | re.DOTALL
-)
-_OF = r"\s+\w+=(?:'[^']*'|[^\s,;:]+)"
-#: A figure's own name; one that is a plain word, too, says what it is of.
-_NAMED = re.compile(
-    rf"\b(?:{'|'.join(name for name in FIGURES if '_' in name)})\b(?:{_OF})*|\b(?:{'|'.join(FIGURES)})\b(?:{_OF})+"
-)
-_MORE, _LESS = r"(?:more than|over|above|at least)\s+$", r"(?:less than|under|below|at most)\s+$"
-_CLOCK = r"\b(?:un)?profiled\b|(?:without|under|with) (?:the|a) profiler"
-_ABOUT = re.compile(r"(?:about|around|roughly|some|nearly|≈|~)\s*$")
-#: What a number that is about right may be off by.
-_NEAR = 0.05
-#: Answers have six digits.
-_ROUNDED = 1e-5
-_WORDS = {
-    "forward": "forward(?: pass)?|fwd", "backward": "backward(?: pass)?|bwd", "optimizer": "optimi[sz]er(?: step)?",
-    "step": "(?:training )?steps?|iterations?",
-    "matmul": "matmuls?|gemms?|matrix multiplications?", "elementwise": "element-?wise",
-    "launch": "launch(?:es|ing)?", "sync": "waits? for the gpu|synchroni[sz]\\w+",
-    "data": "loads? a batch|data loading", "allocator": "allocat\\w+", "host": "(?:other )?cpu work",
-}  # fmt: skip
-#: Words that change nothing of what is meant.
-_EMPTY = set(
-    """
-    a an the of is are in on for to at there has have with about around roughly some nearly only keep
-    keeps kept take takes took need needs time kernels gpu run runs spend spends spent during within
-    long length lasts last each per share total profile estimated measured capture holds which finding
-    """.split()  # noqa: SIM905
-)
-#: What is not meant by a time on the GPU.
-_ON_CPU = ("step_unprofiled_ms", "step_estimated_ms", "step_profiled_ms", "wall_ms", "unprofiled_ms")
-#: Kernel classes whose names say something else in a text, too.
-_OTHERWISE = (OTHER, UNKNOWN, COMPILED, "optimizer", "softmax", "random", "memset/memcpy")
+_AMBIGUOUS = CannotAnswer("The report says this of several things", "the name of the capture or finding above it")
+_OTHER_DIGITS = CannotAnswer("It is not written as closely as it is known, or in another unit", "nsys-analyze ask")
+_GOES_ON = CannotAnswer("It is a part of words that are not judged", "a paragraph of its own")
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A figure that a text claims.
+    """A line of a text, or a sentence of one.
 
     Attributes:
-        text: the number, and the words beside it.
-        holds: whether the capture holds it; null where that cannot be told.
-        answers: the figures that these words name.
+        text: its words.
+        holds: whether the captures hold it; null where that is not judged.
+        answers: the answer to the question of a line of ``ask``.
+        report: what the report says in these words, where the figures of the text are others.
     """
 
     text: str
     holds: bool | None
     answers: tuple[Answer, ...] = ()
+    report: tuple[str, ...] = ()
     cannot_answer: CannotAnswer | None = None
 
 
@@ -104,193 +83,348 @@ class Claims(msgspec.Struct, frozen=True):
     generator: str = GENERATOR
 
 
+class _Sentence(NamedTuple):
+    """A sentence of the report.
+
+    Attributes:
+        capture: the one that it tells of, or empty.
+        below: the number of the title that it stands below and needs to be understood, or 0.
+        kind: whether it is such a title, or claims nothing.
+    """
+
+    text: str
+    capture: str
+    below: int
+    kind: Literal["sentence", "title", "heading"]
+
+
+class _Table(NamedTuple):
+    """A table of the report: what stands above it, the number of the title that it stands below, its titles."""
+
+    table: Table
+    above: str
+    below: int
+    titles: tuple[str, ...]
+
+
+class _Part(NamedTuple):
+    """Lines of the text that belong together; "other" are those that are not recognised."""
+
+    text: str
+    kind: Literal["other", "blank", "heading", "sentences", "line"] = "other"
+    claims: tuple[Claim, ...] = ()
+
+
 def check(evidence: Evidence, text: str) -> Claims:
-    """Returns the claims of a text, each with whether the captures hold it."""
-    text = re.sub(r"(?<=[^\n]{50})\n(?=[a-z\d])", " ", text)  # a line that is full goes on
-    numbers, claims = list(_CLAIM.finditer(text)), []
-    lead, last, unit = "", "", ""
-    for place, number in enumerate(numbers):
-        following = numbers[place + 1].start() if place + 1 < len(numbers) else None
-        before = _SENTENCE.split(text[numbers[place - 1].end() if place else 0 : number.start()])
-        after = _SENTENCE.split(text[number.end() : following])
-        goes_on = place > 0 and len(before) == 1
-        head, clause = _cut_last(before[-1], is_between=goes_on)
-        if not goes_on:
-            lead, last, unit = (head, "", "") if _LEADS.match(head) else ("", head, number["unit"])
-        claim, last = _judged(
-            evidence, number, lead, head, clause,
-            _cut_first(after[0], is_between=following is not None and len(after) == 1),
-            last if number["unit"] == unit else "",
-        )  # fmt: skip
-        claims.append(claim)
-        unit = number["unit"]
+    """Returns each line or sentence of a text, with whether the captures hold it."""
+    parts = [_Part("", "blank"), *_Reader(evidence).parts(text), _Part("", "blank")]
+    claims: list[Claim] = []
+    is_led = False
+    for before, part, after in zip(parts, parts[1:], parts[2:], strict=False):
+        if part.kind == "other" or _HEADING.match(part.text):
+            is_led = part.kind == "other" and _bare(part.text).endswith(_LEADS)
+        if part.kind == "other" and re.search(r"\w", part.text):
+            claims.append(Claim(" ".join(part.text.split()), None, cannot_answer=_UNKNOWN_WORDS))
+        elif is_led or _goes_on(before, part, after):
+            claims += [Claim(claim.text, None, cannot_answer=_GOES_ON) for claim in part.claims]
+        else:
+            claims += part.claims
     return Claims(tuple(claims))
 
 
-def _cut_last(words: str, *, is_between: bool) -> tuple[str, str]:
-    """Returns the words before a number, cut where the clause begins that the number is of."""
-    ends, joins = list(_ENDS.finditer(words)), list(_JOINS.finditer(words))
-    ends += joins if is_between and len(joins) == 1 else []
-    cut = max((one.end() for one in ends), default=0)
-    return words[:cut], words[cut:]
+def _goes_on(before: _Part, part: _Part, after: _Part) -> bool:
+    """Tells whether a part goes on in lines beside it that are not recognised."""
+    beside = []
+    for line in (before, after):
+        is_apart = line.kind != "other" or _HEADING.match(line.text) or len(_CELLS.split(line.text)) > 2
+        beside.append("" if is_apart else _bare(line.text))
+    above, below = beside[0], "" if _BULLET.match(after.text) else beside[1]
+    if part.kind != "sentences" or (below and not below[0].isalnum()):
+        return bool(below) and not below[0].isalnum()
+    is_whole = _bare(part.text).endswith(_WHOLE)
+    starts_above = bool(above) and not above.endswith(_WHOLE) and not _BULLET.match(part.text)
+    return starts_above or (bool(below) and not is_whole and not below[0].isupper() and not below[0].isdigit())
 
 
-def _cut_first(words: str, *, is_between: bool) -> str:
-    """Returns the words behind a number, up to where its clause ends."""
-    joins = _JOINS.split(words)
-    return _ENDS.split(joins[0] if is_between and len(joins) == 2 else words)[0]
+class _Written:
+    """What the report of captures says: its sentences by their words without numbers, its tables and bars."""
+
+    def __init__(self, report: Report, captures: Collection[str]) -> None:
+        self.captures = captures
+        self.sentences: dict[str, list[_Sentence]] = defaultdict(list)
+        self.tables: list[_Table] = []
+        self.bars: list[StepBars] = []
+        self._count_of_titles, self._last = 0, ""
+        self._add_title(report.title, report.title if report.title in captures else "", 0)
+        for section in report.sections:
+            self._add_title(section.title, "", 0)
+            self._add_blocks(section.blocks, "", 0)
+
+    def same(self, text: str) -> Sequence[_Sentence]:
+        """Returns the sentences that have the words of a text, whatever their numbers are."""
+        return self.sentences.get(_words(text)) or self.sentences.get(_letters(text)) or ()
+
+    def _add_blocks(self, blocks: Sequence[Block], capture: str, below: int) -> None:
+        """Keeps what blocks say, of a capture, below a title."""
+        for block in blocks:
+            of = getattr(block, "capture", "") or capture
+            match block:
+                case Paragraph(text) if [span.kind for span in spans(text)] == ["strong"]:
+                    below = self._add_title(plain(text), of, 0)
+                case Paragraph(text) | Quotable(text):
+                    self._add(text, of, below)
+                case Listing(texts, kind):
+                    for text in texts:
+                        self._add(text, of, below, "sentence" if kind == "bullets" else "heading")
+                case Details(title, inner):
+                    self._add_blocks(inner, of, self._add_title(title, of, below))
+                case Table(columns, caption=caption):
+                    if caption:
+                        self._add(caption, of, below)
+                    self.tables.append(_Table(block, self._last, below, tuple(column.title for column in columns)))
+                case StepBars(parts, rows, title, note):
+                    self.bars.append(block)
+                    keys = list(legend(block, [sum(row.ms) for row in rows]))
+                    drawn = (f"{letter_of(part)} {key}" for part, key in keys)
+                    for key in (" ".join([title, *drawn]), title, *(key for _, key in keys), note):  # a page has each
+                        self._add(key, of, below)
+                    for row in rows:
+                        names = (part for part, ms in zip(parts, row.ms, strict=True) if ms)
+                        self._add("".join(names), of, below, "heading")
+                case Seen():
+                    pass
+                case _:
+                    self._add(block.title, of, below, "heading")
+
+    def _add_title(self, title: str, capture: str, below: int) -> int:
+        """Keeps a title, and returns the number of what stands below it: a new one if it holds a figure."""
+        if title in self.captures or not _NUMBER.search(title):
+            below = 0 if title in self.captures else below
+            self._add(title, capture, below, "heading")
+            return below
+        self._count_of_titles += 1
+        self._add(title, capture, self._count_of_titles, "title")
+        return self._count_of_titles
+
+    def _add(
+        self, text: Words, capture: str, below: int, kind: Literal["sentence", "title", "heading"] = "sentence"
+    ) -> None:
+        words = _bare(_HEADING.sub("", visible(plain(text))))  # a comment in code looks like a heading
+        for sentence in _BETWEEN.split(words) if kind == "sentence" else [words]:
+            self._last = _letters(sentence)
+            # A terminal may break a long name anywhere, also between two digits.
+            for key in {self._last} if kind == "heading" else {self._last, _words(sentence)}:
+                self.sentences[key].append(_Sentence(sentence, capture, below, kind))
 
 
-def _judged(
-    evidence: Evidence, number: re.Match[str], lead: str, head: str, clause: str, after: str, last: str
-) -> tuple[Claim, str]:
-    """Returns the claim of a number, and the words that name its figure.
+class _Reader:
+    """Reads a text beside the report of captures, and keeps which capture, title and table it was last about."""
 
-    Args:
-        evidence: what may hold it.
-        number: with its unit.
-        lead: words about all numbers of the sentence.
-        head: what stands between the number before and ``clause``.
-        clause: the words before the number.
-        after: those behind it.
-        last: those about the number before.
-    """
-    named, words = list(_NAMED.finditer(head + clause)), " ".join(f"{clause}{number[0]}{after}".split())
-    before, behind = clause.lower(), f" {number['noun'] or ''}{after.lower()}"
-    before = f"{_unless_said(evidence, lead.lower(), before + behind)} {before}"
-    if named:
-        name = named[-1]
-        start = max((one.end() for one in _ENDS.finditer(head[: name.start()])), default=0)
-        around = f"{lead if start else ''} {head[start:] + clause}".replace(name[0], " ").lower()
-        questions, is_clear = [] if _unknown(_bare(around) + behind) else [name[0]], True
-        words = " ".join(f"{name[0]} {number[0]}{after}".split())
-    else:
-        questions, is_clear = _questions(evidence, before, behind, number["unit"])
-    if not questions and not named and (left_out := _left_out(evidence, last.lower(), before + behind)):
-        before = f"{left_out} {before}"
-        questions, is_clear = _questions(evidence, before, behind, number["unit"])
-    asked = [_asked(evidence, question) for question in questions]
-    answers = tuple(one for one in asked if one.cannot_answer is None)
-    lacks = [one.cannot_answer for one in asked if one.cannot_answer and one.cannot_answer.why != MEASURED]
-    verdicts = {_holds(number, before, one) for one in answers}
-    if verdicts == {True} or (verdicts == {False} and is_clear and not lacks):
-        return Claim(words, True in verdicts, answers), before + behind
-    said = "The figures of these words differ, or are not known so closely" if answers else "These words name no figure"
-    why = CannotAnswer(said, "nsys-analyze ask --list, and one of its names in the text")
-    return Claim(words, None, answers, lacks[0] if lacks else why), before + behind
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._report = _Written(build_report(evidence), {capture.title for capture in evidence.captures})
+        self._capture, self._last = "", ""
+        self._titles: Collection[int] = ()
+        self._tables: Sequence[Table] = ()
 
+    def parts(self, text: str) -> Iterator[_Part]:
+        """Yields the parts of a text in order."""
+        lines_of_text = text.splitlines()
+        place, in_code = 0, False
+        while place < len(lines_of_text):
+            line = lines_of_text[place]
+            is_fence = _FENCE_OF_CODE.match(line) or (in_code and line.strip().startswith("```"))
+            if in_code or is_fence or not _bare(line).strip("|:- ") or _COMMENT.fullmatch(line):
+                in_code = in_code != bool(is_fence)
+                self._tables = self._tables if "-" in line else ()
+                part, count = _Part("", "blank"), 1
+            else:
+                part, count = self._recognised(lines_of_text[place : place + _MOST_LINES])
+            place += count
+            yield part
 
-def _left_out(evidence: Evidence, last: str, words: str) -> str:
-    """Returns the words about the number before, less what the words about this one say anew."""
-    left = _unless_said(evidence, last, words)
-    return left if left != last or not re.sub(_CLOCK, "", words).split() or "of which" in words else ""
+    def _recognised(self, below: Sequence[str]) -> tuple[_Part, int]:
+        """Returns the part that begins with a line, and its number of lines; it may go on in those below."""
+        line = below[0]
+        if part := self._asked(line) or self._row(line) or self._bar(line):
+            return part, 1
+        for end in range(1, len(below) + 1):
+            if end > 1 and (not _bare(below[end - 1]) or _BULLET.match(below[end - 1])):
+                break
+            if part := self._sentences("\n".join(below[:end])):
+                return part, end
+        self._titles = () if _HEADING.match(line) else self._titles
+        return _Part(line), 1
 
+    def _asked(self, line: str) -> _Part | None:
+        """Returns the claim of a line of ``ask``."""
+        words = _bare(_BULLET.sub("", line))
+        asked = _ASKED.fullmatch(words)
+        if asked is None or asked[2] not in FIGURES:
+            return None
+        try:
+            answer = ask(self._evidence, asked[1])
+        except ConfigurationError as error:
+            return _Part(line, "line", (Claim(words, None, cannot_answer=CannotAnswer(error.message, error.hint)),))
+        right = _bare(in_words(answer))
+        of = right.partition(f" {answer.unit}")[2]  # ", median of 5 instances of forward (…)", which may be left out
+        value = asked[3].removesuffix(".").removesuffix(of)
+        holds = (
+            True
+            if right in (words, words.removesuffix("."))
+            else None
+            if answer.cannot_answer
+            else _has_value(value, answer)
+        )
+        why = (answer.cannot_answer or _OTHER_DIGITS) if holds is None else None
+        return _Part(line, "line", (Claim(words, holds, (answer,), cannot_answer=why),))
 
-def _unless_said(evidence: Evidence, before: str, words: str) -> str:
-    """Returns what words said before, less what others say anew: another phase, another clock."""
-    values = [*_values(evidence), ("clock", "", _CLOCK)]
-    anew = {key for key, _, pattern in values if re.search(pattern, words)}
-    for key, _, pattern in values:
-        before = re.sub(pattern, " ", before) if key in anew else before
-    return before
+    def _row(self, line: str) -> _Part | None:
+        """Returns the claim of a row of a table, below the titles of its columns."""
+        cells = [_bare(cell) for cell in _CELLS.split(line.strip(" ").removeprefix("|").removesuffix("|").strip(" "))]
+        if len(cells) < 2:
+            return None
+        headed = [
+            table
+            for table in self._report.tables
+            if _is_start(cells, table.titles) and self._is_meant(table.table.capture, table.below)
+        ]
+        if headed:
+            below_last = [table for table in headed if table.above == self._last]
+            self._tables = [table.table for table in below_last or headed]
+            return _Part(line, "heading")
+        verdicts: dict[bool | None, list[str]] = defaultdict(list)
+        for table in self._tables:
+            for row in table.rows:
+                pairs = zip(row, table.columns, strict=True)
+                shown = [_bare(visible(plain(format_cell(cell, column.unit)))) for cell, column in pairs]
+                if len(cells) <= len(shown) and _is_start(cells[: table.names], shown):
+                    holds = _all(_cell_holds(*pair) for pair in zip(cells, shown, strict=False))
+                    verdicts[holds].append(" | ".join(shown))
+        claim = _judged(" ".join(line.split()), verdicts, is_clear=len(self._tables) == 1)
+        return _Part(line, "line", (claim,)) if verdicts else None
 
-
-def _bare(words: str) -> str:
-    """Returns words without those that compare a number with a figure."""
-    return re.sub(f"{_MORE}|{_LESS}", " ", words)
-
-
-def _unknown(words: str) -> set[str]:
-    """Returns the words that are not understood."""
-    return set(re.findall(r"[a-z][\w/-]*", re.sub(_CLOCK, "", words))) - _EMPTY
-
-
-def _asked(evidence: Evidence, question: str) -> Answer:
-    try:
-        return ask(evidence, question)
-    except ConfigurationError as error:
-        return Answer(question, RestsOn(""), cannot_answer=CannotAnswer(error.message, error.hint))
-
-
-def _questions(evidence: Evidence, before: str, behind: str, unit: str) -> tuple[list[str], bool]:
-    """Returns the questions that words may mean, and whether they say of which part of the capture."""
-    before, behind = before.replace("'s ", " "), behind.replace("'s ", " ")
-    words = f"{before} {unit} {behind}"
-    rest = re.sub(r"\b(?:kernel time|makes? up|accounts? for)\b", " ", _bare(before) + behind)
-    said: dict[str, str] = {}
-    for key, value, pattern in _values(evidence):
-        if re.search(pattern, rest) and (key != "cause" or "idl" in words):
-            if key in said:
-                return [], False
-            said[key], rest = value, re.sub(pattern, " ", rest)
-    if re.search(r"\bmfu\b", words):  # of a training that of its step
-        said.setdefault("phase", STEP)
-    profiled = re.search(r"\bprofiled|with the profiler|under the profiler", words)
-    unprofiled = re.search("unprofiled|without (?:the|a) profiler", words)
-    found = []
-    for name, named in FIGURES.items():
-        says, without = re.compile(rf"\b(?:{named.says})\b"), "unprofiled" in name or "estimated" in name
-        is_named = bool(named.says and unit_of(name) in _UNITS[unit] and says.search(words))
-        is_named = is_named and not _unknown(says.sub(" ", rest))
-        if not is_named or (profiled and without) or (unprofiled and not without):
-            continue
-        is_other = name in _ON_CPU and ("on the gpu" in words or "kernels" in rest)
-        is_other = is_other or (unit == "copies" and "memcpy" not in named.kinds)
-        if is_other or ("kernel time" in words and named.path.startswith("step")):
-            continue
-        keys = {key.strip("[]"): key[0] != "[" for key in keys_of(name)}  # and whether it is required
-        pairs = dict(said)
-        if named.path.startswith(("step", "findings")) and pairs.get("phase") == "step":
-            del pairs["phase"]
-        if not {key for key, required in keys.items() if required and key != "phase"} <= pairs.keys() <= keys.keys():
-            continue
-        if not said and "phase" in keys:  # "it takes 5 ms": what does?
-            continue
-        parts = [""] if "phase" in pairs or "phase" not in keys else ["step"] if keys["phase"] else ["", "step"]
-        for part in parts:
-            asked = {**pairs, **({"phase": part} if part else {})}
-            found.append(" ".join((name, *(f"{key}={shlex.quote(value)}" for key, value in asked.items()))))
-    # Of "1,300 kernels a step" the text before may say whose they are; of "30% of the step" it does not.
-    of_step = re.search(rf"(?:{_WORDS['step']}|mfu)\b.*\n|of (?:the|a|each|every) (?:\w+ )?step", f"{before}\n{behind}")
-    whose = "class" in said or said.get("phase") != "step" or of_step is not None
-    return found, ("phase" in said and whose) or "finding" in said or unit == "steps"
-
-
-def _values(evidence: Evidence) -> Iterator[tuple[str, str, str]]:
-    """Yields what words may name: a key of questions, its value, and the pattern of the words."""
-    findings = {one.id for capture in evidence.captures for one in capture.findings or ()}
-    phases = {one.phase: None for capture in evidence.captures for one in capture.phases}
-    held = {
-        "finding": sorted(findings),
-        "class": [name for name in known_classes() if name not in _OTHERWISE],
-        "phase": [*LEAF_PHASES, *phases, STEP],
-        "cause": CAUSES,
-    }
-    for key, values in held.items():
-        for value in dict.fromkeys(values):
-            words = _WORDS.get(value, re.escape(value.lower()).replace("_", "[ _-]"))
-            yield key, value, rf"(?<!\w)(?:{words})(?![\w/])"
-
-
-def _holds(number: re.Match[str], before: str, answer: Answer) -> bool | None:
-    """Tells whether a figure is the number as it is written, in its digits; None where its bounds are too wide.
-
-    A number that is about right may be off by more; "more than" and "at most" mean what they say.
-    """
-    factor, value = _UNITS[number["unit"]].get(answer.unit), answer.value
-    if factor is None or value is None or isinstance(value, str):
+    def _bar(self, line: str) -> _Part | None:
+        """Returns a bar as it is drawn in the width of its line; its legend has its figures."""
+        for bars in self._report.bars:
+            for strokes in islice(lines(bars, len(line)), len(bars.rows)):
+                if "".join(stroke.text for stroke in strokes).rstrip() == line.rstrip():
+                    return _Part(line, "heading")
         return None
-    ends = [re.sub(r"[,\s]", "", text) for text in (number["low"], number["high"] or number["low"])]
-    low, high = (float(end) * factor for end in ends)
-    within = max(0.5 * 10.0 ** -len(end.partition(".")[2]) for end in ends) * factor + _ROUNDED * high
-    within = max(within, _NEAR * high) if _ABOUT.search(before) else within
-    least, most = value if isinstance(value, tuple) else (value, value)
-    if re.search(_MORE, before):
-        return least >= low
-    if re.search(_LESS, before):
-        return most <= high
-    if abs(low - least) <= within and abs(high - most) <= within:
+
+    def _sentences(self, text: str) -> _Part | None:
+        """Returns the claims of lines that hold sentences of the report and nothing else."""
+        pieces = _BETWEEN.split(_bare(_HEADING.sub("", _BULLET.sub("", text))))
+        sentences: list[tuple[str, Sequence[_Sentence]]] = []
+        while pieces:
+            for count in range(len(pieces), 0, -1):
+                words = " ".join(pieces[:count])
+                if same := self._report.same(words):
+                    sentences.append((words, same))
+                    pieces = pieces[count:]
+                    break
+            else:
+                return None
+        self._last = _letters(sentences[-1][0])
+        claims = tuple(claim for words, same in sentences if (claim := self._claim(words, same)))
+        return _Part(text, "sentences" if claims else "heading", claims)
+
+    def _claim(self, words: str, same: Sequence[_Sentence]) -> Claim | None:
+        """Returns the claim of words that these sentences of the report have; None of a heading."""
+        if all(sentence.kind == "heading" for sentence in same):
+            is_of_capture = any(sentence.capture for sentence in same)
+            self._capture = words if words in self._report.captures else self._capture if is_of_capture else ""
+            self._titles = self._titles if any(sentence.below for sentence in same) else ()
+            return None
+        verdicts: dict[bool | None, list[str]] = defaultdict(list)
+        places, titles = set(), []
+        for text, capture, below, kind in same:
+            needs = 0 if kind == "title" else below
+            if self._is_meant(capture, needs):
+                holds = _same_numbers(words, text)
+                verdicts[holds].append(text)
+                places.add((capture, needs))
+                titles += [below if holds else -1] if kind == "title" else []
+        self._titles = titles or self._titles
+        return _judged(words, verdicts, is_clear=len(places) == 1)
+
+    def _is_meant(self, capture: str, below: int) -> bool:
+        """Tells whether the text may be about a capture and a title; what needs neither may stand anywhere."""
+        is_of_capture = not self._capture or capture in ("", self._capture)
+        return is_of_capture and (not self._titles or below in (0, *self._titles))
+
+
+def _judged(text: str, verdicts: Mapping[bool | None, Sequence[str]], *, is_clear: bool) -> Claim:
+    """Returns the claim of words that the report has in these sentences or rows, by whether the numbers agree."""
+    if set(verdicts) == {True} or (True in verdicts and is_clear):
+        return Claim(text, True)
+    if set(verdicts) == {False}:
+        return Claim(text, False, report=tuple(dict.fromkeys(verdicts[False]))[:_MOST_SHOWN])
+    why = _AMBIGUOUS if True in verdicts else _OTHER_DIGITS if verdicts else _GOES_ON
+    return Claim(text, None, cannot_answer=why)
+
+
+def _has_value(value: str, answer: Answer) -> bool | None:
+    """Tells whether a value is that of an answer, in its unit; None where it is written otherwise."""
+    if isinstance(answer.value, str):
+        name = _bare(answer.value)
+        return True if value == name else None if name in value else False
+    known = answer.value if isinstance(answer.value, tuple) else (answer.value,)
+    written = _VALUE.fullmatch(value)
+    numbers = [number for number in written.groups()[:2] if number] if written else []
+    if written is None or written[3] != answer.unit or len(numbers) != len(known):
+        return None
+    return _all(_agrees(*pair) for pair in zip(numbers, map(str, known), strict=True))
+
+
+def _cell_holds(cell: str, known: str) -> bool | None:
+    """Tells whether a cell is that of a row; a bar is no claim, and a terminal cuts long names."""
+    if not known.strip("\N{DARK SHADE}") or _is_start([cell], [known]):
         return True
-    if most < low - within or least > high + within:
+    return _same_numbers(cell, known) if _words(cell) == _words(known) else None
+
+
+def _is_start(cells: Sequence[str], known: Sequence[str]) -> bool:
+    """Tells whether cells are the first ones of a row, where a terminal may have cut them."""
+    pairs = zip(map(_letters, cells), map(_letters, known), strict=False)
+    return len(cells) <= len(known) and all(
+        cell == whole or (cell.endswith("…") and whole.startswith(cell[:-1])) for cell, whole in pairs
+    )
+
+
+def _same_numbers(text: str, known: str) -> bool | None:
+    """Tells whether a text has the numbers of another one of the same words."""
+    if _letters(text) == _letters(known):
+        return True
+    return _all(_agrees(*pair) for pair in zip(_NUMBER.findall(text), _NUMBER.findall(known), strict=True))
+
+
+def _agrees(number: str, known: str) -> bool | None:
+    """Tells whether a number is another one, or that one rounded to two digits or more; None where it may be."""
+    value, known_value = (Decimal(text.replace(",", "").replace("−", "-")) for text in (number, known))
+    places, known_places = (-int(one.as_tuple().exponent) for one in (value, known_value))
+    if value == known_value:
+        return True
+    if abs(value - known_value) * 2 > Decimal(1).scaleb(-min(places, known_places)):
         return False
-    return True if least == most else None
+    return True if places < known_places and len(value.as_tuple().digits) > 1 else None
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    held = set(verdicts)
+    return False if False in held else None if None in held else True
+
+
+def _bare(text: str) -> str:
+    """Returns a text on one line, without marks of markdown."""
+    text = html.unescape(text) if "<summary>" in text else text
+    return " ".join(_MARKS.sub("", _LINK.sub(r"\1", text)).split())
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split())
+
+
+def _words(text: str) -> str:
+    """Returns the letters of a text with a stand-in for each number."""
+    return _letters(_NUMBER.sub("\0", text))

@@ -52,14 +52,12 @@ class Named:
 
     Attributes:
         path: where it stands; of two paths with ``..`` between them its bounds, with ``/`` their quotient.
-        says: a pattern of the words that name it in a text; empty where no text is checked for it.
         kinds: the ``_TABLES`` that it rests on.
         unless: the ``_OBSTACLES`` under which it cannot be told.
     """
 
     path: str
     doc: str
-    says: str = ""
     kinds: tuple[str, ...] = ("kernel", "graph")
     unless: tuple[str, ...] = ()
 
@@ -86,53 +84,53 @@ _UNITS = {
     "_ms": "ms", "_us": "us", "share": "fraction", "mfu": "fraction", "flops": "flop", "bytes": "bytes",
     "per_s": "tokens/s", "gpu": "text", "top_kernel": "text",
 }  # fmt: skip
-_STEP, _EXPOSED, _TAKES = "step.unprofiled_ms", "step.exposed", "takes?|spen[dt]s?|lasts?|cpu"
+_STEP, _EXPOSED = "step.unprofiled_ms", "step.exposed"
 _CLASS, _FINDING = "phase.classes[class]", "findings[finding].saves_ms"
 FIGURES: dict[str, Named] = {
     "gpu": Named("gpu", "The GPU's name."),
-    "steps": Named("step.wall_ms.n", "Measured steps.", "steps"),
-    "step_unprofiled_ms": Named(f"{_STEP}.low", "A step without the profiler.", "step", _TIMES, ("untimed",)),
-    "step_estimated_ms": Named(f"{_STEP}.low..{_STEP}.high", "The same, estimated.", "step", unless=("timed",)),
-    "step_profiled_ms": Named("step.wall_ms", "A step under the profiler.", "step"),
-    "step_compute_ms": Named("step.compute_ms", "Of that: kernels compute.", r"comput\w+", unless=_GPU),
-    "step_copy_ms": Named(f"{_EXPOSED}_copy_ms", "Copies alone run.", r"exposed cop\w+", _COPIES, _GPU),
-    "step_communication_ms": Named(f"{_EXPOSED}_communication_ms", "Collectives.", r"exposed comm\w+", unless=_GPU),
-    "step_idle_ms": Named("step.idle_ms", "The GPU does nothing.", "idles?", _ALL, _GPU),
-    "step_busy_share": Named("step.busy_share", "The GPU works, of the step's one length.", kinds=_ALL, unless=_GPU),
-    "step_idle_share": Named("step.idle_ms/step.length_ms", "The share of that.", "idles?", _ALL, _GPU),
-    "idle_cause_ms": Named("step.causes[cause].ms", "It does nothing for one cause.", "idles?", _ALL, _GPU),
-    "step_class_ms": Named("step.classes[class].ms", "A kernel class computes.", "step", unless=_NAMES),
-    "step_class_share": Named("step.classes[class].ms/step.length_ms", "Its share.", "step", unless=_NAMES),
-    "step_kernels": Named("step.launches", "Kernels and fills of a step.", "launch(es)?|kernels", unless=_KERNELS),
-    "launch_latency_us": Named("step.launch_latency_us.median", "From launch to start.", "launch latency", _ALL, _GPU),
-    "saves_ms": Named(f"{_FINDING}_low..{_FINDING}_high", "What a finding saves.", "sav(es?|ings?)", unless=_GPU),
-    "wall_ms": Named("phase.wall_ms", "By the CPU's clock.", f"{_TAKES}|wall|profiled", _RANGES),
-    "unprofiled_ms": Named("unprofiled.phases[phase]", "Not profiled.", f"{_TAKES}|unprofiled", _TIMES, ("doubt",)),
-    "gpu_busy_ms": Named("phase.gpu_busy_ms", "The union of its GPU operations.", "busy|works?|on the gpu", _ALL, _GPU),
-    "gpu_span_ms": Named("phase.gpu_span_ms", "First start to last end.", "span|on the gpu", _ALL, _GPU),
-    "busy_share": Named("phase.busy_share.low..phase.busy_share.high", "GPU busy ÷ wall.", "busy|works?", _ALL, _GPU),
-    "kernel_sum_ms": Named("phase.kernel_time_ms", "Its kernels' sum.", "kernel (time|sum)|kernels", unless=_KERNELS),
-    "kernels": Named("phase.kernels_per_instance", "Kernels in one.", "launch(es)?|kernels", unless=_KERNELS),
-    "instances": Named("phase.instances", "How many were measured.", "instances", _RANGES),
-    "copies": Named("phase.memory[=memcpy].operations_per_instance", "Copies in one.", "copies", _COPIES, _GPU),
-    "copy_ms": Named("phase.memory[=memcpy].ms_per_instance", "Their sum.", "copies", _COPIES, _GPU),
-    "class_ms": Named(f"{_CLASS}.ms_per_instance", "Kernels of a class.", r"\b", unless=_NAMES),
-    "class_launches": Named(f"{_CLASS}.launches_per_instance", "How many.", "launch(es)?|kernels", unless=_NAMES),
-    "class_share": Named(f"{_CLASS}.share", "Their share of kernel time.", r"\b", unless=_NAMES),
+    "steps": Named("step.wall_ms.n", "Measured steps."),
+    "step_unprofiled_ms": Named(f"{_STEP}.low", "A step without the profiler.", _TIMES, ("untimed",)),
+    "step_estimated_ms": Named(f"{_STEP}.low..{_STEP}.high", "The same, estimated.", unless=("timed",)),
+    "step_profiled_ms": Named("step.wall_ms", "A step under the profiler."),
+    "step_compute_ms": Named("step.compute_ms", "Of that: kernels compute.", unless=_GPU),
+    "step_copy_ms": Named(f"{_EXPOSED}_copy_ms", "Copies alone run.", _COPIES, _GPU),
+    "step_communication_ms": Named(f"{_EXPOSED}_communication_ms", "Collectives.", unless=_GPU),
+    "step_idle_ms": Named("step.idle_ms", "The GPU does nothing.", _ALL, _GPU),
+    "step_busy_share": Named("step.busy_share", "The GPU works, of the step's one length.", _ALL, _GPU),
+    "step_idle_share": Named("step.idle_ms/step.length_ms", "The share of that.", _ALL, _GPU),
+    "idle_cause_ms": Named("step.causes[cause].ms", "It does nothing for one cause.", _ALL, _GPU),
+    "step_class_ms": Named("step.classes[class].ms", "A kernel class computes.", unless=_NAMES),
+    "step_class_share": Named("step.classes[class].ms/step.length_ms", "Its share.", unless=_NAMES),
+    "step_kernels": Named("step.launches", "Kernels and fills of a step.", unless=_KERNELS),
+    "launch_latency_us": Named("step.launch_latency_us.median", "From launch to start.", _ALL, _GPU),
+    "saves_ms": Named(f"{_FINDING}_low..{_FINDING}_high", "What a finding saves.", unless=_GPU),
+    "wall_ms": Named("phase.wall_ms", "By the CPU's clock.", _RANGES),
+    "unprofiled_ms": Named("unprofiled.phases[phase]", "Not profiled.", _TIMES, ("doubt",)),
+    "gpu_busy_ms": Named("phase.gpu_busy_ms", "The union of its GPU operations.", _ALL, _GPU),
+    "gpu_span_ms": Named("phase.gpu_span_ms", "First start to last end.", _ALL, _GPU),
+    "busy_share": Named("phase.busy_share.low..phase.busy_share.high", "GPU busy ÷ wall.", _ALL, _GPU),
+    "kernel_sum_ms": Named("phase.kernel_time_ms", "Its kernels' sum.", unless=_KERNELS),
+    "kernels": Named("phase.kernels_per_instance", "Kernels in one.", unless=_KERNELS),
+    "instances": Named("phase.instances", "How many were measured.", _RANGES),
+    "copies": Named("phase.memory[=memcpy].operations_per_instance", "Copies in one.", _COPIES, _GPU),
+    "copy_ms": Named("phase.memory[=memcpy].ms_per_instance", "Their sum.", _COPIES, _GPU),
+    "class_ms": Named(f"{_CLASS}.ms_per_instance", "Kernels of a class.", unless=_NAMES),
+    "class_launches": Named(f"{_CLASS}.launches_per_instance", "How many.", unless=_NAMES),
+    "class_share": Named(f"{_CLASS}.share", "Their share of kernel time.", unless=_NAMES),
     "top_kernel": Named("phase.kernels.0.name", "The kernel with most time.", unless=_KERNELS),
     "kernel_ms": Named("phase.kernels[kernel].ms_per_instance", "One kernel, by a part of its name.", unless=_KERNELS),
     "kernel_launches": Named("phase.kernels[kernel].launches_per_instance", "Its launches.", unless=_KERNELS),
-    "softmax_ms": Named("attention.softmax_ms", "The softmax of attention.", "softmax", unless=_KERNELS),
+    "softmax_ms": Named("attention.softmax_ms", "The softmax of attention.", unless=_KERNELS),
     "attention_matmul_ms": Named("attention.matmul_ms", "The matmuls of attention.", unless=_KERNELS),
     "module_ms": Named("modules.modules[module].ms", "A module with all inside, both ways.", unless=_KERNELS),
     "module_forward_ms": Named("modules.modules[module].forward.ms", "Forward alone.", unless=_KERNELS),
-    "mfu": Named("limits.phases[phase].mfu", "The model's FLOPs ÷ time ÷ peak.", "mfu"),
+    "mfu": Named("limits.phases[phase].mfu", "The model's FLOPs ÷ time ÷ peak."),
     "model_flops": Named("limits.phases[phase].model_flops", "The model's FLOPs."),
-    "peak_memory_bytes": Named("peak_memory_bytes", "The most device memory.", "peak memory", ("memory",), _GPU),
-    "tokens_per_s": Named("unprofiled.tokens_per_second", "Tokens ÷ the unprofiled step.", "tokens|throughput", _TIMES),
-    "late_ms": Named("rank.late_ms", "A rank's own time less that of the fastest.", "late"),
-    "collectives_ms": Named("rank.communication_ms", "Its collectives, hidden or not.", "collectives"),
-    "waiting_ms": Named("rank.waiting_ms", "Of these, until the last rank starts.", "wait(s|ing)?"),
+    "peak_memory_bytes": Named("peak_memory_bytes", "The most device memory.", ("memory",), _GPU),
+    "tokens_per_s": Named("unprofiled.tokens_per_second", "Tokens ÷ the unprofiled step.", _TIMES),
+    "late_ms": Named("rank.late_ms", "A rank's own time less that of the fastest."),
+    "collectives_ms": Named("rank.communication_ms", "Its collectives, hidden or not."),
+    "waiting_ms": Named("rank.waiting_ms", "Of these, until the last rank starts."),
 }  # fmt: skip
 #: Why a figure is not told, and what would tell it, by what its path starts with.
 _LACKS = {
@@ -147,8 +145,6 @@ _LACKS = {
     "rank": ("The captures are not of several ranks of a run", f"nsys-analyze run --nproc 2 {PROGRAM}"),
     "gpu": ("It names no GPU", RECORD),
 }  # fmt: skip
-#: Why a figure is not estimated.
-MEASURED = "It is measured"
 #: What keeps figures from being told: whether it does, why, and what would help.
 _OBSTACLES: Mapping[str, tuple[Callable[[Case], object], str, str]] = {
     "cpu": (lambda case: case.capture.on_cpu, "The program ran on the CPU", ON_GPU),
@@ -160,7 +156,7 @@ _OBSTACLES: Mapping[str, tuple[Callable[[Case], object], str, str]] = {
         "nsys export --type sqlite REPORT",
     ),
     "untimed": (lambda case: not _timed(case), "The step was not timed without the profiler", RECORD),
-    "timed": (lambda case: _timed(case), MEASURED, "nsys-analyze ask CAPTURE step_unprofiled_ms"),
+    "timed": (lambda case: _timed(case), "It is measured", "nsys-analyze ask CAPTURE step_unprofiled_ms"),
     "doubt": (
         lambda case: case.capture.unprofiled and case.capture.unprofiled.doubts.get(case.words["phase"]),
         "Its times without the profiler cannot be right", RECORD,
