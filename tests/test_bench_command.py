@@ -177,25 +177,6 @@ def test_what_a_report_says_of_its_rows_is_a_command_of_today(folder: Path) -> N
         assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize(
-    ("words", "is_shown"),
-    [
-        ("--causal on --timeout 40 --resume", True),
-        ("--implementation=naive,sdpa --d-head 16,32", True),
-        ("--warmup-ms 5", False),  # no option of today
-        ("--implementation naive,torch", False),  # no such choice
-        ("--implementation=torch", False),
-        ("--steps 5,10", False),  # one value alone
-        ("--output-dir 'a", False),
-    ],
-)
-def test_a_command_that_this_version_refuses_is_not_shown(tmp_path: Path, words: str, is_shown: bool) -> None:
-    command = f"nsys-analyze bench variants {words}"
-    (tmp_path / NAME).write_text(json.dumps({"schema_version": 1, "bench": "variants", "run": command}) + "\n")
-    done = invoke("report", tmp_path, "-o", "-")
-    assert (command in done.stdout, "bench variants --help" in done.stdout) == (is_shown, not is_shown)
-
-
 def test_help_lists_the_defaults_of_both_devices() -> None:
     said = " ".join(invoke("bench", "attention", "--help").output.split())
     assert "Default: 256,1024,4096,8192,16384; 128,256,512 on a CPU." in said

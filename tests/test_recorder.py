@@ -115,7 +115,9 @@ def test_the_first_range_between_start_and_stop_is_recorded(record: Record) -> N
 def test_a_program_that_never_starts_the_profiler(record: Record) -> None:
     outcome = record("import torch\ntorch.ones(2).add(1)\ntorch.cuda.profiler.stop()")
     assert outcome.code == NOTHING_RECORDED
-    assert outcome.err == ("recorder: the program never called cudaProfilerStart; --whole-program records all of it\n")
+    assert outcome.err == (
+        "recorder: the program never called cudaProfilerStart; nsys-analyze run --whole-program records all of it\n"
+    )
     assert list(outcome.trace.parent.iterdir()) == []
 
 

@@ -7,21 +7,26 @@ import lzma
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.comparison.turns import Process, Turns
 from nsys_analyzer.capture import side_by_side
-from nsys_analyzer.capture.turns import checkout
+from nsys_analyzer.capture.turns import _run, checkout
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.verify import _prediction
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.ledger import Entry, Prediction, append, calibrated, holds, read_ledger, verdict_of, widening
+from nsys_analyzer.system.process import Result
 from tests.conftest import ROOT
 
 MOST = 10
@@ -57,11 +62,77 @@ def test_one_pair_tells_nothing_and_more_pairs_are_asked_for() -> None:
     one = Turns(((Process((10.0,) * 6), Process((9.0,) * 6)),))
     assert (one.change.low_ms, one.change.is_change, one.is_enough, one.more_pairs) == (None, False, False, 3)
     assert not one.is_seen  # no losses
-    # Four pairs are the fewest that may tell: with 16 = 1 + 3 · 5, t of three has no end, as (√16 ÷ 0.05)^(2/3) = 18.6.
+    # Four pairs are the fewest that may tell: with 16 = 1 + 3 · 5, t of three has no end, as (√16 ÷ 0.04)^(2/3) = 21.5.
     unclear = series(0.0, 1, spread=0.05)
     assert not unclear.change.is_change
     assert unclear.more_pairs is not None
     assert unclear.more_pairs > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "pairs"),
+    [
+        # Of one pair the interval is ± 0.2 × √(11 ÷ 10 × (2 ln 100 + ln 11)) = ± 0.714: ln 0.4 is −0.916, 0.2 beyond.
+        (-0.6, 1),
+        (1.5, 1),  # the same the other way, ln 2.5 = 0.916
+        # ln 0.57 is −0.562. Two pairs: ± 0.2 × √(21 ÷ 20 × (2 ln 100 + ln 21) ÷ 2) = ± 0.507, too near. Three: ± 0.417.
+        (-0.43, 3),
+    ],
+)
+def test_a_change_that_is_large_beyond_doubt_ends_the_measurement(change: float, pairs: int) -> None:
+    turns = [series(change, seed, spread=0.02) for seed in range(50)]
+    assert {len(one.pairs) for one in turns} == {pairs}
+    assert all(one.change.is_change and np.sign(one.change.ms) == np.sign(change) for one in turns)
+    assert all(one.change.low_share < change < one.change.high_share for one in turns if one.change.high_share)
+
+
+def test_where_pairs_or_blocks_differ_by_more_than_any_should_one_pair_tells_nothing() -> None:
+    # Blocks of −86 % and +11 % in turns: a deviation of the logarithm of 1.0.
+    after = Process((4.0, 4.0, 1.4, 1.4, 11.1, 11.1), block=2)
+    turns = Turns(((Process((10.0,) * 6, block=2), after),))
+    assert not turns.is_enough
+    assert not turns.change.is_change
+    # Pairs of −80 % and −20 %: a deviation of 0.98.
+    two = [(Process((10.0,) * 6), Process((ms,) * 6)) for ms in (2.0, 8.0)]
+    assert not Turns((*two,)).change.is_change
+
+
+def test_programs_whose_starts_differ_by_much_are_rarely_called_changed() -> None:
+    # The largest deviation that is allowed for, 20 % between pairs: as above, 30 of 600 may be wrong.
+    assert sum(series(0.0, seed, spread=0.2).change.is_change for seed in range(600)) <= 30
+
+
+def test_a_program_without_a_seed_is_compared_with_itself() -> None:
+    # Losses of another start differ by 20 %. One or two pairs do not tell whether that is chance: nothing is said yet.
+    random, decided = np.random.default_rng(0), list[str]()
+    for _ in range(100):
+        losses = 2 * np.exp(random.normal(0, 0.2, (6, 2, 5)))
+        ms = np.where(np.arange(2), 4.0, 10.0)  # a change that one pair would tell
+        pairs = [tuple(Process((ms[side],) * 6, losses=tuple(pair[side])) for side in (0, 1)) for pair in losses]
+        first = Turns((pairs[0],))  # type: ignore[arg-type]
+        assert not [*first.other_work()]
+        assert first.unclear_loss.startswith("Loss ")
+        assert not first.is_enough
+        assert not first.change.is_change
+        every = [Turns((*pairs[:n],)) for n in (2, 3, 4, 5, 6)]  # type: ignore[arg-type]
+        decided += [said for turns in every for said in turns.other_work()]
+        assert every[1].is_enough
+    assert len(decided) <= 5  # of 100 programs, looked at again and again
+
+
+@pytest.mark.parametrize("ended", [float("nan"), float("inf")])
+def test_losses_that_are_no_numbers(ended: float) -> None:
+    def side(*losses: float) -> Process:
+        return Process((10.0,) * 6, losses=losses)
+
+    both = Turns(((side(2.0, ended), side(2.0, ended)),) * 2)
+    assert not [*both.other_work()]
+    after = Turns(((side(2.0, 2.0), side(2.0, ended)),) * 2)
+    assert [*after.other_work()] == [f"Loss 2 is 2 before, and {ended} after"]
+    before = Turns(((side(ended, 2.0), side(2.0, 9.0)),) * 2)
+    assert [*before.other_work()] == [f"Loss 1 is {ended} before, and 2 after"]
+    once = Turns(((side(2.0, 2.0), side(2.0, ended)), (side(2.0, 2.0), side(2.0, 2.0)), (side(2.0, 2.0),) * 2))
+    assert not [*once.other_work()]  # a start that ended so by chance
 
 
 @pytest.mark.parametrize(
@@ -114,6 +185,28 @@ def test_a_program_that_fails_ends_both_and_says_why(tmp_path: Path, capsys: pyt
     assert side_by_side.run(jobs) == 1
     assert capsys.readouterr().out == "ValueError: no such file\n"
     assert (tmp_path / "order").read_text() == "aa" * 3  # nobody else waits
+
+
+def test_of_a_long_output_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "_LOG_BYTES", 100_000)
+    monkeypatch.setattr(side_by_side, "_KEPT_BYTES", 10_000)
+    text = "for number in range(60_000): print('line', number)\nraise ValueError('in the end')"
+    assert side_by_side.run([job(tmp_path, "a", text)]) == 1
+    lines = (tmp_path / "a.log").read_text().splitlines()
+    assert lines[-1] == "ValueError: in the end"
+    assert "line 59999" in lines
+    assert 10_000 <= (tmp_path / "a.log").stat().st_size <= 100_000
+
+
+def test_what_a_program_starts_ends_with_its_pair(tmp_path: Path) -> None:
+    """A child with a session of its own, which holds the output and the turn; the supervisor finds it all the same."""
+    text = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open(sys.argv[2], "w").write(str(child.pid))
+"""
+    assert _run([job(tmp_path, "a", text)], tmp_path, 60) == Result("ok")
+    assert not psutil.pid_exists(int((tmp_path / "order").read_text()))
 
 
 def unpacked_fault(name: str, folder: Path) -> Path:
@@ -226,6 +319,46 @@ def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
     before, after = captures[0].findings[0], calibrated(captures, path)[0].findings[0]
     assert after.saves_ms_high - after.saves_ms == pytest.approx(2 * (before.saves_ms_high - before.saves_ms))
     assert "2.00 times as wide as that, by 5 savings" in str(after.derivation)
+
+
+@pytest.fixture
+def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Runs the command on processes that were measured: its exit status and its output."""
+    monkeypatch.chdir(tmp_path)
+    (before,) = load_captures([unpacked_fault("item", tmp_path)]).captures
+    before = replace(before, run=Run(command="python old.py"))
+    Path("new.py").touch()
+    monkeypatch.setattr(sys.modules[_prediction.__module__], "_captured", lambda *_: before)
+    monkeypatch.setattr("nsys_analyzer.experiments.loading.load_runs", lambda *_: ())
+
+    def invoked(*pairs: tuple[Process, Process]) -> tuple[int, str]:
+        monkeypatch.setattr("nsys_analyzer.capture.turns.take_turns", lambda *_: iter(pairs))
+        words = ["verify", ".", "--profiler", "none", "--time-limit", "1000", "--", "python", "new.py"]
+        done = CliRunner().invoke(cli, words, catch_exceptions=False)
+        return done.exit_code, done.output
+
+    return invoked
+
+
+PAIR = (Process((10.0,) * 6, losses=(2.0,)), Process((4.0,) * 6, losses=(2.0,)))
+
+
+def test_the_verdict_is_said_where_the_ledger_cannot_be_written(verified: Callable[..., tuple[int, str]]) -> None:
+    Path(".nsys-analyze").write_text("a file where the folder of the ledger would be")
+    code, said = verified(PAIR)
+    assert code == 0
+    assert "Faster: a step takes 10 ms → 4 ms (−60.0%, −80.4% to −18.3% at 95%), in 1 pair" in " ".join(said.split())
+    assert ".nsys-analyze/ledger.jsonl cannot be written (File exists). See: ls -ld .nsys-analyze" in said
+
+
+def test_one_pair_of_other_losses_is_not_judged(verified: Callable[..., tuple[int, str]]) -> None:
+    other = replace(PAIR[1], losses=(3.0,))
+    code, said = verified((PAIR[0], other))
+    assert code == 5
+    assert "Loss 1 is 2 before, and 3 after: more pairs would tell whether that is chance." in " ".join(said.split())
+    code, said = verified((PAIR[0], other), (PAIR[0], other))
+    assert code == 4
+    assert "Not comparable" in said
 
 
 TRAINING = """

@@ -139,7 +139,8 @@ def _no_report(report: Path, log: Path) -> CaptureError:
     if "No reports were generated" in output or output.endswith("Generated:"):  # the latter until 2023
         return CaptureError(
             f"nsys recorded nothing, for no capture range was opened: {_NO_IMPORT.sub('', output)}",
-            "Call torch.cuda.profiler.start() and stop() around what to record, or record all with --whole-program",
+            "Call torch.cuda.profiler.start() and stop() around what to record, or record all: "
+            "nsys-analyze run --whole-program",
         )
     return CaptureError(f"nsys wrote no report: {output or 'it printed nothing'}", f"Read its output: {log}")
 

@@ -165,7 +165,7 @@ def _program(
         raise ConfigurationError("--profiler none leaves nothing to do: --no-annotate takes no times")
     if recording.annotate and (found := _SHUTS_OUT.match(" ".join(program))):
         problem = f"python {found[1]} ignores PYTHONPATH or sitecustomize, through which steps and phases are found"
-        raise ConfigurationError(problem, "Leave it out, or give --no-annotate")
+        raise ConfigurationError(problem, "Leave it out, or record without them: nsys-analyze run --no-annotate")
     if not recording.annotate:
         of_steps = [OPTIONS[name].flag for name in ("steps", "warmup_steps") if name in options]
         flags = [*of_steps, *_given(recording, _OF_ANNOTATION)]

@@ -19,7 +19,7 @@ from nsys_analyzer.capture.launcher import launched
 from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command, start_now
 from nsys_analyzer.capture.recorder import BEGIN
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.runs.targets import OF_RANK, Annotation, Ranks, Target
+from nsys_analyzer.runs.targets import OF_RANK, Annotation, Ranks, Target, is_python
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from nsys_analyzer.trace.sources import export_of, open_capture
@@ -101,7 +101,7 @@ class TorchProfiler:
         """
         if ranks and ranks.one_report:
             raise ConfigurationError("--one-report is for nsys, and torch.profiler records each rank by itself")
-        if not Path(program[0]).name.startswith("python"):
+        if not is_python(program[0]):
             raise ConfigurationError(
                 f"The torch recorder runs Python programs, and {program[0]} is none",
                 "Start it with python, or install Nsight Systems: nsys-analyze doctor",

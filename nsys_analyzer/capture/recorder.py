@@ -393,7 +393,7 @@ def record(
     if recorder.failure:
         _say(str(recorder.failure))
     elif not recorder.has_recorded and code == 0:
-        _say("the program never called cudaProfilerStart; --whole-program records all of it")
+        _say("the program never called cudaProfilerStart; nsys-analyze run --whole-program records all of it")
     if code == _TERMINATED:  # PyTorch may crash where threads of a server still use it
         _leave(code)
     return code or (0 if recorder.has_recorded and not recorder.failure else NOTHING_RECORDED)

@@ -14,25 +14,44 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nsys_analyzer.capture.launcher import end_all
 from nsys_analyzer.system.process import CANNOT_RUN, final_words
 
 _TICK_S = 0.2
+#: Until what a program wrote before its end is in its log.
+_LAST_WORDS_S = 2
+#: Bytes of a log at most, and those of its end that stay where a program has written more.
+_LOG_BYTES, _KEPT_BYTES = 10_000_000, 1_000_000
+
+
+def _keep(output: IO[bytes], log: Path) -> None:
+    """Writes the output of a program to its log, of a long one the end."""
+    with output, log.open("w+b", buffering=0) as file:
+        while text := os.read(output.fileno(), _KEPT_BYTES):
+            if file.tell() + len(text) > _LOG_BYTES:
+                file.seek(-min(_KEPT_BYTES, file.tell()), os.SEEK_END)
+                end = file.read()
+                file.seek(0)
+                file.truncate()
+                file.write(end)
+            file.write(text)
 
 
 @dataclass
 class _Runner:
-    """A program that runs, our end of its socket, and its log."""
+    """A program that runs, our end of its socket, its log, and the thread that writes that."""
 
     process: subprocess.Popen[bytes]
     turns: socket.socket
     log: Path
+    logging: threading.Thread
 
     def waits(self) -> bool:
         """Waits until the program waits for its turn, or has ended; returns whether it waits."""
@@ -60,16 +79,16 @@ def run(jobs: Sequence[dict[str, Any]]) -> int:
             variables = {**os.environ, **job["variables"]}
             if len(jobs) > 1:
                 variables["NSYS_ANALYZE_TURN"] = str(theirs.fileno())
-            log = Path(job["log"])
-            output = stack.enter_context(log.open("wb"))
             processes.append(
                 subprocess.Popen(
-                    job["command"], cwd=job["folder"], env=variables, stdout=output, stderr=output,
+                    job["command"], cwd=job["folder"], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
                 )
             )  # fmt: skip
             theirs.close()
-            runners.append(_Runner(processes[-1], ours, log))
+            logging = threading.Thread(target=_keep, args=(processes[-1].stdout, log := Path(job["log"])), daemon=True)
+            logging.start()
+            runners.append(_Runner(processes[-1], ours, log, logging))
         left = [runner for runner in runners if runner.waits()]
         while left:  # the one in front has its turn, and goes behind the others
             runner, *left = left
@@ -77,7 +96,9 @@ def run(jobs: Sequence[dict[str, Any]]) -> int:
             if runner.waits():
                 left.append(runner)
         for runner in runners:
-            if code := runner.process.wait():
+            code = runner.process.wait()
+            runner.logging.join(_LAST_WORDS_S)  # what the program has started may hold its output for longer
+            if code:
                 print(final_words(runner.log), flush=True)
                 return 128 - code if code < 0 else code
     return 0

@@ -22,7 +22,7 @@ from nsys_analyzer.capture.jobs import LOG
 from nsys_analyzer.capture.profilers import annotating, timed_command
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.runs.machine import answer
-from nsys_analyzer.runs.targets import Target
+from nsys_analyzer.runs.targets import Target, is_python
 from nsys_analyzer.system.process import Job, Result, run_job
 from nsys_analyzer.system.strict_json import decode_json
 
@@ -49,8 +49,7 @@ class Program:
     def is_one_process(self) -> bool:
         """Returns whether nothing but one process of Python makes its steps, which can wait without others."""
         words = self.target.program
-        is_python = Path(words[0]).name.startswith("python")
-        return is_python and not self.target.ranks and "torch.distributed" not in " ".join(words)
+        return is_python(words[0]) and not self.target.ranks and "torch.distributed" not in " ".join(words)
 
 
 def measured(target: Target, step_ms: float | None) -> Target:
@@ -108,7 +107,7 @@ def _job(program: Program, place: Path, folder: Path) -> dict[str, Any]:
 
 def _run(jobs: Sequence[dict[str, Any]], folder: Path, timeout_s: float | None) -> Result:
     command = [sys.executable, "-m", "nsys_analyzer.capture.side_by_side", json.dumps(jobs)]
-    return run_job(Job(command, timeout_s=timeout_s), folder / LOG)
+    return run_job(Job(command, timeout_s=timeout_s, ends_all=True), folder / LOG)
 
 
 def _measured(program: Program, place: Path, folder: Path) -> Process:
@@ -119,7 +118,7 @@ def _measured(program: Program, place: Path, folder: Path) -> Process:
         why = values.get("not_annotated") or "no step of it was found"
         raise CaptureError(f"The {program.name} program: {why}", f"Its output is in {folder}")
     block = program.target.annotation.block if program.target.annotation else 1
-    return Process(tuple(steps_ms), block, tuple(values.get("losses", ())), tuple(values.get("rows", ())))
+    return Process(tuple(steps_ms), block, tuple(map(float, values.get("losses", ()))), tuple(values.get("rows", ())))
 
 
 @contextmanager

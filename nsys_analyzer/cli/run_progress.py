@@ -25,7 +25,7 @@ _MESSAGE = 300
 
 
 @contextmanager
-def interruptible(folder: Path) -> Iterator[None]:
+def interruptible(folder: Path, goes_on: str = "; the same command with --resume continues") -> Iterator[None]:
     """Ends with a line on how to continue where the user, a scheduler or a closed terminal interrupts the work."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -33,7 +33,7 @@ def interruptible(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        line = f"Interrupted. Finished results are in {folder}; the same command with --resume continues."
+        line = f"Interrupted. Finished results are in {folder}{goes_on}."
         click.echo(line, err=True)
         sys.exit(130)
 

@@ -14,7 +14,7 @@ import click
 from nsys_analyzer.cli.help import INPUT, JUDGED, OUTPUT, RECORDING, RUNNING, command, option
 from nsys_analyzer.cli.options import tell
 from nsys_analyzer.configuration import LEDGER
-from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.comparison.turns import Process, Turns
@@ -43,6 +43,8 @@ _OLD = "Give the old program by --before 'python old/train.py', or its commit by
         metavar="SECONDS", help="Measure no longer than this.")  # fmt: skip
 @option(RUNNING, "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800.0, show_default=True,
         metavar="SECONDS", help="Time limit of each pair of processes, and of the profiled run.")  # fmt: skip
+@option(RUNNING, "--warmup", type=click.IntRange(0), metavar="N", help="Steps of each process that are not measured. "
+        "Default: as of run.")  # fmt: skip
 @option(RECORDING, "--profiler", type=click.Choice(["nsys", "torch", "none"]), help="Profiler of the last run. "
         "Default: as of run; none measures only.")  # fmt: skip
 @option(OUTPUT, "--output-dir", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
@@ -50,7 +52,7 @@ _OLD = "Give the old program by --before 'python old/train.py', or its commit by
 @click.pass_context
 def verify(
     ctx: click.Context, folder: Path, program: tuple[str, ...], old_command: str | None, commit: str | None,
-    finding: str | None, time_limit: float, timeout: float, profiler: str | None, output_dir: Path,
+    finding: str | None, time_limit: float, timeout: float, warmup: int | None, profiler: str | None, output_dir: Path,
 ) -> None:  # fmt: skip
     """Measure the program of BEFORE and PROGRAM in turns, and say whether the prediction held.
 
@@ -67,12 +69,15 @@ def verify(
     from nsys_analyzer.report.sections.verify import answer
     from nsys_analyzer.runs import ledger
 
-    plan = make_plan(recording=Recording(profiler=profiler if profiler != "none" else "torch"), program=program)
+    recording = Recording(profiler=profiler if profiler != "none" else "torch")
+    plan = make_plan(
+        options={} if warmup is None else {"warmup_steps": (warmup,)}, recording=recording, program=program
+    )
     before = _captured(load_runs(folder, ()), plan, folder)
     if finding and finding not in (known := [one.id for one in _findings(before)]):
         raise ConfigurationError(f"{folder} has no finding {finding!r}", f"It has: {', '.join(known) or 'none'}")
     output_dir.mkdir(parents=True, exist_ok=True)
-    with interruptible(output_dir), ExitStack() as stack:
+    with interruptible(output_dir, ""), ExitStack() as stack:
         programs = _programs(stack, before, plan, program, old_command, commit)
         turns = _measure(programs, output_dir, time_limit, timeout)
         reasons = tuple(turns.other_work())
@@ -82,6 +87,8 @@ def verify(
         told, unseen = _prediction(before, after, finding)
         if not turns.is_seen:
             unseen = f"{unseen} No losses of both programs are known, nor whether they compute the same.".lstrip()
+        if turns.unclear_loss:
+            unseen = f"{unseen} {turns.unclear_loss}: more pairs would tell whether that is chance.".lstrip()
     made = before.run
     entry = ledger.Entry(
         verdict=ledger.verdict_of(change, reasons), time=ledger.now(), before=_shown(programs[0]),
@@ -89,12 +96,14 @@ def verify(
         low_ms=change.low_ms, high_ms=change.high_ms, pairs=len(turns.pairs), reasons=reasons, prediction=told,
         held=ledger.holds(told, change) if told else None, **_machine(after.run if after else made),
     )  # fmt: skip
-    ledger.append(entry)
-    left = _findings(after) if after else ()
-    print_section(answer(entry, turns.more_pairs, unseen, left))
-    if after:
-        _explain(before, after)
-    click.echo(f"\n{LEDGER}")
+    print_section(answer(entry, turns.more_pairs, unseen, _findings(after) if after else ()))
+    try:
+        ledger.append(entry)
+        if after:
+            _explain(before, after)
+        click.echo(f"\n{LEDGER}")
+    except NsysAnalyzerError as error:  # the verdict holds all the same
+        tell(f"\n{error}")
     ctx.exit(EXIT_STATUS[entry.verdict])
 
 
@@ -127,11 +136,12 @@ def _programs(
         ConfigurationError: nobody knows what the old program was.
     """
     from nsys_analyzer.capture.turns import Program, checkout, measured
-    from nsys_analyzer.runs.targets import program_target
+    from nsys_analyzer.runs.targets import is_python, program_target
 
     made, target = before.run, plan.targets[0]
     words = tuple(shlex.split(old or (made.command if made else "") or ""))
-    words = tuple(sys.executable if word == "python" else word for word in words[:1]) + words[1:]
+    if words[:1] == ("python",) and is_python(program[0]):  # the one that both run by, which a manifest calls so
+        words = (program[0], *words[1:])
     if "***" in words:
         raise ConfigurationError("The command line of BEFORE holds keys, which are not kept", _OLD)
     same = words[1:] == program[1:] and not old
@@ -169,14 +179,17 @@ def _record(plan: Plan, folder: Path, timeout_s: float) -> CaptureSummary | None
     from nsys_analyzer.experiments.loading import load_runs
     from nsys_analyzer.system.process import Progress
 
-    with locked(folder):
-        (result,) = run_sweep(
-            plan.targets, folder, plan.profiler, timeout_s, Progress(lambda *_: None, lambda *_: None)
-        )
-    if result.status != "ok":
-        tell(f"The new program could not be recorded: {result.message}")
-        return None
-    return _captured(load_runs(folder, ()), plan, folder)
+    silent = Progress(lambda *_: None, lambda *_: None)
+    try:
+        with locked(folder):
+            (result,) = run_sweep(plan.targets, folder, plan.profiler, timeout_s, silent)
+        if result.status == "ok":
+            return _captured(load_runs(folder, ()), plan, folder)
+        message = result.message
+    except (NsysAnalyzerError, OSError) as error:  # the measurement holds all the same
+        message = str(error)
+    tell(f"The new program could not be recorded: {message}")
+    return None
 
 
 def _prediction(

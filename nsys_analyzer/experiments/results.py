@@ -5,7 +5,6 @@ How an experiment is added: see ``model``.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from nsys_analyzer.experiments import attention, decode, flash, memory, precisio
 from nsys_analyzer.experiments import compile as compiled
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.experiments.section import make_section
-from nsys_analyzer.report.model import Block, Details, FinishedBench, Listing, Paragraph, Section
+from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
 from nsys_analyzer.runs.rows import NAME, read_file, typed
 from nsys_analyzer.text import phrase
 
@@ -29,7 +28,6 @@ BENCHES: tuple[Bench, ...] = (
     compiled.BENCH,
     decode.BENCH,
 )
-_OF_EVERY_BENCH = ("--device", "--output-dir", "--resume", "--rerun", "--timeout", "--dry-run")
 
 
 def read_finished(folder: Path) -> FinishedBench:
@@ -39,39 +37,17 @@ def read_finished(folder: Path) -> FinishedBench:
         ConfigurationError: the file of rows is damaged or of another version, or its bench is unknown.
     """
     bench, header, rows = read_rows(folder / NAME)
-    commands = tuple(command for command in header["runs"] if _takes(bench, command))
+    commands = tuple(header["runs"])
     nothing = Paragraph(phrase("Nothing was measured yet: the same command with `--resume` goes on."))
     section = Section(f"bench-{bench.name}", f"Bench: {bench.name}", (nothing,))
     try:
         section = make_section(bench, Results(rows)) if rows else section
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _unreadable(folder / NAME, bench, error) from error
-    how: list[Block] = [Listing(commands, "commands")] if commands else []
-    if len(commands) < len(header["runs"]):
-        other = "Another version, with other options, made rows of these; `nsys-analyze bench {} --help` lists today's."
-        how.append(Paragraph(phrase(other, bench.name)))
-    if how:
-        section = replace(section, blocks=(*section.blocks, Details("How these rows were made", tuple(how))))
+    if commands:
+        how = Details("How these rows were made", (Listing(commands, "commands"),))
+        section = replace(section, blocks=(*section.blocks, how))
     return FinishedBench(bench.name, section, rows, commands)
-
-
-def _takes(bench: Bench, command: str) -> bool:
-    """Tells whether this version's bench has the options and the choices of a command line."""
-    options = {one.flag: one for one in bench.options}
-    try:
-        words = shlex.split(command)
-    except ValueError:  # a quotation mark is not closed
-        return False
-    for place, (flag, is_joined, value) in enumerate(word.partition("=") for word in words):
-        if flag in _OF_EVERY_BENCH or not flag.startswith("--"):
-            continue
-        if flag not in options:
-            return False
-        given = (value if is_joined else "".join(words[place + 1 : place + 2])).split(",")
-        choices, is_one = options[flag].choices, len(given) == 1 or options[flag].several
-        if not is_one or (choices and not set(given) <= set(choices)):
-            return False
-    return True
 
 
 def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:

@@ -109,13 +109,15 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
     """Adds a line to the ledger, which nothing else changes; half a line that a full disk or a crash left is ended.
 
     Raises:
-        NsysAnalyzerError: the disk is full, or the ledger is no file.
-        OSError: it cannot be written.
+        NsysAnalyzerError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     check_regular(path)
-    is_ended = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
-    append_text(path, ("" if is_ended else "\n") + msgspec.json.encode(entry).decode() + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_ended = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+        append_text(path, ("" if is_ended else "\n") + msgspec.json.encode(entry).decode() + "\n")
+    except OSError as error:
+        raise NsysAnalyzerError(f"{path} cannot be written ({error.strerror})", f"See: ls -ld {path.parent}") from error
 
 
 def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: None) -> tuple[Entry, ...]:

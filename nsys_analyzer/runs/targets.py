@@ -94,9 +94,14 @@ class Target:
 
         A program that is not Python's has no steps to find, and runs once.
         """
-        name = Path(self.program[0]).name
+        first = self.program[0]
         some_steps = self.annotation is not None and self.annotation.window
-        return self.timed or (some_steps and (name.startswith("python") or name in _LAUNCHERS))
+        return self.timed or (some_steps and (is_python(first) or Path(first).name in _LAUNCHERS))
+
+
+def is_python(word: str) -> bool:
+    """Tells whether the first word of a command line starts Python itself."""
+    return Path(word).name.startswith("python")
 
 
 def transformer_targets(models: Sequence[str], choices: Choices, more: Sequence[str] = ()) -> tuple[Target, ...]:

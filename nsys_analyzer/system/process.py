@@ -2,13 +2,13 @@
 
 Each program runs below a supervisor, which is this file as a program:
 
-    python process.py PROCESS_ID PROGRAM ARGUMENTS...
+    python process.py PROCESS_ID first|all PROGRAM ARGUMENTS...
 
 It ends all that the program has started once that fails, is asked to end, or whoever started it, ``PROCESS_ID``, is
 gone. The kernel signals the supervisor when its caller dies, even by SIGKILL, and hands it every descendant that loses
 its own parent (it is their subreaper): a target to which a profiler gave a session of its own is found, and one that
 wrote over its environment. SIGTERM asks the program to end, a second one ends all. What goes on behind a program that
-ended well, as a compiler's server does, is left alone.
+ended well, as a compiler's server does, is left alone, unless ``all`` is to end with it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Job:
     """A command to run, the variables that it gets beside those of this process, and its time limit, None for none.
 
     One that ``runs_on``, as a server does, ends well by a signal: of its profiler's, on an interrupt, or when its time
-    is up. It starts in ``folder``, None for that of this process.
+    is up. It starts in ``folder``, None for that of this process. Of one that ``ends_all`` nothing goes on behind it.
     """
 
     command: Sequence[str]
@@ -60,6 +60,7 @@ class Job:
     timeout_s: float | None = None
     runs_on: bool = False
     folder: Path | None = None
+    ends_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
     with log.open("ab") as output:
         start = output.tell()
         variables = {**os.environ, **job.environment}
-        with _started(job.command, stdout=output, stderr=output, env=variables, cwd=job.folder) as process:
+        options = {"stdout": output, "stderr": output, "env": variables, "cwd": job.folder}
+        with _started(job.command, ends_all=job.ends_all, **options) as process:
             deadline = time.monotonic() + limit_s
             try:
                 while process.poll() is None:
@@ -136,9 +138,11 @@ def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subp
 
 
 @contextmanager
-def _started(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    command: Sequence[str | Path], *, ends_all: bool = False, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a program below a supervisor, for the block; an error in there, as an interrupt is one, ends all of it."""
-    supervised = [sys.executable, __file__, str(os.getpid()), *command]
+    supervised = [sys.executable, __file__, str(os.getpid()), "all" if ends_all else "first", *command]
     with subprocess.Popen(supervised, stdin=subprocess.DEVNULL, start_new_session=True, **options) as process:
         try:
             yield process
@@ -193,8 +197,11 @@ def signal_when_parent_dies(number: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, number)
 
 
-def _supervise(parent: int, command: list[str]) -> int:
-    """Runs a command to its end; returns its exit code, negative for a signal."""
+def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
+    """Runs a command to its end, and with it ``all`` that it started or itself alone, the ``first``.
+
+    Returns its exit code, negative for a signal.
+    """
     import ctypes
 
     import psutil
@@ -237,7 +244,7 @@ def _supervise(parent: int, command: list[str]) -> int:
             ended, status = os.wait()
             if ended == program.pid:
                 code = os.waitstatus_to_exitcode(status)
-                if code == 0 and not requests:
+                if code == 0 and not requests and what_ends == "first":
                     break
                 kill_descendants()  # a profiler that was killed leaves its target behind
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -245,7 +252,7 @@ def _supervise(parent: int, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    exit_code = _supervise(int(sys.argv[1]), sys.argv[2:])
+    exit_code = _supervise(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
     if exit_code < 0:  # ends as the program did
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError):  # nobody handles SIGKILL

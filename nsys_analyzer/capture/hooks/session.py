@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import multiprocessing
 import os
 import re
@@ -469,7 +470,9 @@ class Session:
             "times_ms": self._clock.times_ms(),
         }
         if self._work:
-            values |= {"losses": self._work.losses, "rows": self._work.rows}
+            # JSON has no number that is infinite or none at all.
+            losses = [loss if math.isfinite(loss) else str(loss) for loss in self._work.losses]
+            values |= {"losses": losses, "rows": self._work.rows}
         if stops:
             values["stopped_after"] = self.steps
         if "flops" in values and has_compiled():
