@@ -104,6 +104,12 @@ def step_noun(step: StepSummary | None) -> str:
     return f"a {step.kind} step" if step and step.kind else "a step"
 
 
+def peak_memory(capture: CaptureSummary) -> int | None:
+    """The most device memory, bytes: of tensors in an unprofiled run where it is known, else while it was recorded."""
+    timed = capture.unprofiled.peak_memory_bytes if capture.unprofiled else None
+    return timed or capture.peak_memory_bytes
+
+
 def said_length(step: StepSummary) -> str:
     """The one length of a step, in three digits: ≈ where it is estimated."""
     estimated = step.unprofiled_ms is not None and not step.unprofiled_ms.timed

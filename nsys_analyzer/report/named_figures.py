@@ -201,7 +201,7 @@ def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
     of = of.removeprefix("near the ") if "step.wall_ms" in named.path else of
     rows = {one.kind: one.operations_per_instance * phase.instances for one in phase.memory}
     rows |= {"kernel": phase.kernels_per_instance * phase.instances, "range": phase.instances}
-    rows["timing"] = 1
+    rows |= {"memory": capture.memory_events, "timing": 1}
     if isinstance(value, Stats):
         of = of if value.median is None else of.replace("mean of", "median of")
         rows["timing"], value = value.n or 1, value.typical

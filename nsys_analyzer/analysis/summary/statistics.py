@@ -357,17 +357,20 @@ class MatmulShare:
         return self.step or (self.phases[0] if [one.scope for one in self.phases] == ["forward"] else None)
 
 
-def peak_memory(attributed: AttributedTrace, process: int) -> int | None:
-    """The most device memory of a process over its measured phases, bytes; None where it was not recorded, or none."""
+def peak_memory(attributed: AttributedTrace, process: int) -> tuple[int | None, int]:
+    """The most device memory of a process over its measured phases, bytes, and from how many events it is known.
+
+    None where memory was not recorded, or no phase was measured.
+    """
     uses, instances = attributed.trace.memory, attributed.instances
     mine = instances.measured & (instances.process == process)
     if uses is None or not mine.any():
-        return None
+        return None, 0
     events, alive = memory_levels(uses, process)
     start, end = instances.start[mine].min(), instances.end[mine].max()
     inside = (events.start >= start) & (events.start <= end)
     before = alive[np.searchsorted(events.start, start)]
-    return int(max(before, alive[1:][inside].max(initial=0)))
+    return int(max(before, alive[1:][inside].max(initial=0))), len(events)
 
 
 def memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:

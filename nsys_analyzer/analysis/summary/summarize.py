@@ -106,6 +106,7 @@ class _ProcessView:
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
         by_ranges = self.steps is None or self.steps.windows.source in _BY_RANGES
         modules = summarize_modules(self.attributed, self.process.global_pid, by_ranges=by_ranges)
+        peak_memory_bytes, memory_events = peak_memory(self.attributed, self.process.global_pid)
         summary = CaptureSummary(
             name=name,
             process=self.process.label or None,
@@ -121,7 +122,8 @@ class _ProcessView:
             attention=summarize_attention(self.attributed, self.process.global_pid, configuration, gpu),
             coverage=coverage,
             precisions=precision_shares(matmuls),
-            peak_memory_bytes=peak_memory(self.attributed, self.process.global_pid),
+            peak_memory_bytes=peak_memory_bytes,
+            memory_events=memory_events,
             modules=modules,
         )
         if self.steps:

@@ -446,6 +446,7 @@ class CaptureSummary(Summary):
         study: some of the steps in detail, None where no launch is known.
         members: what each of its devices did step by step, where it exchanges something with others.
         tracks: every moment of its measured steps, where that was asked for.
+        memory_events: from how many events its peak memory is known.
     """
 
     device: Gpu | None = None
@@ -454,6 +455,7 @@ class CaptureSummary(Summary):
     study: Study | None = field(default=None, compare=False, repr=False)
     members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
     tracks: Tracks | None = field(default=None, compare=False, repr=False)
+    memory_events: int = 0
 
     def __post_init__(self) -> None:
         """Fills what follows from the device, the profiler's metadata and the phases."""

@@ -11,7 +11,15 @@ from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.complete import compared_phases, working_share
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.report.evidence import Evidence, kernel_word, launch_word, said_length, status_of, step_noun
+from nsys_analyzer.report.evidence import (
+    Evidence,
+    kernel_word,
+    launch_word,
+    peak_memory,
+    said_length,
+    status_of,
+    step_noun,
+)
 from nsys_analyzer.report.model import Answer, Block, Paragraph, Section, Table
 from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, share_of, to_fix
@@ -19,7 +27,7 @@ from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
 from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.sections.serving import kinds_of_steps
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about, about_milliseconds, about_percent, milliseconds_between
+from nsys_analyzer.report.units import about, about_milliseconds, about_percent, format_number, milliseconds_between
 from nsys_analyzer.text import Text, Words, code, joined, listed, phrase, plural, spans
 
 #: An interval that is narrower than this share of its middle is not shown.
@@ -59,7 +67,9 @@ def conditions(capture: CaptureSummary) -> str:
     recorded = f"{'PyTorch' if capture.profiler == 'torch' else capture.profiler or ''} {version}".strip()
     ended = "" if capture.status in ("ok", "no_kernels") else status_of(capture.status)
     device = capture.gpu or (capture.run.gpu if capture.run else "") or ""
-    said = (ended, device, "" if precision == "unknown" else precision, ", ".join(shapes), steps, recorded)
+    most = peak_memory(capture)
+    memory = f"peak memory {format_number(most, 'bytes')}" if most else ""
+    said = (ended, device, "" if precision == "unknown" else precision, ", ".join(shapes), steps, memory, recorded)
     return " · ".join(part for part in said if part) or capture.source
 
 

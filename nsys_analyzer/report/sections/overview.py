@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.summary.complete import working_share
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.report.evidence import status_of
+from nsys_analyzer.report.evidence import peak_memory, status_of
 from nsys_analyzer.report.model import (
     Answer,
     Block,
@@ -116,7 +116,7 @@ def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
             lambda c: c.attention.runtime_ratio if c.attention else None,
             "matmul-to-softmax",
         ),
-        Measure("Peak memory", "bytes", lambda c: c.unprofiled.peak_memory_bytes if c.unprofiled else None, "memory"),
+        Measure("Peak memory", "bytes", peak_memory, "memory"),
         Measure("Top kernel", "code", kernel),
     )
 
