@@ -188,9 +188,9 @@ def visible_lines(text: str) -> str:
     return _UNSEEN.sub(_STANDS_FOR_UNSEEN, _BREAKS.sub(" ", text))
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], conjunction: str = "and") -> str:
     """One name or more as a sentence has them: "a", "a and b", "a, b and c"."""
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+    return f" {conjunction} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def plural(number: float, noun: str) -> str:

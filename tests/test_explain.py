@@ -92,6 +92,9 @@ def test_an_unprofiled_time(trace: Path, tmp_path: Path, run_main: Main, explain
         one for one in json.loads(run_main("explain", *words, "--format", "json").out)["captures"] if one["step"]
     )
     assert capture["step"]["unprofiled_ms"]["timed"] is True
+    for time in ("10.5", "10.5ms", "0.0105 s", "10500us"):
+        assert "10.5 ms a step (measured; profiled 12)" in explain(trace, "--step-ms", time)
+    assert "'long' is not a valid time" in run_main("explain", trace, "--step-ms", "long").err
 
 
 def test_a_step_of_another_name(tmp_path: Path, explain: Callable[..., str]) -> None:

@@ -135,7 +135,12 @@ def test_copies_from_pinned_memory() -> None:
         ({"classes": {"convolution": 0.5}}, "no kernel of class 'convolution'. They hold: matmul"),
         ({"ranges": {"logs": 0}}, "no range 'logs'. They hold: forward, log"),
         ({"pinned": True}, "no large copy from pageable memory"),
-        ({"launches": float("nan")}, "A factor is a number from 0 on"),
+        ({"launches": float("nan")}, "A factor is a number from 0 to 1,000,000"),
+        ({"classes": {"matmul": 1e308}}, "A factor is a number from 0 to 1,000,000"),
+        ({"ranges": {"log": -1.0}}, "A factor is a number from 0 to 1,000,000"),
+        ({"network": 0.0}, "A network's factor is a number from 0.000001 to 1,000,000"),
+        ({"network": 1e-308}, "A network's factor is a number from 0.000001 to 1,000,000"),
+        ({"classes": {"": 1.0}}, "no kernel of class ''. They hold: matmul"),
         ({}, "Nothing is changed"),
     ],
 )
@@ -225,4 +230,8 @@ def test_the_command_answers_as_the_function_does(real_capture: Callable[[str], 
     assert "the step then waits for" in text or "less to do" in text
     assert "no range 'nothing'" in run_main("what-if", path, "--range", "nothing=0").err
     assert "NAME=FACTOR" in run_main("what-if", path, "--class", "matmul").err
+    assert "=1' is not of the form NAME=FACTOR" in run_main("what-if", path, "--class", "=1").err
     assert "Say what is changed" in run_main("what-if", path).err
+    for words in (("--matmul", "0.5"), ("--MatMul=0.5",)):
+        assert "Did you mean '--class matmul=0.5'?" in run_main("what-if", path, *words).err
+    assert "Did you mean '--launches'?" in run_main("what-if", path, "--launche", "0").err

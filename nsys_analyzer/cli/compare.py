@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import INPUT, JUDGED, OUTPUT, command, format_option, option
-from nsys_analyzer.cli.options import Command, configuration_options, names_options, scheduler_option, tell
+from nsys_analyzer.cli.options import Command, configuration_options, format_of, names_options, scheduler_option, tell
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.comparison.pairs import Comparisons
@@ -102,6 +102,8 @@ def compare(
 
     budgets = read_budgets(budgets_path) if budgets_path else None
     target = Path(output) if output and output != "-" else None
+    form = None if output_format == "text" else output_format
+    output_format = format_of(target, form, {"markdown": ".md", "json": ".json"}, "text")
     if target:
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
     workers = Workers(scheduler, reading)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import OUTPUT, command, option
-from nsys_analyzer.cli.options import names_options
+from nsys_analyzer.cli.options import format_of, names_options
 from nsys_analyzer.export import formats
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 @command(epilog="Example: nsys-analyze export capture.sqlite --format perfetto -o capture.pftrace")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE|FOLDER...")
 @option(
-    OUTPUT, "--format", "output_format", type=click.Choice(list(formats())), default="perfetto", show_default=True,
-    help="perfetto: a timeline for https://ui.perfetto.dev. Else a table with a row for each GPU operation.",
+    OUTPUT, "--format", "output_format", type=click.Choice(list(formats())),
+    help="perfetto: a timeline for https://ui.perfetto.dev. Else a table with a row for each GPU operation. Default: "
+    "what -o ends in, else perfetto.",
 )  # fmt: skip
 @option(
     OUTPUT, "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write; make a missing folder.")
 @names_options
-def export(traces: tuple[Path, ...], output_format: str, output: Path | None, force: bool, names: PhaseNames) -> None:
+def export(
+    traces: tuple[Path, ...], output_format: str | None, output: Path | None, force: bool, names: PhaseNames
+) -> None:
     """Write captures for other tools: as a timeline, or as a table of GPU operations.
 
     The timeline has a track for each stream of a GPU, for its idle time by cause, for each thread, with its ranges and
@@ -42,6 +45,8 @@ def export(traces: tuple[Path, ...], output_format: str, output: Path | None, fo
     from nsys_analyzer.report.units import format_number
     from nsys_analyzer.text import visible
 
+    suffixes = {form: one.suffix for form, one in formats().items()}
+    output_format = format_of(output, output_format, suffixes, "perfetto")
     target = output or default_name(traces[0], output_format)
     size = write(
         traces,

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from nsys_analyzer.cli.help import OUTPUT, SHOWN, command, option
-from nsys_analyzer.cli.options import ledger_option, tell
+from nsys_analyzer.cli.options import format_of, ledger_option, tell
 from nsys_analyzer.errors import NsysAnalyzerError
 
 
@@ -32,9 +32,10 @@ def history(ledger: Path, calibrate: bool, output: Path | None, force: bool) -> 
         except NsysAnalyzerError as error:  # the history is there all the same
             calibration = f"{error}."
     built = verify.history(entries, calibration)
+    form = format_of(output, None, {"markdown": ".md", "html": ".html"}, "markdown")
     if output:
         check_target(output, (ledger,), force=force)
-        write_as("html" if output.suffix == ".html" else "markdown", built, output, force=force)
+        write_as(form, built, output, force=force)
     print_section(built.sections[0])
     if output:
         click.echo(f"\n{output}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,8 @@ import click
 from nsys_analyzer.analysis.transformer.models import model_names
 from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, option
 from nsys_analyzer.configuration import LEDGER, OPTIONS
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.text import listed
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
@@ -57,6 +60,33 @@ def command_line() -> str:
 def tell(line: str) -> None:
     """Tells the user something beside a command's output."""
     click.echo(line, err=True)
+
+
+def format_of(path: Path | None, given: str | None, suffixes: Mapping[str, str], default: str) -> str:
+    """Returns the format that is given, else the one whose suffix a file has, else the default.
+
+    Raises:
+        ConfigurationError: the file has the suffix of another format, or, without a format, that of none.
+    """
+    suffix = path.suffix.lower() if path else ""
+    named = next((form for form, own in suffixes.items() if own == suffix), None)
+    if suffix and (named not in (None, given) if given else not named):
+        what = f"{given} ends in {suffixes[given]}" if given else f"a file ends in {listed([*suffixes.values()], 'or')}"
+        raise ConfigurationError(f"{path} ends in {suffix}, and {what}", "Name another file with -o")
+    return given or named or default
+
+
+class _Milliseconds(click.FloatRange):
+    """A time in ms, or with its unit behind it: 35, 35ms, 0.035 s."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns the time in ms, or fails."""
+        given = re.fullmatch(r"\s*(\S*?)\s*(ns|us|µs|μs|ms|s|)\s*", str(value))
+        unit = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "s": 1e3}.get(given[2], 1.0) if given else 1.0
+        number = super().convert(given[1] if given else value, param, ctx)
+        return super().convert(number * unit, param, ctx)
 
 
 def scheduler_option(function: Command) -> Command:
@@ -123,7 +153,7 @@ def _unprofiled_options(function: Command) -> Command:
             help="The captures are the ranks of one run, in this order: rank 0, rank 1, ...",
         ),
         option(
-            INPUT, "--step-ms", type=click.FloatRange(0, 1e9, min_open=True), callback=_finite, metavar="MS",
+            INPUT, "--step-ms", type=_Milliseconds(0, 1e9, min_open=True), callback=_finite, metavar="MS",
             help="How long a step takes without the profiler; of one capture, or of the ranks of one run.",
         ),
         option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import OUTPUT, SHOWN, command, option
-from nsys_analyzer.cli.options import evidence_options, tell
+from nsys_analyzer.cli.options import evidence_options, format_of, tell
 from nsys_analyzer.report.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="[TRACE|FOLDER]...")
 @option(OUTPUT, "-o", "--output", metavar="FILE", help="The file to write, or - to print. Default: report.md.")
 @option(
-    OUTPUT, "--format", "output_format", type=click.Choice(list(RENDERERS)), default="markdown", show_default=True,
-    help="JSON is printed, unless -o names a file.",
+    OUTPUT, "--format", "output_format", type=click.Choice(list(RENDERERS)),
+    help="JSON is printed, unless -o names a file. Default: what -o ends in (.md, .html, .json), else markdown.",
 )  # fmt: skip
 @option(OUTPUT, "--force", is_flag=True, help="Replace a file that nsys-analyze did not write; make a missing folder.")
 @option(SHOWN, "--no-figures", is_flag=True, help="Leave the figures out.")
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @evidence_options
 @click.pass_context
 def report(
-    ctx: click.Context, evidence: Callable[..., Evidence], output: str | None, output_format: str, force: bool,
+    ctx: click.Context, evidence: Callable[..., Evidence], output: str | None, output_format: str | None, force: bool,
     no_figures: bool, open_page: bool,
 ) -> None:  # fmt: skip
     """Answer where the time goes, in markdown with figures, from one or more captures.
@@ -43,6 +43,8 @@ def report(
     traces, csv_paths = ctx.params["traces"], ctx.params["csv_paths"]
     if not traces and not csv_paths:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
+    suffixes = {form: Path(renderer.file).suffix for form, renderer in RENDERERS.items()}
+    output_format = format_of(Path(output) if output else None, output_format, suffixes, "markdown")
     if open_page and (output_format != "html" or output == "-"):
         raise click.UsageError("--open shows a page in the browser: it needs --format html, and no -o -.")
     import webbrowser

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsys_analyzer.cli.help import ASKED, command, format_option, option
+from nsys_analyzer.cli.help import ASKED, Command, command, format_option, option
 from nsys_analyzer.cli.options import evidence_options
 
 if TYPE_CHECKING:
@@ -26,15 +28,33 @@ class _Pair(click.ParamType[tuple[Any, Any]]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, Any]:
         """Returns both, or fails."""
         name, equals, what = value.rpartition("=")
-        if not equals:
+        if not equals or not name:
             self.fail(f"{value!r} is not of the form {self.example}", param, ctx)
         return self.types[0].convert(name, param, ctx), self.types[1].convert(what, param, ctx)
+
+
+class _WhatIf(Command):
+    """The command; where a kernel class is given as an option, it says which option takes it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the words, or fails."""
+        from nsys_analyzer.analysis.kernels.classes import known_classes
+
+        words = " ".join(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            named = error.option_name.lstrip("-").replace("-", " ").casefold()
+            if named in known_classes():
+                factor = re.search(rf"{re.escape(error.option_name)}[= ]([\d.]+)", words)
+                error.possibilities = [f"--class {shlex.quote(f'{named}={factor[1] if factor else 2}')}"]
+            raise
 
 
 _FACTOR = _Pair("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
 
 
-@command(epilog="Example: nsys-analyze what-if capture.sqlite --class matmul=0.5 --launches 0")
+@command(cls=_WhatIf, epilog="Example: nsys-analyze what-if capture.sqlite --class matmul=0.5 --launches 0")
 @click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="TRACE|FOLDER...")
 @option(
     ASKED, "--class", "classes", type=_FACTOR, multiple=True, metavar="CLASS=FACTOR",

@@ -29,6 +29,8 @@ LAUNCHING, LOADING, PAUSES, LATENCY = "calls and launches", "loading of batches"
 _PLACES: dict[str, Where] = {LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", LATENCY: "queue"}
 #: The most of a collective that a faster network does not shorten, ns; no more than the shortest one takes.
 _LATENCY_NS = 100_000.0
+#: The largest factor: nobody asks for more, and times would have no digits left.
+_MOST = 1e6
 #: What is on the critical path for less of a step is not listed.
 _LEAST = 0.005
 
@@ -146,8 +148,12 @@ def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[
         ConfigurationError: they hold nothing of the kind.
     """
     factors = (*asked.classes.values(), *asked.ranges.values(), 1.0 if asked.launches is None else asked.launches)
-    if not all(0 <= factor < np.inf for factor in factors) or not 0 < (asked.network or 1.0) < np.inf:
-        raise ConfigurationError("A factor is a number from 0 on", "0.5 is half the time, 0 none, 2 twice as much")
+    if not all(0 <= factor <= _MOST for factor in factors):
+        remedy = "0.5 is half the time, 0 none, 2 twice as much"
+        raise ConfigurationError(f"A factor is a number from 0 to {_MOST:,.0f}", remedy)
+    if asked.network is not None and not 1 / _MOST <= asked.network <= _MOST:
+        remedy = "2 is twice as fast, 0.5 half as fast"
+        raise ConfigurationError(f"A network's factor is a number from {1 / _MOST:f} to {_MOST:,.0f}", remedy)
     if asked == Question():
         raise ConfigurationError("Nothing is changed", "Say what: a kernel class, a range, launches, or copies")
     for one in replayable(captures):
@@ -230,13 +236,13 @@ def _groups(study: Study, asked: Question, saving: dict[str, Any], step: StepSum
 def _check(subject: Replayable, studies: Sequence[Study], asked: Question) -> None:
     """Raises ``ConfigurationError`` where none of the steps hold what is asked about."""
     codes = [(study.classes, np.unique(study.kernel).tolist()) for study in studies]
-    classes = {names[code] for names, kernels in codes for code in kernels if code >= 0}
+    classes = {names[code] for names, kernels in codes for code in kernels if code >= 0} - {""}
     ranges = {study.ranges[code] for study in studies for code in study.spans[:, 0].tolist()}
     asked_classes = [*asked.classes, *([COMMUNICATION] if asked.network is not None else [])]
     for what, names, held in (("kernel of class", asked_classes, classes), ("range", asked.ranges, ranges)):
-        if lacking := next((name for name in names if name not in held), ""):
+        for name in (name for name in names if name not in held):
             listed = ", ".join(sorted(held)) or "none"
-            raise ConfigurationError(f"The steps hold no {what} {lacking!r}", f"They hold: {listed}")
+            raise ConfigurationError(f"The steps hold no {what} {name!r}", f"They hold: {listed}")
     if asked.pinned and not any(pageable_copies(study).any() for study in studies):
         raise ConfigurationError("The steps hold no large copy from pageable memory to the GPU")
     if asked.on_time and not set(asked.on_time) < set(subject.ranks):
