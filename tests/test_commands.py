@@ -109,6 +109,28 @@ def test_kernels_as_a_table(trace: Path) -> None:
     assert len(lines) == 4
 
 
+def test_a_folder_is_each_of_its_captures(tmp_path: Path, run_main: Main) -> None:
+    """Two captures of one kernel each, in a folder and below it; a third one cannot be read."""
+    (tmp_path / "below").mkdir()
+    for name, ns in (("a.sqlite", 5), ("below/b.sqlite", 7)):
+        Export().gpu().range("forward", 0, 10).kernel(GEMM, 1, 2, 2 + ns).write(tmp_path / name)
+    rows = json.loads(run_main("kernels", tmp_path, "--format", "json").out)
+    assert [(row["capture"], row["ms"]) for row in rows] == [("a.sqlite", 5e-6), ("below/b.sqlite", 7e-6)]
+    assert run_main("kernels", tmp_path, "--format", "csv").out.splitlines()[1].startswith("a.sqlite,,")
+    assert "capture" not in json.loads(run_main("kernels", tmp_path / "below", "--format", "json").out)[0]
+    (tmp_path / "c.sqlite").write_text("no database")
+    for command in ("kernels", "info"):
+        ended = run_main(command, tmp_path)
+        assert (ended.code, f"{tmp_path / 'c.sqlite'}" in ended.err) == (0, True)
+    lines = ended.out.splitlines()
+    assert [line for line in lines if line.startswith("/")] == [
+        f"{tmp_path / name}:" for name in ("a.sqlite", "below/b.sqlite")
+    ]
+    assert lines.count("Capture:") == 2
+    (tmp_path / "none").mkdir()
+    assert "holds no trace" in run_main("info", tmp_path / "none").err
+
+
 def test_kernels_as_csv(trace: Path) -> None:
     text = output("kernels", trace, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -195,7 +217,7 @@ def test_info_of_real_captures(real_capture: RealCapture) -> None:
 
 def test_info_of_what_is_no_trace(tmp_path: Path, fails: Callable[..., str]) -> None:
     assert "No such file" in fails("info", tmp_path / "absent.sqlite")
-    assert "Is a directory" in fails("info", tmp_path)
+    assert "holds no trace" in fails("info", tmp_path)
 
 
 # --- report and explain ---

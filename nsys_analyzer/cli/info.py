@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import command
-from nsys_analyzer.cli.options import trace_argument
+from nsys_analyzer.cli.options import folder_argument, tell
 
 if TYPE_CHECKING:
     from nsys_analyzer.trace.reader import Reader
@@ -20,9 +20,21 @@ _RANGES_SHOWN = 40
 
 
 @command(epilog="Example: nsys-analyze info capture.sqlite")
-@trace_argument
+@folder_argument
 def info(trace: Path) -> None:
-    """Print what TRACE holds: versions, tables, processes, ranges, the profiler's messages, warnings."""
+    """Print what TRACE holds: versions, tables, processes, ranges, the profiler's messages, warnings.
+
+    Of a FOLDER, what each capture in it holds.
+    """
+    from nsys_analyzer.runs.captures import each_trace
+    from nsys_analyzer.trace.sources import is_export_folder
+
+    several = trace.is_dir() and not is_export_folder(trace)
+    for _ in each_trace(trace, lambda path: _print(path, above=f"{path}:\n" if several else ""), tell):
+        pass
+
+
+def _print(trace: Path, above: str) -> None:
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain, visible
     from nsys_analyzer.trace.sources import open_capture
@@ -39,7 +51,8 @@ def info(trace: Path) -> None:
         ("Messages of the profiler", _messages(loaded)),
         ("Warnings", dict.fromkeys(warnings) or ["none"]),
     ):
-        click.echo(f"{title}:")
+        click.echo(f"{above}{title}:")
+        above = ""
         for line in lines:
             click.echo(f"  {visible(line)}")
 

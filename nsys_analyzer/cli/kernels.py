@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nsys_analyzer.cli.help import SHOWN, command, format_option, option
-from nsys_analyzer.cli.options import names_options, trace_argument
+from nsys_analyzer.cli.options import folder_argument, names_options, tell
 from nsys_analyzer.errors import NODES, RECORD, ConfigurationError, MissingTableError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _Row = dict[str, Any]
 
 
 @command(epilog="Example: nsys-analyze kernels capture.sqlite --phase forward --class matmul --top 10")
-@trace_argument
+@folder_argument
 @option(SHOWN, "--phase", metavar="PHASE", help="Only this phase, per measured instance. --phase-name names its range.")
 @option(SHOWN, "--class", "kernel_class", metavar="CLASS", help="Only kernels of this class, such as matmul.")
 @option(SHOWN, "--top", type=click.IntRange(1), metavar="N", help="Only the N kernels with the most time.")
@@ -40,11 +40,35 @@ def kernels(
 ) -> None:
     """Print the kernels of TRACE, longest total first: class, launches, times and share of the total kernel time.
 
-    Without --phase, of the whole capture without warm-up.
+    Without --phase, of the whole capture without warm-up. Of a FOLDER, of each capture in it.
     """
-    from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.report.renderers.terminal import print_table
     from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.runs.captures import each_trace
+
+    found = each_trace(trace, lambda path: _summaries(path, trace, names), tell)
+    captures = [capture for processes in found for capture in processes]
+    parts = [(capture, _phase(captures, capture, phase)) for capture in captures]
+    rows = [row for capture, part in parts for row in _rows(capture, part, kernel_class, top)]
+    if len({capture.name for capture in captures}) == 1:
+        for row in rows:
+            del row["capture"]
+    if kernel_class and not rows:
+        seen = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
+        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(seen)}")
+    if output_format == "json":
+        click.echo(json.dumps(rows, indent=1), file=data_stream())
+    elif output_format == "csv":
+        writer = csv.DictWriter(data_stream(), rows[0] if rows else _COLUMNS[1:], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        print_table(_table(rows))
+
+
+def _summaries(trace: Path, given: Path, names: PhaseNames) -> tuple[CaptureSummary, ...]:
+    """Returns the processes of a capture; raises MissingTableError where it holds no kernels."""
+    from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain
     from nsys_analyzer.trace.metadata import explained
     from nsys_analyzer.trace.trace import Trace
@@ -54,23 +78,10 @@ def kernels(
         why = "" if "graph" in loaded.tables else plain(explained(loaded.metadata.diagnostics), "`")
         needed = NODES if "graph" in loaded.tables else RECORD
         raise MissingTableError(f"{trace} holds no kernels{': ' if why else ''}{why.removesuffix('.')}", needed)
-    captures = summarize(loaded, trace.name, names)
-    parts = [(capture, _phase(captures, capture, phase)) for capture in captures]
-    rows = [row for capture, part in parts for row in _rows(capture, part, kernel_class, top)]
-    if kernel_class and not rows:
-        seen = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
-        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(seen)}")
-    if output_format == "json":
-        click.echo(json.dumps(rows, indent=1), file=data_stream())
-    elif output_format == "csv":
-        writer = csv.DictWriter(data_stream(), _COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    else:
-        print_table(_table(rows))
+    return summarize(loaded, trace.name if trace == given else str(trace.relative_to(given)), names)
 
 
-def _phase(captures: tuple[CaptureSummary, ...], capture: CaptureSummary, name: str | None) -> PhaseSummary | None:
+def _phase(captures: Sequence[CaptureSummary], capture: CaptureSummary, name: str | None) -> PhaseSummary | None:
     """The phase to print of one process; without a name the whole capture without warm-up.
 
     Raises:
@@ -87,7 +98,7 @@ def _phase(captures: tuple[CaptureSummary, ...], capture: CaptureSummary, name: 
     return capture.phase(name)
 
 
-_COLUMNS = ("process", "name", "class", "launches", "ms", "avg_us", "share")
+_COLUMNS = ("capture", "process", "name", "class", "launches", "ms", "avg_us", "share")
 
 
 def _rows(
@@ -96,7 +107,9 @@ def _rows(
     chosen = [row for row in (phase.kernels if phase else ()) if kernel_class in (None, row.kernel_class)]
     for row in chosen[:top]:
         figures = (row.launches_per_instance, row.ms_per_instance, row.avg_us, row.share)
-        yield dict(zip(_COLUMNS, (capture.process or "", row.name, row.kernel_class, *figures), strict=True))
+        yield dict(
+            zip(_COLUMNS, (capture.name, capture.process or "", row.name, row.kernel_class, *figures), strict=True)
+        )
 
 
 def _table(rows: list[_Row]) -> Table:
@@ -107,6 +120,7 @@ def _table(rows: list[_Row]) -> Table:
     fields: tuple[Field[_Row], ...] = (
         Field("kernel", "text", lambda row: labels[row["name"]]),
         Field("class", "text", lambda row: row["class"]),
+        Field("capture", "text", lambda row: row.get("capture")),
         Field("process", "text", lambda row: row["process"] or None),
         Field("launches", "count", lambda row: row["launches"]),
         Field("ms", "ms", lambda row: row["ms"]),

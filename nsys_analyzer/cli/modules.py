@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import SHOWN, command, format_option, option
-from nsys_analyzer.cli.options import command_line, configuration_options, names_options, tell, trace_argument
+from nsys_analyzer.cli.options import command_line, configuration_options, folder_argument, names_options, tell
 from nsys_analyzer.errors import PROGRAM, CannotAnswerError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --
 
 
 @command(epilog="Example: nsys-analyze modules capture.sqlite")
-@trace_argument
+@folder_argument
 @option(SHOWN, "--all", "every", is_flag=True, help="Each layer by itself, and modules that take next to nothing.")
 @format_option("text", "markdown", "json", help="json holds every module, as the report's JSON does.")
 @names_options

@@ -28,6 +28,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SIZE = click.IntRange(1, 2**31 - 1)
 #: The trace that a command reads.
 trace_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")
+#: One, or a folder of several.
+folder_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE|FOLDER")
 #: The one that ``evidence_options`` reads.
 evidence_argument = click.argument(
     "traces", type=click.Path(path_type=Path), metavar="TRACE", callback=lambda _, __, path: (path,)
@@ -84,8 +86,11 @@ class _Milliseconds(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Returns the time in ms, or fails."""
         given = re.fullmatch(r"\s*(\S*?)\s*(ns|us|µs|μs|ms|s|)\s*", str(value))
-        unit = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "s": 1e3}.get(given[2], 1.0) if given else 1.0
-        number = super().convert(given[1] if given else value, param, ctx)
+        try:
+            number = float(given[1] if given else value)
+        except ValueError:
+            self.fail(f"{value!r} is no time, such as 35 or 35ms", param, ctx)
+        unit = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "s": 1e3}.get(given[2] if given else "", 1.0)
         return super().convert(number * unit, param, ctx)
 
 

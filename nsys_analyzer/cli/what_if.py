@@ -38,17 +38,18 @@ class _WhatIf(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the words, or fails."""
-        from nsys_analyzer.analysis.kernels.classes import known_classes
-
         words = " ".join(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            from nsys_analyzer.analysis.kernels.classes import known_classes
+
             named = error.option_name.lstrip("-").replace("-", " ").casefold()
-            if named in known_classes():
-                factor = re.search(rf"{re.escape(error.option_name)}[= ]([\d.]+)", words)
-                error.possibilities = [f"--class {shlex.quote(f'{named}={factor[1] if factor else 2}')}"]
-            raise
+            if named not in known_classes():
+                raise
+            factor = re.search(rf"{re.escape(error.option_name)}[= ]([\d.]+)", words)
+            meant = f"--class {shlex.quote(f'{named}={factor[1] if factor else 2}')}"
+            raise click.NoSuchOption(error.option_name, possibilities=[meant], ctx=ctx) from error
 
 
 _FACTOR = _Pair("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)

@@ -6,10 +6,10 @@ import os
 import re
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.runs.timings import Timings
 
+Found = TypeVar("Found")
 #: Reading one takes a quarter of a second, and 10 ms for each MB of its export: 44 captures of 0.1 to 6.5 MB, and one
 #: of 270 MB with 1.2 million kernels; 0.2 GB of memory, and less than twice the export's bytes.
 _SECONDS, _SECONDS_PER_BYTE = 0.25, 1e-8
@@ -109,6 +110,25 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
         for trace in inside:
             traces.setdefault(Path(os.path.realpath(trace)), trace)
     return list(traces.values())
+
+
+def each_trace(path: Path, read: Callable[[Path], Found], tell: Callable[[str], None]) -> Iterator[Found]:
+    """Yields what is read of a trace, or of each one in a folder; ``tell`` gets a line on one that cannot be read.
+
+    Raises:
+        NsysAnalyzerError: none could be read.
+    """
+    traces, failed = find_traces([path]), list[NsysAnalyzerError]()
+    if not traces:  # a folder of runs that were not profiled
+        raise TraceError(f"{path} holds no trace", "Give a trace, or a folder with some")
+    for trace in traces:
+        try:
+            yield read(trace)
+        except NsysAnalyzerError as error:
+            failed.append(error)
+            if len(failed) == len(traces):
+                raise
+            tell(str(error))
 
 
 def holds_captures(path: Path) -> bool:
