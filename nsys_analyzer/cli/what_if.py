@@ -48,8 +48,9 @@ class _WhatIf(Command):
             if named not in known_classes():
                 raise
             factor = re.search(rf"{re.escape(error.option_name)}[= ]([\d.]+)", words)
-            meant = f"--class {shlex.quote(f'{named}={factor[1] if factor else 2}')}"
-            raise click.NoSuchOption(error.option_name, possibilities=[meant], ctx=ctx) from error
+            meant = shlex.quote(f"{named}={factor[1] if factor else 2}")
+            message = f"No such option {error.option_name!r}. Did you mean --class {meant}?"
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from error
 
 
 _FACTOR = _Pair("NAME=FACTOR, such as matmul=0.5", click.STRING, click.FLOAT)
