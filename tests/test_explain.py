@@ -112,9 +112,27 @@ def test_a_step_of_another_name(tmp_path: Path, explain: Callable[..., str]) -> 
 
 
 def test_a_step_that_there_is_not(trace: Path, run_main: Main) -> None:
-    assert "No range is called nothere, which was to be step" in " ".join(
-        run_main("explain", trace, "--step", "nothere").out.split()
+    outcome = run_main("explain", trace, "--step", "nothere")
+    assert (outcome.code, outcome.out) == (1, "")
+    (line,) = outcome.err.splitlines()
+    assert "No range is called 'nothere', which was to be the step" in line
+
+
+def test_ranges_that_repeat_are_named_where_the_capture_is_one_pass(
+    tmp_path: Path, run_main: Main, explain: Callable[..., str]
+) -> None:
+    """Three micro-batches of 9 ms each, numbered, with a range of 6 ms in it; and one range that occurs once."""
+    export = Export().gpu().range("setup", MS, 9 * MS)
+    for number in range(3):
+        at = 10 * MS * (1 + number)
+        export.range(f"micro_step_{number}", at, at + 9 * MS).range("inner", at + MS, at + 7 * MS)
+        export.kernel(GEMM, at + MS, at + 2 * MS, at + 4 * MS + number)
+    path = export.write(tmp_path / "t.sqlite")
+    assert "No range names a step, but these repeat: micro_step, inner; say which is a step with --step" in explain(
+        path
     )
+    assert " · 3 steps · " in explain(path, "--step", "micro_step")
+    assert run_main("explain", path, "--step", "no").err.endswith("Those that repeat: micro_step, inner\n")
 
 
 def test_as_many_steps_as_a_person_says(tmp_path: Path, explain: Callable[..., str]) -> None:

@@ -80,6 +80,10 @@ def named_steps(starts: dict[int, int], name: str) -> Export:
         ("Iteration {}", "range", "a range such as Iteration 0"),
         ("batch {}", "range", "a range such as batch 0"),
         ("execute_model", "range", "a range execute_model"),
+        ("[pl][profile]run_training_batch", "range", "a range [pl][profile]run_training_batch"),
+        ("global_step={}", "range", "a range such as global_step=0"),
+        ("train_one_step", "range", "a range train_one_step"),
+        ("epoch_0_step_{}", "range", "a range such as epoch_0_step_0"),
         ("execute_context_{}(8)_generation_31(31)", "range", "a range such as execute_context_0(8)_generation_31(31)"),
         ("step[DECODE bs={}]", "range", "a range such as step[DECODE bs=0]"),
         ("ProfilerStep#{}", "profiler_step", "a step of PyTorch's profiler"),
@@ -105,6 +109,29 @@ def program(
 
 EXECUTOR = "execute_8_context_0(sq0)_generation_8(sq8)"
 TRAINING = (("forward", 0, 400), ("backward", 400, 700))
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "source"),
+    [
+        ("decode_step_{}", 0, "range"),
+        ("decode", 0, "range"),
+        ("decode", 800, "pass"),  # an image is decoded behind all that makes it
+        ("micro_step_{}", 0, "pass"),
+        ("epoch {} of 3", 0, "pass"),
+    ],
+)
+def test_ranges_that_hold_what_the_gpu_does(tmp_path: Path, name: str, begins: int, source: str) -> None:
+    """Four times a kernel of about 600 ns and one of 40, launched at 10 and at 850 of 1,000 ns."""
+    export = Export()
+    for number in range(4):
+        at = 1000 * (number + 1)
+        export.range(name.format(number), at + begins, at + 950)
+        export.kernel(GEMM, at + 10, at + 20, at + 600 + 20 * number).kernel(ADD, at + 850, at + 860, at + 900)
+    windows = windows_of(export, tmp_path)
+    assert windows.source == source
+    if source == "range":
+        assert bounds(windows) == [(1000, 2000), (2000, 3000), (3000, 4000), (4000, 4950)]
 
 
 @pytest.mark.parametrize(
@@ -365,6 +392,33 @@ def test_a_replay_and_what_runs_beside_it(tmp_path: Path, eager: str, source: st
         export.kernel(ADD, at, at + 5, at + 15).graph(at + 20, at + 25, at + 800)
         export.kernel(eager, at + 30, at + 800, at + 850)
     assert windows_of(export, tmp_path).source == source
+
+
+@pytest.mark.parametrize(
+    ("replays", "eager", "period"),
+    [
+        ([LAYER * 10], [], 60),  # ten layers that are alike, and nothing else
+        ([LAYER * 10], [ADD, SOFTMAX], 62),
+        ([LAYER * 10, [ADD, GEMM] * 15], [], 90),  # a forward and a backward graph
+    ],
+)
+def test_a_step_is_never_a_part_of_one_launch(
+    tmp_path: Path, replays: list[list[str]], eager: list[str], period: int
+) -> None:
+    """Eight tokens of 20 µs, each the replay of graphs whose kernels were recorded, and what runs beside them."""
+    export = Export().gpu()
+    for token in range(8):
+        at = 1_000 + 20_000 * token
+        for number, kernels in enumerate(replays):
+            launch, start = export.call("cudaGraphLaunch_v10000", at + 100 * number), at + 200 + 7_000 * number
+            for place, name in enumerate(kernels):
+                begin = start + 100 * place
+                export.kernel(name, None, begin, begin + 90, correlation=launch, node=1 + place)
+        for place, name in enumerate(eager):
+            export.kernel(name, at + 500 + place, at + 18_000 + 100 * place, at + 18_090 + 100 * place)
+    windows = windows_of(export, tmp_path)
+    assert (windows.source, windows.unit) == ("repetition", f"a sequence of {period} operations that repeats")
+    assert windows.start.tolist() == [1_000 + 20_000 * token for token in range(8)]
 
 
 def test_what_sets_a_program_up_may_take_longer_than_its_steps(tmp_path: Path) -> None:

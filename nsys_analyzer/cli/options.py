@@ -131,7 +131,7 @@ def names_options(function: Command) -> Command:
             PHASES, "--steps", type=SIZE, metavar="N",
             help="How many steps the capture holds, where neither ranges nor repeating work tell.",
         ),
-        option(PHASES, "--step", metavar="RANGE", help="A step is a range of this name."),
+        option(PHASES, "--step", metavar="RANGE", help="A step is a range of this name, with any number behind it."),
         option(
             PHASES, "--phase-name", "phase_names", metavar="PHASE=RANGE", multiple=True, help=_PHASE_HELP,
         ),

@@ -28,7 +28,8 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "step": (
         "step", "train step", "training step", "iteration", "iter", "train iteration", "training iteration",
-        "profiler step", "profilerstep", "batch", "train batch", "training batch", "execute model",
+        "profiler step", "profilerstep", "batch", "train batch", "training batch", "execute model", "global step",
+        "train one step", "train one batch", "run training batch", "pl profile run training batch",
     ),
     "warmup": ("warmup", "warm up", "warmup step", "warmup steps", "warm up step", "warm up steps", "warmup iteration",
                "warmup iterations", "warmup phase", "warming up"),
@@ -141,14 +142,21 @@ def in_our_spelling(name: str) -> str:
 _LONGEST_NAME = 500
 _PAIR = re.compile(r"(\w+)=(\d+)")
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
+_EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
+
+
+def without_counter(name: str) -> str:
+    """Returns a range's name as it is, but for a counter at its end: ``micro_step_3`` is ``micro_step``."""
+    return _COUNTER.sub("", name[:_LONGEST_NAME]).rstrip(" _-:=#/") or name
 
 
 def normalized_name(name: str) -> str:
     """Returns a range's name without case, punctuation and counters: ``Forward_Pass #3`` is ``forward pass``.
 
-    PyTorch's own ``Optimizer.step#AdamW.step`` becomes ``optimizer step``. Of an endless name the start counts.
+    So is ``epoch_0_forward_pass_3``. PyTorch's own ``Optimizer.step#AdamW.step`` becomes ``optimizer step``. Of an
+    endless name the start counts.
     """
     name = name[:_LONGEST_NAME]
     text = name.split("#", 1)[0] if name.startswith("Optimizer.") else name.split(",", 1)[0]
     text = re.sub(r"([a-z])([A-Z])", r"\1 \2", _COUNTER.sub("", text)).lower()
-    return re.sub(r"[\W_]+", " ", text).strip()
+    return _EPOCH.sub("", re.sub(r"[\W_]+", " ", text)).strip()

@@ -40,14 +40,17 @@ class RangeRoles:
     """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, a module, or none.
 
     ``inferred``: the phase of each name that an inferred range has; empty for a name that is no phase after all.
+    ``decodes``: whether ranges such as "decode", without a batch, hold what the GPU does.
     """
 
-    def __init__(self, ranges: Ranges, names: PhaseNames, inferred: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, ranges: Ranges, names: PhaseNames, inferred: Mapping[str, str] | None = None, *, decodes: bool = False
+    ) -> None:
         self.names = names
         self.inferred = inferred or {}
         self._key_of_name = [self.inferred.get(name, names.key_of(name)) for name in ranges.names]
         if STEP not in names.extra:
-            no_steps = _no_steps(dict(zip(ranges.names, self._key_of_name, strict=True)))
+            no_steps = _no_steps(dict(zip(ranges.names, self._key_of_name, strict=True)), decodes=decodes)
             pairs = zip(self._key_of_name, ranges.names, strict=True)
             self._key_of_name = [None if name in no_steps else key for key, name in pairs]
         if not set(ATTENTION_PARTS) & set(self._key_of_name):  # the program's own ranges say more
@@ -79,16 +82,16 @@ class RangeRoles:
         return self.leaf | self.mask(STEP)
 
 
-def _no_steps(keys: Mapping[str, str | None]) -> set[str]:
+def _no_steps(keys: Mapping[str, str | None], *, decodes: bool) -> set[str]:
     """Returns the names that are no steps beside an engine's marks: those of what lies around its steps.
 
     That is a step of PyTorch's profiler, a whole generation, and around SGLang's a step of an executor. "decode"
-    without a batch is a step beside "prefill" alone.
+    without a batch is a step beside "prefill" alone, or where such ranges hold what the GPU does.
     """
     marks = {name: mark for name in keys if (mark := served_step(name))}
     is_inside = any(name.startswith(STEP_IN_ENGINE) for name in marks)
     is_certain = any(mark.certain for mark in marks.values())
-    doubtful = is_certain or len({mark.kind for mark in marks.values()}) < 2
+    doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
     found = {
         name
         for name, mark in marks.items()

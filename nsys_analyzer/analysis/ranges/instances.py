@@ -7,6 +7,7 @@ cuDNN multiplies matrices with the very kernels of cuBLAS, so ``volta_sgemm_64x6
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from copy import copy
@@ -28,12 +29,26 @@ from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline, any_open,
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, OTHER
 from nsys_analyzer.analysis.kernels.classes import OF_LIBRARY, classify, is_collective, open_classes
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
-from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, MODULE, OTHER_STEP, STEP, WARMUP, PhaseNames
+from nsys_analyzer.analysis.ranges.phases import (
+    ATTENTION_PARTS,
+    MODULE,
+    OTHER_STEP,
+    STEP,
+    WARMUP,
+    PhaseNames,
+    is_framework_name,
+)
+from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct_rows, distinct_texts, named
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, distinct_texts, named
 from nsys_analyzer.trace.columns import BETWEEN_DEVICES, LAUNCH, MEMCPY, ON_DEVICE, Ranges, process_of
-from nsys_analyzer.trace.phase_names import normalized_name
+from nsys_analyzer.trace.phase_names import normalized_name, served_step, without_counter
 from nsys_analyzer.trace.trace import Trace
+
+#: Ranges of one name are steps from so many on, if they hold this share of the GPU's time.
+_SEVERAL, _MOST = 3, 0.8
+#: Ranges that libraries write, and calls of modules; and so many of the others are listed.
+_NOT_OWN, _LISTED = re.compile(r"nn\.Module: |(?i:nccl)|\w+::"), 5
 
 
 @dataclass(frozen=True)
@@ -169,6 +184,42 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
     return replace(trace, ranges=ranges.select(~wrong), open_ranges=Ranges(start, end, thread, name, ranges.names))
 
 
+def repeating_ranges(trace: Trace) -> list[str]:
+    """Returns the names, without counters, of the program's own ranges that occur several times, the longest first."""
+    ranges, operators = trace.ranges, {trace.operators.names[code] for code in distinct(trace.operators.name)}
+    ns, count = Counter[str](), Counter[str]()
+    lasting = np.bincount(ranges.name, ranges.end - ranges.start, len(ranges.names)).tolist()
+    for name, many, length in zip(
+        ranges.names, np.bincount(ranges.name, minlength=len(ranges.names)).tolist(), lasting, strict=True
+    ):
+        if many and not is_framework_name(name) and name not in operators and not _NOT_OWN.match(name):
+            ns[without_counter(name)] += length
+            count[without_counter(name)] += many
+    return [name for name, _ in ns.most_common() if count[name] > 1]
+
+
+def _check_step(trace: Trace, names: PhaseNames) -> None:
+    """Raises ``ConfigurationError`` where no range has a name that is said to be the step's."""
+    for name in names.extra.get(STEP, ()):
+        if not any(name in (each, without_counter(each)) for each in trace.ranges.names):
+            found = ", ".join(repeating_ranges(trace)[:_LISTED]) or "none"
+            raise ConfigurationError(
+                f"No range is called {name!r}, which was to be the step", f"Those that repeat: {found}"
+            )
+
+
+def _decodes(trace: Trace, launch: SmallInts) -> bool:
+    """Tells whether ranges such as "decode", without a batch, hold most of the GPU's time: those of images do not."""
+    operations, marks = trace.operations, [served_step(name) for name in trace.ranges.names]
+    is_mark = np.array([*(mark is not None and not mark.certain for mark in marks), False])[trace.ranges.name]
+    if is_mark.sum() < _SEVERAL:
+        return False
+    ranges, ns, placed = trace.ranges.select(is_mark), operations.end - operations.start, launch != NONE
+    calls = trace.launches.thread[launch[placed]], trace.launches.start[launch[placed]]
+    inside = any_open(ranges.thread, ranges.start, ranges.end, *calls)
+    return bool(ns[placed][inside].sum() >= _MOST * ns.sum())
+
+
 class AttributedTrace:
     """A trace with each operation's ranges, phase and instance.
 
@@ -181,11 +232,12 @@ class AttributedTrace:
 
     def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
         names = names or PhaseNames()
+        _check_step(trace, names)
         self.as_recorded = trace
         self.start_ups: Mapping[int, tuple[int, int]] = {}
         sound, launch, self._behind, self.unmeasured = consistent(trace)
         self.trace, inferred = with_inferred_phases(_without_overlong_steps(sound, names), names, launch)
-        self.roles = RangeRoles(self.trace.ranges, names, inferred)
+        self.roles = RangeRoles(self.trace.ranges, names, inferred, decodes=_decodes(sound, launch))
         self.attribution: Attribution = attribute(self.trace, self.roles, launch)
 
     def without_start_ups(self, start_ups: Mapping[int, tuple[int, int]]) -> AttributedTrace:

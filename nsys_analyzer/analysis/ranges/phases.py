@@ -9,7 +9,14 @@ from difflib import get_close_matches
 from itertools import chain
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_WITH_PATH, PASSES, normalized_name, served_step
+from nsys_analyzer.trace.phase_names import (
+    DEFAULT_NAMES,
+    MODULE_WITH_PATH,
+    PASSES,
+    normalized_name,
+    served_step,
+    without_counter,
+)
 
 #: Phases in the order of a training step. ``step`` encloses the others.
 LEAF_PHASES = ("forward", "loss", "backward", "optimizer")
@@ -86,7 +93,8 @@ class PhaseNames:
         """The phase or attention part that a range of this name is, or None."""
         normal = normalized_name(name)
         named = (key for key, names in self.extra.items() if name in names)
+        counted = (STEP for _ in range(without_counter(name) in self.extra.get(STEP, ())))
         default = (key for key, spellings in DEFAULT_NAMES.items() if key not in self.extra and normal in spellings)
         by_engine = (STEP for _ in range(STEP not in self.extra and served_step(name) is not None))
         scheduled = (key for ending, key in PASSES.items() if key not in self.extra and name.endswith(ending))
-        return next(chain(named, default, by_engine, scheduled), None)
+        return next(chain(named, counted, default, by_engine, scheduled), None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Bools, Integers, Ints
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
 
 #: The repeats hold at least this share of the time.
 _MOST = 0.8
@@ -48,15 +48,37 @@ class Repeats:
     behind: int
 
 
-def find_repeats(symbols: Integers, ns: Ints, pause: Ints, count: int = 0) -> Iterator[Repeats]:
-    """The periods at which a sequence of operations repeats over most of the time, the best first.
+def find_repeats(
+    symbols: Integers, ns: Ints, pause: Ints, count: int = 0, first: Bools | None = None
+) -> Iterator[Repeats]:
+    """Yields the periods at which a sequence of operations repeats over most of the time, the best first.
+
+    A unit is never a part of one launch. The periods of whole launches come behind those of operations.
 
     Args:
         symbols: shape (operations,), what each operation is, from 0 on.
         ns: shape (operations,), how long each takes.
         pause: shape (operations,), the time between the one before and it: units begin behind the longest pause.
         count: how many units there are; 0 where that is not known.
+        first: shape (operations,), False for what is launched together with the one before, as the nodes of a graph.
     """
+    if first is None or first.all():
+        yield from _repeats_of(symbols, ns, pause, count)
+        return
+    yield from (repeats for repeats in _repeats_of(symbols, ns, pause, count) if first[repeats.starts].all())
+    # What is launched together, by what it holds: of a number for each symbol the sums differ.
+    starts = np.flatnonzero(first)
+    numbers = np.random.default_rng(0).integers(1 << 40, size=int(symbols.max()) + 1)
+    held = np.add.reduceat(numbers[symbols], starts), np.diff(starts, append=len(symbols))
+    _, launched = distinct_rows(*held)
+    bounds = np.append(starts, len(symbols))
+    for found in _repeats_of(launched, np.add.reduceat(ns, starts), pause[starts], count):
+        unit, behind = found.starts[0], len(symbols) - int(bounds[len(starts) - found.behind])
+        period = int(bounds[unit + found.period] - bounds[unit])
+        yield Repeats(period, bounds[found.starts], int(bounds[found.end]), int(bounds[found.before]), behind)
+
+
+def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repeats]:
     total, running = float(ns.sum()), np.append(0, np.cumsum(ns))
     candidates = []
     for period in _periods(symbols):

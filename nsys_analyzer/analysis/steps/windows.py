@@ -205,7 +205,7 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
 
 
 def _marks(attributed: AttributedTrace, process: int, every: Windows) -> tuple[ServedStep, ...]:
-    """Returns what an engine says of each step; nothing where it does not mark all of them."""
+    """Returns what an engine says of each step; nothing where it does not mark all, or may not be one."""
     instances, ranges = attributed.instances, attributed.trace.ranges
     steps = [instances.phases.index(name) for name in (STEP, OTHER_STEP)]
     mine = np.flatnonzero((instances.process == process) & np.isin(instances.phase, steps))
@@ -213,7 +213,9 @@ def _marks(attributed: AttributedTrace, process: int, every: Windows) -> tuple[S
         return ()
     chosen = mine[np.searchsorted(instances.start[mine], every.called)]
     marks = [served_step(ranges.names[code]) for code in ranges.name[instances.range[chosen]].tolist()]
-    return tuple(mark for mark in marks if mark) if all(marks) else ()
+    found = tuple(mark for mark in marks if mark)
+    serves = any(mark.certain for mark in found) or len({mark.kind for mark in found}) > 1
+    return found if serves and len(found) == len(marks) else ()
 
 
 def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
@@ -428,7 +430,10 @@ def _of_repetition(work: _Work) -> Windows | None:
     mine = np.flatnonzero(device == np.argmax(np.bincount(device, work.ns)))
     mine = mine[np.lexsort((work.start[mine], work.time[mine]))]
     index, time, said = work.index[mine], work.time[mine], names.steps
-    for repeats in find_repeats(_symbols(work, index), work.ns[mine], np.diff(time, prepend=time[:1]), said):
+    launch = work.attributed.attribution.launch[index]
+    first = np.append(True, (launch[1:] != launch[:-1]) | (launch[1:] == NONE))  # of what is launched together
+    every = find_repeats(_symbols(work, index), work.ns[mine], np.diff(time, prepend=time[:1]), said, first)
+    for repeats in every:
         moments = time[repeats.starts]
         if not (np.diff(moments) > 0).all():  # the kernels of one graph are launched together
             moments = operations.start[index[repeats.starts]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.findings.finding import three
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, repeating_ranges
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
 from nsys_analyzer.text import Words, code, joined, phrase, plural
@@ -29,6 +29,8 @@ _RECORD_BOTH = phrase("record with `activities=[ProfilerActivity.CPU, ProfilerAc
 _MINOR = 0.02
 #: Steps that are left out are said from this share of all on.
 _MANY = 0.25
+#: Ranges that are listed.
+_LISTED = 5
 #: nsys says these of every capture with a capture range.
 _ROUTINE = ("Not all NVTX events might", "Not all CUDA events might", "No NVTX events collected", "No CUDA events")
 
@@ -124,8 +126,12 @@ class _Checks:
             yield f"Of {launches} there is no kernel: activity records were dropped or cut off."
 
     def names(self) -> Iterator[Words]:
-        """Names of phases that no range has, and ranges none of which names a phase."""
+        """Names of phases that no range has, and ranges none of which names a step or a phase."""
         ranges = self.trace.ranges
+        repeating = repeating_ranges(self.trace)[:_LISTED] if self.summary.step and self.summary.step.is_pass else ()
+        if repeating:
+            found = joined(", ", map(code, repeating))
+            yield phrase("No range names a step, but these repeat: {}; say which is a step with `--step RANGE`.", found)
         for key, names in self.attributed.roles.names.extra.items():
             for name in names:
                 if name not in ranges.names:

@@ -23,6 +23,7 @@ _OURS = "_of_nsys_analyze"
 #: Is replaced by the rank of the process in the name of a file that is each rank's own.
 OF_RANK = "%q{RANK}"
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
+_EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
 
 
 class Ranges:
@@ -156,7 +157,7 @@ def _told(function: Function, before: Callable[[], None] | None = None, after: C
 def _normalized(name: str) -> str:
     """A name without case, punctuation and counters, as the report reads it."""
     text = re.sub(r"([a-z])([A-Z])", r"\1 \2", _COUNTER.sub("", name.split(",", 1)[0])).lower()
-    return re.sub(r"[\W_]+", " ", text).strip()
+    return _EPOCH.sub("", re.sub(r"[\W_]+", " ", text)).strip()
 
 
 # --- times ---
