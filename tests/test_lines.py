@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.steps.lines import Line
+from nsys_analyzer.analysis.steps.lines import Line, Votes
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.tracks import IdleTrack
 from nsys_analyzer.analysis.summary.summarize import summarize
@@ -32,7 +32,7 @@ from nsys_analyzer.runs.targets import Annotation
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.sources import export_of
-from nsys_analyzer.trace.stacks import stacks_beside
+from nsys_analyzer.trace.stacks import Frame, Stacks, stacks_beside
 from tests.conftest import ROOT
 from tests.support.export import PID
 from tests.support.prepared import run_prepared
@@ -221,6 +221,25 @@ def test_a_line_in_words() -> None:
     assert plain(in_words(line)) == "train.py:212 in log_norms, called from train.py:140 · 9.8 of 10.1\xa0ms (97\xa0%)"
     share = Line("train.py", 3, "<module>", "", 0.5)
     assert plain(in_words(share)) == "train.py:3 in <module> · 50\xa0% of the samples"
+
+
+def test_a_line_has_the_work_that_its_calls_launch() -> None:
+    """Two steps of 10 calls: eight of forward launch 10 ns each, two of the loss 60 each. 160 of 400 ns are forward's.
+
+    The samples of both steps are looked at as one: at the places 0, 3, 5 and 6 is forward, at 8 the loss; the other
+    call of the loss is nearest to that one, whose sample counts no less for being one of five.
+    """
+    forward, loss = (Frame("model.py", 3, "forward"),), (Frame("train.py", 9, "loss"),)
+    nothing = np.zeros(0, np.int64)
+    stacks = Stacks(nothing, nothing, 100, nothing, (forward, loss), {})
+    votes = Votes(np.array([0, 5, 13, 16, 18]), np.array([0, 0, 0, 0, 1]), np.full(5, 100.0), stacks)
+    work_ns = np.tile([10.0] * 8 + [60.0] * 2, 2)
+    lines = votes.of(work_ns, np.arange(20) % 10, steps=2)
+    assert [(line.place, line.share, line.ms) for line in lines] == [
+        ("train.py:9", pytest.approx(240 / 400), pytest.approx(120e-6)),
+        ("model.py:3", pytest.approx(160 / 400), pytest.approx(80e-6)),
+    ]
+    assert votes.of(np.where(np.arange(20) == 18, 60.0, 0.0), np.arange(20) % 10, steps=2) == ()  # one sample
 
 
 def test_findings_and_the_idle_table_name_lines(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.intervals import overlaps
 from nsys_analyzer.analysis.steps.anatomy import reached_before
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.arrays import Bools, Floats, Ints, distinct_rows
+from nsys_analyzer.trace.arrays import Floats, Ints, distinct_rows
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 from nsys_analyzer.trace.stacks import Frame, Stacks
 
@@ -158,10 +158,25 @@ class Votes:
     weight: Floats
     stacks: Stacks
 
-    def of(self, calls: Bools) -> tuple[Line, ...]:
-        """The lines that most of the samples before some calls are at; none where too few tell them."""
-        chosen = calls[self.call]
-        return _ranked(self.stacks, self.stack[chosen], self.weight[chosen]) if chosen.sum() >= _FEWEST else ()
+    def of(self, work_ns: Floats, place: Ints, steps: int) -> tuple[Line, ...]:
+        """The lines that launched most of some work; none where too few samples tell them.
+
+        The work of a call is that of the samples at its place in a step, or at the nearest place with samples.
+
+        Args:
+            work_ns: shape (calls,), the work that each call launched in so many steps.
+            place: shape (calls,), where in its step each call is, the same in all steps that are alike.
+        """
+        chosen = work_ns[self.call] > 0
+        if chosen.sum() < _FEWEST:
+            return ()
+        sampled, at = np.unique(place[self.call[chosen]], return_inverse=True)
+        behind = np.minimum(np.searchsorted(sampled, place), len(sampled) - 1)
+        before = np.maximum(behind - 1, 0)
+        nearest = np.where(place - sampled[before] <= sampled[behind] - place, before, behind)
+        rate = np.bincount(nearest, work_ns, len(sampled)) / np.bincount(at, self.weight[chosen])
+        ms = float(work_ns.sum()) / steps / 1e6
+        return _ranked(self.stacks, self.stack[chosen], self.weight[chosen] * rate[at], ms)
 
 
 def _ranked(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None) -> tuple[Line, ...]:

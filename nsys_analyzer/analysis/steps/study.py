@@ -180,12 +180,16 @@ class Study:
         return calls
 
     def lines_of(self, pieces: Bools) -> tuple[Line, ...]:
-        """The lines that launch some pieces.
+        """The lines that launch some pieces, by the work that each of them launches.
 
         The backward pass has one line for all that it launches: what else launches such pieces tells them apart.
         """
         ahead = pieces & ~self.in_phase("backward")
-        return self.votes.of(self.calls_of(ahead if ahead.any() else pieces)) if self.votes else ()
+        work_ns = np.where(ahead if ahead.any() else pieces, self.exposed, 0.0)
+        launched_ns = np.bincount(self.replay.launch, work_ns, len(self.call)).astype(np.float64)
+        calls = set(np.diff(self.replay.first_call).tolist())  # steps of different calls have places of their own
+        place = np.arange(len(self.call)) % (calls.pop() if len(calls) == 1 else len(self.call))
+        return self.votes.of(launched_ns, place, self.steps) if self.votes else ()
 
     def copying(self, copies: Bools) -> Bools:
         """Marks the calls that launched some copies, and the synchronizations directly behind them."""
@@ -290,6 +294,8 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     if len(calls) < 2:
         return None
     behind = work.calls.start[high] if goes_on and high < len(work.calls) else max(bounds[-1], calls.end[-1])
+    if not np.isin(bounds[-1], steps.windows.called):  # what a step that is left out begins with is none of these
+        behind = max(min(behind, bounds[-1] + calls.start[0] - bounds[0]), calls.end[-1])
     following = np.append(calls.start[1:], behind)
     position = np.full(len(attributed.trace.launches) + 1, NONE, np.int32)
     position[work.index[low:high]] = np.arange(high - low)
