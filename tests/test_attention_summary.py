@@ -122,6 +122,26 @@ def test_a_range_around_attention_alone_answers_too(tmp_path: Path) -> None:
     assert " in 1 attention range," in section_e(summary)
 
 
+@pytest.mark.parametrize("by_operator", [True, False])
+def test_projections_in_a_range_around_attention_are_no_attention_matmuls(tmp_path: Path, *, by_operator: bool) -> None:
+    # Projections of 90 and 30 ns; scores of 11 in two parts and their sum, 1; values of 11; softmax of 5: 23 ÷ 5.
+    softmax = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, false>(float)"
+    kernels = (
+        ("mm", GEMM, 90), ("bmm", GEMM, 11), ("bmm", "void splitKreduce_kernel<32, 16, int, float>", 1),
+        ("_softmax", softmax, 5), ("baddbmm", GEMM, 11), ("addmm", GEMM, 30),
+    )  # fmt: skip
+    export = Export().range("Self-Attention", 0, 1_000)
+    for number, (operator, name, ns) in enumerate(kernels):
+        at = 100 * number
+        if by_operator:
+            export.range(f"aten::{operator}, seq = {number}, op_id = {number}", at + 1, at + 99)
+        export.kernel(name, at + 2, at + 3, at + 3 + ns)
+    attention = attention_of(export, tmp_path)
+    assert (attention.matmul_ms, attention.softmax_ms) == (pytest.approx(23 * MS), pytest.approx(5 * MS))
+    assert attention.runtime_ratio == pytest.approx(23 / 5)
+    assert attention.matmul_launches == 3
+
+
 def test_replays_of_a_captured_attention_each_count_once(tmp_path: Path) -> None:
     # Three graph nodes were captured inside the ranges at 1, 31 and 61; two replays of them, at 1000 and 2000, run
     # 20 + 5 + 10 ns each. The capture itself runs nothing.

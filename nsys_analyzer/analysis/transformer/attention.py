@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, launching_operators
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP
 from nsys_analyzer.analysis.transformer.costs import (
     attention_matmul_flops,
@@ -32,6 +32,8 @@ MEMORY_BOUND = 0.6
 #: Kernels whose bytes cannot be counted may have this share of the softmax's time; with more there is no figure.
 _UNCOUNTED = 0.05
 
+#: PyTorch's products of batches of matrices, and the kernel that adds up the parts of one product.
+_BATCHED, _SPLIT_K_SUM = re.compile(r"aten::b(addb)?mm\b"), re.compile(r"(?i)split_?k.*reduce")
 _TYPE = re.compile(r"BFloat16|bfloat16|Half\b|\bhalf\b|__half|\bfloat\b|\bdouble\b")
 _SIZES = {"float": 4, "double": 8}  # of bytes; the others have 16 bits
 
@@ -167,9 +169,28 @@ class _Parts:
         self.softmax, self.source = (in_range, _BY_RANGE) if in_range.any() else (by_name, _BY_NAME)
         matmuls = (classes == "matmul")[code] & (part != NONE) & ~self.softmax
         in_parts = matmuls & np.isin(part, [ATTENTION_PARTS.index(name) for name in ("scores", "values")])
-        # A range around all of attention may hold the projections too.
-        self.matmul: Bools = in_parts if in_parts.any() else matmuls
+        self.matmul: Bools = in_parts if in_parts.any() else self.without_projections(matmuls)
         self.has_attention = bool(self.fused.any() or (self.softmax.any() and self.matmul.any()))
+
+    def without_projections(self, matmuls: Bools) -> Bools:
+        """Marks the scores and values among matmuls of a range around all of attention, which may hold projections.
+
+        Operators tell them: they multiply batches of matrices. Else they are the matmuls next to the softmax.
+        """
+        trace = self.attributed.trace
+        operator = launching_operators(trace, self.attributed.attribution, self.kernels)
+        is_batched = np.array([*map(bool, map(_BATCHED.match, trace.operators.names)), False])
+        batched: Bools = matmuls & is_batched[operator]
+        if batched.any():
+            return batched
+        at = np.flatnonzero(matmuls)
+        sums_up = np.array([bool(_SPLIT_K_SUM.search(name)) for name in trace.operations.names])
+        product = np.cumsum(~sums_up[trace.operations.name[self.kernels[at]]])  # with the sum of its parts, if any
+        behind = np.searchsorted(at, np.flatnonzero(self.softmax))
+        inside = behind[(behind > 0) & (behind < len(at))]
+        beside = np.zeros(len(matmuls), np.bool_)
+        beside[at[np.isin(product, product[np.append(inside - 1, inside)])]] = True
+        return beside
 
     def ms(self, some: Bools) -> float | None:
         """Returns the time of some of the kernels, per unit."""
