@@ -20,6 +20,7 @@ from nsys_analyzer.analysis.summary.limits import limits_of
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats, class_rows
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Limits, PhaseSummary, Unprofiled
+from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.costs import (
     attention_matmul_elements,
     fused_attention_elements,
@@ -27,6 +28,7 @@ from nsys_analyzer.analysis.transformer.costs import (
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
 from nsys_analyzer.configuration import CountedFlops, Run
+from nsys_analyzer.report.ask import ask
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Table, unfolded
 from nsys_analyzer.report.renderers.json_report import report_data
@@ -195,6 +197,42 @@ def test_fused_attention_is_a_class_of_its_own() -> None:
     assert [one.kernel_class for one in limits.classes] == ["matmul"]
     assert any(note.startswith("Fused attention in forward skips work") for note in limits.notes)
     assert limits.doubt is None
+
+
+def test_no_rate_of_causal_attention_is_above_the_peak() -> None:
+    # Matmuls and softmax of 80,000 + 5 · 2 · 2 · 10² FLOPs in 7e-11 s are 1,171 TFLOP/s; in 1e-8 s they are 8.2.
+    def rate(ms: float) -> float | None:
+        attention = AttentionSummary(None, None, ms, 0, 0, 1, "", None, 40, 2_000, ATTENTION)
+        (capture,) = complete([replace(training(BF16), attention=attention)])
+        assert capture.attention is not None
+        return capture.attention.fused_flops_per_s
+
+    assert rate(7e-8) is None
+    assert rate(1e-5) == pytest.approx(8.2e12)
+    # In a precision that is not known, fused attention may not exceed the best peak either.
+    gemm, flash = row("gemm", "matmul", 8, 0.1 * MS), row("flash", "fused attention", 1, 7e-8)
+    phases = (phase("forward", gemm, flash, busy=MS),)
+    unknown = found(replace(training(), phases=phases, precisions={"unknown": 1.0}))
+    assert "fused attention" not in [one.kernel_class for one in unknown.classes]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why", "needs"),
+    [
+        ({"configuration": Configuration(replace(MODEL, num_layers=3), 10, 2)}, "needs 13 matmuls", ""),
+        ({"device": replace(H200, name="Orin")}, "The peaks of this GPU (Orin) are not known", ""),
+        (
+            {"configuration": structs.replace(KNOWN, batch_size=None)}, "MFU needs the batch size",
+            "nsys-analyze ask CAPTURE QUESTION --batch-size N",
+        ),
+        ({"phases": training().phases[:1]}, "those of these are: forward", ""),
+    ],
+)  # fmt: skip
+def test_mfu_asks_for_nothing_that_was_given(changed: dict[str, Any], why: str, needs: str) -> None:
+    answer = ask(Evidence(complete([training(**changed)])), "mfu phase=step")
+    assert answer.cannot_answer is not None
+    assert why in answer.cannot_answer.why
+    assert answer.cannot_answer.needs == needs
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,8 @@ def ask(evidence: Evidence, question: str) -> Answer:
 def in_words(answer: Answer) -> str:
     """Returns an answer as a line."""
     if answer.cannot_answer:
-        return f"{answer.figure}: cannot be told. {answer.cannot_answer.why}. It needs: {answer.cannot_answer.needs}"
+        needs = f". It needs: {answer.cannot_answer.needs}" if answer.cannot_answer.needs else "."
+        return f"{answer.figure}: cannot be told. {answer.cannot_answer.why}{needs}"
     value = answer.value if not isinstance(answer.value, tuple) else " to ".join(map(str, answer.value))
     unit = f" {answer.unit}" if answer.unit != "text" else ""
     source = f"{answer.evidence.rows:,} rows of {answer.evidence.table} in {answer.evidence.capture}"

@@ -17,6 +17,7 @@ from nsys_analyzer.analysis.kernels.classes import known_classes
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.summary.statistics import Stats, share_of
 from nsys_analyzer.errors import NODES, ON_GPU, PROGRAM, RECORD, CannotAnswerError, ConfigurationError
+from nsys_analyzer.report.sections.limits import OPTIONS, why_unknown
 from nsys_analyzer.text import plain, plural
 
 if TYPE_CHECKING:
@@ -140,7 +141,6 @@ _LACKS = {
     "findings": ("It has no such finding: ", "nsys-analyze explain CAPTURE"),
     "attention": ("Nothing tells it apart", "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE"),
     "modules": ("No range names a module", f"nsys-analyze run --modules {PROGRAM}"),
-    "limits": ("It would need: ", "nsys-analyze ask CAPTURE QUESTION --model NAME --context-length N --batch-size N"),
     "peak_memory_bytes": ("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM}"),
     "rank": ("The captures are not of several ranks of a run", f"nsys-analyze run --nproc 2 {PROGRAM}"),
     "gpu": ("It names no GPU", RECORD),
@@ -186,12 +186,10 @@ def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
             raise CannotAnswerError(why, needs)
     values = [_at(path, case) for path in re.split(r"\.\.|/", named.path)]
     if None in (values[0], getattr(values[0], "typical", "")):
-        why, needs = _LACKS[root]
+        why, needs = _LACKS.get(root) or _lacks_rate(capture, case.words["phase"])
         details = {
             "findings": plain(capture.findings_missing or ", ".join(one.id for one in capture.findings or ()), "`"),
             "phase": ", ".join(one.phase for one in capture.phases if one.instances),
-            "limits": ", ".join(capture.limits.missing if capture.limits else ())
-            or "the FLOPs of it and the peaks of a GPU",
         }
         raise CannotAnswerError(f"{why}{details.get(root, '')}", needs)
     phase, value = case.phase or capture.whole, values[0]
@@ -211,6 +209,19 @@ def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
         rows["kernel"] = _at(f"{_CLASS}.launches_per_instance", case) * phase.instances
     kinds = [kind for kind in named.kinds if rows.get(kind)] or named.kinds[:1]
     return value, of, _tables(kinds, capture), round(sum(rows.get(kind, 0) for kind in kinds))
+
+
+def _lacks_rate(capture: CaptureSummary, phase: str) -> tuple[str, str]:
+    """Why the rate of a phase is not told, and the options that would tell it: those that were not given."""
+    limits = capture.limits
+    if limits is None:
+        return "Nothing of it ran on a GPU", ON_GPU
+    known = ", ".join(one.phase for one in limits.phases if one.phase != phase and one.mfu is not None)
+    why = f"The FLOPs or the time of {phase} are not known, those of these are: {known}" if known else ""
+    missing = limits.missing if "peaks" not in limits.missing else ()
+    options = [f"{OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in OPTIONS]
+    needs = f"nsys-analyze ask CAPTURE QUESTION {' '.join(options)}" if options else ""
+    return why or plain(why_unknown(limits), "`").removesuffix("."), needs
 
 
 def _at(path: str, case: Case) -> Any:

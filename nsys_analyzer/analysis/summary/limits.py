@@ -231,7 +231,8 @@ class _View:
 
     def without_skipped_work(self, one: ClassRate) -> Iterator[ClassRate]:
         """A rate, but for one so high that work was skipped: scores of fused attention, products of a convolution."""
-        skipped = _SKIPPED.get(one.kernel_class) if (one.share_of_peak or 0.0) > 1 + TOLERANCE else None
+        peak = one.peak_flops_per_s or self.rates.get(self.best or "")
+        skipped = _SKIPPED.get(one.kernel_class) if peak and (one.flops_per_s or 0.0) > peak * (1 + TOLERANCE) else None
         if skipped:
             self.notes.append(f"{one.kernel_class.capitalize()} in {one.phase} {skipped}, so its rate is left out.")
         else:

@@ -69,12 +69,12 @@ def _sentence(limits: Limits) -> Words:
     """The rate of the step (else of a phase) against the peak, and what it means."""
     chief = limits.chief
     if limits.doubt or chief is None:
-        return limits.doubt or _missing(limits)
+        return why_unknown(limits)
     name = "the step" if chief.phase == STEP else chief.phase
     time = f"{about_milliseconds(chief.ms)} {_TIMES[chief.time_of]}"
     rate = f"{format_number(chief.flops_per_s, 'flop/s')} in {time}"
     if chief.mfu is None:
-        return joined("", [f"{name.capitalize()} does {rate}. ", _missing(limits)])
+        return joined("", [f"{name.capitalize()} does {rate}. ", why_unknown(limits)])
     return f"MFU of {name} is {percent(chief.mfu)} of the GPU's {_precisions(limits)} peak: {rate}."
 
 
@@ -82,18 +82,18 @@ def _precisions(limits: Limits) -> str:
     return listed([name for name, _ in limits.roofs]) if limits.roofs else str(limits.precision)
 
 
-def _missing(limits: Limits) -> Text:
-    """What is not known, and how to give it."""
+def why_unknown(limits: Limits) -> Text:
+    """Why there is no MFU: what cannot be, or is not known, and how to give it."""
     parts = [name for name in limits.missing if name in OPTIONS]
-    said: list[Words] = []
+    said: list[Words] = [limits.doubt] if limits.doubt else []
     if parts:
         options = joined(", ", [phrase("`{}`", OPTIONS[name]) for name in parts])
         said.append(phrase("MFU needs the {} ({}).", listed(parts), options))
     if "peaks" in limits.missing:
         said.append(f"The peaks of this GPU ({limits.gpu}) are not known.")
-    elif not parts and limits.phases:
+    elif not said and limits.phases:
         said.append("In which precision the matmuls ran is not known.")
-    elif not parts:
+    elif not said:
         said.append("No phase is measured whose FLOPs are known.")
     return phrase("{}", joined(" ", said))
 
