@@ -46,3 +46,8 @@ def test_a_trace_without_ranges_is_told_of_record_function(tmp_path: Path) -> No
     assert any("record_function" in warning and "ProfilerActivity.CPU" in warning for warning in warnings)
     assert any("no CUDA API calls" in warning for warning in warnings)
     assert not any("--trace" in warning for warning in warnings)
+
+
+def test_who_recorded_the_cpu_and_the_gpu_is_not_asked_to(tmp_path: Path) -> None:
+    trace = Kineto().gpu().operator("aten::mm", 100, 50).launch(1, 110).kernel(GEMM, 1, 120, 30)
+    assert not any("ProfilerActivity" in warning for warning in summary_of(trace, tmp_path).warnings)

@@ -77,6 +77,13 @@ def test_an_older_nsys_is_told_of(tmp_path: Path) -> None:
     assert "install a newer nsys" in said
 
 
+@pytest.mark.parametrize(("kernel", "said"), [("void at::native::sum(int)", "forward"), ("void life(int*)", "--step")])
+def test_a_program_without_a_forward_pass_is_not_told_to_wrap_one(tmp_path: Path, kernel: str, said: str) -> None:
+    export = Export().range("life", 0, 90).kernel(kernel, 10, 20, 40)
+    (warning,) = (one for one in warnings_of(export, tmp_path) if "No range names a phase" in one)
+    assert ("forward" in warning, "--step NAME" in warning) == (said == "forward", said == "--step")
+
+
 def test_without_a_message_tracing_is_asked_for(tmp_path: Path) -> None:
     (said,) = [warning for warning in warnings_of(without_kernels(), tmp_path) if "no kernel" in warning]
     assert "`--trace=cuda,nvtx`" in said

@@ -24,6 +24,10 @@ _HOW_TO = (
 )
 _HOW_TO_ANNOTATE = phrase(_HOW_TO, 'torch.cuda.nvtx.range("forward")')
 _HOW_TO_RECORD = phrase(_HOW_TO, 'torch.profiler.record_function("forward")')
+_HOW_TO_NAME_STEPS = phrase(
+    "Put a range around each pass of the loop (`nvtxRangePush`, `nvtxRangePop`), or name the range there is with "
+    "`--step NAME`."
+)
 _RECORD_BOTH = phrase("record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
 #: A phase below this share of the longest one's GPU time (a loss, as a rule) earns no warning.
 _MINOR = 0.02
@@ -55,6 +59,8 @@ class _Checks:
         self.trace, self.whole = attributed.trace, summary.whole
         self.leaves = summary.leaf_phases
         self.messages = _messages(self.trace, process)
+        by_torch, how = self.trace.metadata.profiler == "torch", _HOW_TO_ANNOTATE
+        self.how_to_name = _HOW_TO_RECORD if by_torch else how if summary.is_torch else _HOW_TO_NAME_STEPS
 
     def missing(self) -> Iterator[Words]:
         """What the trace lacks: a current export, tables or events; without a kernel, the message that says why."""
@@ -64,7 +70,7 @@ class _Checks:
             )
             yield phrase(f"{said}older file, which may be of an earlier recording.", old, self.trace.path.name)
         if self.summary.status == "oom":
-            yield "A device allocation failed and nothing was launched afterwards: the process ran out of memory."
+            yield f"The process ran out of memory: {self.summary.message}"
         has_ranges, has_calls = "nvtx" in self.trace.tables, "runtime" in self.trace.tables or not self.coverage.kernels
         if self.trace.metadata.profiler == "torch":
             yield from self._missing_in_torch(has_ranges, has_calls)
@@ -74,18 +80,20 @@ class _Checks:
             how = phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU.")
             yield phrase("The capture has no kernel. {}", self._quoted(reason) if reason else how)
         if not has_ranges:
-            yield phrase("The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", _HOW_TO_ANNOTATE)
+            yield phrase("The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", self.how_to_name)
         if not has_calls:
             yield phrase("The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`.")
 
     def _missing_in_torch(self, has_ranges: bool, has_calls: bool) -> Iterator[Words]:
+        has_both = len(self.trace.operators) and self.coverage.kernels
+        how = "" if has_both else phrase(": {}", _RECORD_BOTH)
         if self.summary.has_no_kernel and not self.coverage.lost_launches:
             yield "The trace has no kernel: record steps that run on the device."
         if not has_calls:
             platform = self.trace.metadata.platform
-            yield phrase("The trace has no {} API calls, so no kernel has a launch: {}.", platform, _RECORD_BOTH)
+            yield phrase("The trace has no {} API calls, so no kernel has a launch{}.", platform, how)
         if not has_ranges:
-            yield phrase("The trace has no ranges: {}. {}", _RECORD_BOTH, _HOW_TO_RECORD)
+            yield phrase("The trace has no ranges of the program's own{}. {}", how, _HOW_TO_RECORD)
 
     def left_out(self) -> Iterator[Words]:
         """Ranges and rows that count in no figure; the first process reports the rows of those without an entry."""
@@ -140,8 +148,7 @@ class _Checks:
             count = np.bincount(ranges.name, minlength=1)
             named = joined(", ", (code(ranges.names[i]) for i in np.argsort(-count, kind="stable")[:5] if count[i]))
             found = phrase(" The ranges seen most are {}.", named) if named else ""
-            how = _HOW_TO_RECORD if self.trace.metadata.profiler == "torch" else _HOW_TO_ANNOTATE
-            yield phrase("No range names a phase.{} {}", found, how)
+            yield phrase("No range names a phase.{} {}", found, self.how_to_name)
 
     def phases(self) -> Iterator[Words]:
         """The phases without GPU work, and those without a measured instance."""
