@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,7 @@ from nsys_analyzer.analysis.findings.waits import (
     find_pageable_copy,
 )
 from nsys_analyzer.analysis.steps.step import IdleTime
+from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (
     DEVICE_TO_PAGEABLE,
@@ -149,11 +151,12 @@ def test_findings_of_a_capture(name: str) -> None:
 def obeys_the_laws(diagnosis: Diagnosis) -> None:
     """What holds for the findings of any steps."""
     assert diagnosis.step_ms_low <= diagnosis.step_ms_high
-    # Launching stands behind the causes that explain it, however much is left for it.
-    others = [one for one in diagnosis.findings if one.id not in ("launch_bound", "gpu_idle")]
-    for explains in (True, False):
-        savings = [one.saves_ms for one in others if one.place and (one.place.kind == "idle") is explains]
-        assert savings == sorted(savings, reverse=True)
+    savings = [one.saves_ms for one in diagnosis.findings]
+    assert savings == sorted(savings, reverse=True)
+    # What is left for launching is no more than the specific causes of idle time leave.
+    idle = [one for one in diagnosis.findings if one.place and one.place.kind == "idle" and one.id != "gpu_idle"]
+    if any(one.id == "launch_bound" for one in idle):
+        assert sum(one.saves_ms_high for one in idle) <= diagnosis.step_ms_high * (1 + 1e-9)
     before = diagnosis.step_ms * (1 + 1e-9)
     for one in diagnosis.findings:
         assert 0 <= one.saves_ms_low <= one.saves_ms_high <= diagnosis.step_ms * (1 + 1e-9)
@@ -531,14 +534,129 @@ def test_a_step_without_the_profiler_is_estimated() -> None:
 
 @pytest.mark.parametrize("unprofiled_us", [200, 600, 799])
 def test_a_step_that_was_timed(unprofiled_us: float) -> None:
-    """The calls are as fast as the timing says: without what launching takes, 50 µs are left, give or take 20 %."""
+    """The calls are as fast as the timing says: without what launching takes, 50 µs are left.
+
+    20 % less may be saved, but no more: 50 µs are the GPU's work, which stays, and 700 the idle time for launches.
+    """
     diagnosis = found(calls(), unprofiled_us=unprofiled_us, launch=0.7)
     assert diagnosis.timed
     assert diagnosis.step_ms_low == diagnosis.step_ms_high == unprofiled_us / US
     launches = of(diagnosis, "launch_bound")
     saved = (unprofiled_us - 50) / US
     assert launches.saves_ms_low == pytest.approx(saved * 0.8, rel=1e-3)
-    assert launches.saves_ms_high == pytest.approx(min(saved * 1.2, unprofiled_us / US), rel=1e-3)
+    assert launches.saves_ms_high == pytest.approx(min(saved, 0.7), rel=1e-3)
+
+
+@pytest.mark.parametrize(("data_ms", "most_ms"), [(15.0, 15.0), (14.0, 14.0), (19.0, 15.02)])
+def test_no_saving_is_above_the_idle_time_of_its_cause(data_ms: float, most_ms: float) -> None:
+    """20,000 + 10 + 10 µs of calls, 5,000 of work: 15.02 ms are saved, or 11.82 where the CPU takes 0.84 of its time.
+
+    3 % around both are 11.46 to 15.47 ms, whose middle is 13.47; in another run it may be 29 % more or less.
+
+    No more than the pipeline's own idle time, and no more than the step of 20.02 ms less the 5 of work that stays.
+    """
+    loading = Steps().call(EVENT, 20_000, range="data").call(EVENT).kernel(5_000, BF16_GEMM)
+    finding = of(found(loading, data=data_ms), "data_loading")
+    assert finding.saves_ms_high == pytest.approx(most_ms, rel=1e-3)
+    assert finding.saves_ms_low == pytest.approx(13.466 * 0.71, rel=1e-3)
+
+
+def test_no_saving_of_kernels_is_above_their_time() -> None:
+    """Of 100 · 10 µs for launches 40 are left, and of 100 · 1 µs of work 30 to 60 %.
+
+    600 µs are saved by fewer launches; that is more than the kernels' own 100 µs and 0.3 ms of idle time for launches.
+    """
+    finding = of(found(optimizer(100, 1), launch=0.3), "unfused_optimizer")
+    assert finding.saves_ms_high == pytest.approx(0.1 + 0.3)
+
+
+def test_a_larger_saving_stands_before_a_smaller_cause() -> None:
+    """500 µs for a batch leave 50 to 500, with 40 · 50 µs for launches of 5 µs of work each."""
+    steps = kernels(40, 5, BF16_GEMM, 50, Steps().call(EVENT, 500, range="data"))
+    findings = found(steps, data=0.45, launch=1.8).findings
+    assert [one.id for one in findings] == ["launch_bound", "data_loading"]
+
+
+START_UP = "cudaFree 3,000 ms, cudaMalloc 900 ms"
+
+
+@pytest.mark.parametrize(
+    ("steps", "after_us", "said"), [(1, 1_000_000, START_UP), (1, 20_000_000, ""), (4, 10_000, "")]
+)
+def test_a_cold_start_is_no_step(steps: int, after_us: float, said: str) -> None:
+    """Calls that wait for nothing take 3 + 0.9 s of 4.9, or of 23.9; where they come in each step, it is no start."""
+    made = Steps(steps).call("cudaFree_v3020", 3_000_000).call("cudaMalloc_v3020", 900_000)
+    diagnosis = diagnose(made.kernel(100).call(EVENT, after_us).capture(allocator=3_000.0, launch=900.0))
+    assert diagnosis is not None
+    if not said:
+        assert "start" not in diagnosis.doubt
+        return
+    assert diagnosis.findings == ()
+    total = f"take 3,900 of {4_900.01:,.0f} ms"
+    assert "this is a cold start" in diagnosis.doubt
+    assert total in diagnosis.doubt
+    assert said in diagnosis.doubt
+    assert diagnosis.doubt.endswith("Record steps after the warm-up")
+
+
+def test_an_out_of_memory_capture_says_what_ran_out(real_capture: Callable[[str], Path]) -> None:
+    """The second of two calls of cudaMalloc that fail lies in a forward pass, and nothing is launched behind it."""
+    (capture,) = summarize(real_capture("oom_fp32"))
+    said = (
+        "cudaMalloc failed in the range forward on the NVIDIA H200, which has 139.8 GiB, and nothing was launched "
+        "afterwards."
+    )
+    assert (capture.status, capture.message, capture.findings) == ("oom", said, None)
+    assert capture.findings_missing == f"No saving can be told here: the program ran out of memory: {said}"
+
+
+def test_json_has_the_findings_and_the_shares_of_markdown() -> None:
+    """A replay that is too short tells nothing, but the idle time: 1.2 of 1.3 ms, of which none to all is saved."""
+    (capture,) = complete([kernels(2, 50).capture(measured_us=1_300, sync=1.2)])
+    assert capture.findings is not None
+    (idle,) = capture.findings
+    assert capture.findings_missing
+    assert idle.share_of_step == pytest.approx(1.2 / 2 / 1.3)
+    text = api.render(api.build_report([capture])).replace("\xa0", " ")
+    assert "1. The GPU is idle: the program waits for it: saves 0.0–1.2 ms a step (46 %)" in text
+    assert "    46 % |" in text
+
+
+@pytest.mark.parametrize(("layers", "titled"), [(1, "Batches are"), (2, "Batches are"), (3, "Data is")])
+def test_a_copy_in_each_layer_is_no_batch(layers: int, titled: str) -> None:
+    steps = Steps()
+    for _ in range(layers):
+        steps.copy(400, PAGEABLE_TO_DEVICE, 2_500_000, waits=True).kernel(100)
+    (candidate,) = find_pageable_copy(steps.case())
+    assert candidate.title == f"{titled} copied from pageable memory"
+    assert candidate.remedy[0].startswith(titled.split()[0].lower().removesuffix("es")[:4])
+
+
+def test_words_about_one_pass_name_no_step() -> None:
+    case = checkpoint("save").kernel(100).sync().case()
+    case = replace(case, step=replace(case.step, source="pass"))
+    titles = [candidate.title for rule in (find_device_to_host_copy, find_host_sync) for candidate in rule(case)]
+    assert titles == ["Tensors are copied to the host", "The program waits for the GPU"]
+
+
+def test_a_copy_behind_the_last_step_is_none_of_the_loop() -> None:
+    """Of four steps the last alone keeps its copy."""
+    case = checkpoint("save").case()
+    last = np.arange(len(case.study.copy)) >= 6
+    study = replace(case.study, copy=np.where(last, case.study.copy, 0).astype(np.int8))
+    assert list(find_device_to_host_copy(replace(case, study=study))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", ["has worker processes", "num_workers=16"]),
+        ("get_batch", ["in place of get_batch", "num_workers=8"]),
+    ],
+)
+def test_a_remedy_of_loading_knows_the_loader(name: str, said: list[str]) -> None:
+    (candidate,) = find_data_loading(Steps().call(EVENT, 3_000, range=name).kernel(100).case())
+    assert all(word in " ".join(candidate.remedy) for word in said)
 
 
 @pytest.mark.parametrize("unprofiled_us", [500, 2_000])

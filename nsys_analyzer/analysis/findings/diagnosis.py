@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from nsys_analyzer.analysis.findings import kernels, serving, waits
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, three
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, listed, three
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.process import Cause
@@ -17,6 +19,7 @@ from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.system.plugins import FINDINGS, left_out_if_it_fails, plugins
 from nsys_analyzer.text import Words, phrase, plural
+from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 
 #: What is looked for; of two findings that save as much, the one that is named first here comes first.
 RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES, *serving.RULES)
@@ -44,10 +47,14 @@ _NEGLIGIBLE = 0.005
 _SAME = 0.03
 #: How often the profiler's cost is halved in on, where the step's unprofiled time is known; its largest multiple.
 _ROUNDS, _MOST = 16, 4.0
-#: A program that records CUDA graphs for this share of a step is not at its steps.
+#: A program that records CUDA graphs for this share of a step, or starts up, is not at its steps.
 _RECORDS = 0.25
+#: A call that waits for nothing takes so long only where it starts CUDA up or loads kernels, ns.
+_START_UP_NS = 3_000_000
 #: An idle GPU of unknown cause: where a replay tells nothing, it tells nothing either.
 _UNEXPLAINED = Place("idle", "unknown")
+#: Behind a wait the GPU idles until the program has launched what comes next, too.
+_WAITS = ("sync", "copy", "allocator")
 #: The columns of a replay that are times.
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause", "gap")
 #: A GPU that computes for less of a step than this is mostly idle.
@@ -75,7 +82,6 @@ _REMEDIES: dict[str, tuple[str, ...]] = {
         "# keep on the GPU what fits: fewer layers offloaded, smaller data types",
     ),
     "communication": ("# compare the ranks: a collective waits for the last one. Give the captures of all ranks.",),
-    "unknown": ("# record the CPU, too: nsys profile --trace=cuda,nvtx; PyTorch: ProfilerActivity.CPU and CUDA",),
 }
 _DISPROOF = "Time the part by itself: if the step is no shorter without it, the GPU waits for something else."
 _LOOK = ("# put a range around what you suspect, torch.cuda.nvtx.range_push(name) ... range_pop(), and record again",)
@@ -102,16 +108,21 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
         why = "the steps hold work of the GPU that was launched before them"
     if abs(error) > _TRUSTED:
         why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
-    if records := study.recording_share >= _RECORDS:
-        why = "the program records CUDA graphs, as it does once, and nothing of what it records runs meanwhile"
+    once = ""
+    if study.recording_share >= _RECORDS:
+        why = once = "the program records CUDA graphs, as it does once, and nothing of what it records runs meanwhile"
+    elif once := _start_up(step, study):
+        why = once
+    if capture.status == "oom" and step.is_pass:
+        why = once = f"the program ran out of memory: {(capture.message or 'an allocation failed').rstrip('.')}"
     findings: list[Finding] = []
     if not why:
-        case = Case(step, study, baselines, scale, (low + high) / 2, capture.is_torch, bool(unprofiled))
+        case = Case(step, study, baselines, scale, (low + high) / 2, capture.is_torch, bool(unprofiled), high)
         candidates = [candidate for rule in RULES for candidate in rule(case)]
         for point, rule in plugins(FINDINGS):
             with left_out_if_it_fails(point):
                 found_there = [*rule(case)]
-                _ = [_saves(case, one, ()) for one in found_there]  # its changes fail here, if they do
+                _ = [_saves(case, one, (), 0.0) for one in found_there]  # its changes fail here, if they do
                 candidates += found_there
         candidates = list(map(serving.of_serving, candidates)) if step.kind else candidates
         if not case.is_torch:
@@ -122,7 +133,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     if any(len(member.collectives) and member.world_size != 1 for member in capture.members):
         told.add("communication")
     unsure = _find_idle_gpu(step, profiled if why else (low + high) / 2, told)
-    if unsure and not records and not (why and unsure.place == _UNEXPLAINED):
+    if unsure and not once and not (why and unsure.place == _UNEXPLAINED):
         place = sum(finding.saves_ms >= unsure.saves_ms for finding in findings)
         left = findings[place - 1].left_after_all_ms if place else unsure.step_ms
         lines = study.lines.get(unsure.place.name, ()) if unsure.place else ()
@@ -135,6 +146,19 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
         said = phrase(f"PyTorch names what waits in a step: {', '.join(['`{}` {:,}×'] * len(most))}.", *sum(most, ()))
         found = tuple(replace(one, evidence=(*one.evidence, said)) if one.id == "host_sync" else one for one in found)
     return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, found, why)
+
+
+def _start_up(step: StepSummary, study: Study) -> str:
+    """Says which calls start the program up, where these take much of the only pass; else empty."""
+    lasts, total_ms = study.replay.after - study.replay.pause, float(study.replay.after.sum()) / 1e6
+    slow = (lasts >= _START_UP_NS) & (study.replay.awaited < 0) & ~np.isin(study.call, (COPY, SYNCHRONIZE))
+    ms = float(lasts[slow].sum()) / 1e6
+    if step.instances > 1 or ms < _RECORDS * total_ms or not ms:
+        return ""
+    longest = np.argsort(np.where(slow, -lasts, 0))[: slow.sum()]
+    calls = listed([f"{study.apis[study.api[at]].partition('_v')[0]} {three(lasts[at] / 1e6)} ms" for at in longest])
+    taken = f"whose start-up calls take {three(ms)} of {three(total_ms)} ms, as they do once ({calls})"
+    return f"this is a cold start, {taken}. Record steps after the warm-up"
 
 
 def baselines_of(study: Study, length_ms: float, timed_ms: float | None) -> tuple[tuple[Replay, ...], float]:
@@ -192,18 +216,16 @@ def _lasting(replay: Replay, step_ns: float) -> Replay:
 def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
     """Yields the findings worth a change, the largest saving first, each with what is left after all up to it.
 
-    What is left for a cause that others explain is valued without these, and stands directly behind them.
+    What is left for a cause that others explain is valued without these, and no more than the idle time they leave.
     """
     explaining = [candidate for candidate in candidates if candidate.explains]
-    ranked = []
-    for candidate in candidates:
-        saves = _saves(case, candidate, () if candidate.explains or not candidate.explained else explaining)
-        if sum(saves) / 2 >= LEAST * case.step_ms:
-            ranked.append((candidate, saves))
+    ranked, explained_ms = [], 0.0
+    for candidate in sorted(candidates, key=lambda candidate: candidate.explained):
+        low, high = _saves(case, candidate, *((explaining, explained_ms) if candidate.explained else ((), 0.0)))
+        if (low + high) / 2 >= LEAST * case.step_ms:
+            ranked.append((candidate, (low, high)))
+            explained_ms += high if candidate.explains else 0.0
     ranked.sort(key=lambda pair: -sum(pair[1]))
-    place = next((i for i, (candidate, _) in enumerate(ranked) if candidate.explained), len(ranked))
-    behind = [pair for pair in ranked[place:] if pair[0].explains]
-    ranked = [*ranked[:place], *behind, *(pair for pair in ranked[place:] if pair not in behind)]
     left = list(case.baselines)
     for candidate, (low, high) in ranked:
         # The first change saves least; beside others a change may cost, and is not made then.
@@ -226,10 +248,10 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
         )
 
 
-def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate]) -> tuple[float, float]:
+def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate], gone_ms: float) -> tuple[float, float]:
     """Returns the least and the most that a candidate's changes make a step shorter, ms, on any of the baselines.
 
-    ``before``: the candidates whose most saving changes are made first.
+    ``before``: the candidates whose most saving changes are made first, and ``gone_ms`` the most that these save.
     """
     saved_ms: list[float] = []
     for baseline in case.baselines:
@@ -240,7 +262,30 @@ def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate]) -> tup
         if max(saved_ms) < _NEGLIGIBLE * case.step_ms:
             return 0.0, 0.0  # other baselines differ by less
     low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=case.timed)
-    return low, min(high, case.step_ms)
+    most = max(_most_saved_ms(case, candidate, gone_ms), 0.0)
+    # Where figures and replay differ by more than runs do, the interval stays as wide as it is.
+    return low if low <= most else most * low / high, min(high, most)
+
+
+def _most_saved_ms(case: Case, candidate: Candidate, gone_ms: float) -> float:
+    """Returns what the cause of a candidate takes of a step, ms, but no more than the step less the work that stays.
+
+    ``gone_ms``: what of the step is gone before.
+    """
+    study, step, replay = case.study, case.step, case.study.replay
+    changed = candidate.changes[-1](replay)
+    work_ms = study.ms(changed.work < replay.work if candidate.pieces is None else candidate.pieces)
+    causes = {candidate.place.name} if candidate.place and candidate.of_cpu else set[str]()
+    if causes & set(_WAITS):
+        causes |= {"launch", "host"}
+    elif candidate.pieces is not None and (changed.after < replay.after).any():
+        causes = {"launch"}
+    idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
+    busy_ms = step.total_ms - step.idle_ms
+    stays_ms = min(busy_ms, case.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
+    # A step that was timed may be longer than the profiled one, and so may each of its parts.
+    pace = max(case.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
+    return min((work_ms + idle_ms) * pace, max(case.longest_ms, case.step_ms) - stays_ms - gone_ms)
 
 
 def interval_of(saved_ms: Sequence[float], *, of_cpu: bool, timed: bool) -> tuple[float, float]:

@@ -119,6 +119,7 @@ class Case:
         step_ms: what a step takes without the profiler, the middle of both.
         is_torch: whether PyTorch runs, whose functions a remedy may name.
         timed: whether the step was timed without the profiler.
+        longest_ms: the longest that a step may take without the profiler, where that is an estimate.
     """
 
     step: StepSummary
@@ -128,6 +129,7 @@ class Case:
     step_ms: float
     is_torch: bool = True
     timed: bool = False
+    longest_ms: float = 0.0
 
     @property
     def trains(self) -> bool:
@@ -135,6 +137,17 @@ class Case:
         study = self.study
         seen = study.in_phase("backward", "optimizer") | study.of_class("optimizer") | study.named(_BACKWARD)
         return bool(seen.any()) and not self.step.kind
+
+    @property
+    def inside(self) -> str:
+        """Where something is done: inside the step; nothing where the capture is one pass."""
+        return "" if self.step.is_pass else " inside the step"
+
+    def recurring(self, pieces: Bools) -> Bools:
+        """Returns some pieces, or none of them where only the last of several steps has any: they follow the loop."""
+        last = int(self.study.replay.first_call[-2])
+        recurs = self.study.steps == 1 or bool((self.study.replay.launch[pieces] < last).any())
+        return pieces & recurs
 
     def paused_ms(self, pause_ns: Floats | Ints) -> float:
         """Returns some pauses in a profiled step, ms, scaled to its length."""

@@ -49,6 +49,8 @@ MOSTLY = 0.5
 _PINNED_BYTES_PER_S = 25e9
 #: A smaller copy is no batch.
 _BATCH_BYTES = 64 << 10
+#: A batch is copied in so many places of a step at most: its inputs and its targets.
+_TENSORS_OF_BATCH = 2
 #: What is left of a pause for a batch that another thread has put into pinned memory, ns.
 _COPIED_NS = 50_000
 #: A copy to the host of so many bytes at most is a value that Python asks for (.item(), a mask for nonzero()).
@@ -70,7 +72,9 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
     others_ns = study.replay.pause - study.loading_ns
     ms = case.paused_ms(study.loading_ns)
     names = listed(study.names(study.pause_range[loading]))
-    where = f"in the range {names}" if names else "between two steps, before the batch is copied"
+    before = "before a batch is copied" if case.step.is_pass else "between two steps, before the batch is copied"
+    where = f"in the range {names}" if names else before
+    has_workers = "MultiProcessingDataLoader" in names
     yield Candidate(
         "data_loading",
         "The GPU waits for the input pipeline",
@@ -82,7 +86,10 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
         ),
         "The step is replayed with batches that are ready when they are asked for: 0.05 to 0.5 ms each.",
         (
-            "loader = DataLoader(dataset, batch_size, num_workers=8, pin_memory=True,",
+            "# the loader has worker processes: try more of them, or less work for each batch"
+            if has_workers
+            else f"# load the next batch in other processes{f', in place of {names}' if names else ''}:",
+            f"loader = DataLoader(dataset, batch_size, num_workers={16 if has_workers else 8}, pin_memory=True,",
             "                    persistent_workers=True, prefetch_factor=4)",
             "batch = batch.to(device, non_blocking=True)",
         ),
@@ -94,10 +101,13 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
 def find_pageable_copy(case: Case) -> Iterator[Candidate]:
     """Finds large copies from memory that is not pinned: they are slow, and the program waits for them."""
     study = case.study
-    copies = pageable_copies(study)
+    copies = case.recurring(pageable_copies(study))
     if not copies.any():
         return
     calls, pinned = study.copying(copies), pinned_copies(study)
+    # A batch is copied at once, its targets behind it, and ahead of the work on it.
+    is_batch = case.is_torch and study.count(copies & ~np.append(False, copies[:-1])) <= _TENSORS_OF_BATCH
+    name = "batch" if is_batch else "data"
     # Getting a batch into pinned memory ahead spares what it takes to get it at all, not the making of it.
     loading = study.loading & (study.replay.pause <= study.duration[copies].max())
 
@@ -108,7 +118,7 @@ def find_pageable_copy(case: Case) -> Iterator[Candidate]:
     size, ms = study.size[copies].sum() / study.steps, study.duration[copies].sum() / study.steps / 1e6
     yield Candidate(
         "pageable_copy",
-        "Batches are copied from pageable memory",
+        f"{'Batches are' if is_batch else 'Data is'} copied from pageable memory",
         (pinned, prefetched),
         (
             f"{times(study.count(copies), 'copy')} a step from pageable memory: {size / 2**20:,.1f} MiB in "
@@ -119,10 +129,10 @@ def find_pageable_copy(case: Case) -> Iterator[Candidate]:
         f"The step is replayed with copies that do not block, at {_PINNED_BYTES_PER_S / 1e9:.0f} GB/s on the same "
         "stream, and hidden altogether.",
         (
-            "loader = DataLoader(..., pin_memory=True)",
-            "batch = batch.to(device, non_blocking=True)  # best on a side stream, a batch ahead",
+            f"{name} = {name}.pin_memory()  # ahead, as a DataLoader does with pin_memory=True",
+            f"{name} = {name}.to(device, non_blocking=True)  # best on a side stream, ahead of its use",
         ),
-        "Run on a batch that is on the GPU already: if the step is no shorter, the copies are hidden.",
+        "Run on tensors that are on the GPU already: if the step is no shorter, the copies are hidden.",
         place=Place("idle", "copy"),
     )
 
@@ -144,7 +154,7 @@ def pinned_copies(study: Study) -> Change:
 def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
     """Finds copies to the host that are more than values: a checkpoint, or outputs that are logged."""
     study = case.study
-    copies = np.isin(study.copy, INTO_HOST) & ~_small_copies(case)
+    copies = case.recurring(np.isin(study.copy, INTO_HOST) & ~_small_copies(case))
     if not copies.any():
         return
     calls = study.copying(copies)
@@ -165,7 +175,7 @@ def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
     pageable = study.size[copies & (study.copy == DEVICE_TO_PAGEABLE)].sum() / max(study.size[copies].sum(), 1)
     yield Candidate(
         "device_to_host_copy",
-        "Tensors are copied to the host inside the step",
+        f"{'Tensors are' if case.is_torch else 'Data is'} copied to the host{case.inside}",
         (asynchronous, gone),
         (
             f"{times(study.count(copies), 'copy')} a step from the GPU: {size / 2**20:,.1f} MiB in {three(ms)} ms, "
@@ -230,7 +240,7 @@ def find_host_sync(case: Case) -> Iterator[Candidate]:
     remedy = reading_remedy if reads >= 1 else _SYNCHRONIZING
     yield Candidate(
         "host_sync",
-        "The program waits for the GPU inside the step",
+        f"The program waits for the GPU{case.inside}",
         (without_waiting, without),
         (
             f"Each step waits in {times(study.calls(waits), 'call')}: {apis}"

@@ -166,7 +166,7 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
         "late_rank",
         "All ranks wait for one",
         max(least, 0.0) * (1 - apart),
-        max(most, 0.0) * (1 + apart),
+        min(max(most, 0.0) * (1 + apart), max(late, 0.0)),
         step_ms,
         step_ms,
         (
@@ -209,7 +209,7 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures, step_ms: float) -> It
         "large_buckets",
         "Buckets of gradients are too large to be hidden",
         max(low, 0.0) * (1 - _RUNS),
-        high * (1 + _RUNS),
+        min(high * (1 + _RUNS), exposed),
         step_ms,
         step_ms,
         (
@@ -235,7 +235,7 @@ def _exposed(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator
         "exposed_communication",
         "Collectives are not hidden by computation",
         0.0,
-        exposed * (1 + _RUNS),
+        exposed,
         step_ms,
         step_ms,
         (

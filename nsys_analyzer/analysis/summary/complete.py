@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP, module_key
 from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
-from nsys_analyzer.analysis.summary.limits import limits_of
+from nsys_analyzer.analysis.summary.limits import TOLERANCE, limits_of
 from nsys_analyzer.analysis.summary.modules import with_flops
 from nsys_analyzer.analysis.summary.statistics import (
     ClassShares,
@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.summary.statistics import (
     class_rows,
     merge_kernels,
 )
-from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, PhaseSummary, Unprofiled
+from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
 from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES, cached_bytes, read_weights_bytes
 from nsys_analyzer.analysis.transformer.peaks import memory_bytes_per_s
@@ -46,14 +46,26 @@ def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
             one,
             top_kernels=leaders(one),
             matmul=matmul_share(one, labelled),
-            limits=limits_of(one),
+            limits=(limits := limits_of(one)),
+            attention=_possible(one.attention, limits),
             serving=_serving(one, one.serving) if one.serving else None,
-            findings=one.diagnosis.findings if one.diagnosis and not one.diagnosis.doubt else None,
+            findings=(one.diagnosis.findings or (None if one.diagnosis.doubt else ())) if one.diagnosis else None,
             findings_missing=why_missing(one),
             unprofiled=_unprofiled(one, one.unprofiled) if one.unprofiled else None,
         )
         for one in labelled
     )
+
+
+def _possible(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:
+    """Attention without the rates above the GPU's peak: of kernels that skip what a mask hides the FLOPs are fewer."""
+    peak = (limits.peak_flops or limits.best_peak_flops) if limits else None
+    if attention is None or peak is None:
+        return attention
+    rates = ("softmax_flops_per_s", "matmul_flops_per_s", "fused_flops_per_s")
+    possible = replace(attention)
+    vars(possible).update({name: None for name in rates if (getattr(attention, name) or 0) > peak * (1 + TOLERANCE)})
+    return possible
 
 
 def _of_one_step(capture: CaptureSummary) -> CaptureSummary:

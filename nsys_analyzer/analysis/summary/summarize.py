@@ -44,6 +44,8 @@ from nsys_analyzer.analysis.transformer.attention import summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct
+from nsys_analyzer.trace.columns import process_of
+from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.trace import Trace
 
 #: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
@@ -107,11 +109,13 @@ class _ProcessView:
         by_ranges = self.steps is None or self.steps.windows.source in _BY_RANGES
         modules = summarize_modules(self.attributed, self.process.global_pid, by_ranges=by_ranges)
         peak_memory_bytes, memory_events = peak_memory(self.attributed, self.process.global_pid)
+        status = self.status()
         summary = CaptureSummary(
             name=name,
             process=self.process.label or None,
             source=trace.path.name,
-            status=self.status(),
+            status=status,
+            message=self.what_ran_out(gpu) if status == "oom" else None,
             pid=self.process.pid,
             rank=self.process.rank,
             device=gpu,
@@ -151,6 +155,19 @@ class _ProcessView:
         if self.operations.kernels.stop == 0:
             return "no_kernels"
         return "partial" if open_phases or incomplete.any() else "ok"
+
+    def what_ran_out(self, gpu: Gpu | None) -> str:
+        """Says which allocation failed last, where, and of how much memory."""
+        every, ranges = self.attributed.trace.failed_allocations, self.attributed.trace.ranges
+        failed = every.select(process_of(every.thread) == self.process.global_pid)
+        last = int(failed.start.argmax())
+        at, api = failed.start[last], failed.names[failed.name[last]].partition("_v")[0]
+        around = np.flatnonzero((ranges.thread == failed.thread[last]) & (ranges.start <= at) & (ranges.end > at))
+        innermost = ranges.name[around[np.argsort(ranges.start[around])]].tolist()[-1:]
+        where = "".join(f" in the range {ranges.names[code]}" for code in innermost)
+        size = f", which has {gpu.memory_bytes / 2**30:,.1f} GiB" if gpu and gpu.memory_bytes else ""
+        memory = f" on the {gpu.name}{size}" if gpu else ""
+        return f"{api} failed{where}{memory}, and nothing was launched afterwards."
 
     def phases(self) -> tuple[PhaseSummary, ...]:
         """The phases that occur, in the order of a step; the step itself last."""

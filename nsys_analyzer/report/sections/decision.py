@@ -22,7 +22,7 @@ from nsys_analyzer.report.evidence import (
 )
 from nsys_analyzer.report.model import Answer, Block, Paragraph, Section, Table
 from nsys_analyzer.report.sections.bars import bars_of_step
-from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, share_of, to_fix
+from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, to_fix
 from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
 from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.sections.serving import kinds_of_steps
@@ -136,7 +136,7 @@ def _do_first(capture: CaptureSummary) -> Table:
         Field("#", "text", lambda row: str(row[0])),
         Field("Do first (savings overlap)", "text", lambda row: row[1].title),
         Field(f"saves {step_noun(capture.step)}, ms", "ms", lambda row: saving(row[1])),
-        Field("share", "percent", lambda row: share_of(row[1])),
+        Field("share", "percent", lambda row: about_percent(row[1].share_of_step)),
         Field("", "bar", lambda row: row[1].saves_ms / most),
         Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
     )

@@ -12,7 +12,7 @@ from nsys_analyzer.report.evidence import step_noun
 from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Section, Seen
 from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds_between
+from nsys_analyzer.report.units import about_percent, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plural, strong
 
 #: Findings that stand in full view.
@@ -35,17 +35,10 @@ def saving(finding: Finding) -> Interval:
     return Interval(finding.saves_ms_low, finding.saves_ms_high)
 
 
-def share_of(finding: Finding) -> str:
-    """What a finding saves as a share of the step: the middle, or the most where nothing tells how much is saved."""
-    return about_percent(finding.share_of_step * (1 if finding.saves_ms_low else 2))
-
-
 def in_a_line(finding: Finding, noun: str = "a step") -> str:
     """A finding and what it saves: "The GPU waits for launches: saves 12–21 ms a step (30 %)"."""
-    if not finding.saves_ms_low:  # nothing tells how much of it can be saved
-        return f"{finding.title}: up to {about_milliseconds(finding.saves_ms_high)} {noun} ({share_of(finding)})"
     saves = milliseconds_between(finding.saves_ms_low, finding.saves_ms_high)
-    return f"{finding.title}: saves {saves} {noun} ({share_of(finding)})"
+    return f"{finding.title}: saves {saves} {noun} ({about_percent(finding.share_of_step)})"
 
 
 def nothing_found(capture: CaptureSummary) -> str:
