@@ -142,6 +142,12 @@ def test_projections_in_a_range_around_attention_are_no_attention_matmuls(tmp_pa
     assert attention.matmul_launches == 3
 
 
+def test_a_range_around_attention_without_a_kernel_is_no_attention(tmp_path: Path) -> None:
+    export = Export().range("Self-Attention", 0, 100).gpu()
+    export.call("cudaLaunchKernel_v7000", 10)
+    assert summary_of(export, tmp_path).attention is None
+
+
 def test_replays_of_a_captured_attention_each_count_once(tmp_path: Path) -> None:
     # Three graph nodes were captured inside the ranges at 1, 31 and 61; two replays of them, at 1000 and 2000, run
     # 20 + 5 + 10 ns each. The capture itself runs nothing.

@@ -285,7 +285,8 @@ def _most_saved_ms(case: Case, candidate: Candidate, gone_ms: float) -> float:
     stays_ms = min(busy_ms, case.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
     # A step that was timed may be longer than the profiled one, and so may each of its parts.
     pace = max(case.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
-    return min((work_ms + idle_ms) * pace, max(case.longest_ms, case.step_ms) - stays_ms - gone_ms)
+    left_ms = max(case.longest_ms, case.step_ms) - stays_ms - gone_ms
+    return min((work_ms + idle_ms) * pace, left_ms, case.step_ms)
 
 
 def interval_of(saved_ms: Sequence[float], *, of_cpu: bool, timed: bool) -> tuple[float, float]:

@@ -184,7 +184,7 @@ class _Parts:
         if batched.any():
             return batched
         at = np.flatnonzero(matmuls)
-        sums_up = np.array([bool(_SPLIT_K_SUM.search(name)) for name in trace.operations.names])
+        sums_up = np.array([bool(_SPLIT_K_SUM.search(name)) for name in trace.operations.names], np.bool_)
         product = np.cumsum(~sums_up[trace.operations.name[self.kernels[at]]])  # with the sum of its parts, if any
         behind = np.searchsorted(at, np.flatnonzero(self.softmax))
         inside = behind[(behind > 0) & (behind < len(at))]
