@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.report.named_figures import FIGURES
+from nsys_analyzer.report.renderers.json_report import in_json, read_report
 from tests.conftest import DATA, ROOT, Main
 from tests.support.export import ADD, GEMM, Export
 
@@ -72,6 +73,7 @@ def test_what_cannot_be_told_has_an_exit_code(trace: Path, run_main: Main) -> No
     ("question", "said"),
     [
         ("gpu_bus phase=forward", "Did you mean gpu_busy_ms?"),
+        ("stepp_ms", "Did you mean step_ms?"),
         ("gpu_busy_ms phases=forward", "Ask for gpu_busy_ms [phase=…]"),
         ("kernel_ms kernel='gemm", "Close the quotation marks"),
         ("class_ms", "class_ms class=… [phase=…]"),
@@ -88,6 +90,32 @@ def test_what_is_no_question(question: str, said: str, trace: Path, run_main: Ma
 def test_each_figure_is_listed(run_main: Main) -> None:
     lines = run_main("ask", "--list").out.splitlines()
     assert [line.split()[0] for line in lines[::2]] == list(FIGURES)
+
+
+def test_a_step_has_one_length(trace: Path, run_main: Main) -> None:
+    """The middle of the estimate's bounds; measured, what was measured."""
+    estimated, step = json.loads(run_main("ask", trace, "step_estimated_ms", "step_ms", "--format", "json").out)[
+        "answers"
+    ]
+    assert step["value"] == pytest.approx(sum(estimated["value"]) / 2)
+    assert step["of"] == "a step without the profiler, estimated"
+    (step,) = json.loads(run_main("ask", trace, "step_ms", "--step-ms", "9", "--format", "json").out)["answers"]
+    assert (step["value"], step["of"]) == (9, "a step without the profiler")
+
+
+def test_a_name_that_is_no_utf_8_stands_in_json(trace: Path, tmp_path: Path, run_main: Main) -> None:
+    """Byte E9 is a letter in Latin-1 and half of one in UTF-8; JSON holds neither, and is read back."""
+    path = tmp_path / "caf\udce9.sqlite"
+    path.write_bytes(trace.read_bytes())
+    (tmp_path / "text").write_text("gpu = NVIDIA H200", encoding="utf-8")
+    answers = json.loads(run_main("ask", path, "gpu", "--format", "json").out)["answers"]
+    assert answers[0]["evidence"]["capture"] == "caf\ufffd.sqlite"
+    for words in (("check", path, tmp_path / "text"), ("explain", path, "--budget", "500"), ("kernels", path)):
+        assert "\\ud" not in run_main(*words, "--format", "json").out
+    run_main("report", path, "-o", tmp_path / "report.json", "--format", "json")
+    (capture,) = read_report(tmp_path / "report.json")
+    assert capture.name == "caf\ufffd"
+    assert json.loads(in_json({"a": "\\udce9 \U0001f600 \udce9"})) == {"a": "\\udce9 \U0001f600 \ufffd"}
 
 
 # --- explain --budget, and what cannot be told elsewhere

@@ -43,16 +43,15 @@ def ask(
     process=, rank= or capture= names one. The exit code is 4 where the capture does not tell, which is said with the
     command that would.
     """
-    import msgspec
-
     from nsys_analyzer.report.ask import Answers, in_words
     from nsys_analyzer.report.ask import ask as answer
+    from nsys_analyzer.report.renderers.json_report import in_json, written
     from nsys_analyzer.report.screen import data_stream
 
     read = evidence()
     found = Answers(tuple(answer(read, question) for question in questions))
     if output_format == "json":
-        click.echo(msgspec.json.encode(found), file=data_stream())
+        click.echo(in_json(written(found), indent=None), nl=False, file=data_stream())
     else:
         for one in found.answers:
             click.echo(in_words(one))

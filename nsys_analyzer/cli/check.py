@@ -31,15 +31,14 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
     the words of the report of TRACE. Each is true, or false, with the right figure. Everything else is not judged. The
     exit code is 3 where one is false, else 4 where one is not judged. TEXT is a file, or - for standard input.
     """
-    import msgspec
-
     from nsys_analyzer.report.ask import in_words
     from nsys_analyzer.report.claims import check as checked
+    from nsys_analyzer.report.renderers.json_report import in_json, written
     from nsys_analyzer.report.screen import data_stream
 
     claims = checked(evidence(), text.read())
     if output_format == "json":
-        click.echo(msgspec.json.encode(claims), file=data_stream())
+        click.echo(in_json(written(claims), indent=None), nl=False, file=data_stream())
     else:
         explained: set[str] = set()
         for claim in claims.claims:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -141,13 +140,14 @@ def _write(found: Comparisons, limit: float, output_format: str, target: Path | 
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import RENDERERS, markdown
     from nsys_analyzer.report.renderers.json_comparison import comparison_data
+    from nsys_analyzer.report.renderers.json_report import in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.comparison import answer
     from nsys_analyzer.system.atomic_write import write_text
 
     if output_format == "json":
-        text = json.dumps(comparison_data(found, limit), indent=1, allow_nan=False) + "\n"
+        text = in_json(comparison_data(found, limit))
     elif output_format == "markdown" or target:
         section = answer(found, limit)
         text = markdown.render(Report(section.title, (replace(section, title=""),)), {})

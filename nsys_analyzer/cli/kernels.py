@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +41,7 @@ def kernels(
 
     Without --phase, of the whole capture without warm-up. Of a FOLDER, of each capture in it.
     """
+    from nsys_analyzer.report.renderers.json_report import in_json
     from nsys_analyzer.report.renderers.terminal import print_table
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.runs.captures import each_trace
@@ -57,7 +57,7 @@ def kernels(
         seen = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
         raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(seen)}")
     if output_format == "json":
-        click.echo(json.dumps(rows, indent=1), file=data_stream())
+        click.echo(in_json(rows), nl=False, file=data_stream())
     elif output_format == "csv":
         writer = csv.DictWriter(data_stream(), rows[0] if rows else _COLUMNS[1:], lineterminator="\n")
         writer.writeheader()

@@ -12,7 +12,7 @@ import msgspec
 
 from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
 from nsys_analyzer.report.named_figures import FIGURES, Case, take, unit_of
-from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
+from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -188,8 +188,8 @@ def brief(evidence: Evidence, budget: int) -> str:
     found, kept = list(answers(evidence)), 0
     while kept < len(found) and len(_written(found, kept + 1)) <= budget:
         kept += 1
-    return _written(found, kept).decode()
+    return _written(found, kept)
 
 
-def _written(found: list[Answer], kept: int) -> bytes:
-    return msgspec.json.encode(Answers(tuple(found[:kept]), len(found) - kept)) + b"\n"
+def _written(found: list[Answer], kept: int) -> str:
+    return in_json(written(Answers(tuple(found[:kept]), len(found) - kept)), indent=None)

@@ -90,6 +90,7 @@ _CLASS, _FINDING = "phase.classes[class]", "findings[finding].saves_ms"
 FIGURES: dict[str, Named] = {
     "gpu": Named("gpu", "The GPU's name."),
     "steps": Named("step.wall_ms.n", "Measured steps."),
+    "step_ms": Named("step.said_ms", "A step's one length: unprofiled, else estimated, else profiled.", _RANGES),
     "step_unprofiled_ms": Named(f"{_STEP}.low", "A step without the profiler.", _TIMES, ("untimed",)),
     "step_estimated_ms": Named(f"{_STEP}.low..{_STEP}.high", "The same, estimated.", unless=("timed",)),
     "step_profiled_ms": Named("step.wall_ms", "A step under the profiler."),
@@ -194,8 +195,8 @@ def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
         raise CannotAnswerError(f"{why}{details.get(root, '')}", needs)
     phase, value = case.phase or capture.whole, values[0]
     of = _of("unprofiled" if "unprofiled" in named.path else root, case)  # a step without the profiler
-    if named.path == "step.busy_share" and capture.step and capture.step.unprofiled_ms:
-        of = _of("unprofiled", case)
+    if named.path in ("step.busy_share", "step.said_ms") and capture.step and capture.step.unprofiled_ms:
+        of = f"{_of('unprofiled', case)}{'' if _timed(case) else ', estimated'}"
     of = of.removeprefix("near the ") if "step.wall_ms" in named.path else of
     rows = {one.kind: one.operations_per_instance * phase.instances for one in phase.memory}
     rows |= {"kernel": phase.kernels_per_instance * phase.instances, "range": phase.instances}

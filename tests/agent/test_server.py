@@ -47,7 +47,7 @@ def test_an_agent_asks(real_capture: RealCapture) -> None:
             ("explain", {"path": path, "budget": 900}),
             ("ask", {"path": path, "questions": ["gpu_busy_ms phase=forward", "step_unprofiled_ms"]}),
             ("figures", {}),
-            ("check", {"path": path, "text": "The GPU is busy 9.0 ms in forward."}),
+            ("check", {"path": path, "text": "gpu_busy_ms phase=forward = 9.0 ms"}),
             ("kernels", {"path": path, "phase": "forward", "kernel_class": "matmul", "top": 1}),
             ("modules", {"path": path}),
             ("what_if", {"path": path, "classes": {"matmul": 0.5}}),

@@ -29,6 +29,8 @@ STEPS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warnings
 MODULES = (*_IDENTITY, "modules")
 #: The generator stands so near to the start of a report's JSON.
 _NEAR = 512
+#: Half a surrogate pair, as Python holds such a byte; before it, what is none: a backslash, a whole pair.
+_HALF_PAIR = re.compile(r"(?P<whole>\\\\|\\ud[89ab]..\\ud[c-f]..)|\\ud[89a-f]..")
 _GENERATOR = re.compile(rb'"generator":\s*"%b"' % GENERATOR.encode())
 
 
@@ -38,9 +40,11 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
     return in_json(report_data(report))
 
 
-def in_json(data: dict[str, Any]) -> str:
-    """A document as text."""
-    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+def in_json(data: Any, *, indent: int | None = 1) -> str:
+    """A document as text, without bytes of names that are no UTF-8, which no JSON may hold."""
+    separators = None if indent else (",", ":")
+    text = json.dumps(data, indent=indent, separators=separators, allow_nan=False) + "\n"
+    return _HALF_PAIR.sub(lambda match: match["whole"] or r"\ufffd", text)
 
 
 def report_data(report: Report) -> dict[str, Any]:
