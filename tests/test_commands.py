@@ -270,7 +270,7 @@ def test_the_example_runs(command: click.Command, tmp_path: Path, monkeypatch: p
     export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
     for path in ("capture.sqlite", "small_ctx128.sqlite", "small_ctx256.sqlite", "before.sqlite", "after.sqlite"):
         training_step(export).write(tmp_path / path)
-    (tmp_path / "claims.txt").write_text("Forward launches 2 kernels.", encoding="utf-8")
+    (tmp_path / "claims.txt").write_text("kernels phase=forward = 2 count", encoding="utf-8")
     append(Entry("faster", "2026-01-02T03:04:05+00:00", "a", "b", 10.0, 9.0, -1.0, -1.5, -0.5, 4, "0.2.0"))
     # A server goes on until it is left, and two programs take turns for a minute.
     asked = {"mcp": ["--help"], "verify": ["--help"]}.get(str(command.name), [])
