@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from nsys_analyzer.capture.jobs import LOG, run_sweep
 from nsys_analyzer.capture.nsys import ProfileOptions
-from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler
+from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, importing
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.runs.targets import Target
@@ -93,6 +98,50 @@ def test_what_was_recorded_is_kept(
     assert (tmp_path / "out/capture.json.gz").is_file() == kept
     if kept:
         assert Trace.load(tmp_path / "out/capture.json.gz").operations.names == ("aten::mm",)
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has PyTorch, and not this package, as beside a tool of its own environment."""
+    torch = pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(str(Path(torch.__file__).parent.parent))
+    return folder / "bin/python"
+
+
+def test_a_python_without_this_package_finds_the_recorder(bare_python: Path, tmp_path: Path) -> None:
+    """The recorder and what it imports; of the rest nothing is needed, and the program's own modules come first."""
+    command = [str(bare_python), "-m", "nsys_analyzer.capture.recorder", "--help"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    alone = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    if alone.returncode == 0:
+        pytest.skip("this package stands beside PyTorch as plain files")
+    assert "No module named" in alone.stderr
+    done = subprocess.run(command, cwd=tmp_path, env={**environment, **importing()}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the Python program to run" in " ".join(done.stdout.split())
+    (tmp_path / "nsys_analyzer.py").write_text("where = 'the program'")
+    own = [str(bare_python), "-c", "import nsys_analyzer; print(nsys_analyzer.where)"]
+    done = subprocess.run(own, cwd=tmp_path, env={**environment, **importing()}, capture_output=True, text=True)
+    assert done.stdout == "the program\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--no-annotate", "--whole-program")])
+def test_a_program_whose_python_lacks_this_package_is_recorded(
+    bare_python: Path, tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(20):\n    model(torch.ones(2, 8)).sum().backward()\n    optimizer.step()\n"
+    )
+    made = ["run", "--profiler", "torch", *words, "--", str(bare_python), "train.py"]
+    done = CliRunner().invoke(cli, made, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "aten::addmm" in Trace.load(Path("runs/train/capture.json.gz")).operations.names
 
 
 def test_a_trace_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

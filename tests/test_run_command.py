@@ -433,6 +433,25 @@ def test_a_program_described_by_options(desk: Desk, run: Run) -> None:
     assert desk.timings() == []
 
 
+def test_the_screen_shows_the_run_that_was_just_made_and_names_the_others(desk: Desk, run: Run) -> None:
+    alone = run("--model", "small", *FORWARD, "--profiler", "none")
+    assert "holds other runs" not in alone.out
+    second = run("--model", "medium", *FORWARD, "--profiler", "none")
+    assert second.code == 0, second.err
+    said = f"runs holds other runs, too, which the report compares: {SMALL}"
+    assert [line for line in second.out.splitlines() if SMALL in line] == [said]
+    assert MEDIUM in second.out
+    both = (desk.runs / "report.md").read_text()
+    assert SMALL in both
+    assert MEDIUM in both
+
+
+def test_a_script_that_is_not_there_is_told_before_anything_runs(desk: Desk, run: Run) -> None:
+    said = error_of(run("--profiler", "none", "--", sys.executable, "nosuch.py"))
+    assert said == f"Error: There is no file nosuch.py in {desk.folder}. Name the program by its path"
+    assert not desk.runs.exists()
+
+
 def test_a_program_has_no_variable_of_arrows(desk: Desk, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
     (desk.folder / "train.py").write_text("import os; print(os.environ.get('ARROW_DEFAULT_MEMORY_POOL'))")

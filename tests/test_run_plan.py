@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.capture.plan import Plan, Recording, make_plan
-from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
+from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler, check_code
 from nsys_analyzer.configuration import OPTIONS, Run
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.runs.targets import Ranks
@@ -184,6 +185,51 @@ def test_no_pytorch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"need PyTorch, which is not installed. Install it: pip install 'nsys-"):
         plan()
     assert plan(program=("./train",)).targets[0].name == "train"  # it brings its own, or needs none
+
+
+def test_the_pytorch_of_a_programs_own_python_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, gpus=0, torch="")
+    for name, code in (("python_with", 0), ("python_without", 1)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    assert isinstance(plan(program=(str(tmp_path / "python_with"), "train.py")).profiler, TorchProfiler)
+    with pytest.raises(CaptureError, match=rf"PyTorch is here.*in place of {tmp_path}/python_without"):
+        plan(program=(str(tmp_path / "python_without"), "train.py"))
+
+
+def test_commands_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, gpus=0, torch="")
+    with pytest.raises(ConfigurationError, match="CUDA sees no GPU here"):
+        plan(device="cuda")
+    made = make_plan(options={"device": ("cuda",)}, elsewhere=True)
+    assert words_of(made)[-6:] == ["--device", "cuda", "--steps", "10", "--warmup", "5"]
+
+
+@pytest.mark.parametrize(
+    ("words", "lacking"),
+    [
+        ("train.py --lr 1", ""),
+        ("-u -X dev train.py", ""),
+        ("package", ""),  # a folder with __main__.py
+        ("-m package later.py", ""),  # an argument, which the module may write
+        ("-c pass", ""),
+        ("nosuch.py", "no file nosuch.py"),
+        ("-u -W ignore nosuch.py train.py", "no file nosuch.py"),
+        ("-m nosuch.module train.py", "finds no module nosuch"),
+        ("-m torch.distributed.run --nproc-per-node 2 nosuch.py", "no file nosuch.py"),
+        ("-m torch.distributed.run --nproc-per-node 2 train.py nosuch.py", ""),
+    ],
+)
+def test_code_that_is_not_there_is_told_at_once(
+    words: str, lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    Path("package").mkdir()
+    Path("package/__main__.py").touch()
+    with pytest.raises(ConfigurationError, match=lacking) if lacking else nullcontext():
+        check_code([sys.executable, *words.split()])
 
 
 def test_a_program_is_described() -> None:

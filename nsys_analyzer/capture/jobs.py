@@ -26,7 +26,7 @@ from typing import Any
 
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.nsys import PROCESS_ID
-from nsys_analyzer.capture.profilers import Profiler, annotating, timed_command
+from nsys_analyzer.capture.profilers import Profiler, annotating, importing, timed_command
 from nsys_analyzer.configuration import Run, as_json, overlaid
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.runs.machine import provenance
@@ -284,6 +284,8 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
     command = profiler.command(target.program, part.absolute(), target.ranks)
     stacks = part / f"capture{OF_RANK if target.ranks else ''}{STACKS}"
     environment = annotating(target.annotation, stacks=stacks)
+    if profiler.name == "torch" and not target.timed:  # no-one else needs this package in the program's Python
+        environment |= importing()
     if profiler.runs_on:
         environment[PROCESS_ID] = str(os.getpid())
         signal.signal(signal.SIGUSR1, lambda *_: profiler.begin(part))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,8 +15,16 @@ from nsys_analyzer.capture.nsys import ProfileOptions, importer_check
 from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, timed_command
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
-from nsys_analyzer.runs.machine import gpu_count, torch_version
-from nsys_analyzer.runs.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
+from nsys_analyzer.runs.machine import answer, gpu_count, torch_version
+from nsys_analyzer.runs.targets import (
+    Annotation,
+    Choices,
+    Ranks,
+    Target,
+    is_python,
+    program_target,
+    transformer_targets,
+)
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 
 #: What a program of the user's may be described by; the other options are those of our transformer alone.
@@ -90,7 +99,7 @@ class Plan:
 
 def make_plan(
     models: Sequence[str] = (), options: Choices | None = None, recording: Recording = NO_RECORDING,
-    target_option: Sequence[str] = (), program: Sequence[str] = (),
+    target_option: Sequence[str] = (), program: Sequence[str] = (), *, elsewhere: bool = False,
 ) -> Plan:  # fmt: skip
     """Chooses device, profiler and steps where nothing was asked, and lists the targets.
 
@@ -100,6 +109,7 @@ def make_plan(
         recording: how to record.
         target_option: passed on to the transformer, each split as a shell does.
         program: the program to run in place of the transformer, empty for none.
+        elsewhere: whether it is to be read, and run on another machine, which has what this one lacks.
 
     Raises:
         ConfigurationError: options that do not go together, or an unknown model.
@@ -107,8 +117,9 @@ def make_plan(
     """
     options = options or {}
     asked = options.get("device", [None])[0]
-    device = choose_device(None if asked is None else str(asked), with_torch=not program)
-    profiler, notices = choose_profiler(recording, device)
+    device = choose_device(None if asked is None else str(asked), with_torch=not program, elsewhere=elsewhere)
+    lack = "" if elsewhere or torch_version() is not None else _lack_of_torch(program)
+    profiler, notices = choose_profiler(recording, device, lack)
     if program:
         foreign = [OPTIONS[name].flag for name in options if name not in _OF_ANY_PROGRAM]
         foreign += ["--target-option"] if target_option else []
@@ -117,8 +128,8 @@ def make_plan(
     of_programs = [] if recording.annotate else ["--no-annotate"]
     _refuse(_given(recording, _OF_RANKS), "for a program", _RANKS_OF_OURS)
     _refuse([*of_programs, *_given(recording, (*_OF_ANNOTATION, *_OF_SERVERS))], "for a program of yours")
-    if torch_version() is None:
-        raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
+    if lack:
+        raise CaptureError("The targets need PyTorch, which is not installed", lack)
     choices: dict[str, Sequence[Value]] = {"device": [device], **options}
     if device == "cpu":
         choices = {**_LIGHTER, **choices}
@@ -130,15 +141,23 @@ def make_plan(
     return Plan(transformer_targets(models or ("small",), choices, words), profiler, notices)
 
 
-def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
+def _lack_of_torch(program: Sequence[str]) -> str:
+    """Returns what to do where PyTorch is in neither our Python nor a program's, which may be another one; else ""."""
+    if not program or not is_python(program[0]):
+        return INSTALL_TORCH
+    has_torch = answer(program[0], "-c", "import importlib.metadata; importlib.metadata.version('torch')") is not None
+    return "" if has_torch else f"Name a Python that has it, in place of {shutil.which(program[0]) or program[0]}"
+
+
+def choose_device(asked: str | None, *, with_torch: bool = True, elsewhere: bool = False) -> str:
     """Chooses ``cuda`` or ``cpu``: what was asked for, else a GPU where there is one that this torch can use.
 
     Raises:
-        ConfigurationError: a GPU was asked for, and there is none.
+        ConfigurationError: a GPU was asked for, and there is none, nor is it ``elsewhere`` that the program will run.
     """
     gpus, is_cpu_build = gpu_count(), "+cpu" in (torch_version() or "")
     device = asked or ("cuda" if gpus and not (with_torch and is_cpu_build) else "cpu")
-    if device == "cuda" and not gpus:
+    if device == "cuda" and not gpus and not elsewhere:
         raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor says what is missing")
     return device
 
@@ -186,8 +205,12 @@ def _program(
     return program_target(program, Run(**described), annotation if recording.annotate else None, recording.ranks)
 
 
-def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tuple[str, ...]]:
+def choose_profiler(asked: Recording, device: str, lack_of_torch: str = "") -> tuple[Profiler | None, tuple[str, ...]]:
     """Chooses the profiler that was asked for, or the best that works here, and why.
+
+    Args:
+        asked, device: what is recorded, and where.
+        lack_of_torch: what to do about PyTorch where it is missing.
 
     Raises:
         NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
@@ -203,8 +226,8 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
         raise CaptureError(lack, "nsys-analyze doctor says how to fix it; or use --profiler torch")
     if nsys and not lack and (asked.profiler == "nsys" or on_gpu):
         return _nsys(asked, nsys, on_gpu=on_gpu)
-    if torch_version() is None:
-        raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", INSTALL_TORCH)
+    if lack_of_torch:
+        raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", lack_of_torch)
     _refuse(_given(asked, ["nsys_option"]), "for nsys, and torch.profiler records here")
     recorder = TorchProfiler(
         asked.memory, asked.whole_program or asked.runs_on, asked.delay or 0, asked.duration or 0, runs_on=asked.runs_on

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,12 +20,16 @@ from nsys_analyzer.capture.launcher import launched
 from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command, start_now
 from nsys_analyzer.capture.recorder import BEGIN
 from nsys_analyzer.errors import CaptureError, ConfigurationError
+from nsys_analyzer.runs.machine import answer
 from nsys_analyzer.runs.targets import OF_RANK, Annotation, Ranks, Target, is_python
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from nsys_analyzer.trace.sources import export_of, open_capture
 
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
+#: Programs that run a script with Python, and packages that do as ``python -m``.
+_PYTHON_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch")
+_FINDS = "from importlib.util import find_spec; print(find_spec({!r}))"
 _PHASES = ("step", "forward", "loss", "backward", "optimizer")
 
 
@@ -150,16 +155,44 @@ def annotating(asked: Annotation | None, results: Path | None = None, stacks: Pa
         "samples": str(stacks.absolute()) if stacks and asked.stacks else None,
         "spellings": {phase: list(DEFAULT_NAMES[phase]) for phase in _PHASES},
     }
-    folder = str(Path(hooks.__file__).with_name("injected"))
-    before = os.environ.get("PYTHONPATH")
-    return {hooks.VARIABLE: json.dumps(settings), "PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else folder}
+    return {hooks.VARIABLE: json.dumps(settings), **importing()}
+
+
+def importing() -> dict[str, str]:
+    """Returns the variable by which a Python loads our ``sitecustomize``, and finds this package if it lacks it."""
+    folder, before = str(Path(hooks.__file__).with_name("injected")), os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else folder}
+
+
+def check_code(program: Sequence[str]) -> None:
+    """Checks that the script or module of a Python program is there, which nobody wants to hear of half a minute later.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if shutil.which(program[0]) is None or not (is_python(program[0]) or Path(program[0]).name in _PYTHON_LAUNCHERS):
+        return
+    end = _end_of_flags(program[1:]) + 1 if is_python(program[0]) else len(program)
+    first, *others = [*program[end:], ""]
+    module = others[0].partition(".")[0] if first == "-m" else ""
+    if module and answer(program[0], "-c", _FINDS.format(module)) == ["None"]:
+        raise ConfigurationError(f"{program[0]} finds no module {module}", "Start it where python -m finds it")
+    if not is_python(program[0]) or module in _PYTHON_LAUNCHERS:
+        first = next((word for word in program[1:] if word.endswith(".py")), "")
+    if first and not first.startswith("-") and not Path(first).exists():
+        raise ConfigurationError(f"There is no file {first} in {Path.cwd()}", "Name the program by its path")
+
+
+def _end_of_flags(words: Sequence[str]) -> int:
+    end = 0
+    while end < len(words) and words[end].startswith("-") and words[end] not in ("-", "-c", "-m"):
+        end += 2 if words[end] in _FLAGS_WITH_A_VALUE else 1
+    return end
 
 
 def _interpreter_flags(words: Sequence[str]) -> list[str]:
     """Returns the words behind ``python`` that come before the script or ``-m``, such as ``-u`` and ``-X dev``."""
-    end = 0
-    while end < len(words) and words[end].startswith("-") and words[end] not in ("-", "-c", "-m"):
-        end += 2 if words[end] in _FLAGS_WITH_A_VALUE else 1
+    end = _end_of_flags(words)
     if end >= len(words) or words[end] in ("-", "-c"):
         raise ConfigurationError(
             "The torch recorder runs scripts and modules: python SCRIPT, or python -m MODULE", "Put the code in a file"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from nsys_analyzer.capture.plan import Plan
     from nsys_analyzer.runs.targets import Target
 
+#: Letters of the names of other runs on the screen.
+_OTHERS = 200
 _NO_PLACE = "Free some space, or name another --output-dir; finished results stay, and --resume continues"
 
 
@@ -67,6 +70,7 @@ def run(**options: Any) -> None:
     cudaProfilerStart itself, that decides.
     """
     from nsys_analyzer.capture.plan import Recording, make_plan
+    from nsys_analyzer.capture.profilers import check_code
 
     given = {name: value for name in OPTIONS if (value := options.get(name)) not in (None, ())}
     plan = make_plan(
@@ -75,6 +79,7 @@ def run(**options: Any) -> None:
         recording=Recording(**{option.name: options[option.name] for option in fields(Recording)}),
         target_option=options["target_option"],
         program=options["program"],
+        elsewhere=options["dry_run"],
     )
     for notice in plan.notices:
         click.echo(notice, err=True)
@@ -82,6 +87,8 @@ def run(**options: Any) -> None:
         for line in plan.command_lines(options["output_dir"]):
             click.echo(line)
         return
+    if options["program"]:
+        check_code(options["program"])
     _run(plan, options["output_dir"], options["timeout"], options["resume"])
 
 
@@ -93,6 +100,8 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.report.renderers.terminal import print_first_screen
     from nsys_analyzer.report.sections import build_report, first_screen
     from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
+    from nsys_analyzer.runs.manifest import capture_name
+    from nsys_analyzer.runs.targets import capture_stems
     from nsys_analyzer.runs.timings import timings_of_sweep
 
     check_replaceable(folder / "report.md", ELSEWHERE)
@@ -111,7 +120,16 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         raise CaptureError(error.message, _NO_PLACE) from error
     except OSError as error:
         raise CaptureError(f"{error.filename or folder} cannot be written ({error.strerror})", _NO_PLACE) from error
+    own = {capture_name(stem, folder / target.name) for target in plan.targets for stem in capture_stems(target.ranks)}
+    others = dict.fromkeys(one.title for one in evidence.captures if one.name not in own)
+    if others and len(others) < len(evidence.captures):
+        kept = tuple(one for one in evidence.captures if one.name in own)
+        built = build_report(replace(evidence, captures=kept, benches=(), joined=None))
     print_first_screen(built, first_screen(built))
+    if others:
+        click.echo(
+            f"\n{folder} holds other runs, too, which the report compares: {shorten(', '.join(others), _OTHERS)}"
+        )
     for target in plan.targets:
         if not target.timed:
             click.echo(f"\n{_what_was_run(target, folder / target.name, recorded=plan.profiler is not None)}")

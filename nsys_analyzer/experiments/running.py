@@ -40,9 +40,10 @@ def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) 
         ConfigurationError: options that do not go together.
         CaptureError: what is needed is not installed.
     """
-    if torch_version() is None:
+    elsewhere = bool(options.get("dry_run"))
+    if torch_version() is None and not elsewhere:
         raise CaptureError("The benches need PyTorch, which is not installed", INSTALL_TORCH)
-    device = choose_device(options["device"])
+    device = choose_device(options["device"], elsewhere=elsewhere)
     values = {
         option.name: options[option.name] if option.name in given else option.default_on(device)
         for option in bench.options

@@ -35,6 +35,18 @@ class _Hooked(MetaPathFinder):
         return spec
 
 
+class _Lacking(MetaPathFinder):
+    """Finds this package where Python has none of it: the recorder runs in the program's Python, and needs no other."""
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        """The spec of the package; None for every other module."""
+        if fullname != "nsys_analyzer":
+            return None
+        package = os.path.dirname(os.path.dirname(_HOOKS))  # noqa: PTH120
+        file = f"{package}/__init__.py"
+        return importlib.util.spec_from_file_location(fullname, file, submodule_search_locations=[package])
+
+
 class _Hooking(Loader):
     """A module's loader, then the hooks; it is not in the way of anything that asks for the loader itself."""
 
@@ -85,4 +97,5 @@ def _run_the_programs_own() -> None:
 sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]  # noqa: PTH100
 if os.environ.get("NSYS_ANALYZE_ANNOTATION"):
     sys.meta_path.insert(0, _Hooked())
+sys.meta_path.append(_Lacking())
 _run_the_programs_own()
