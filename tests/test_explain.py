@@ -135,6 +135,52 @@ def test_ranges_that_repeat_are_named_where_the_capture_is_one_pass(
     assert run_main("explain", path, "--step", "no").err.endswith("Those that repeat: micro_step, inner\n")
 
 
+def accumulating(*micro_batches: int, pause: int = 0) -> Export:
+    """Steps of so many micro-batches: a batch of 1 ms, forward 2, backward 2; then an optimizer of 1 ms.
+
+    The second step is longer by a pause behind its optimizer, ms. Gradients are set to zero in front of each but the
+    first micro-batch of all.
+    """
+    export, at = Export().gpu(), 1
+    for number, many in enumerate(micro_batches):
+        for _ in range(many):
+            export.range("data", at * MS, (at + 1) * MS)
+            for phase, begin in (("forward", at + 1), ("backward", at + 3)):
+                export.range(phase, begin * MS, (begin + 2) * MS)
+                export.kernel(GEMM, begin * MS + 1000, begin * MS + 5000, (begin + 1) * MS + 9000)
+            at += 5
+        export.range("optimizer", at * MS, (at + 1) * MS).kernel(ADD, at * MS + 1000, at * MS + 5000, at * MS + 9000)
+        at += 1 + pause * (number == 1)
+        export.range("zero_grad", at * MS - 100_000, at * MS)
+    return export
+
+
+@pytest.mark.parametrize("pause", [0, 40])
+def test_how_often_a_phase_begins_in_a_step(tmp_path: Path, run_main: Main, pause: int) -> None:
+    """Six steps of four micro-batches, from one forward pass to the next; with a pause the second is left out.
+
+    Each has four batches, the first of them in front of it.
+    """
+    path = accumulating(4, 4, 4, 4, 4, 4, pause=pause).write(tmp_path / "t.sqlite")
+    step = json.loads(run_main("explain", path, "--format", "json").out)["captures"][0]["step"]
+    assert step["instances"] == (5 if pause else 6)
+    assert step["passes"] == {"data": 4, "zero_grad": 1, "forward": 4, "backward": 4, "optimizer": 1}
+    csv = tmp_path / "unprofiled.csv"
+    csv.write_text("phase,mean_ms\ndata,1\nforward,2\nstep,21\n", encoding="utf-8")
+    text = run_main("explain", path, "--csv", csv, "--format", "markdown").out
+    assert re.findall(r"^\| (\w+) +\| +(\d) \|", text.partition("passes a step")[2], re.MULTILINE) == [
+        ("forward", "4"), ("backward", "4"), ("optimizer", "1"), ("data", "4"), ("step", "1"),
+    ]  # fmt: skip
+    assert "21 ms a step (measured; profiled 21)" in text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_steps_of_unlike_many_micro_batches(tmp_path: Path, run_main: Main) -> None:
+    """Of five steps the first four count, which have whole windows: (4 + 4 + 3 + 4) ÷ 4."""
+    path = accumulating(4, 4, 3, 4, 4).write(tmp_path / "t.sqlite")
+    step = json.loads(run_main("explain", path, "--format", "json").out)["captures"][0]["step"]
+    assert (step["instances"], step["passes"]["forward"], step["passes"]["optimizer"]) == (5, 3.75, 1)
+
+
 def test_as_many_steps_as_a_person_says(tmp_path: Path, explain: Callable[..., str]) -> None:
     """Two kernels of 2 ms, launched at 1 and 11 ms: from 1 to 14 ms, of which half is 6.5."""
     export = Export().gpu()

@@ -168,9 +168,14 @@ def _doubts(capture: CaptureSummary, name: str, python: Stats) -> Iterator[str]:
     parts = [part for part in _PARTS.get(name, ()) if part != "loss" or capture.phase("loss")]
     names = [name] if capture.phase(name) else parts
     phases = [phase for part in names if (phase := capture.phase(part))]
-    if not phases or len(phases) < len(names):
+    step = capture.step if name == "step" and not capture.phase(name) else None
+    if step and not step.is_pass:  # it may hold each phase several times, and more than phases
+        phases, busy = [], Stats(None, step.total_ms - step.idle_ms)
+        wall = Stats(None, step.length_ms, step.wall_ms.std)
+    elif not phases or len(phases) < len(names):
         return
-    busy, wall = _sum([phase.gpu_busy_ms for phase in phases]), _sum([phase.wall_ms for phase in phases])
+    else:
+        busy, wall = _sum([phase.gpu_busy_ms for phase in phases]), _sum([phase.wall_ms for phase in phases])
     if not capture.on_cpu and _is_less(python, busy):
         cause = "another run, another unit, or the device was not synchronised"
         yield f"the GPU is busy for longer, {busy.mean:.3f} ms ({cause})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 INPUT = "input"
 #: What is on the critical path where no work of the GPU is.
 PROGRAM = "program"
+#: Parts of a step that hooks time and that are no phases: the GPU does little in them.
+UNPHASED = ("data", "zero_grad", "evaluation")
 #: The word, but not in an option, a call, a name, or "optimizer step".
 _WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
 
@@ -193,6 +195,7 @@ class StepSummary(DissectedSteps):
         wall_ms: statistics of those that are measured.
         wall_values_ms: the duration of each step; of very many steps those of some, evenly spread.
         groups: the steps that are alike, those that are not measured among them.
+        passes: how often each phase, and each range of ``UNPHASED``, begins in a step, mean.
         devices: every device that the process uses.
         unprofiled_ms: None where nothing tells it.
         busy_share: the GPU's work (on a CPU that of the operators) as a share of the one length that is said.
@@ -211,6 +214,7 @@ class StepSummary(DissectedSteps):
     wall_ms: Stats
     wall_values_ms: Values
     groups: tuple[StepGroup, ...] = ()
+    passes: dict[str, float] = field(default_factory=dict)
     devices: tuple[DeviceSteps, ...] = ()
     launch_latency_us: LaunchLatency | None = None
     queue: Queue | None = None

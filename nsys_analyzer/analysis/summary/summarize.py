@@ -15,10 +15,10 @@ from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.intervals import NONE, holds_any
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames, is_framework_name
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.ranks.member import record_members
 from nsys_analyzer.analysis.steps.serving import summarize_serving
-from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.steps.step import UNPHASED, StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
 from nsys_analyzer.analysis.steps.windows import Steps, find_steps
@@ -43,7 +43,7 @@ from nsys_analyzer.analysis.summary.warnings import capture_warnings
 from nsys_analyzer.analysis.transformer.attention import summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, named
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.trace import Trace
@@ -134,6 +134,7 @@ class _ProcessView:
             step, study = summarize_steps(self.attributed, self.process.global_pid, self.steps)
             members = () if summary.on_cpu else record_members(self.attributed, self.process, self.steps, name)
             phases = tuple(_with_length(phase, step) for phase in phases)
+            step = replace(step, passes=self.passes(self.steps))
             serving = summarize_serving(self.attributed, self.process.global_pid, self.steps)
             summary = replace(summary, step=step, serving=serving, study=study, members=members, phases=phases)
         check_attribution(summary)
@@ -249,6 +250,24 @@ class _ProcessView:
         holds_warmup = (warm & (self.operations.start >= first) & (self.operations.end <= last)).any()
         # The span holds warm-up then, which the other figures do not.
         return structs.replace(whole, gpu_span_ms=Stats()) if holds_warmup else whole
+
+    def passes(self, steps: Steps) -> dict[str, float]:
+        """How often each phase begins in a step; the last one recorded may end before what lies between steps."""
+        windows, ranges = steps.windows, self.attributed.trace.ranges
+        if len(windows) > 1 and windows.left[-1] == steps.every.left[-1]:
+            windows = windows.select(np.arange(len(windows) - 1))
+        own, measured = (
+            process_of(ranges.thread) == self.process.global_pid,
+            self.own_instances & self.instances.measured,
+        )
+        starts = {name: ranges.start[own & named(ranges, name.__eq__)] for name in UNPHASED}
+        for code, name in enumerate(self.instances.phases[: -len((OTHER_STEP, STEP))]):
+            starts[name] = self.instances.start[measured & (self.instances.phase == code)]
+        is_pass = windows.source == "pass"  # it begins with the first work, which a range may lie around
+        inside = {
+            name: len(start) if is_pass else (windows.step_at(start) != NONE).sum() for name, start in starts.items()
+        }
+        return {name: int(count) / len(windows) for name, count in inside.items() if count}
 
     def coverage(self) -> Coverage:
         attribution = self.attributed.attribution

@@ -157,12 +157,15 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
         shown.setdefault(STEP, step)
     order = {phase.phase: place for place, phase in enumerate(capture.phases)}
     parts = sorted(shown.items(), key=lambda part: (part[0] == STEP, order.get(part[0], len(order))))
-    kernel, steps = kernel_word(capture), capture.step.instances if capture.step else 0
+    kernel = kernel_word(capture)
+    times = {name: stats.n or 0 for name, stats in timed.phases.items()} if timed else {}
 
-    def passes(part: _Part) -> int | None:
-        """How many times a phase runs in a step; None where it is not the same in each."""
-        count = part[1].instances if part[1] else 0
-        return count // steps or None if steps and not count % steps else None
+    def passes(part: _Part) -> float | None:
+        """How often a phase begins in a step; where the capture does not have it, as often as it was timed in each."""
+        name, steps = part[0], times.get(STEP)
+        recorded = capture.step.passes.get(name) if capture.step else None
+        every = times.get(name, 0) // steps if steps and not times.get(name, 0) % steps else None
+        return 1 if name == STEP else recorded or every or None
 
     fields: tuple[Field[_Part], ...] = (
         Field("phase", "text", lambda part: part[1].label if part[1] else part[0]),
