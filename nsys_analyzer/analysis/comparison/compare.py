@@ -303,5 +303,6 @@ def _common_findings(side: Side) -> dict[str, Finding] | None:
                 same[0],
                 saves_ms_low=statistics.median(finding.saves_ms_low for finding in same),
                 saves_ms_high=statistics.median(finding.saves_ms_high for finding in same),
+                saves_ms=statistics.median(finding.saves_ms for finding in same),
             )
     return common if of_runs else None

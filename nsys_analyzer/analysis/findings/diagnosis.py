@@ -221,13 +221,13 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
     explaining = [candidate for candidate in candidates if candidate.explains]
     ranked, explained_ms = [], 0.0
     for candidate in sorted(candidates, key=lambda candidate: candidate.explained):
-        low, high = _saves(case, candidate, *((explaining, explained_ms) if candidate.explained else ((), 0.0)))
-        if (low + high) / 2 >= LEAST * case.step_ms:
-            ranked.append((candidate, (low, high)))
-            explained_ms += high if candidate.explains else 0.0
-    ranked.sort(key=lambda pair: -sum(pair[1]))
+        saves = _saves(case, candidate, *((explaining, explained_ms) if candidate.explained else ((), 0.0)))
+        if saves[1] >= LEAST * case.step_ms:
+            ranked.append((candidate, saves))
+            explained_ms += saves[2] if candidate.explains else 0.0
+    ranked.sort(key=lambda pair: -pair[1][1])
     left = list(case.baselines)
-    for candidate, (low, high) in ranked:
+    for candidate, (low, middle, high) in ranked:
         # The first change saves least; beside others a change may cost, and is not made then.
         left = [min(candidate.changes[0](replay), replay, key=lambda steps: steps.step_ns) for replay in left]
         left_ms = [replay.step_ns / 1e6 * case.scale for replay in left]
@@ -245,11 +245,14 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
             words(candidate.disproof),
             candidate.place,
             candidate.lines(case.study),
+            middle,
         )
 
 
-def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate], gone_ms: float) -> tuple[float, float]:
-    """Returns the least and the most that a candidate's changes make a step shorter, ms, on any of the baselines.
+def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate], gone_ms: float) -> tuple[float, float, float]:
+    """Returns the least, the middle and the most of what a candidate's changes make a step shorter, ms.
+
+    On any of the baselines, but no more than its cause takes.
 
     ``before``: the candidates whose most saving changes are made first, and ``gone_ms`` the most that these save.
     """
@@ -260,11 +263,11 @@ def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate], gone_m
         ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
         saved_ms += [max(saved_ns, 0.0) / 1e6 * case.scale for saved_ns in ns]
         if max(saved_ms) < _NEGLIGIBLE * case.step_ms:
-            return 0.0, 0.0  # other baselines differ by less
+            return 0.0, 0.0, 0.0  # other baselines differ by less
     low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=case.timed)
     most = max(_most_saved_ms(case, candidate, gone_ms), 0.0)
     # Where figures and replay differ by more than runs do, the interval stays as wide as it is.
-    return low if low <= most else most * low / high, min(high, most)
+    return low if low <= most else most * low / high, min((low + high) / 2, most), min(high, most)
 
 
 def _most_saved_ms(case: Case, candidate: Candidate, gone_ms: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,8 @@ class Finding:
         saves_ms_low, saves_ms_high: what a step would be shorter by, ms, if this alone were changed and no profiler
             ran: an interval, whose ends rest on the assumptions that ``derivation`` names.
         step_ms: the step without the profiler.
-        saves_ms: the middle of the interval; ``share_of_step`` is it as a share of a step.
+        saves_ms: the middle of the interval, of one that ends where its cause does as it was before, as far as it goes;
+            ``share_of_step`` is it as a share of a step.
         left_ms: what a step takes after this finding alone.
         left_after_all_ms: what a step takes after this finding and those before it in the list. Savings overlap: they
             are replayed together, never added.
@@ -68,13 +70,14 @@ class Finding:
     disproof: Words
     place: Place | None = None
     lines: tuple[Line, ...] = ()
-    saves_ms: float = field(init=False)
+    saves_ms: float = math.nan
     left_ms: float = field(init=False)
     share_of_step: float = field(init=False)
 
     def __post_init__(self) -> None:
         """Fills what follows from the interval."""
-        saves_ms = (self.saves_ms_low + self.saves_ms_high) / 2
+        middle_ms = (self.saves_ms_low + self.saves_ms_high) / 2 if math.isnan(self.saves_ms) else self.saves_ms
+        saves_ms = min(max(middle_ms, self.saves_ms_low), self.saves_ms_high)
         share = saves_ms / self.step_ms if self.step_ms else 0.0
         vars(self).update(saves_ms=saves_ms, left_ms=self.step_ms - saves_ms, share_of_step=share)
 
