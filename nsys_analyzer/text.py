@@ -188,6 +188,10 @@ def visible_lines(text: str) -> str:
     return _UNSEEN.sub(_STANDS_FOR_UNSEEN, _BREAKS.sub(" ", text))
 
 
+#: How a text begins that a spreadsheet takes for a formula; CSV has an apostrophe before it.
+FORMULA = r"^([=+\-@\t\r])"
+
+
 def listed(names: Sequence[str], conjunction: str = "and") -> str:
     """One name or more as a sentence has them: "a", "a and b", "a, b and c"."""
     return f" {conjunction} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

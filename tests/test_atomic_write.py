@@ -167,6 +167,14 @@ def test_a_long_name(tmp_path: Path) -> None:
 # --- full disks ---
 
 
+def test_what_sqlite_cannot_write_is_an_error_of_the_file(tmp_path: Path) -> None:
+    """A quota, or a limit of a file's size: SQLite says no more than this."""
+    target = tmp_path / "t.db"
+    with pytest.raises(NsysAnalyzerError, match=r"t\.db cannot be written \(disk I/O error\)"), atomic_write(target):
+        raise sqlite3.OperationalError("disk I/O error")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_says_the_file_and_its_need(tmp_path: Path) -> None:
     write_text(tmp_path / "a.md", "old")
     with pytest.raises(NoSpaceError) as known, atomic_write(tmp_path / "a.md", 3_000_000):

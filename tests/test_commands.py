@@ -137,6 +137,8 @@ def test_kernels_as_csv(trace: Path) -> None:
     assert list(rows[0]) == ["process", "name", "class", "launches", "ms", "avg_us", "share"]
     assert [row["name"] for row in rows] == [GEMM, ADD, SOFTMAX]  # a name with commas is one cell
     assert (float(rows[0]["ms"]), float(rows[0]["avg_us"])) == (5.0, 2500.0)
+    odd = Export().gpu().kernel("=SUM(A1:A9)", 1, 2, 5).write(trace.with_name("odd.sqlite"))
+    assert output("kernels", odd, "--format", "csv").splitlines()[1].startswith(",'=SUM(A1:A9),")  # no formula
 
 
 def test_kernels_of_two_processes(tmp_path: Path) -> None:

@@ -74,13 +74,14 @@ def test_what_is_written_is_read_back(
 
 
 @pytest.mark.parametrize("form", TABLES)
-def test_texts_stay_as_they_are(form: str, tmp_path: Path) -> None:
+def test_texts_stay_as_they_are_and_are_no_formulas(form: str, tmp_path: Path) -> None:
     export = Export()
     for number, name in enumerate(ODD, 1):
         at = number * 100
         export.range(name, at, at + 90).kernel(name, at, at + 10, at + 50)
     found = read(form, exported(form, tmp_path, export.write(tmp_path / "t.sqlite")))
-    assert [(row["name"], row["range_path"]) for row in found] == [(name, name) for name in ODD]
+    shown = [f"'{name}" if form == "csv" and name[0] in "=@+" else name for name in ODD]
+    assert [(row["name"], row["range_path"]) for row in found] == [(name, name) for name in shown]
 
 
 def test_units_and_meanings_are_in_the_file(step_trace: Path, tmp_path: Path) -> None:

@@ -266,6 +266,30 @@ def test_share_leaves_the_stacks_out_but_where_they_are_asked_for(tmp_path: Path
     assert named(summary.step, "host") == [("data.py:5", "train.py:9", 1.0)]
 
 
+def test_share_replaces_no_stacks_unasked_and_writes_through_no_link(tmp_path: Path) -> None:
+    write_stacks(tmp_path, [(225, 225, (2, 0))])
+    export = clocked(waiting(), 0).write(tmp_path / "t.sqlite")
+    mine, copy = tmp_path / "mine.txt", tmp_path / "own.stacks.gz"
+    for place in (copy, mine):
+        place.write_text("mine")
+    words = ["share", str(export), "-o", str(tmp_path / "own.sqlite"), "--keep-source"]
+    refused = CliRunner().invoke(cli, words)
+    assert f"{copy} is there already" in str(refused.exception)
+    assert (copy.read_text(), (tmp_path / "own.sqlite").exists()) == ("mine", False)
+    copy.unlink()
+    for target in (mine, tmp_path / "nothing"):
+        copy.symlink_to(target)
+        assert "is there already" in str(CliRunner().invoke(cli, [*words, "--force"]).exception)
+        copy.unlink()
+    assert (mine.read_text(), (tmp_path / "nothing").exists()) == ("mine", False)
+    (tmp_path / "own.sqlite").symlink_to(tmp_path / "nothing")
+    assert "own.sqlite is there already" in str(CliRunner().invoke(cli, words).exception)
+    (tmp_path / "own.sqlite").unlink()
+    copy.write_text("mine")
+    assert CliRunner().invoke(cli, [*words, "--force"]).exit_code == 0
+    assert copy.read_bytes() == (tmp_path / "t.stacks.gz").read_bytes()
+
+
 # --- programs that are sampled
 
 TRAINING = """

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from nsys_analyzer.analysis.kernels.classes import classify, use_classes
+from nsys_analyzer.analysis.kernels.own_classes import OwnClass, matcher
 from nsys_analyzer.share.names import KERNEL, is_public
 from nsys_analyzer.system import cluster
 from nsys_analyzer.system.plugins import EXPORT_FORMATS, FINDINGS, KERNEL_CLASSES
@@ -71,6 +73,11 @@ def test_classes_of_a_file_in_other_processes(
         ('[a]\nkernel = ["x"]\n', "unknown field `kernel`"),
         ('[a]\nkernels = ["x("]\n', "'x(' is no regular expression"),
         ("[a\n", "cannot be read"),
+        ("a = " + "[" * 3000 + "]" * 3000, "it is nested too deep"),
+        ("[x.y.z]\nkernels = ['a']", "unknown field `y`"),
+        ("[x]\nkernels = ['" + "(" * 3000 + ")" * 3000 + "']", "(((…' is no regular expression"),
+        ("[x]\nkernels = ['a{99999999999}']", "the repetition number is too large"),
+        ("[x]\nkernels = ['(?:a+)+(?=b)']", "invalid perl operator: (?="),
     ],
 )
 def test_a_file_that_says_something_else(text: str, said: str, trace: Path, tmp_path: Path, run_main: Main) -> None:
@@ -79,6 +86,22 @@ def test_a_file_that_says_something_else(text: str, said: str, trace: Path, tmp_
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert said in outcome.err
     assert 'It may say: ["state space"]' in outcome.err
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(?:a?){99}a{99}$", "a*a*a*a*a*a*b$", "^(a|b|ab)*c"])
+def test_every_pattern_ends(pattern: str) -> None:
+    """Of 20,000 letters Python's own search would take longer than anybody lives."""
+    assert not matcher(pattern)("a" * 20_000 + "!")
+    assert matcher("a.*c(?!d)")("xabc"), "one repetition is Python's own"
+
+
+def test_ten_thousand_classes() -> None:
+    many = {f"c{number}": OwnClass((f"kernel_{number}_",)) for number in range(10_000)}
+    use_classes(many)
+    try:
+        assert [classify(f"kernel_{number}_x") for number in (0, 9_999, 10_000)] == ["c0", "c9999", "other"]
+    finally:
+        use_classes({})
 
 
 def test_what_own_classes_name_is_not_public(trace: Path, tmp_path: Path, run_main: Main) -> None:

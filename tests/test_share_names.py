@@ -240,6 +240,19 @@ def test_a_kernel_that_holds_an_address_or_a_card_is_renamed(number: str) -> Non
     assert shown(f"my_softmax_{number}_kernel", KERNEL) == "alias b (softmax)"
 
 
+@pytest.mark.parametrize("number", ["123-45-6789", "555-123-4567", "123 45 6789"])
+@pytest.mark.parametrize("role", [KERNEL, RANGE, OPERATOR])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten::mm, seq = {}", "aten::mm, seq = 1, op_id = {}", "aten::mm, sizes = [[{}]]", "ampere_sgemm_{}",
+        "AddmmBackward0, seq={}, op_id=4", "step[DECODE bs={}]", "void at::native::foo<{}>()", "aten::{}",
+    ],
+)  # fmt: skip
+def test_the_number_of_a_person_is_in_no_name(name: str, role: str, number: str) -> None:
+    assert number not in Scrubber().name(name.format(number), role)
+
+
 def test_names_of_one_loop_stay_names_of_one_loop() -> None:
     """They differ in the number at their end, by which the analysis takes them together."""
     scrubber = Scrubber()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from nsys_analyzer.cli.help import SHOWN, command, format_option, option
 from nsys_analyzer.cli.options import folder_argument, names_options, tell
 from nsys_analyzer.errors import NODES, RECORD, ConfigurationError, MissingTableError
+from nsys_analyzer.text import FORMULA
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
@@ -61,7 +63,10 @@ def kernels(
     elif output_format == "csv":
         writer = csv.DictWriter(data_stream(), rows[0] if rows else _COLUMNS[1:], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        for row in rows:
+            writer.writerow(
+                {key: re.sub(FORMULA, r"'\1", value) if isinstance(value, str) else value for key, value in row.items()}
+            )
     else:
         print_table(_table(rows))
 

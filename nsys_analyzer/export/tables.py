@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.analysis.kernels.frame import OPERATION_COLUMNS, operation_frame
 from nsys_analyzer.export.writing import Capture
+from nsys_analyzer.text import FORMULA
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +53,7 @@ class Parquet:
 class Csv:
     """CSV (RFC 4180, UTF-8): nothing between commas is a missing value, "" an empty text.
 
-    Texts are written as they are, also those that a spreadsheet would take for a formula.
+    A text that a spreadsheet would take for a formula has an apostrophe before it.
     """
 
     @staticmethod
@@ -64,7 +65,7 @@ class Csv:
         with path.open("wb") as file:
             file.write(_header())
             for table in _operation_tables(captures):
-                csv.write_csv(_plain_texts(table), file, options)
+                csv.write_csv(_plain_texts(table, formulas=False), file, options)
 
     @staticmethod
     def is_ours(path: Path) -> bool:
@@ -137,12 +138,17 @@ def _arrow_schema() -> pa.Schema:
     )
 
 
-def _plain_texts(table: pa.Table) -> pa.Table:
+def _plain_texts(table: pa.Table, *, formulas: bool = True) -> pa.Table:
     """Returns the table with texts in place of codes, for formats that know no codes."""
     import pyarrow as pa
+    from pyarrow.compute import replace_substring_regex
 
-    fields = [field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field for field in table.schema]
-    return table.cast(pa.schema(fields))
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            texts = table.column(place).cast(pa.string())
+            texts = texts if formulas else replace_substring_regex(texts, FORMULA, r"'\1")
+            table = table.set_column(place, field.with_type(pa.string()), texts)
+    return table
 
 
 def _header() -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections import defaultdict
@@ -68,7 +69,16 @@ def share(
         TraceError: the trace cannot be read, as by ``Trace.load``.
         NsysAnalyzerError: the output is the trace, is there already, or cannot be written.
     """
+    stacks = {
+        path: output.with_name(path.name.replace(trace_stem(trace), output.stem, 1))
+        for path in (stacks_beside(trace) if keep_source else ())
+    }
     _check_output(trace, output, force=force)
+    for path, target in list(stacks.items()):
+        if target.exists() and target.samefile(path):
+            del stacks[path]
+        else:
+            _check_free(target, force=force and not target.is_symlink())
     reader = open_capture(trace)
     _check_output(reader.path, output, force=force)  # which may have been made just now
     check_recorded(reader, reader.path)
@@ -81,8 +91,9 @@ def share(
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(output) as unfinished:
             write_sqlite(tables, unfinished)
-        for path in stacks_beside(trace) if keep_source else ():
-            shutil.copyfile(path, output.with_name(path.name.replace(trace_stem(trace), output.stem, 1)))
+        for path, target in stacks.items():
+            with atomic_write(target) as unfinished:
+                shutil.copyfile(path, unfinished)
     except OSError as error:
         reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or error
         raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
@@ -92,11 +103,15 @@ def share(
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:
     if output.suffix.lower() != ".sqlite":
         raise NsysAnalyzerError(f"{output} is not called like an export", f"Name it {output.stem or 'small'}.sqlite")
-    check_regular(output, "Name a file with -o")
     check_no_input(output, [trace])
     check_folder(output, force=force)
-    if output.exists() and not force:
-        raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
+    _check_free(output, force=force)
+
+
+def _check_free(path: Path, *, force: bool) -> None:
+    check_regular(path, "Name another file with -o")
+    if os.path.lexists(path) and not force:
+        raise NsysAnalyzerError(f"{path} is there already", "Name another file with -o, or replace it with --force")
 
 
 def _copied_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:

@@ -125,9 +125,11 @@ _OUR_BLOCKS = ("", "transformer_", "transformer")
 
 #: The numbers behind an autograd annotation: a trace has a million of them, and they tell nothing.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
-_NUMBERS = re.compile(rf"(?:{_ANNOTATION}[\d\[\](), -]*)+")
+_NUMBERS = re.compile(rf"(?:{_ANNOTATION}(?:[\d\[\](),]|(?<![\d-])[ -])*)+")
 #: No counter and no size has more digits in a row; keys and cards have.
 _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
+#: Numbers of people and of telephones, as they are written in groups.
+_PERSONAL = re.compile(r"(?<!\d)\d{3}(?P<dash>[ -])\d{2,4}(?P=dash)\d{4}(?!\d)")
 _ADDRESS_OR_CARD = re.compile(r"(?<!\d)(?:\d{1,3}(?:\.\d{1,3}){3}|\d(?:[ .-]?\d){11,18})(?!\d)")
 #: The number at the end that tells the names of one loop or of one row of layers apart, and what stands before it. A
 #: name with a longer number is no such one: it may be an address, a telephone, a card.
@@ -155,7 +157,7 @@ _CONSONANTS = "bcdfghjklmnpqrstvwxz"  # no word comes of them
 
 def is_public(text: str, role: str) -> bool:
     """Returns whether a name of a role stays as it is."""
-    if "\0" in text:
+    if "\0" in text or _PERSONAL.search(text):
         return False
     if not text or _is_alias(text) or _TORCH.fullmatch(text) or CLOCK.fullmatch(text) or _is_phase(text):
         return True

@@ -150,6 +150,9 @@ def _full_disk_named(target: Path, needed_bytes: int | None = None) -> Iterator[
         folder = link_target(target).parent
         is_full = number in _FULL or (isinstance(error, sqlite3.Error) and "disk is full" in str(error))
         if not is_full and not is_disk_full(folder):
+            if isinstance(error, sqlite3.OperationalError):  # a quota, a limit of a file's size, a disk that fails
+                hint = f"Name another place, or look at this one: df -h {target.parent}"
+                raise NsysAnalyzerError(f"{target} cannot be written ({error})", hint) from error
             raise
         reason = os.strerror(number if number in _FULL else errno.ENOSPC)
         needs = "" if needed_bytes is None else f"it needs {_size(needed_bytes)}, and "

@@ -35,5 +35,6 @@ def read_toml(path: Path, kind: type[_Type], example: str) -> _Type:
     """
     try:
         return msgspec.toml.decode(path.read_bytes(), type=kind)
-    except ValueError as error:  # of the types, of TOML, and of bytes that are no text
-        raise ConfigurationError(f"{path} cannot be read: {error}", f"It may say: {example}") from error
+    except (ValueError, RecursionError) as error:  # of the types, of TOML, of bytes that are no text, of deep nesting
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise ConfigurationError(f"{path} cannot be read: {why}", f"It may say: {example}") from error

@@ -20,7 +20,7 @@ from functools import cache
 from itertools import chain
 
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER, RULES, UNKNOWN, Rule
-from nsys_analyzer.analysis.kernels.own_classes import OwnClass, OwnClasses, classes_of_plugins
+from nsys_analyzer.analysis.kernels.own_classes import OwnClass, OwnClasses, classes_of_plugins, matcher
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 
@@ -123,7 +123,7 @@ def first_rule(name: str) -> Rule | None:
     """The rule that decides the class of the kernel ``name``, or None; people's own classes come before the others."""
     text = readable(name[:LONGEST_NAME])
     for kernel_class, one in (*given_classes.items(), *classes_of_plugins().items()):
-        if any(re.search(pattern, text) for pattern in one.kernels):
+        if any(matcher(pattern)(text) for pattern in one.kernels):
             return Rule(kernel_class, "", name)
     return public_rule(name)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+import pyarrow
 
 from nsys_analyzer.system.plugins import KERNEL_CLASSES, left_out_if_it_fails, plugins
 from nsys_analyzer.system.strict_json import read_toml
+
+#: Letters of a pattern in an error.
+_SHOWN = 80
 
 
 class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,9 +31,26 @@ class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raises ValueError where a pattern is none."""
         for pattern in self.kernels:
             try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+                matcher(pattern)("")
+            except (re.error, RecursionError, OverflowError, pyarrow.ArrowInvalid) as error:
+                shown = pattern if len(pattern) <= _SHOWN else f"{pattern[:_SHOWN]}…"
+                raise ValueError(f"{shown!r} is no regular expression: {error}") from error
+
+
+@cache
+def matcher(pattern: str) -> Callable[[str], object]:
+    """Returns a search for a pattern whose time is bounded, whatever the pattern and the text are.
+
+    Python's own goes back without end where repetitions stand in or behind each other: RE2 takes these. It knows
+    neither what stands ahead or behind, ``(?=…)``, nor references back.
+    """
+    compiled = re.compile(pattern)
+    letters = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)
+    if len(re.findall(r"(?<!\()[*+?{]", letters)) <= 1 and not re.search(r"\)[*+?{]", letters):
+        return compiled.search
+    from pyarrow.compute import match_substring_regex  # few patterns need it
+
+    return lambda text: match_substring_regex(pyarrow.scalar(text), pattern).as_py()
 
 
 OwnClasses: TypeAlias = Mapping[str, OwnClass]
