@@ -55,6 +55,25 @@ def test_a_phase_inside_another_is_counted_there_and_said(tmp_path: Path) -> Non
     assert any("`loss` ranges lie inside `forward`" in plain(warning, "`") for warning in summary.warnings)
 
 
+def test_a_pushed_phase_that_crosses_another_is_told_of(tmp_path: Path) -> None:
+    # Twice `forward` [0, 60) µs ends inside `backward` [50, 100): as ranges that are started and ended (60) it may.
+    def warnings(forward: tuple[int, int], kind: int = 59) -> list[str]:
+        export = Export().kernel(GEMM, 20, 30, 40)
+        for at in (0, 200_000):
+            export.range("forward", at + forward[0], at + forward[1], kind=kind)
+            export.range("backward", at + 50_000, at + 100_000)
+        return [plain(warning, "`") for warning in summary_of(export, tmp_path).warnings if "popped" in plain(warning)]
+
+    told = (
+        "2 `forward` ranges last into `backward`, as no range that is pushed and popped can: what is launched in both "
+    )
+    assert [warning.startswith(told) for warning in warnings((0, 60_000))] == [True]
+    assert len(warnings((90_000, 120_000))) == 1  # `backward` ends inside `forward`
+    for forward in ((0, 50_000), (0, 50_500), (0, 150_000), (60_000, 90_000)):  # apart, rounded, around it, inside
+        assert not warnings(forward)
+    assert not warnings((0, 60_000), kind=60)
+
+
 def test_a_phase_without_an_end_is_no_measurement(tmp_path: Path) -> None:
     export = Export().range("forward", 0, 100).kernel(GEMM, 20, 30, 40)
     export.range("forward", 200, None).kernel(GEMM, 220, 230, 240)

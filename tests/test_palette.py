@@ -101,7 +101,7 @@ def test_the_measure_itself(one: tuple[float, ...], other: tuple[float, ...], ex
         (tuple(CLASSES.values()), 8.5),
         (tuple(CLASSES.values())[:9], 11.5),
         (tuple(dict.fromkeys(PHASES.values())), 11.5),
-        (tuple(CAUSES.values()), 9.5),
+        (tuple(CAUSES.values()), 8.5),
     ],
     ids=["cycle", "all classes", "main classes", "phases", "causes"],
 )

@@ -25,6 +25,7 @@ from nsys_analyzer.analysis.transformer.peaks import PEAKS
 from nsys_analyzer.share.names import (
     CALL,
     KERNEL,
+    NOTED,
     OPERATOR,
     RANGE,
     THREAD,
@@ -37,7 +38,7 @@ from nsys_analyzer.trace.metadata import _NO_CUDA, touches_no_figure
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
 from tests.conftest import DATA
 
-ROLES = (KERNEL, CALL, RANGE, OPERATOR, THREAD)
+ROLES = (KERNEL, CALL, RANGE, OPERATOR, THREAD, NOTED)
 Draw = Callable[[random.Random], str]
 _ALNUM = string.ascii_letters + string.digits
 _HEX = "0123456789abcdef"
@@ -105,6 +106,7 @@ def test_every_class_of_torch_stays() -> None:
         ),
         (CALL, ["cudaLaunchKernel_v7000", "cuLaunchKernelEx", "hipMemcpyWithStream", "aten::copy_"]),
         (THREAD, ["python3", "pt_autograd_0", "cuda-EvtHandlr"]),
+        (NOTED, ["CUPTI Buffer flush", "CUDA profiling data flush on cudaProfilerStop", "PyTorch Profiler (0)"]),
     ],
 )  # fmt: skip
 def test_names_that_stay(role: str, names: list[str]) -> None:

@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import Gaps
 from nsys_analyzer.analysis.steps.process import CAUSES, PAUSE_NS, Idle, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.windows import Windows
-from tests.support.export import AUTOGRAD, MAIN, global_pid
+from tests.support.export import AUTOGRAD, MAIN, global_pid, global_tid
 from tests.support.program import COPY, FREE, LAUNCH, MALLOC, NCCL, SYNC, US, Program, attributed, idle_of
 from tests.support.program import summary_of_steps as summarize
 
@@ -183,6 +183,38 @@ IDLE: dict[str, tuple[list[Event], dict[tuple[str, str, str], float]]] = {
 def test_what_a_gap_is_due_to(tmp_path: Path, case: str) -> None:
     events, expected = IDLE[case]
     assert idle_us(program(*events), tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "tid", "by_profiler"),
+    [
+        ("CUPTI_ACTIVITY_KIND_OVERHEAD", "Activity Buffer Request", MAIN, 350),
+        ("PROFILER_OVERHEAD", "Chunk Allocation", MAIN, 350),
+        ("CUPTI_ACTIVITY_KIND_OVERHEAD", "Command Buffer Full", MAIN, 0),  # the queue of launches is full
+        ("CUPTI_ACTIVITY_KIND_OVERHEAD", "Runtime Triggered Module Loading", MAIN, 0),  # the program's own
+        ("PROFILER_OVERHEAD", "CUPTI Buffer flush", MAIN + 9, 0),  # beside the program
+    ],
+)
+def test_what_the_profiler_notes_of_itself_is_no_launch(
+    tmp_path: Path, table: str, name: str, tid: int, by_profiler: int
+) -> None:
+    """The launch of what runs from 600 on takes from 150 to 620; the profiler works in it from 160 to 550."""
+    made = program(("work", (150, 620), (600, 1000)))
+    made.add(table, start=160 * US, end=550 * US, globalTid=global_tid(tid), nameId=made.string(name))
+    by_cause = {cause: us for (cause, *_), us in idle_us(made, tmp_path).items()}
+    assert (by_cause.get("profiler", 0), by_cause["launch"]) == (by_profiler, 400 - by_profiler)
+
+
+@pytest.mark.parametrize(("beyond", "unrecorded"), [(1_500, 1_500), (900, 0)])
+def test_a_wait_beyond_all_recorded_work_is_for_other_work(tmp_path: Path, beyond: int, unrecorded: int) -> None:
+    """The last kernel ends at 200, and the wait for it 1,500 µs later: no return of a call takes so long."""
+    made = Program().step(0, 2000).work((-10, -6), (0, 200))
+    made.api(SYNC, 10, 200 + beyond)
+    made.work((1990, 1992), (1994, 2000))
+    idle = idle_us(made, tmp_path)
+    assert idle.get(("unrecorded", "", SYNC), 0) == unrecorded
+    # What is left of the gap, with the 4 of the launch that ends it, is due to the call in which it begins.
+    assert idle.get(("sync", "", SYNC), 0) == 4 + beyond - unrecorded
 
 
 def test_behind_the_last_call_the_program_works_on_its_own(tmp_path: Path) -> None:

@@ -379,6 +379,17 @@ def test_what_is_one_pass(tmp_path: Path, kernels: list[str]) -> None:
     assert bounds(windows) == [(100, 100 * len(kernels) + 85)]
 
 
+def test_a_pass_lasts_as_long_as_its_process_is_recorded(tmp_path: Path) -> None:
+    """A loader before the first call and a range behind the last work; another process does not count."""
+    export = sequence(Export(), a_pass(36)).range("load", 20, 90).range("save", 25_000, 30_000)
+    export.range("else", 1, 90_000, pid=PID + 1)
+    assert bounds(windows_of(export, tmp_path)) == [(20, 30_000)]
+    # Warm-up that comes first is no part of it; a range that was opened before the session counts from its start.
+    assert bounds(windows_of(export.range("warmup", 30, 70), tmp_path)) == [(70, 30_000)]
+    export = sequence(Export(), a_pass(36)).range("main", -500, 30_000)
+    assert bounds(windows_of(export, tmp_path)) == [(0, 30_000)]
+
+
 def test_repeats_inside_a_single_phase_are_its_layers(tmp_path: Path) -> None:
     export = sequence(Export(), a_pass(20) * 4).range("optimizer", 50, 90_000)
     assert windows_of(export, tmp_path).source == "pass"

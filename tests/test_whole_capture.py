@@ -14,7 +14,8 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
-from tests.support.export import ADD, GEMM, SOFTMAX, Export
+from tests.support.export import ADD, GEMM, SOFTMAX, Export, shared_copy
+from tests.support.kineto import Kineto
 
 MS = 1_000_000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -196,3 +197,39 @@ def test_a_step_that_alone_was_timed_has_a_verdict(tmp_path: Path) -> None:
     assert "| step | 1 | 8.000 | 9.000 | 2.000 | 2.000 | 2.000 |" in text
     assert "12.5 % | 25.0 % | 25.0 % | GPU waits |" in text  # 9 ÷ 8 − 1; 2 of 8 ms
     assert "no timing" not in text
+
+
+def test_a_loader_before_the_first_call_is_a_part_of_the_capture(tmp_path: Path) -> None:
+    """50 ms of loading from 1 on, and 5 ms of work behind it: 55 ms; the span of the recording makes it 60."""
+    trace = Kineto().gpu().range("enumerate(DataLoader)#_Iter.__next__", 1_000, 50_000)
+    trace.launch(1, 51_000).kernel(GEMM, 1, 51_010, 4_990)
+    (summary,) = summarize(Trace.load(trace.write(tmp_path / "t.json")), "t")
+    assert summary.step is not None
+    assert (summary.step.is_pass, summary.step.length_ms) == (True, 55.0)
+    assert {cause.cause: cause.ms for cause in summary.step.causes} == {"data": 50.0, "launch": 0.01}
+    trace.add("Trace", "PyTorch Profiler (0)", 500, 60_000, pid="Spans", tid="PyTorch Profiler")
+    for path in (trace.write(tmp_path / "t.json"), shared_copy(tmp_path / "t.json", tmp_path / "copy.sqlite")):
+        (summary,) = summarize(Trace.load(path), "t")
+        assert summary.step is not None
+        assert summary.step.length_ms == 60.0
+
+
+def test_the_step_without_what_the_profiler_notes(tmp_path: Path) -> None:
+    """Steps of 10 ms: kernels run [0.2, 1.7), [4.1, 7.1) and on to 9.9; the second's launch takes from 1.0 to 4.0.
+
+    The profiler notes 3.0 ms in that launch. Without it the second kernel starts at 1.7, 2.4 ms earlier: 7.6 ms.
+    """
+    trace = Kineto().gpu()
+    for number in range(5):
+        at = number * 10_000
+        trace.range(f"ProfilerStep#{number}", at, 10_000)
+        for place, (called, lasts, ran, ms) in enumerate(
+            [(100, 5, 200, 1_500), (990, 3_030, 4_100, 3_000), (4_040, 5, 7_100, 2_800)]
+        ):
+            trace.add("cuda_runtime", "cudaLaunchKernel", at + called, lasts, correlation=3 * number + place + 1)
+            trace.kernel(GEMM, 3 * number + place + 1, at + ran, ms)
+        trace.add("overhead", "Activity Buffer Request", at + 1_000, 3_000, pid=-1, tid=0)
+        trace.add("cuda_runtime", "cudaDeviceSynchronize", at + 4_100, 5_800, correlation=90 + number)
+    path = trace.write(tmp_path / "t.json")
+    done = CliRunner().invoke(cli, ["ask", str(path), "step_estimated_ms", "--format", "json"], catch_exceptions=False)
+    assert json.loads(done.stdout)["answers"][0]["value"] == pytest.approx([7.6, 7.6], abs=0.05)

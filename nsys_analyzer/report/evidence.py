@@ -28,6 +28,8 @@ CAUSE_WORDS: dict[Cause, str] = {
     "host": "other CPU work",
     "data": "loads a batch",
     "communication": "a collective waits to start",
+    "unrecorded": "waits for unrecorded work",
+    "profiler": "the profiler's own work",
     "unknown": "unknown",
 }
 #: The class that a message of Python's starts with, which is longer than a cell is wide.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.share.names import CALL, KERNEL, MARK, OPERATOR, RANGE, THREAD, Renamed, Scrubber, is_public
+from nsys_analyzer.share.names import CALL, KERNEL, MARK, NOTED, OPERATOR, RANGE, THREAD, Renamed, Scrubber, is_public
 from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, rows_of
@@ -46,7 +46,10 @@ _PROPERTIES = {
     "capture": ("CAPTURE_EVENT_TYPE", "CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE"),
 }  # fmt: skip
 #: What the strings are whose IDs a table holds, in the columns that hold any.
-_ROLES = {"kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD}
+_ROLES = {
+    "kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD,
+    "overhead": NOTED, "profiler_overhead": NOTED,
+}  # fmt: skip
 _STRING_IDS = ("name", "text_id")
 
 

@@ -43,7 +43,7 @@ from nsys_analyzer.trace.stacks import CLOCK
 MARK = "…"
 
 #: What a string of a trace is the name of; it stays where each of its roles allows it.
-KERNEL, CALL, RANGE, OPERATOR, THREAD = "kernel", "call", "range", "operator", "thread"
+KERNEL, CALL, RANGE, OPERATOR, THREAD, NOTED = "kernel", "call", "range", "operator", "thread", "noted"
 
 # --- PyTorch's names
 
@@ -100,6 +100,13 @@ _REQUEST = re.compile(r"(?:first token of )?request \d{1,6}")
 
 #: The functions of libraries and drivers, and the threads that they, Python and PyTorch start.
 _API = re.compile(r"(?:cuda|cu|hip|hsa|nccl|rccl|cublas|cudnn)[A-Z]\w{0,80}|runFunction")
+#: What profilers say of their own work: "CUPTI Buffer flush", "CUDA profiling data flush on cudaProfilerStop".
+_NOTED = re.compile(
+    r"(?i:(?:activity|allocation|buffer|chunk|command|compiler|context|created|cudaprofilerstop|cuinit|cupti|cuda|data|"
+    r"driver|early|exit|finished|flush|full|function|init|initialization|instrumentation|lazy|loading|management|memory|"
+    r"module|nvtx|on|process|profiler|profiling|pytorch|request|resource|runtime|tls|triggered|unknown|unrecognized|uvm)"
+    r"(?: |$))+(?:\(\d{1,3}\))?"
+)
 _THREAD = re.compile(
     r"python[\d.]{0,6}|pt_(?:autograd|data|main|nccl|elastic|tcpstore)\w{0,12}|cuda-EvtHandlr|cuda\d{8,14}"
     r"|\[NSys(?: Comms)?\]|CUPTI worker thread"
@@ -167,6 +174,8 @@ def is_public(text: str, role: str) -> bool:
         return bool(_API.fullmatch(text))
     if role == THREAD:
         return bool(_THREAD.fullmatch(text))
+    if role == NOTED:
+        return bool(_NOTED.fullmatch(text))
     block = _BLOCK.fullmatch(text)
     return block is not None and block["before"].lower() in _OUR_BLOCKS
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, TypeAlias
 
+#: How PyTorch's profiler calls the span of its recording, with a number behind it.
+RECORDING = "PyTorch Profiler"
+
 #: New tokens of prompts, one token or few for each sequence, or both in one pass.
 StepOfServing: TypeAlias = Literal["prefill", "decode", "mixed"]
 

@@ -188,6 +188,19 @@ OPERATORS = Table(
     ),
     ("start", "end", "thread", "name"),
 )
+#: What the profiler noted of its own doings, and as our reader of PyTorch's traces gives it, of its recording.
+OVERHEAD = Table(
+    "overhead",
+    ("CUPTI_ACTIVITY_KIND_OVERHEAD",),
+    (
+        _START,
+        _END,
+        _column("thread", "globalTid", doc="global thread ID that was kept up; of PyTorch's traces the process ID"),
+        _column("name", "nameId", default=-1, doc="StringIds ID of what it did"),
+    ),
+    ("start", "end"),
+)
+PROFILER_OVERHEAD = replace(OVERHEAD, key="profiler_overhead", aliases=("PROFILER_OVERHEAD",))
 GRAPH_NODES = Table(
     "graph_nodes",
     ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"),  # the latter up to nsys 2023.4; of graphs since 2024.2

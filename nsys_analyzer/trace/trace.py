@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,8 @@ class Trace:
         stacks: where the program was, by global process ID, where our hooks sampled it.
         off_cpu: by global thread ID, starts and ends of the stretches without a CPU, in order, where nsys noted them.
         old_export: the export that was read in place of a newer report, which there was no nsys to export; else empty.
+        started: the names of ranges that are started and ended, and not pushed and popped: they may cross others.
+        noted: what the profiler noted of itself: its own work, and the span of its recording.
     """
 
     path: Path
@@ -115,6 +117,8 @@ class Trace:
     stacks: Mapping[int, Stacks] = field(default_factory=dict)
     off_cpu: Mapping[int, tuple[Ints, Ints]] = field(default_factory=dict)
     old_export: str = ""
+    started: frozenset[str] = frozenset()
+    noted: Ranges = field(default_factory=lambda: Ranges(*(np.zeros(0, np.int64),) * 4, ()))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -183,6 +187,8 @@ class Trace:
             read_stacks(path, ranges.select(valid & clocks)),
             _read_off_cpu(reader),
             reader.path.name if is_report(path) and not is_export_of(reader.path, path) else "",
+            frozenset(ranges.names[code] for code in distinct(ranges.name[np.isin(frames["nvtx"]["kind"], (60, 71))])),
+            _noted((frames["overhead"], frames["profiler_overhead"]), strings),
         )
 
 
@@ -323,6 +329,16 @@ def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
         sequence=np.maximum(frame["sequence"], -1),
         forward_thread=frame["forward_thread"],
     )
+
+
+def _noted(tables: Sequence[Frame], strings: Mapping[int, str]) -> Ranges:
+    """Returns what the profiler noted of itself; CUPTI writes 0 for times that it could not collect."""
+    start, end, thread, ids = (
+        np.concatenate([table[name] for table in tables]) for name in ("start", "end", "thread", "name")
+    )
+    used, codes = dense_codes(ids)
+    noted = Ranges(start, end, thread, codes.astype(np.int64), tuple(strings.get(i, "") for i in used.tolist()))
+    return noted.select((start != schema.NO_TIME) & (end > start))
 
 
 #: A function of PyTorch that Python calls (``THPVariable_item``, ``THCPModule_emptyCache``), or an operator.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -70,6 +71,8 @@ _TITLES: dict[Cause, str] = {
     "host": "the program works on the CPU",
     "data": "batches are loaded",
     "communication": "collectives wait to start",
+    "unrecorded": "the program waits for work that was not recorded",
+    "profiler": "the profiler works",
     "unknown": "the cause is unknown",
 }
 _REMEDIES: dict[str, tuple[str, ...]] = {
@@ -129,7 +132,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
             candidates = [replace(one, remedy=()) for one in candidates]
         findings = list(_ranked(case, candidates))
     # What the collectives of a process wait for, the findings of its run tell.
-    told = {finding.place.name for finding in findings if finding.place}
+    told = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
     if any(len(member.collectives) and member.world_size != 1 for member in capture.members):
         told.add("communication")
     unsure = _find_idle_gpu(step, profiled if why else (low + high) / 2, told)
@@ -171,7 +174,7 @@ def baselines_of(study: Study, length_ms: float, timed_ms: float | None) -> tupl
     baselines = (
         study.replay.with_events_costing(study.low_share),
         most,
-        most.at_pace(_CPU).with_graph_launches(_GRAPH_NS, _NODE_NS),
+        most.at_pace(_CPU, study.unrecorded_ns).with_graph_launches(_GRAPH_NS, _NODE_NS),
     )
     if timed_ms:
         step_ns = timed_ms * 1e6
@@ -195,7 +198,8 @@ def _fitted(study: Study, most: Replay, step_ns: float) -> list[Replay]:
     cost = _halved(0.0, _MOST, lambda cost: study.replay.with_events_costing(cost).step_ns > step_ns)
     fitted = [study.replay.with_events_costing(cost)]
     if cost > 1:
-        fitted.append(most.at_pace(_halved(1.0, 0.0, lambda pace: most.at_pace(pace).step_ns > step_ns)))
+        at_pace = partial(most.at_pace, unrecorded_ns=study.unrecorded_ns)
+        fitted.append(at_pace(_halved(1.0, 0.0, lambda pace: at_pace(pace).step_ns > step_ns)))
     return fitted
 
 

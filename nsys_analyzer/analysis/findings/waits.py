@@ -263,8 +263,9 @@ def find_host_sync(case: Case) -> Iterator[Candidate]:
 def find_host_stall(case: Case) -> Iterator[Candidate]:
     """Finds pauses outside the input pipeline: the program calls nothing of CUDA's, and the GPU runs out of work."""
     study = case.study
-    pause = study.replay.pause - study.loading_ns
+    pause = study.replay.pause - study.loading_ns - study.unrecorded_ns
     stalls = pause >= _LONG_PAUSE_NS
+    stalls[:1] &= not case.step.is_pass  # before the first call of all the program starts up
     if case.step.kind:  # what lies between the steps of an engine is a finding of its own
         stalls[study.replay.first_call[1:] - 1] = False
     if not stalls.any():
@@ -345,7 +346,7 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
     pausing, in_graph = launching & (study.replay.pause < _LONG_PAUSE_NS), cheaper_launches(study, 0.0)
 
     def without_pauses(replay: Replay) -> Replay:
-        return in_graph(replay).with_pauses(pausing, 0.0)
+        return in_graph(replay).with_pauses(pausing, study.unrecorded_ns.astype(np.float64))
 
     work = study.busy_ms
     launches = float(study.on_device.sum()) / study.steps

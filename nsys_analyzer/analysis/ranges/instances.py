@@ -49,6 +49,8 @@ from nsys_analyzer.trace.trace import Trace
 _SEVERAL, _MOST = 3, 0.8
 #: Ranges that libraries write, and calls of modules; and so many of the others are listed.
 _NOT_OWN, _LISTED = re.compile(r"nn\.Module: |(?i:nccl)|\w+::"), 5
+#: Profilers round, and a range may outlive what it lies in by so much, ns.
+_ROUNDED_NS = 1_000
 
 
 @dataclass(frozen=True)
@@ -401,6 +403,19 @@ class AttributedTrace:
         called = [self.roles.inferred.get(name) or normalized_name(name) for name in ranges.names]
         pairs = zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True)
         return Counter((called[one], called[other]) for one, other in pairs)
+
+    def crossing_phases(self, process: int) -> dict[tuple[str, str], int]:
+        """The number of pushed ranges of phases that end inside one that began in them: (first, second) to count.
+
+        Ranges that are pushed and popped lie inside each other: a pop was left out, or came from elsewhere.
+        """
+        ranges, free = self.trace.ranges, {*self.trace.started, *self.roles.inferred}
+        pushed = self.roles.any_phase & named(ranges, lambda name: name not in free)
+        lines, first = timeline(ranges, pushed & (process_of(ranges.thread) == process), latest=True)
+        second = np.append(first, NONE)[lines.at(ranges.thread[first], ranges.end[first] - 1)]
+        crosses = (ranges.end[second] > ranges.end[first]) & (ranges.end[first] - ranges.start[second] > _ROUNDED_NS)
+        pairs = zip(ranges.name[first[crosses]].tolist(), ranges.name[second[crosses]].tolist(), strict=True)
+        return Counter((ranges.names[one], ranges.names[other]) for one, other in pairs)
 
     def out_of_memory(self, process: int) -> bool:
         """True where an allocation of a process failed and it launched no kernel afterwards."""

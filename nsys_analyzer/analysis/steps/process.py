@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Gaps, dissect, reached_before
 from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.analysis.summary.profiler_cost import noted_costs
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct, taken
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
@@ -42,9 +43,11 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.phase_names import REQUEST, normalized_name, served_step
 
-Cause = Literal["sync", "allocator", "copy", "launch", "host", "data", "communication", "unknown"]
-CAUSES: tuple[Cause, ...] = ("sync", "allocator", "copy", "launch", "host", "data", "communication", "unknown")
-_SYNC, _ALLOCATOR, _COPY, _LAUNCH, _HOST, _DATA, _COMMUNICATION, _UNKNOWN = range(len(CAUSES))
+Cause = Literal[
+    "sync", "allocator", "copy", "launch", "host", "data", "communication", "unrecorded", "profiler", "unknown"
+]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+_SYNC, _ALLOCATOR, _COPY, _LAUNCH, _HOST, _DATA, _COMMUNICATION, _UNRECORDED, _PROFILER, _UNKNOWN = range(len(CAUSES))
 
 #: Phases of the GPU's time that no phase's range has launched.
 OUTSIDE = "outside the phases"
@@ -56,6 +59,8 @@ PAUSE_NS = 100_000
 _BLOCKS_NS = 15_000
 #: Between two kernels that are both queued the GPU needs about a microsecond; up to this it is its own affair, ns.
 _QUEUED_NS = 10_000
+#: A wait that lasts so much longer than all recorded work waits for other work, ns. To return takes far less.
+_UNRECORDED_NS = 1_000_000
 #: The clocks of threads, and those of CPU and GPU, are read together, to this, ns.
 _SKEW_NS = 3_000
 
@@ -125,13 +130,16 @@ class ProcessWork:
         rank: what each operation of the trace does: ``COMPUTE``, ``COPYING`` or ``COMMUNICATING``.
         launched: when each operation of the trace was launched, far in the past where that is not known.
         phases: the names of phases; ``phase`` is the code of that of each operation, and of what is behind the last.
-        index: shape (calls,), index of each call into the trace's launches.
+        index: shape (calls,), index of each call into the trace's launches; -1 for what stands for no call.
         waiting: the positions of the calls that wait: synchronizations, blocking copies.
         slow: the positions of other calls that take long, such as one that loads a module.
         allocating: the positions of those that allocate or free the device's memory.
         ranges: the indices of the ranges of its program, without autograd's.
-        busy: the program's pauses and its time in the allocator and in slow calls; a part of a pause is "data" where
-            the program loads a batch: in a range that says so; or in none, where no part is in one, with a copy to the
+        unrecorded: shape (calls,), ns of each call's end in which it waits, and all recorded work is done.
+        noted: when the profiler kept the program up, by its own account.
+        busy: the program's pauses and its time in the allocator and in slow calls, in waits for unrecorded work, and in
+            what the profiler does; a part of a pause is "data" where
+            the program loads a batch: in a range that says so; or, without such ranges, in none, with a copy to the
             device behind it, and not at the end of a step.
     """
 
@@ -141,7 +149,7 @@ class ProcessWork:
         on = attributed.trace.operations.device[mine]
         self.devices = {device: mine[on == device] for device in distinct(on).tolist()}
         self._classify()
-        self._find_calls()
+        self._find_calls(int(windows.start[0]) if windows.source == "pass" else None)
         ranges = attributed.trace.ranges
         # The main thread's ranges tell what the program does; autograd's are operators.
         is_engine = np.isin(ranges.thread, attributed.attribution.engine)
@@ -172,8 +180,11 @@ class ProcessWork:
         phase_of = np.append(instances.phase, len(instances.phases)).astype(np.int32)
         self.phase = phase_of[np.append(self.attributed.instance_pair[0], NONE)]
 
-    def _find_calls(self) -> None:
-        """Finds the calls of the threads that launch work of the process, and those that wait, last or allocate."""
+    def _find_calls(self, begun: int | None) -> None:
+        """Finds the calls of the threads that launch work of the process, and those that wait, last or allocate.
+
+        ``begun``: when the one pass begins that the capture is: what comes before its first call follows an empty one.
+        """
         launches = self.attributed.trace.launches
         threads = distinct(taken(launches.thread, self.attributed.attribution.launch, NONE))
         is_mine = np.isin(launches.thread, threads[process_of(threads) == self.process])
@@ -183,6 +194,11 @@ class ProcessWork:
         self.index, calls = self.index[order], calls.select(order)
         outer = ~_inside_another(calls)
         self.index, self.calls = self.index[outer], calls.select(outer)
+        if begun is not None and (self.calls.start[:1] > begun).any():
+            opening = {"start": begun, "end": begun, "call": OTHER_CALL, "correlation": NONE}
+            columns = self.calls.columns()
+            columns = {name: np.insert(column, 0, opening.get(name, column[0])) for name, column in columns.items()}
+            self.index, self.calls = np.insert(self.index, 0, NONE), replace(self.calls, **columns)
         calls, lasting = self.calls, self.calls.end - self.calls.start
         waits = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (lasting > _BLOCKS_NS))
         # Where another thread goes on meanwhile, the program does not wait.
@@ -191,15 +207,26 @@ class ProcessWork:
         self.waiting, self.allocating = np.flatnonzero(waits), np.flatnonzero(allocates)
         others = ~np.isin(calls.call, (SYNCHRONIZE, COPY)) & ~allocates
         self.slow = np.flatnonzero(others & (lasting >= PAUSE_NS))
+        self.noted = noted_costs(self.attributed.trace, self.process, distinct(calls.thread))
+        operations = self.attributed.trace.operations
+        ended = np.sort(operations.end[operations.process == self.process])
+        last = np.append(LONG_AGO, ended)[np.searchsorted(ended, calls.end + _SKEW_NS, side="right")]
+        last = np.clip(last, calls.start, calls.end)
+        beyond = calls.end - last - self.noted.within(last, calls.end)
+        beyond[~waits | (calls.call != SYNCHRONIZE) | (beyond < _UNRECORDED_NS)] = 0
+        self.unrecorded = beyond
 
     def _find_busy(self, first: int, last: int) -> Stretches:
         """Finds the stretches between two moments in which the program pauses, allocates, or is in a slow call."""
-        calls, index = self.calls, np.union1d(self.allocating, self.slow)
+        calls, unseen = self.calls, np.flatnonzero(self.unrecorded)
+        index = np.unique(np.concatenate([self.allocating, self.slow, unseen]))
         # Where two threads are in such calls, a moment is that of the first.
-        begin = np.maximum(calls.start[index], reached_before(calls.end[index]))
+        own = np.where(self.unrecorded > 0, calls.end - self.unrecorded, calls.start)[index]
+        begin = np.maximum(own, reached_before(calls.end[index]))
         index, begin = index[calls.end[index] > begin], begin[calls.end[index] > begin]
         around, api = self.ranges_at(calls.start[index]), calls.name[index].astype(np.int64)
-        in_calls = (begin, calls.end[index], np.where(np.isin(index, self.slow), _LAUNCH, _ALLOCATOR), around, api)
+        cause = np.select([np.isin(index, self.slow), np.isin(index, unseen)], [_LAUNCH, _UNRECORDED], _ALLOCATOR)
+        in_calls = (begin, calls.end[index], cause, around, api)
         reached = np.maximum.accumulate(calls.end)
         start, end = np.append(first, reached), np.append(calls.start, last)
         long = (end - start >= PAUSE_NS) & bool(len(calls))
@@ -214,13 +241,17 @@ class ProcessWork:
         begin, pause, name = begin[changes], pause[changes], name[changes]
         until = np.minimum(np.append(begin[1:], last), end[pause])
         loads = np.array([*(is_loading(one) for one in ranges.names), False])[name]
-        # What an engine copies to the device before a step are the tokens of requests. Where a range says that it
-        # loads a batch, the rest of the pause does not.
-        copies = self._before_a_batch(start, end) & (not any(served_step(one) for one in ranges.names))
-        copies[pause[loads]] = False
-        loads |= (name == NONE) & copies[pause] & (until - begin >= PAUSE_NS)
+        # What an engine copies to the device before a step are the tokens of requests. Where ranges say when a batch is
+        # loaded, no other time is loading.
+        if not (loads.any() or any(served_step(one) for one in ranges.names)):
+            loads = (name == NONE) & self._before_a_batch(start, end)[pause] & (until - begin >= PAUSE_NS)
         pauses = (begin, until, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
         columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]
+        place, *bounds = self.noted.without(*columns[:2])
+        parts = [*bounds, *(column[place] for column in columns[2:])]
+        noted = np.full(len(self.noted.start), NONE)
+        by_profiler = (self.noted.start, self.noted.end, np.full_like(noted, _PROFILER), noted, noted)
+        columns = [np.concatenate(pair) for pair in zip(parts, by_profiler, strict=True)]
         return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))
 
     def _before_a_batch(self, start: Ints, end: Ints) -> Bools:

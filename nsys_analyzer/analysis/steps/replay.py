@@ -27,7 +27,10 @@ _ROUNDING_NS = 0.01
 #: Steps of which the second and later ones show how long a step takes.
 _FEWEST = 3
 #: The columns of calls and of pieces, but for those that are positions.
-OF_CALLS, OF_PIECES = ("after", "own", "lag", "events", "pause"), ("latency", "spacing", "work", "stream", "gap")
+OF_CALLS, OF_PIECES = (
+    ("after", "own", "lag", "events", "pause", "noted"),
+    ("latency", "spacing", "work", "stream", "gap"),
+)
 #: No capture holds so many collectives.
 _MANY = 2**40
 #: When each call starts, and one behind the last; when each piece ends, and what came before the first.
@@ -63,6 +66,7 @@ class Replay:
         begin: when the first call of each rank starts. The columns hold one rank behind the other, and ``first_call``
             the bounds of each rank's steps.
         on_time: the places of ranks that nobody waits for.
+        noted: shape (calls,), the part of ``after`` that the profiler notes as its own; empty where it notes none.
     """
 
     after: Floats
@@ -83,6 +87,7 @@ class Replay:
     meets: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     begin: tuple[float, ...] = (0.0,)
     on_time: frozenset[int] = frozenset()
+    noted: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def steps(self) -> int:
@@ -117,13 +122,21 @@ class Replay:
         return replace(self, **columns, first_call=first_call - first)
 
     def with_events_costing(self, ns: float) -> Replay:
-        """The same steps without what the profiler adds: so much for each event, as far as there is time to take."""
-        after = self.after - np.minimum(self.events * ns, 0.9 * self.after)
-        return replace(self, after=after, pause=np.minimum(self.pause, after))
+        """The same steps without what the profiler adds: so much for each event, as far as there is time to take.
 
-    def at_pace(self, factor: float) -> Replay:
-        """The same steps with all of the CPU's time, and nothing of the GPU's, times a factor."""
-        return replace(self, after=self.after * factor, pause=self.pause * factor)
+        What the profiler notes as its own is gone whatever an event costs.
+        """
+        after, latency = self.after, self.latency
+        if len(self.noted):
+            after, latency = after - self.noted, np.maximum(latency - self.noted[self.launch], 0.0)
+        after = after - np.minimum(self.events * ns, 0.9 * after)
+        pause = np.minimum(self.pause, after)
+        return replace(self, after=after, pause=pause, latency=latency, noted=self.noted[:0])
+
+    def at_pace(self, factor: float, unrecorded_ns: Ints) -> Replay:
+        """The same steps with all of the CPU's time, and nothing of the GPU's, recorded or not, times a factor."""
+        kept = np.minimum(unrecorded_ns, self.pause)
+        return replace(self, after=kept + (self.after - kept) * factor, pause=kept + (self.pause - kept) * factor)
 
     def with_graph_launches(self, ns: float, node_ns: float) -> Replay:
         """The same steps as if no profiler recorded the nodes of CUDA graphs.

@@ -62,7 +62,7 @@ _WAIT_EVENT, _RECORD = "(cuda|cu|hip)StreamWaitEvent", "(cuda|cu|hip)EventRecord
 
 
 #: The columns of a study by call, and by piece.
-STUDY_OF_CALLS = ("call", "api", "range", "pause_range", "loading_ns", "started", "off_cpu")
+STUDY_OF_CALLS = ("call", "api", "range", "pause_range", "loading_ns", "unrecorded_ns", "started", "off_cpu")
 STUDY_OF_PIECES = ("operation", "kind", "size", "copy", "kernel", "phase", "part", "duration", "exposed", "begin")
 _NOTHING = np.zeros(0, np.int64)
 
@@ -85,6 +85,8 @@ class Study:
         spans: shape (ranges, 5), of each of the program's ranges its code, the first call and the one behind the last
             that start in it, and the same of the times behind calls, by their middles.
         loading_ns: shape (calls,), the part of the pause behind the call in which the program loads a batch.
+        unrecorded_ns: shape (calls,), the part of the pause behind the call in which the program waits in it for work
+            that was not recorded.
         measured_ns: how long these steps took under the profiler, mean, as a replay looks at them.
         low_share: the least that the profiler may have cost, as a share of the most.
         lines: of the program, behind the idle time of each cause; ``votes`` tell those that launch something.
@@ -116,6 +118,7 @@ class Study:
     pause_range: Ints
     spans: Ints
     loading_ns: Ints
+    unrecorded_ns: Ints
     ranges: tuple[str, ...]
     phase_ranges: frozenset[str]
     measured_ns: float
@@ -290,15 +293,17 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     goes_on = bool(np.isin(bounds[-1], steps.every.called))  # with a step right behind the last one
     first_call = np.searchsorted(work.calls.start, bounds)
     low, high = int(first_call[0]), int(first_call[-1])
-    calls = work.calls.select(slice(low, high))
+    calls, unrecorded_ns = work.calls.select(slice(low, high)), work.unrecorded[low:high]
     if len(calls) < 2:
         return None
+    calls = replace(calls, end=calls.end - unrecorded_ns)
     behind = work.calls.start[high] if goes_on and high < len(work.calls) else max(bounds[-1], calls.end[-1])
     if not np.isin(bounds[-1], steps.windows.called):  # what a step that is left out begins with is none of these
         behind = max(min(behind, bounds[-1] + calls.start[0] - bounds[0]), calls.end[-1])
     following = np.append(calls.start[1:], behind)
     position = np.full(len(attributed.trace.launches) + 1, NONE, np.int32)
     position[work.index[low:high]] = np.arange(high - low)
+    position[NONE] = NONE
     launched = position[attributed.attribution.launch]
     every = np.concatenate(list(work.devices.values()))
     # Of two devices a number of a stream is of two streams. Codes stand for AMD's numbers, which are addresses.
@@ -334,14 +339,16 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     ]
     ran_before = np.array([ended.max(initial=LONG_AGO) for ended in ran])
     joins = _joins(calls, launch, stream, begin, end)
-    latency, spacing, gap = _gpu_side(begin, end, calls.start[launch], stream, joins, ran_before)
+    # Where the profiler works inside a launch, what is launched is so much later, and no sooner in the queue.
+    held_up = work.noted.within(calls.start, calls.end)[launch]
+    latency, spacing, gap = _gpu_side(begin, end, calls.start[launch] + held_up, stream, joins, ran_before)
     replay = Replay(
         after,
         own,
         awaited,
         lag,
         launch,
-        latency,
+        latency + held_up,
         spacing,
         (end - begin).astype(np.float64),
         first_call - low,
@@ -351,6 +358,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         joins,
         gap,
         once=windows.source == "pass",
+        noted=work.noted.within(following - after.astype(np.int64), following).astype(np.float64),
     )
     if replay.steps >= _FEWEST:
         lengths = replay.lengths_of(np.append(calls.start, behind), np.append(end, ran_before.max()))
@@ -378,7 +386,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         tuple(attributed.trace.callers.get((work.process, one), "") for one in calls.correlation.tolist()),
         work.ranges_at(calls.start), pause_range,
         spans[(spans[:, 1] < spans[:, 2]) | (spans[:, 3] < spans[:, 4])],
-        np.where(idle >= PAUSE_NS, loading_ns, 0),
+        np.where(idle >= PAUSE_NS, loading_ns, 0), unrecorded_ns,
         ranges.names,
         frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
         measured_ns,

@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
 from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, ServedStep, served_step
+from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, RECORDING, ServedStep, served_step
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
 GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
@@ -257,11 +257,25 @@ class _Work:
         return warmup.select(process_of(warmup.thread) == self.process).start
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """From the first launch to the last end of all work."""
+        return int(min(self.time.min(), self.start.min())), int(self.end.max())
+
+    @property
     def whole(self) -> Windows:
-        """All work as one pass, from its first launch to its last end."""
-        first, last = min(self.time.min(), self.start.min()), self.end.max()
-        start, end, left = (np.array([int(one)]) for one in (first, last, max(last, self.time.max() + 1)))
-        return Windows("pass", "the whole capture", start, end, start, left, left)
+        """All work as one pass, as long as its process is recorded; behind the warm-up ranges that come before it."""
+        trace = self.attributed.trace
+        span = trace.noted.select(named(trace.noted, lambda name: name.startswith(RECORDING)))
+        every = (trace.ranges, trace.launches, trace.operators, span)
+        recorded = [some.select(process_of(some.thread) == self.process) for some in every]
+        first, last = self.bounds
+        warm = trace.ranges.select(self.attributed.roles.mask(WARMUP))
+        ended = warm.end[(process_of(warm.thread) == self.process) & (warm.end <= first)]
+        begun = min(int(some.start.min(initial=first)) for some in recorded)
+        # Ranges may have been opened before the session.
+        start = min(max(begun, int(ended.max(initial=begun)), trace.metadata.time_shift_ns), first)
+        end = max(int(self.time.max()) + 1, *(int(some.end.max(initial=last)) for some in recorded))
+        return Windows.of("pass", "the whole capture", np.array([start]), np.array([end]))
 
     def ended_with_its_work(self, windows: Windows) -> Windows:
         """Returns the windows, whose steps end with the work that each launches, at the earliest."""
@@ -492,10 +506,10 @@ def _is_loop(work: _Work, index: Ints, repeats: Repeats) -> bool:
 
 def _as_said(work: _Work) -> Windows | None:
     """Returns as many equal parts of the capture as a person says it has steps."""
-    steps, whole = work.attributed.roles.names.steps, work.whole
+    steps = work.attributed.roles.names.steps
     if not steps:
         return None
-    bounds = np.linspace(int(whole.start[0]), int(whole.end[0]), steps + 1).astype(np.int64)
+    bounds = np.linspace(*work.bounds, steps + 1).astype(np.int64)
     return Windows.of("said", f"one of {steps:,} equal parts of the capture", bounds[:-1], bounds[1:])
 
 

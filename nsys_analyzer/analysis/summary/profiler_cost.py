@@ -1,19 +1,21 @@
 """The time that a profiler itself adds to a phase, estimated from the events that it recorded there.
 
 Recording API calls, NVTX ranges and PyTorch's operators costs time on the CPU. Their number times the cost of one is
-the most that the profiler can have added; a GPU that has work left hides it. (nsys's ``PROFILER_OVERHEAD`` holds the
-allocation and flushing of CUPTI's buffers, 0.2 ms each, and not the cost of a call.)
+the most that the profiler can have added; a GPU that has work left hides it. What a profiler notes of its own work, the
+allocation of CUPTI's buffers above all, 0.2 to 3 ms each, comes on top of the cost of each call.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
+from nsys_analyzer.analysis.intervals import Cover
 from nsys_analyzer.trace.arrays import Ints, named
 from nsys_analyzer.trace.columns import Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL, MODULE_WITH_PATH
+from nsys_analyzer.trace.phase_names import MODULE_CALL, MODULE_WITH_PATH, RECORDING
 from nsys_analyzer.trace.trace import Trace
 
 
@@ -73,6 +75,19 @@ class RecordedEvents:
             count = (np.searchsorted(events, end) - np.searchsorted(events, start, side="right")).mean()
             low, high = low + count * each.low_us * slower / 1e3, high + count * each.high_us * slower / 1e3
         return ProfilerCost(float(low), float(high))
+
+
+#: What is noted and is no cost of profiling: the driver's own work, a queue of launches that is full, and the span of
+#: the recording. Another thread than the program's flushes the buffers.
+_NO_COST = re.compile(f"(?i)command buffer full|compil|loading|buffer flush|{RECORDING}")
+
+
+def noted_costs(trace: Trace, process: int, threads: Ints) -> Cover:
+    """Returns when the profiler kept some threads of a process up, by its own account."""
+    noted = trace.noted.select(~named(trace.noted, lambda name: bool(_NO_COST.search(name))))
+    mine = noted.select(np.isin(noted.thread, [process, *threads]))
+    mine = mine.select(np.argsort(mine.start, kind="stable"))
+    return Cover.of(mine.start, mine.end)
 
 
 def recorded_ranges(trace: Trace) -> Ranges:

@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.findings.finding import three
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, repeating_ranges
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
-from nsys_analyzer.text import Words, code, joined, phrase, plural
+from nsys_analyzer.text import Words, about, code, joined, phrase, plural
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
 from nsys_analyzer.trace.metadata import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
@@ -189,7 +189,13 @@ class _Checks:
             yield f"Launched in warm-up and left out: {kernels}, {time}."
 
     def steps(self) -> Iterator[Words]:
-        """The steps without a backward pass, and a warm-up that never ends."""
+        """Waits for unrecorded work, the steps without a backward pass, and a warm-up that never ends."""
+        if self.summary.step and (unrecorded := self.summary.step.idle_of("unrecorded")):
+            of = self.summary.step.in_words("of a step")
+            yield (
+                f"For {about(unrecorded)} ms {of} the program waits, and no recorded work runs: the GPU works on what "
+                "was not recorded, or for another process. So much idle time may be work: no saving of it is told."
+            )
         other, step, backward = (self.summary.phase(name) for name in (OTHER_STEP, STEP, "backward"))
         if other:
             steps = f"{other.instances:,} {plural(other.instances, 'step')}"
@@ -221,6 +227,12 @@ class _Checks:
         """The phases inside another one, and the kernels that several threads may have launched."""
         for (inner, outer), count in self.attributed.nested_phases(self.process).items():
             yield phrase("{:,} `{}` ranges lie inside `{}` and are counted there.", count, inner, outer)
+        for (first, second), count in self.attributed.crossing_phases(self.process).items():
+            yield phrase(
+                "{:,} `{}` {} into `{}`, as no range that is pushed and popped can: what is launched in both counts in "
+                "the first alone. A pop is missing, or came too late.",
+                count, first, "range lasts" if count == 1 else "ranges last", second,
+            )  # fmt: skip
         if self.coverage.ambiguous:
             yield (
                 f"{self.coverage.ambiguous:,} kernels were launched from threads without ranges while several threads "

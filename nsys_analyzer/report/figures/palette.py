@@ -64,6 +64,8 @@ CAUSES = {
     "copy": "#cc7788",
     "data": "#558855",
     "communication": "#9955aa",
+    "unrecorded": "#781eff",
+    "profiler": "#961e3c",
     "unknown": "#554455",
 }
 

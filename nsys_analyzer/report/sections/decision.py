@@ -109,7 +109,8 @@ def _length(capture: CaptureSummary, step: StepSummary) -> str:
     elif share is not None:
         of = "it" if step.unprofiled_ms else "that"
         gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
-        said.append(f"{gpu} works {about_percent(share)} of {of}")
+        least = "at least " if step.idle_of("unrecorded") else ""
+        said.append(f"{gpu} works {least}{about_percent(share)} of {of}")
         if exposed := step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0:
             said += [f"only communicates {about_percent(exposed)}"] if exposed >= _NARROW else []
     mfu = mfu_of_step(capture)

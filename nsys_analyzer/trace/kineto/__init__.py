@@ -122,6 +122,10 @@ def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Column
             "nameId": calls["name"],
         },
         "NCCL_CALLS": _nccl_calls(trace, thread),
+        "CUPTI_ACTIVITY_KIND_OVERHEAD": {
+            **_spans(trace.of("noted"), np.full(len(trace.of("noted")), process)),
+            "nameId": trace.of("noted")["name"],
+        },
         "TARGET_INFO_GPU": dict(zip(("id", "name", "totalMemory", "smCount"), _transposed(devices, 4), strict=True)),
         "TARGET_INFO_CUDA_DEVICE": {"gpuId": used, "cudaId": used, "pid": np.full(len(used), pid_of(process))},
         "DIAGNOSTIC_EVENT": {

@@ -33,7 +33,7 @@ OTHER_DEVICE = "other device"
 """The kind of what only devices do that are not read."""
 
 #: What Kineto calls the kinds of event that are kept (``libkineto::ActivityType``), in small letters; the names of
-#: PyTorch up to 1.12 last. Waits (``cuda_sync``), the profiler's own work (``overhead``), counters and Python functions
+#: PyTorch up to 1.12 last; ``trace`` is the span of the recording. Waits (``cuda_sync``), counters and Python functions
 #: are not kept, but for calls of modules.
 _CATEGORIES = {
     "kernel": "kernel",
@@ -42,6 +42,7 @@ _CATEGORIES = {
     "runtime": "cuda_runtime cuda_driver privateuse1_runtime privateuse1_driver runtime",
     "range": "user_annotation",
     "operator": "cpu_op",
+    "noted": "overhead trace",
     OLD_OPERATOR: "operator",
     OTHER_DEVICE: "xpu_runtime xpu_driver mtia_runtime mtia_ccp_events hpu_op glow_runtime",
 }

@@ -80,7 +80,7 @@ class KinetoTrace:
 
     Attributes:
         events: kinds are ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``,
-            ``thread``; and ``collective``, what kernels say of theirs.
+            ``thread``, ``noted``; and ``collective``, what kernels say of theirs.
         texts, places: those of the numbers in the events.
         remarks: warnings about what could not be read.
         on_cpu: whether it holds nothing of a GPU, nor a call that puts work on one.
@@ -138,7 +138,7 @@ def read_kineto(path: Path) -> KinetoTrace:
         remarks.append(f"The trace's properties are ignored: {error}")
     because = f": {left_out[0]}" if left_out else ""
     timed = [rows for kind, rows in events.items() if kind not in ("thread", "collective")]
-    if not timed:
+    if not set(events) - {"thread", "noted"}:
         raise TraceError(f"{path} holds no events of PyTorch's profiler of 1.8 or later{because}", RECORD)
     texts = list(read.numbers.texts)
     called = [texts[number] for number in np.unique(events["runtime"]["name"])] if "runtime" in events else []
