@@ -466,8 +466,8 @@ def test_what_is_between_two_steps_is_of_the_first(made: Ranks, tmp_path: Path) 
 
     In µs of a step: launched at 950, it runs from 960 on rank 0 and from 1,020 on rank 1, and ends at 1,050. The steps
     of rank 0 but the last hold [960, 1000) of it and those but the first [0, 50), of which it waits until 20; those of
-    rank 1 hold [20, 50). What is launched behind the last step no figure is of. The steps take 1,000, 1,000 and 900 µs,
-    of which nothing is work: the median is 30 / 29 of the mean, which all parts are scaled by.
+    rank 1 hold [20, 50). What is launched behind the last step no figure is of. The steps take 1,000, 1,000 and 900 µs:
+    the first two are those near the median, and what their means are of.
     """
     ranks = made(2)
     for number in range(3):
@@ -479,9 +479,9 @@ def test_what_is_between_two_steps_is_of_the_first(made: Ranks, tmp_path: Path) 
             rank.collective("all-reduce", behind, at + 1050 * US, at + 950 * US, size=4)
     ranks[1].collective("all-reduce", 3100 * US, 3110 * US, size=4)
     run = joined(ranks, tmp_path)
-    parts = [(100 + 2 / 3 * (40 + 50), 2 / 3 * (40 + 20), 100 + 2 / 3 * 30), (100 + 2 / 3 * 30, 0, 100 + 2 / 3 * 30)]
-    scaled = [tuple(us * 30 / 29 for us in row) for row in parts]
-    for name, values in zip(("communication", "waiting", "transfer"), zip(*scaled, strict=True), strict=True):
+    # Rank 0: 40 and 40 + 50, of which it waits for 40 and 40 + 20; rank 1: nothing and 30.
+    parts = [(100 + (40 + 90) / 2, (40 + 60) / 2, 100 + 30 / 2), (100 + 30 / 2, 0, 100 + 30 / 2)]
+    for name, values in zip(("communication", "waiting", "transfer"), zip(*parts, strict=True), strict=True):
         assert seen(run, name)[name] == pytest.approx(values, abs=1e-5)
     rows = [(row.bytes, row.phase, row.count) for row in run.collectives]
     assert sorted(rows) == [(4, "", pytest.approx(2 / 3)), (1 << 20, "backward", 1)]

@@ -119,7 +119,7 @@ def _launched(one: Work) -> int:
 
 
 def plain_figures(ranks: list[RankRows]) -> list[dict[str, float]]:
-    """Of each rank, the means of the steps that all have, ns; waiting is scaled to the median of these."""
+    """Of each rank, the means of the shared steps near their median, ns; waiting is scaled to that."""
     found = []
     shared = min(len(rank.steps) for rank in ranks)
     for rank, last in zip(ranks, last_starts(ranks), strict=True):
@@ -135,9 +135,11 @@ def plain_figures(ranks: list[RankRows]) -> list[dict[str, float]]:
         kinds["transfer or work"] = kinds["transfer"] + kinds["work"]
         stretches = {name: union(intervals) for name, intervals in kinds.items()}
         steps = rank.steps[:shared]
-        sums = {name: sum(length(rows, *step) for step in steps) / shared for name, rows in stretches.items()}
         step = median(end - start for start, end in steps)
-        mean = sum(end - start for start, end in steps) / shared
+        reach = max(0.01 * step, min(abs(end - start - step) for start, end in steps))
+        near = [(start, end) for start, end in steps if abs(end - start - step) <= reach]
+        sums = {name: sum(length(rows, *one) for one in near) / len(near) for name, rows in stretches.items()}
+        mean = sum(end - start for start, end in near) / len(near)
         exposed, waits = sums["busy"] - sums["work"], sums["busy"] - sums["transfer or work"]
         longer = (step - sums["work"]) / (mean - sums["work"])
         found.append(

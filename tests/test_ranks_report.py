@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.analysis.ranks.join import join_ranks
+from nsys_analyzer.analysis.ranks.join import Join, joins_of
 from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.analysis.ranks.run import ParallelRun
+from nsys_analyzer.runs.captures import load_captures
 from tests.conftest import Main
+from tests.support.export import global_tid
 from tests.support.hostile import controls
 from tests.support.ranks import Rank, one_capture, own_captures, write
 from tests.support.rows import unpadded
@@ -80,11 +81,11 @@ def test_json_of_a_capture_of_each_rank(run_main: Main, apart: list[Path], monke
     """In any order, or by their folder; they are joined once, though the findings of the run are the captures', too."""
     joins = []
 
-    def counted(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
+    def counted(members: Sequence[Member]) -> list[Join]:
         joins.append(len(members))
-        return join_ranks(members)
+        return joins_of(members)
 
-    monkeypatch.setattr("nsys_analyzer.analysis.ranks.join.join_ranks", counted)
+    monkeypatch.setattr("nsys_analyzer.analysis.ranks.join.joins_of", counted)
     found = data(run_main, *apart)
     assert joins == [2]
     assert_late(found, ["rank0", "rank1"])
@@ -284,3 +285,56 @@ def test_a_process_alone_in_its_run_keeps_its_findings(run_main: Main, tmp_path:
 def test_the_step_of_the_ranks_of_one_run(run_main: Main, apart: list[Path]) -> None:
     captures = data(run_main, *apart, "--step-ms", "0.9")["captures"]
     assert [one["unprofiled"]["phases"]["step"]["mean"] for one in captures] == [0.9, 0.9]
+
+
+# --- the pace without the profiler
+
+
+def launching(folder: Path, *ranks: tuple[int, int]) -> list[Path]:
+    """Four steps that launching limits: 30 kernels so many µs apart, a pause, an all-reduce, and a wait for it."""
+    run, at = own_captures(len(ranks)), 0
+    for number in range(4):
+        ready = [at + (10 + 30 * gap + pause) * US for gap, pause in ranks]
+        end = max(ready) + 55 * US
+        for rank, (gap, _), begin in zip(run, ranks, ready, strict=True):
+            rank.step(at, end + 10 * US, f"step {number}").step(at + US, end, "backward")
+            for place in range(30):
+                launched = at + (10 + place * gap) * US
+                rank.kernel(launched + 5 * US, launched + 7 * US, launched)
+            rank.collective("all-reduce", begin + 5 * US, end, begin)
+            rank.export.add(
+                "CUPTI_ACTIVITY_KIND_RUNTIME", start=begin + 2 * US, end=end + 2 * US, correlationId=900 + number,
+                globalTid=global_tid(rank.pid, rank.pid), returnValue=0,
+                nameId=rank.export.string("cudaDeviceSynchronize_v3020"),
+            )  # fmt: skip
+        at = end + 10 * US
+    return write(run, folder)
+
+
+def test_a_rank_that_only_the_profiler_makes_late_is_not_named(run_main: Main, tmp_path: Path) -> None:
+    """Each launch of rank 1 takes 15 µs in place of 10: 450 µs in place of 300, and a step 10 + 450 + 55 + 10 µs.
+
+    Without the profiler a step takes 0.4 ms; where both launch at one pace neither is late.
+    """
+    (run,) = load_captures(launching(tmp_path, (10, 0), (15, 0)), step_ms=0.4).runs
+    assert (run.unprofiled_ms, run.slowest) == (0.4, 1)
+    assert run.skew_ms == pytest.approx(0.15)
+    assert run.later_ms is not None
+    assert abs(run.later_ms[0]) < 0.02
+    assert not any(finding.id == "late_rank" for finding in run.findings)
+    assert [rank.late_unprofiled_ms for rank in run.ranks] == pytest.approx([0, 0], abs=0.02)
+    asked = run_main("ask", tmp_path, "late_ms rank=1", "--step-ms", "0.4").out
+    assert "a step without the profiler, replayed" in asked
+    said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.4").out.split()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "0.4 ms a step (measured; profiled 0.525). No rank is late without the profiler. Under it rank 1 is" in said
+    assert "late by 0.15 ms: launching limits the ranks, and the profiler makes it slower." in said
+
+
+def test_a_rank_that_is_late_without_the_profiler_too_is_named(run_main: Main, tmp_path: Path) -> None:
+    """Rank 1 does something else for 150 µs in each step, whatever launching takes."""
+    (run,) = load_captures(launching(tmp_path, (10, 0), (10, 150)), step_ms=0.45).runs
+    assert run.later_ms == (pytest.approx(0.15, abs=0.01),)
+    (finding,) = (finding for finding in run.findings if finding.id == "late_rank")
+    assert (finding.step_ms, finding.saves_ms_high) == (0.45, pytest.approx(0.15, abs=0.01))
+    said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.45").out.split()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "Rank 1 is late by 0.15 ms without the profiler, by a replay, and under it by 0.15 ms in 4 of 4" in said

@@ -26,9 +26,11 @@ from nsys_analyzer.analysis.transformer.models import Configuration, configurati
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import DEBUG, NsysAnalyzerError, TimingsError, TraceError
 from nsys_analyzer.runs.manifest import (
+    TIMINGS,
     capture_name,
     configuration_of,
     find_manifest,
+    manifests_beside,
     manifests_without_trace,
     name_by_manifest,
 )
@@ -229,17 +231,14 @@ def load_captures(
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
     rows = _with_ranks(rows + untraced, [titles[trace] for trace in traces] if in_order else [])
     rows.sort(key=_order)
-    runs: tuple[ParallelRun, ...] = ()
-    if any(row.members for row in rows):
-        from nsys_analyzer.analysis.ranks.join import runs_of  # captures of one rank need none of it
-
-        runs = runs_of(rows)
     if timings or step_ms:
+        from nsys_analyzer.analysis.ranks.matching import group_members
         from nsys_analyzer.runs.timed import with_timings
         from nsys_analyzer.runs.timings import Timing, Timings
 
         places = {row.name for row in rows}
-        one_run = len(places) <= 1 or (len(runs) == 1 and places == {rank.capture for rank in runs[0].ranks})
+        joined = group_members([member for row in rows for member in row.members]) if len(places) > 1 else []
+        one_run = len(places) <= 1 or [{member.capture for member in group} for group, _ in joined] == [places]
         if step_ms and not one_run:
             hint = "Give the times of each by --csv, in a table with the columns capture, phase and mean_ms"
             what = f"--step-ms is of one capture, or of the ranks of one run, and these are {len(places)} captures"
@@ -247,7 +246,13 @@ def load_captures(
         given_step = Timing("step", Stats(None, step_ms), "--step-ms")
         timings = timings if timings and not step_ms else Timings("--step-ms", (given_step,))
         rows = sorted(with_timings(rows, timings, one_run=one_run), key=_order)
-    return Inputs(complete(rows), runs)  # all that findings and rates rest on is known now
+    summaries = complete(rows)  # all that findings and rates rest on is known now
+    runs: tuple[ParallelRun, ...] = ()
+    if any(row.members for row in rows):
+        from nsys_analyzer.analysis.ranks.join import runs_of  # captures of one rank need none of it
+
+        runs = runs_of(summaries)
+    return Inputs(summaries, runs)
 
 
 def timings_beside(
@@ -262,19 +267,23 @@ def timings_beside(
 
     ``tell`` gets a line for the user on the file that is used, or left out, with the ``option`` that names others.
     """
-    from nsys_analyzer.runs.timings import NAME, Timings, manifest_timings, read_timings
-
     near = (_places_of_times(path) for path in paths)
-    tables = [next((place / NAME for place in places if os.path.isfile(place / NAME)), None) for places in near]  # noqa: PTH113 - pathlib raises
+    tables = [next((place / TIMINGS for place in places if os.path.isfile(place / TIMINGS)), None) for places in near]  # noqa: PTH113 - pathlib raises
     files = {Path(os.path.realpath(file)): file for file in tables if file}
     if len(files) > 1:
-        tell(f"Several folders have a {NAME}, and none is used: name one with {option}.")
+        tell(f"Several folders have a {TIMINGS}, and none is used: name one with {option}.")
         return None
     try:
         asked = find_traces((path for path in paths if path.exists()), may_lack=True)
+        manifests = [] if files else [path for trace in asked for path in manifests_beside(trace)]
+        if not files and not manifests:
+            return None
+        from nsys_analyzer.runs.timings import Timings, of_manifest, read_timings
+
         names = set(_titles(asked).values())
-        if not files:
-            rows = [row for trace in asked for row in manifest_timings(trace) if row.times and row.run.capture in names]
+        if manifests:
+            timed = (row for path in dict.fromkeys(manifests) for row in of_manifest(path))
+            rows = [row for row in timed if row.times and row.run.capture in names]
             return Timings("the manifest", tuple(rows), of_captures=True) if rows else None
         (file,) = files.values()
         if b"\n" not in file.read_bytes().strip():

@@ -17,6 +17,8 @@ from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.sources import is_capture, is_export_folder, trace_stem
 
 MANIFEST = "manifest.json"
+#: The table of unprofiled times that a sweep writes.
+TIMINGS = "timings.csv"
 _SUFFIX = ".manifest.json"
 _IN_A_FOLDER = re.compile(r"capture((?:_rank\d+)?)")
 _REMEDY = "Correct it, or remove it and give --model, --context-length and --batch-size"
@@ -104,6 +106,12 @@ def manifest_of_stem(stem: str) -> str:
     return MANIFEST if stem == "capture" else f"{stem}{_SUFFIX}"
 
 
+def manifests_beside(trace: Path) -> list[Path]:
+    """Returns the files that may be the manifest of a trace, its own first."""
+    paths = (trace.parent / name for name in (f"{trace_stem(trace)}{_SUFFIX}", MANIFEST))
+    return [path for path in paths if path.is_file()]
+
+
 def find_manifest(trace: Path) -> Run | None:
     """Returns the manifest of this trace: ``<stem>.manifest.json``, or ``manifest.json`` of its folder, or ``None``.
 
@@ -113,13 +121,12 @@ def find_manifest(trace: Path) -> Run | None:
     Raises:
         ManifestError: the manifest is malformed.
     """
-    stem = trace_stem(trace)
-    own, shared = trace.parent / f"{stem}{_SUFFIX}", trace.parent / MANIFEST
-    if own.is_file():
-        return read_manifest(own)
-    if not shared.is_file():
+    stem, paths = trace_stem(trace), manifests_beside(trace)
+    if not paths:
         return None
-    manifest = read_manifest(shared)
+    manifest = read_manifest(paths[0])
+    if paths[0].name != MANIFEST:
+        return manifest
     named = manifest.capture is not None and trace_stem(Path(manifest.capture)) == stem
     return manifest if named or _trace_stems(trace.parent) <= {stem} else None
 

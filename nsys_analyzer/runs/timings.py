@@ -23,18 +23,17 @@ from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_text, precision_from_text
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Run
 from nsys_analyzer.errors import ConfigurationError, TimingsError
-from nsys_analyzer.runs.manifest import MANIFEST, configuration_of, manifest_of_stem, name_by_manifest, run_from
+from nsys_analyzer.runs.manifest import MANIFEST, TIMINGS, configuration_of, name_by_manifest, run_from
 from nsys_analyzer.runs.rows import Times
 from nsys_analyzer.runs.targets import PHASES
 from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.strict_json import LARGEST, decode_json
-from nsys_analyzer.trace.sources import trace_stem
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: The table that a sweep writes, its file and its columns; times in milliseconds over the measured steps.
-NAME = "timings.csv"
+NAME = TIMINGS
 _STEPS = ("warmup_steps", "steps")
 _DESCRIBED = ("model", *DIMENSIONS, *(name for name, one in OPTIONS.items() if one.in_run and name not in _STEPS))
 WRITTEN = (
@@ -413,17 +412,10 @@ def timings_of_sweep(folder: Path) -> Timings:
     Raises:
         ConfigurationError: the times of a manifest are none of a sweep's.
     """
-    return Timings(NAME, tuple(row for path in sorted(folder.glob(f"[!.]*/*{MANIFEST}")) for row in _of_manifest(path)))
+    return Timings(NAME, tuple(row for path in sorted(folder.glob(f"[!.]*/*{MANIFEST}")) for row in of_manifest(path)))
 
 
-def manifest_timings(trace: Path) -> Iterator[Timing]:
-    """Yields the times in the manifests that may be of a trace. Raises as ``timings_of_sweep`` does."""
-    for name in dict.fromkeys((manifest_of_stem(trace_stem(trace)), MANIFEST)):
-        if (path := trace.with_name(name)).is_file():
-            yield from _of_manifest(path)
-
-
-def _of_manifest(path: Path) -> Iterator[Timing]:
+def of_manifest(path: Path) -> Iterator[Timing]:
     """Yields the times of a manifest; none where the file is somebody else's: others call theirs so, too."""
     try:
         values = decode_json(path.read_bytes())

@@ -132,19 +132,21 @@ def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
     slowest = run.slowest_rank
     if slowest is None or slowest.own_ms is None or len(run.ranks) < 2 or run.missing:
         return ()  # of ranks that are missing nobody knows who waits for them
-    step_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
+    step_ms = run.step_ms
     case = run, slowest, step_ms
+    # The GPU's own work stays, whatever the others do.
+    most_ms = max(step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
     # Communication that nothing hides: for the size of the buckets, else for whatever reason.
     unhidden = list(_large_buckets(*case)) or list(_exposed(*case))
-    candidates = [*_late_rank(*case), *unhidden]
     findings = []
     left = step_ms
-    for finding in sorted(candidates, key=lambda finding: -finding.saves_ms):
-        if finding.saves_ms >= LEAST * step_ms:
+    for finding in sorted((*_late_rank(*case), *unhidden), key=lambda finding: -finding.saves_ms):
+        low, high = (min(ms, most_ms) for ms in (finding.saves_ms_low, finding.saves_ms_high))
+        if (low + high) / 2 >= LEAST * step_ms:
             # They are of different time, so each leaves what those before it left, less its own saving.
-            left = max(left - finding.saves_ms, 0.0)
-            high = min(finding.saves_ms_high, step_ms)
-            findings.append(replace(finding, saves_ms_high=high, left_after_all_ms=left, place=_SEEN))
+            left = max(left - (low + high) / 2, 0.0)
+            limited = replace(finding, saves_ms_low=low, saves_ms_high=high)
+            findings.append(replace(limited, left_after_all_ms=left, place=_SEEN))
     return tuple(findings)
 
 
@@ -152,12 +154,13 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
     """Yields the rank that all others wait for."""
     others = sorted(rank.late_ms.median or 0.0 for rank in run.ranks if rank is not slowest and rank.late_ms)
     late = run.skew_ms or 0.0
-    if not others or run.takes_turns or run.is_pipeline:  # stages are not meant to take equally long
+    # Stages are not meant to take equally long.
+    if not others or run.takes_turns or run.is_pipeline or not run.is_late_unprofiled:
         return
     # No step is shorter than what the programs of the other ranks need of the CPU.
     own = slowest.own_ms.median or 0.0 if slowest.own_ms else 0.0
-    most_saved = own - run.least_cpu_ms
-    least, most = (min(late - other, most_saved) for other in (others[-1], others[(len(others) - 1) // 2]))
+    later = run.later_ms or tuple(min(late - other, own - run.least_cpu_ms) for other in reversed(others))
+    least, most = later[0], later[len(later) // 2]
     most_lost = run.lost[0] if run.lost else None
     apart = _CPU_RUNS if most_lost and most_lost.part == "idle" else _GPUS
     place = most_lost.range or most_lost.module if most_lost else ""
@@ -166,15 +169,20 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
         "late_rank",
         "All ranks wait for one",
         max(least, 0.0) * (1 - apart),
-        min(max(most, 0.0) * (1 + apart), max(late, 0.0)),
+        min(max(most, 0.0) * (1 + apart), max(later[-1] if run.later_ms else late, 0.0)),
         step_ms,
         step_ms,
         (
-            f"{slowest.label.capitalize()} needs {three(late)} ms more of its own than the rank with least, and is the "
-            f"slowest in {slowest.slowest_steps} of {run.steps} steps.",
+            f"Under the profiler {slowest.label} needs {three(late)} ms more of its own than the rank with least, and "
+            f"is the slowest in {slowest.slowest_steps} of {run.steps} steps.",
         ),
-        "Its own time less that of the next rank, and less that of the middle one, but no more than the CPU time of "
-        f"the other ranks' programs allows; ±{apart:.0%} from run to run.",
+        "Its own time less that of the next rank, and less that of the middle one, "
+        + (
+            "both replayed without the profiler"
+            if run.later_ms
+            else "but no more than the other programs' CPU time allows"
+        )
+        + f"; ±{apart:.0%} from run to run.",
         (
             *look,
             "# what this rank alone does: logging, checkpoints, longer batches; in other steps, or beside them:",

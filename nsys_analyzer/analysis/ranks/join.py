@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
+from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.ranks.collectives import collective_figures, find_waits, name_strategies
 from nsys_analyzer.analysis.ranks.findings import find_in_run, find_losses
 from nsys_analyzer.analysis.ranks.matching import (
@@ -21,7 +22,17 @@ from nsys_analyzer.analysis.ranks.matching import (
     numbers_of,
 )
 from nsys_analyzer.analysis.ranks.member import BY_ORDER, Member
-from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, ParallelRun, RankFigures, RanksFrom, RankStep
+from nsys_analyzer.analysis.ranks.pace import own_steps_ms
+from nsys_analyzer.analysis.ranks.run import (
+    LATE,
+    Alignment,
+    CollectiveFigures,
+    ParallelRun,
+    RankFigures,
+    RanksFrom,
+    RankStep,
+)
+from nsys_analyzer.analysis.steps.windows import near_median
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import Words, phrase, plural
@@ -32,6 +43,10 @@ _NS_PER_MS = 1e6
 _TOO_FAR = 0.05
 #: A rank that is the slowest in fewer of the steps is so by chance as well.
 _STEADY = 0.75
+#: A step that is as long without the profiler, but for this share, is not made longer by it.
+_AS_LONG = 0.97
+#: Ranks whose steps are replayed.
+_LOOKED_AT = 8
 #: Steps that are named, and missing ranks.
 _NAMED, _LISTED = 3, 16
 _RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
@@ -45,14 +60,21 @@ def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     capture_of = {
         (member.capture, member.process, member.device): capture for capture in captures for member in capture.members
     }
-    members = [member for capture in captures for member in capture.members]
-    runs = (_with_losses(run, capture_of) for run in join_ranks(members))
-    return tuple(structs.replace(run, findings=find_in_run(run)) for run in runs)
+    runs = []
+    for join in joins_of([member for capture in captures for member in capture.members]):
+        run = _at_unprofiled_pace(_with_losses(join.run(), capture_of), join, capture_of)
+        runs.append(structs.replace(run, findings=find_in_run(run)))
+    return tuple(runs)
 
 
 def join_ranks(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
     """Returns the runs that some members are of, the one of most ranks first."""
-    return tuple(Join(*group).run() for group in group_members(members))
+    return tuple(join.run() for join in joins_of(members))
+
+
+def joins_of(members: Sequence[Member]) -> list[Join]:
+    """Returns the members of each run joined, the run of most ranks first."""
+    return [Join(*group) for group in group_members(members)]
 
 
 def clocks_of(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
@@ -84,6 +106,36 @@ def _with_losses(run: ParallelRun, captures: dict[tuple[str, int, int], CaptureS
     lost, slowed_ms = most
     skew = (run.skew_ms or 0.0) + slowed_ms
     return structs.replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost, slowed_ms=slowed_ms)
+
+
+def _at_unprofiled_pace(
+    run: ParallelRun, join: Join, captures: dict[tuple[str, int, int], CaptureSummary]
+) -> ParallelRun:
+    """Returns the run with its step without the profiler, and, where that is shorter, how late each is there.
+
+    Of what may be the ranks' pace that is taken by which the slowest rank is least late.
+    """
+    of_ranks = [captures[rank.capture, rank.process, rank.device] for rank in run.ranks]
+    times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in of_ranks]
+    run = structs.replace(run, unprofiled_ms=max(filter(None, times)) if all(times) else None)
+    studies = [capture.study for capture in of_ranks if capture.study]
+    profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
+    is_known = join.waits and run.slowest is not None and len({id(study) for study in studies}) == len(run.ranks)
+    may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE * profiled_ms
+    if not may_be_late or (run.unprofiled_ms or 0.0) >= _AS_LONG * profiled_ms:
+        return run
+    # Of many ranks some, evenly spread over their own times, tell as much.
+    order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own[place]))
+    some = order[:: -(-len(order) // _LOOKED_AT)]
+    rows = list(zip(studies, join.members, join.waits, strict=True))
+    recorded, *unprofiled = own_steps_ms([rows[place] for place in some], run.unprofiled_ms)
+    if not run.unprofiled_ms and max(unprofiled[0]) > _AS_LONG * max(recorded):
+        return run
+    own = min(unprofiled, key=lambda own: own[0] - float(np.median(own[1:])))
+    ranks = list(run.ranks)
+    for place, ms in zip(some, own, strict=True):
+        ranks[place] = replace(ranks[place], late_unprofiled_ms=ms - min(own))
+    return structs.replace(run, ranks=tuple(ranks))
 
 
 class Join:
@@ -160,19 +212,21 @@ class Join:
         )
 
     def _rank(self, position: int) -> RankFigures:
-        """Returns the figures of a member: means of the shared steps, and these one by one."""
+        """Returns the figures of a member: means of the shared steps near the median, and all of these one by one."""
         member, steps, walls = self.members[position], self.steps[position], self.walls[position]
-        step_ms = Stats.of_ns(walls)
+        step_ms, near = Stats.of_ns(walls), steps
         length_ms = step_ms.median or 0.0
+        if len(steps):
+            shortest, longest = near_median(walls)
+            near = steps[(walls >= shortest) & (walls <= longest)]
 
         def ms(ns: Ints) -> float:
-            return float(ns[steps].mean()) / _NS_PER_MS if len(steps) else 0.0
+            return float(ns[near].mean()) / _NS_PER_MS if len(near) else 0.0
 
         # What means of exposed communication and idle time are multiplied by, so that parts add up to a step's length:
-        # computing and copying take as long in a long step as in others.
-        works = (member.compute + member.exposed_copy)[steps]
-        rest = float(walls.sum() - works.sum())
-        scale = max(length_ms * _NS_PER_MS - float(works.mean()), 0.0) * len(walls) / rest if rest else 1.0
+        # the mean of the steps near the median is not quite the median.
+        works, rest = ms(member.compute + member.exposed_copy), ms(member.exposed_communication + member.idle)
+        scale = max(length_ms - works, 0.0) / rest if rest else 1.0
 
         exposed_ms = ms(member.exposed_communication)
         columns = [walls, self.own[position]] if self.waits else [walls]

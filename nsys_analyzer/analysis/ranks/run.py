@@ -18,6 +18,10 @@ Part = Literal["compute", "copies", "idle", "transferring"]
 #: The ways to share work between ranks that findings ask for.
 DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 
+#: A rank that is late by less of a step is not called late; in a replay of launching, whose times differ from rank to
+#: rank, by less than the second share.
+LATE, LATE_UNPROFILED = 0.02, 0.1
+
 
 @dataclass(frozen=True)
 class RankStep:
@@ -43,6 +47,8 @@ class RankFigures:
         own_ms: the step without the exposed waiting: what it would take if no other rank were late.
         late_ms: its own time less that of the rank with least in most steps, step by step, and what slowed that rank
             down because its collectives waited beside its own work.
+        late_unprofiled_ms: how much longer it takes by itself than the first rank at the pace without the profiler, by
+            a replay; None where the profiler makes no step longer, no rank is late under it, or nothing tells it.
         slowest_steps: in how many steps it has the most own time.
         cpu_ms: what its program needs for a step itself, without calls that wait for the GPU.
         offset_ms: by how much its clock is ahead of the first rank's.
@@ -69,10 +75,16 @@ class RankFigures:
     exposed_transfer_ms: float | None = None
     own_ms: Stats | None = None
     late_ms: Stats | None = None
+    late_unprofiled_ms: float | None = None
     slowest_steps: int = 0
     offset_ms: float | None = None
     shift_ns: float | None = None
     steps: tuple[RankStep, ...] = ()
+
+    @property
+    def known_late_ms(self) -> Stats | float | None:
+        """Returns how late it is: without the profiler where that is known."""
+        return self.late_ms if self.late_unprofiled_ms is None else self.late_unprofiled_ms
 
 
 @dataclass(frozen=True)
@@ -151,7 +163,8 @@ class ParallelRun(msgspec.Struct, frozen=True):
         steps: how many all ranks have with the same collectives, whose means the figures are.
         takes_turns: whether the rank with most own time is another one in more than a quarter of the steps.
         slowest, fastest: the positions of the ranks with most and least own time; None where waiting is not known.
-        skew_ms: how late the slowest one is, median of the steps.
+        skew_ms: how late the slowest one is, median of the steps, under the profiler.
+        unprofiled_ms: a step without the profiler, where it was measured on every rank: the longest.
         lost: where it loses that, the largest part first.
         slowed_ms: by how much the own work of the rank with least took longer because its collectives waited beside it;
             ``lost`` less this is the mean difference of their own times.
@@ -172,6 +185,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
     fastest: int | None = msgspec.field(default=None, name="fastest_position")
     takes_turns: bool = False
     skew_ms: float | None = None
+    unprofiled_ms: float | None = msgspec.field(default=None, name="step_unprofiled_ms")
     lost: tuple[LostTime, ...] = ()
     slowed_ms: float = 0.0
     alignment: Alignment | None = msgspec.field(default=None, name="clocks")
@@ -188,6 +202,29 @@ class ParallelRun(msgspec.Struct, frozen=True):
     def least_cpu_ms(self) -> float:
         """Returns what a step takes at least without the slowest rank: the others' programs need so much of the CPU."""
         return max((rank.cpu_ms for rank in self.ranks if rank is not self.slowest_rank), default=0.0)
+
+    @property
+    def step_ms(self) -> float:
+        """Returns the length of a step that is said: without the profiler where that was measured; of the longest."""
+        return self.unprofiled_ms or max((rank.step_ms.median or 0.0) for rank in self.ranks)
+
+    @property
+    def later_ms(self) -> tuple[float, ...] | None:
+        """Returns by how much the slowest rank is later than each other one without the profiler, the least first.
+
+        None where the profiler makes no step longer, or nothing tells it.
+        """
+        slowest = self.slowest_rank
+        if slowest is None or slowest.late_unprofiled_ms is None:
+            return None
+        others = [rank.late_unprofiled_ms for rank in self.ranks if rank is not slowest]
+        return tuple(sorted(slowest.late_unprofiled_ms - late for late in others if late is not None))
+
+    @property
+    def is_late_unprofiled(self) -> bool:
+        """Returns whether the slowest rank is late without the profiler, too: later than the middle one, and surely."""
+        later = self.later_ms
+        return later is None or later[len(later) // 2] >= LATE_UNPROFILED * self.step_ms
 
     @property
     def slowest_rank(self) -> RankFigures | None:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.join import Join, run_name
 from nsys_analyzer.analysis.ranks.matching import END_TOGETHER, group_members
+from nsys_analyzer.analysis.ranks.pace import pieces_of
 from nsys_analyzer.analysis.steps.replay import OF_CALLS, OF_PIECES, Replay
 from nsys_analyzer.analysis.steps.study import STUDY_OF_CALLS, STUDY_OF_PIECES, Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -74,9 +74,7 @@ def _meeting(join: Join, studies: Sequence[Study]) -> Iterator[Replay]:
     """Yields the replay of each rank with the collectives in which it meets others."""
     places, meets = [], []
     for study, member in zip(studies, join.members, strict=True):
-        index = np.flatnonzero(study.of_class(COMMUNICATION))
-        piece_of = dict(zip(study.begin[index].tolist(), index.tolist(), strict=True))
-        places.append(np.array([piece_of.get(start, NONE) for start in member.collectives.start.tolist()], np.int64))
+        places.append(pieces_of(study, member))
         meets.append(np.full(len(study.begin), NONE))
     count = 0
     for match in join.matches:

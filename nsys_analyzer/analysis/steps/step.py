@@ -105,8 +105,7 @@ class CauseTime:
     std_ms: Ms | None
 
 
-@dataclass(frozen=True)
-class OnPath:
+class OnPath(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of the critical path of a step, mean ms: the parts add up to the step.
 
     Attributes:

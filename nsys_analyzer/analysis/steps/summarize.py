@@ -34,7 +34,7 @@ from nsys_analyzer.analysis.steps.step import (
     narrowed,
 )
 from nsys_analyzer.analysis.steps.study import Study, study_groups
-from nsys_analyzer.analysis.steps.windows import Steps, Windows
+from nsys_analyzer.analysis.steps.windows import Steps, Windows, near_median
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
@@ -144,7 +144,7 @@ def dissect_device(
     parts, by_cause = Moments(len(ACTIVITIES) + 1), Moments(len(CAUSES))
     by_class, by_kernel, launches = Moments(len(work.classes)), Moments(len(names)), np.zeros(len(names), np.int64)
     by_phase = np.zeros((len(ACTIVITIES) + 1, len(work.phases)))
-    shortest, longest = windows.near_median
+    shortest, longest = near_median(windows.length)
     busy, idle_ns = [], dict[tuple[int, int, int], tuple[int, int]]()
     own_pauses_ns = 0
     for part, anatomy in work.dissect(windows, device):

@@ -97,13 +97,6 @@ class Windows:
         """The place of a step of median length."""
         return int(np.argsort(self.length, kind="stable")[(len(self) - 1) // 2])
 
-    @property
-    def near_median(self) -> tuple[float, float]:
-        """The least and the greatest length of the steps near the median, ns; of two in the middle both are."""
-        length, middle = self.length, float(np.median(self.length))
-        reach = max(_NEAR * middle, float(np.abs(length - middle).min()))
-        return middle - reach, middle + reach
-
     def step_at(self, time: Ints) -> Ints:
         """Returns the step that the program was in at some moments, -1 outside all."""
         step = np.searchsorted(self.called, time, side="right") - 1
@@ -113,6 +106,13 @@ class Windows:
         """Some of the windows, by their indices or a mask."""
         columns = {name: getattr(self, name)[chosen] for name in ("start", "end", "called", "left", "ended")}
         return replace(self, **columns)
+
+
+def near_median(length: Ints) -> tuple[float, float]:
+    """The least and the greatest length of the steps near the median, ns; of two in the middle both are."""
+    middle = float(np.median(length))
+    reach = max(_NEAR * middle, float(np.abs(length - middle).min()))
+    return middle - reach, middle + reach
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from nsys_analyzer.analysis.ranks.run import LATE
 from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
@@ -12,17 +13,17 @@ from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragrap
 from nsys_analyzer.report.sections.bars import bars_of_run
 from nsys_analyzer.report.sections.findings import findings_of_run
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds, milliseconds_between
+from nsys_analyzer.report.units import about, about_milliseconds, about_percent, milliseconds, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plain, plural, strong
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
 
-#: What is below this share of a step is not worth a word, nor a row.
-_MATTERS, _ROW = 0.02, 0.002
+#: What is below this share of a step is not worth a row.
+_ROW = 0.002
 #: Rows of the tables of collectives and of losses.
 _MOST_ROWS = 12
-_CAPTION = "The steps of each rank, ms of the median step:"
+_CAPTION = "The steps of each rank, profiled, ms of the median step:"
 #: The finding of what makes a rank late.
 _LATE_RANK = "late_rank"
 _LEGEND = (
@@ -33,7 +34,8 @@ _LEGEND = (
     ),
     phrase(
         "*own time*: the step without waiting. A rank is *late* by as much as its own time is longer than the "
-        "shortest one."
+        "shortest one. *unprofiled*: by a replay without what recording costs, and with launching as slow on all ranks "
+        "where that makes the latest rank less late."
     ),
     phrase(
         "*bytes*: the message of one rank, as NCCL counts it. *bus bandwidth*: the bytes over each link ÷ the median "
@@ -94,8 +96,9 @@ def _sentence(run: ParallelRun) -> Words:
     count = max(len(run.ranks), run.world_size or 0)
     what = plural(count, "device" if all(one.rank is None for one in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
-    step = max((one.step_ms.median or 0.0) for one in run.ranks)
-    first = f"{count} {what}{shared}: {about_milliseconds(step)} a step under the profiler."
+    profiled = about(max((one.step_ms.median or 0.0) for one in run.ranks))
+    known = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
+    first = f"{count} {what}{shared}: {about_milliseconds(run.step_ms)} a step {known}."
     return joined(" ", (first, _who_is_late(run)))
 
 
@@ -104,13 +107,22 @@ def _who_is_late(run: ParallelRun) -> Words:
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
         return "Who waits for whom is not known."
     skew = about_milliseconds(run.skew_ms)
-    if run.skew_ms < _MATTERS * slowest.step_ms.median:
+    if run.skew_ms < LATE * slowest.step_ms.median:
         return f"No rank is late: their own times differ by {skew}."
-    if run.is_pipeline:
-        return f"The longest stage is {slowest.label}'s, by {skew} of own time."
+    profiled = " under the profiler" if run.unprofiled_ms or run.later_ms else ""
     if run.takes_turns:
-        return f"No rank is late throughout: they take turns, and their own times differ by {skew}."
+        return f"No rank is late throughout: they take turns, and their own times differ by {skew}{profiled}."
+    if not run.is_late_unprofiled:
+        none = "No stage is known to be the longest" if run.is_pipeline else "No rank is late"
+        none = none if run.unprofiled_ms or run.is_pipeline else "No rank is known to be late"
+        under_it = f"the longest is {slowest.label}'s," if run.is_pipeline else f"{slowest.label} is late"
+        why = "launching limits the ranks, and the profiler makes it slower"
+        return f"{none} without the profiler. Under it {under_it} by {skew}: {why}."
+    if run.is_pipeline:
+        return f"The longest stage is {slowest.label}'s, by {skew} of own time{profiled}."
     most = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
+    if run.later_ms:
+        skew = f"{about_milliseconds(run.later_ms[-1])} without the profiler, by a replay, and under it by {skew}"
     late: list[Words] = [
         f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps"
     ]
@@ -142,7 +154,8 @@ def _communication(run: ParallelRun) -> str:
     most = max(run.ranks, key=lambda one: one.exposed_communication_ms)
     ms, step, waits = most.exposed_communication_ms, most.step_ms.median, most.exposed_waiting_ms
     share = f", {about_percent(ms / step)} of it" if step else ""
-    said = f"A step of {most.label} has {about_milliseconds(ms)} of exposed communication{share}"
+    a_step = "Under the profiler a step" if run.unprofiled_ms else "A step"
+    said = f"{a_step} of {most.label} has {about_milliseconds(ms)} of exposed communication{share}"
     return f"{said}." if waits is None else f"{said}: {about_milliseconds(waits)} of waiting."
 
 
@@ -150,7 +163,7 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
     slowest = run.slowest_rank
     if slowest is None or run.fastest is None or run.skew_ms is None:
         return
-    if run.skew_ms < _MATTERS * (slowest.step_ms.median or 0.0):
+    if run.skew_ms < LATE * (slowest.step_ms.median or 0.0):
         return
     step = slowest.step_ms.median or 0.0
     shown = [row for row in run.lost if abs(row.ms) >= _ROW * step][:_MOST_ROWS]
@@ -159,7 +172,7 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
     rows += [("", "smaller ones", "", rest)] if abs(rest) >= _ROW * step else []
     rows += [("", "all", "", sum(row.ms for row in run.lost))]
     fast = run.ranks[run.fastest].label
-    caption = f"Where {slowest.label} loses time to {fast}, ms of a step (below zero: where it needs less):"
+    caption = f"Where {slowest.label} loses time to {fast}, profiled, ms of a step (below zero: where it needs less):"
     yield table(_LOSSES, rows, caption, capture=run.name, names=3)
 
 
@@ -206,6 +219,7 @@ _RANKS: tuple[Field[RankFigures], ...] = (
     Field("hidden communication", "ms", lambda row: row.communication_ms - row.exposed_communication_ms),
     Field("own time", "ms", lambda row: row.own_ms.median if row.own_ms else None),
     Field("late by (least – most)", "ms", lambda row: typical(row.late_ms)),
+    Field("late by, unprofiled", "ms", lambda row: row.late_unprofiled_ms),
     Field("slowest in steps", "count", lambda row: row.slowest_steps if row.own_ms else None),
     Field("GPU", "text", lambda row: str(row.device)),
     Field("capture", "text", lambda row: row.capture),
