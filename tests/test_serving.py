@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.sections.serving import answer_serving
+from nsys_analyzer.report.sections.steps import what_is_a_step
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.phase_names import ServedStep, served_step
 from tests.support.export import GEMM, Export, global_tid
@@ -128,6 +129,24 @@ def test_the_next_generation_holds_nothing_up(tmp_path: Path) -> None:
     assert serving is not None
     assert (serving.inferred, serving.held_up) == (True, None)
     assert kind_of(serving, "decode").positions == 10.5
+
+
+def test_a_cold_generation_is_left_out(tmp_path: Path) -> None:
+    """Four tokens of 80 ms, of which the first comes of the prompt, then two calls of 20 ms and three times 10."""
+    export, at = Export(), 0
+    for prompt, token in ((80, 80), (20, 10), (20, 10)):
+        step(export, "prefill (inferred) bs=1 toks=9", at, prompt)
+        for number in range(3):
+            step(export, f"decode (inferred) bs=1 toks=1 sk={10 + number}", at + prompt + number * token, token)
+        at += prompt + 3 * token
+    capture = served(tmp_path, export)
+    decode, prefill = kind_of(capture.serving, "decode"), kind_of(capture.serving, "prefill")
+    assert (decode.steps, decode.length_ms.median, decode.length_ms.p95) == (6, 10, 10)
+    assert (prefill.steps, prefill.length_ms.median) == (2, 20)
+    assert capture.step is not None
+    groups = {group.kind: group.steps for group in capture.step.groups}
+    assert groups == {"usual": 6, "other work": 2, "first": 4}
+    assert "The first 4 steps take 80 ms (median), since" in str(what_is_a_step(capture.step)).replace("\xa0", " ")
 
 
 def test_time_without_a_request_is_no_step(tmp_path: Path) -> None:

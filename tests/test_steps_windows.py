@@ -682,6 +682,65 @@ def test_a_first_step_is_left_out_where_two_others_remain(tmp_path: Path) -> Non
     assert found.length_ms == pytest.approx(0.501)
 
 
+def generation(*calls: tuple[int, int], names: tuple[str, ...] = (), prompt_us: int = 400) -> Program:
+    """Calls of so many tokens, each of so many µs; the first pass of a call is over the prompt and computes for longer.
+
+    ``names``: of ``step`` around a call, of ``forward`` and of ``decode`` around a pass.
+    """
+    program, at = Program(), 1000
+    for number, (tokens, us) in enumerate(calls):
+        begun = at
+        if number == 0:
+            program.copy((at, at + 1), (at + 1, at + 400))  # of the weights
+        for token in range(tokens):
+            kind = f"decode (inferred) bs=1 toks=1 sk={9 + token}" if token else "prefill (inferred) bs=1 toks=9"
+            for name in {"forward": ("forward",), "decode": (kind,)}.items() if names else ():
+                if name[0] in names:
+                    program.open(*name[1], at + 1, at + us - 10)
+            program.work((at + 2, at + 3), (at + 5, at + 5 + (100 if token else prompt_us)))
+            at += us
+        if "step" in names:
+            program.open("step", begun, at - 5)
+        at += 20
+    return program
+
+
+COLD, WARM = (16, 8_000), ((16, 1_100), (16, 1_000))
+
+
+@pytest.mark.parametrize(
+    ("names", "unit", "groups"),
+    [
+        # Of 48 passes 16 are cold; what lies behind the last is not known to be a whole one.
+        (("forward",), "from one forward pass to the next", [("usual", 32, True), ("first", 16, False)]),
+        (("step", "forward"), "from one forward pass to the next", [("usual", 32, True), ("first", 16, False)]),
+        # Two prompts of warm calls are of another kind.
+        (
+            ("step", "forward", "decode"), "a range such as prefill (inferred) bs=1 toks=9",
+            [("usual", 30, True), ("other work", 2, False), ("first", 16, False)],
+        ),
+        # A call alone tells no token.
+        (("step",), "a range step", [("usual", 2, True), ("first", 1, False)]),
+    ],
+)  # fmt: skip
+def test_the_tokens_of_a_generation_and_its_cold_call(
+    tmp_path: Path, names: tuple[str, ...], unit: str, groups: list[tuple[str, int, bool]]
+) -> None:
+    found = steps_of(generation(COLD, *WARM, names=names), tmp_path)
+    assert (found.windows.unit, groups_of(found)) == (unit, groups)
+    assert found.start_up is not None
+    assert found.start_up[1] - found.start_up[0] == 16 * 8_000_000 + 20_000  # up to the next call
+    if names != ("step",):  # of 30 or 32 passes half takes 1.1 ms, and half 1 ms
+        assert found.length_ms == pytest.approx(1.05, abs=0.06)
+
+
+def test_a_long_prompt_is_no_start_up(tmp_path: Path) -> None:
+    """A first pass that computes for 6 ms in place of 0.1 takes 7 of them."""
+    program = generation((1, 7_000), (30, 1_000), names=("forward",), prompt_us=6_000)
+    assert groups_of(steps_of(program, tmp_path))[0][0] == "usual"
+    assert "first" not in [kind for kind, _, _ in groups_of(steps_of(program, tmp_path))]
+
+
 def test_collectives_that_wait_are_no_other_work(tmp_path: Path) -> None:
     """A rank that waits 900 µs in a collective in one step does what it does in others."""
     program, at = Program(), 0

@@ -160,7 +160,7 @@ def _with_times(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSu
 
 def _doubts(capture: CaptureSummary, name: str, python: Stats) -> Iterator[str]:
     """Yields why a phase's unprofiled time cannot be right, from the capture of the same run."""
-    if python.mean is None:
+    if python.mean is None or (name == "step" and capture.times_calls):
         return
     if python.median is None and python.std is not None and python.std > python.mean:
         yield f"its deviation, {python.std:.3f} ms, is above its mean, as where warm-up is among the measured steps"

@@ -142,9 +142,10 @@ def summarize_serving(attributed: AttributedTrace, process: int, steps: Steps) -
     """Returns how a process serves requests; None where no mark says it."""
     if not steps.marks:
         return None
-    kind = np.array([mark.kind for mark in steps.marks])
+    kind, warm = np.array([mark.kind for mark in steps.marks]), np.array(steps.names) != "first"
     work = ProcessWork(attributed, process, steps.every)
-    found = tuple(_of_kind(work, steps, one, kind == one) for one, _ in Counter(kind.tolist()).most_common())
+    counted = Counter(kind[warm].tolist()).most_common()
+    found = tuple(_of_kind(work, steps, one, (kind == one) & warm) for one, _ in counted)
     inferred = any(mark.inferred for mark in steps.marks)
     held_up = None if inferred else _held_up(steps, kind)  # each prefill begins another generation then
     return Serving(found, inferred, held_up, _requests(attributed, process, steps, kind))

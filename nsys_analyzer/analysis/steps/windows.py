@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
-from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, process_of
+from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, MEMCPY, process_of
 from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, RECORDING, ServedStep, served_step
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
@@ -53,6 +53,8 @@ _BETWEEN = 0.1
 _GAP, _FEW, _SHORT_NS = 1.5, 20, 50_000
 #: Steps that train in turns, as those of a GAN, are alike if so much of their work is the same.
 _SAME_WORK = 0.9
+#: From so many forward passes on, a step's range is around a generation.
+_TOKENS = 8
 #: A server without a request does nothing for so many steps.
 _SERVER_PAUSES = 10
 
@@ -170,9 +172,9 @@ class Steps:
 
     @property
     def start_up(self) -> tuple[int, int] | None:
-        """When the program began a first step that is left out, and when the next one; None where none is."""
-        is_left_out = any(group.kind == "first" for group in self.groups)
-        return (int(self.every.called[0]), int(self.every.left[0])) if is_left_out else None
+        """When the program began the first steps that are left out, and when the next one; None where none are."""
+        first = sum(group.steps for group in self.groups if group.kind == "first")
+        return (int(self.every.called[0]), int(self.every.left[first - 1])) if first else None
 
 
 def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
@@ -190,6 +192,7 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
     length = every.length
     usual = np.sort(length[kinds == "usual"])[((kinds == "usual").sum() - 1) // 2]
     is_longer, is_shorter = length > _UNUSUAL * usual + _SHORT_NS, length < usual / _UNUSUAL - _SHORT_NS
+    kinds[: _starting(attributed, process, marks, kinds == "usual", is_longer)] = "first"
     if not marks:  # a step that serves is as long as its batch is large
         kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
     if kinds[-1] == "shorter" and every.source in ("phases", "repetition"):
@@ -200,8 +203,28 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
         if many := int(chosen.sum()):
             measured |= chosen & (kind == "usual")
             groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, kind == "usual"))
-    names = tuple(mark.kind for mark in marks) or tuple(kinds.tolist())
+    said = np.array([mark.kind for mark in marks] or kinds, np.object_)
+    names = tuple(np.where(kinds == "first", kinds, said).tolist())
     return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups), marks, names)
+
+
+def _starting(
+    attributed: AttributedTrace, process: int, marks: tuple[ServedStep, ...], usual: Bools, is_longer: Bools
+) -> int:
+    """Returns how many steps at the beginning are a cold call of a model that does not train: they last for longer.
+
+    The last of them is a usual one. A server's batch may just have become smaller; that of a generation is compared.
+    """
+    cold = np.flatnonzero(usual[: int(np.argmin(is_longer))])
+    batches = [mark.batch or 0 for mark, one in zip(marks, usual.tolist(), strict=True) if one] if marks else [0]
+    serves = marks and not (all(mark.inferred for mark in marks) and batches[0] <= np.median(batches))
+    return int(cold[-1]) + 1 if len(cold) and not serves and not _trains(attributed, process) else 0
+
+
+def _trains(attributed: AttributedTrace, process: int) -> bool:
+    instances = attributed.instances
+    phases = [instances.phases.index(name) for name in ("backward", "optimizer")]
+    return bool(np.isin(instances.phase[instances.process == process], phases).any())
 
 
 def _marks(attributed: AttributedTrace, process: int, every: Windows) -> tuple[ServedStep, ...]:
@@ -297,7 +320,7 @@ def _of_ranges(work: _Work) -> Windows | None:
             continue
         names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[chosen]].tolist())]
         is_certain = STEP in attributed.roles.names.extra or bool(served_step(names[0]))
-        if not is_certain and not _hold_passes(work, chosen):
+        if not is_certain and (not _hold_passes(work, chosen) or _hold_tokens(work, chosen)):
             continue
         by_profiler = names[0].startswith(_PROFILER_STEP)
         unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
@@ -341,6 +364,15 @@ def _hold_passes(work: _Work, chosen: Bools) -> bool:
     time = instances.start[work.instances_of("forward", "backward") & instances.measured]
     steps = Cover.of(instances.start[chosen], instances.end[chosen])
     return bool(steps.within(time, time + 1).sum() >= 0.5 * len(time))
+
+
+def _hold_tokens(work: _Work, chosen: Bools) -> bool:
+    """Tells whether step ranges are each around a generation: many forward passes, of a model that does not train."""
+    instances, ranges = work.attributed.instances, work.attributed.trace.ranges
+    in_turns = named(ranges, lambda name: name.endswith(tuple(PASSES)))[instances.range]
+    forward = np.sort(instances.start[work.instances_of("forward") & ~in_turns])
+    bounds = [np.searchsorted(forward, edge[chosen]) for edge in (instances.start, instances.end)]
+    return not _trains(work.attributed, work.process) and bool(np.median(bounds[1] - bounds[0]) >= _TOKENS)
 
 
 # --- phases
@@ -573,11 +605,10 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
         return kinds
     own = np.maximum(every.ended - every.called, every.end - every.left)  # without what lies between steps
     is_long = any(ns[0] > _UNUSUAL * np.median(ns[1:]) for ns in (own, length))
-    is_other_work = compute[0] > _UNUSUAL * np.median(compute[1:])
-    # Inference may begin with a long prompt.
-    instances = attributed.instances
-    phases = {instances.phases[code] for code in np.unique(instances.phase[instances.process == process]).tolist()}
-    first = int(is_long and (not phases.isdisjoint({"backward", "optimizer"}) or not is_other_work))
+    # Inference may begin with a long prompt, whose work takes longer in proportion.
+    more = compute[0] / max(np.median(compute[1:]), 1)
+    is_other_work = more > _UNUSUAL and own[0] <= _UNUSUAL * more * np.median(own[1:])
+    first = int(is_long and (_trains(attributed, process) or not is_other_work))
     between = np.median((every.left - every.ended)[first:-1]) if len(every) > first + 1 else 0
     last = len(every) - int(between > _BETWEEN * np.median(length[first:]) and every.left[-1] == every.ended[-1])
     some = slice(first, last)
@@ -592,14 +623,19 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
 
 
 def _launched(attributed: AttributedTrace, process: int, every: Windows) -> tuple[Ints, Ints]:
-    """Returns how many operations each step launches, and how long all but collectives take, ns; shape (steps,)."""
+    """Returns how many operations each step launches, and how long these compute, ns; shape (steps,).
+
+    Collectives are none of them, and copies do not compute: a first step may upload the model.
+    """
     operations, attribution, kernels = attributed.trace.operations, attributed.attribution, attributed.kernels
     waits = np.array([*(name == COMMUNICATION for name in kernels.classes), False])[kernels.code]
     mine = (operations.process == process) & ~waits
     placed = mine & (attribution.thread != NONE)
     mine = placed if placed.any() else mine  # the rest was launched before the recording began
     step = every.step_at((attribution.time if placed.any() else operations.start)[mine]) + 1
-    ns = np.bincount(step, (operations.end - operations.start)[mine], len(every) + 1)
+    ns = np.bincount(
+        step, np.where(operations.kind == MEMCPY, 0, operations.end - operations.start)[mine], len(every) + 1
+    )
     return np.bincount(step, minlength=len(every) + 1)[1:], ns[1:].astype(np.int64)
 
 

@@ -70,8 +70,8 @@ def _possible(attention: AttentionSummary | None, limits: Limits | None) -> Atte
 
 def _of_one_step(capture: CaptureSummary) -> CaptureSummary:
     """The capture without the time that hooks took of a whole generation, where its steps are those of one token."""
-    timed, by_hooks = capture.unprofiled, capture.run is not None and capture.run.timed_by == "hooks"
-    if timed is None or capture.serving is None or not by_hooks:
+    timed = capture.unprofiled
+    if timed is None or not capture.times_calls:
         return capture
     return replace(capture, unprofiled=replace(timed, phases={k: v for k, v in timed.phases.items() if k != STEP}))
 

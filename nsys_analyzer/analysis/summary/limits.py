@@ -150,7 +150,7 @@ class _View:
         if steps and any(count != counted.passes.get(name, 0) * steps.instances for name, count in instances.items()):
             self.notes.append(_NO_WHOLE_STEPS)
             return flops
-        return {**flops, STEP: round(counted.of_step)}
+        return flops if self.capture.times_calls else {**flops, STEP: round(counted.of_step)}
 
     def step_flops(self, forward: int, batch_size: int) -> int | None:
         """The model's FLOPs in a step: three times a forward pass for each backward pass in it.

@@ -416,6 +416,12 @@ class Summary:
         return seen or any(row.kernel_class == "optimizer" for row in (self.whole.kernels if self.whole else ()))
 
     @property
+    def times_calls(self) -> bool:
+        """Whether hooks timed and counted whole generations, where the steps of the capture are those of one token."""
+        of_tokens = self.serving is not None or (self.step is not None and self.step.source == "phases")
+        return self.run is not None and self.run.timed_by == "hooks" and of_tokens and not self.trains
+
+    @property
     def holds_model(self) -> bool:
         """False where every kernel is known, and none is of a class that models are made of."""
         whole = self.whole

@@ -143,7 +143,9 @@ def _groups(step: StepSummary) -> Iterator[str]:
     for group in step.groups:
         median = about_milliseconds(group.median_ms)
         if group.kind == "first":
-            yield f"The first step takes {median}, since the program is starting up: it is left out of every figure."
+            several = f"The first {group.steps:,} steps take {median} (median)", "they are"
+            takes, are = (f"The first step takes {median}", "it is") if group.steps == 1 else several
+            yield f"{takes}, since the program is starting up: {are} left out of every figure."
         elif group.kind == "last":
             yield "The last step is left out, since the time from it to a next one is not known."
         elif not group.measured:
