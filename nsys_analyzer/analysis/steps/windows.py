@@ -55,6 +55,8 @@ _GAP, _FEW, _SHORT_NS = 1.5, 20, 50_000
 _SAME_WORK = 0.9
 #: From so many forward passes on, a step's range is around a generation.
 _TOKENS = 8
+#: From so many steps on, those that begin a capture and last for longer are a cold call.
+_CALL = 3
 #: A server without a request does nothing for so many steps.
 _SERVER_PAUSES = 10
 
@@ -218,7 +220,8 @@ def _starting(
     cold = np.flatnonzero(usual[: int(np.argmin(is_longer))])
     batches = [mark.batch or 0 for mark, one in zip(marks, usual.tolist(), strict=True) if one] if marks else [0]
     serves = marks and not (all(mark.inferred for mark in marks) and batches[0] <= np.median(batches))
-    return int(cold[-1]) + 1 if len(cold) and not serves and not _trains(attributed, process) else 0
+    is_call = len(cold) >= _CALL and not serves and not _trains(attributed, process)
+    return int(cold[-1]) + 1 if is_call else 0
 
 
 def _trains(attributed: AttributedTrace, process: int) -> bool:
