@@ -127,6 +127,13 @@ def test_each_gap_of_a_timeline_has_the_stack_that_was_sampled_most_in_it(tmp_pa
     }
     assert found[210] == ("data.py:5 in load", "train.py:9 in <module>")
     assert found[400] == ()
+    # A sample lasts until the next one, and no longer than a period of 100 µs behind it; a line inside its caller's.
+    (lines,) = (track for track in summary.tracks.tracks if track.kind == "lines")
+    named_lines = [summary.tracks.names[code].partition(" ")[0] for code in lines.name.tolist()]
+    boxes = zip(
+        named_lines, (lines.start / US).tolist(), (lines.duration / US).tolist(), lines.depth.tolist(), strict=True
+    )
+    assert list(boxes) == [("train.py:9", 225, 200, 0), ("data.py:5", 275, 150, 1)]
 
 
 def test_a_sample_counts_for_as_long_as_it_was_waited_for(tmp_path: Path) -> None:

@@ -113,6 +113,19 @@ def view(opened: Any, pages: Callable[[str], Path]) -> Iterator[Callable[..., Vi
     assert [line for one in views for line in one.heard] == []
 
 
+@pytest.mark.parametrize("name", ["train_small256", "sweep", "ranks", "several"])
+def test_no_row_of_a_narrow_page_is_a_column_of_words(view: Callable[..., View], name: str) -> None:
+    """On a phone no row has more than five lines, tables move sideways by themselves, and the page stays as wide."""
+    page = view(name, width=400).page
+    page.evaluate("document.querySelectorAll('details:not(.name)').forEach((one) => { one.open = true; })")
+    rows = page.evaluate(
+        "[...document.querySelectorAll('main tbody tr')].map((row) =>"
+        " [row.textContent, row.clientHeight / parseFloat(getComputedStyle(row).lineHeight)])"
+    )
+    assert [text for text, lines in rows if lines > 5.6] == []  # with the space between rows
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [900, 1600])
 @pytest.mark.parametrize("name", ["train_small256", "sweep", "ranks"])

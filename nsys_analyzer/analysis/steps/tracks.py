@@ -29,7 +29,7 @@ MOST_OPERATIONS = 1_000_000
 #: The ID that stands for a thread of the ranges of requests.
 _REQUESTS = ~PROCESS_MASK
 
-Kind = Literal["ranges", "calls", "stream", "idle"]
+Kind = Literal["ranges", "calls", "lines", "stream", "idle"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Track:
 
     Attributes:
         title: what it is of, such as "GPU stream 7".
-        kind: "ranges" lie inside each other, "calls" block or allocate, "stream" is the GPU's work, "idle" its gaps.
+        kind: "ranges" lie inside each other, "calls" block or allocate, "lines" are those that were sampled, each
+            inside the one that called it, "stream" is the GPU's work, "idle" its gaps.
         start, duration: shape (boxes,), ns; the start since ``Tracks.origin_ns``.
         name: shape (boxes,), code into ``Tracks.names``; of idle time the range that the program was in.
         group: shape (boxes,), code into ``Tracks.groups``: the kernel class, or the cause of idle time.
@@ -166,7 +167,7 @@ class _Recorder:
         """Returns all tracks: the CPU's threads that launch work, the device's, and the other threads."""
         on_cpu = is_on_cpu(self.attributed.trace, self.process)
         threads, working, others = self._ranges()
-        tracks = [*working, *([] if on_cpu else self._calls()), *self._streams(threads, on_cpu)]
+        tracks = [*working, *([] if on_cpu else self._calls()), *self._lines(), *self._streams(threads, on_cpu)]
         tracks += [self._idle(device) for device in self.devices if not on_cpu]
         windows = self.windows
         bounds = zip((windows.start - self.start).tolist(), (windows.end - self.start).tolist(), strict=True)
@@ -237,6 +238,32 @@ class _Recorder:
         calls = calls.select((calls.end > self.start) & (calls.start < self.end))
         names = [name.partition("_v")[0] for name in calls.names]
         yield self._track("CPU: blocking calls", "calls", calls.start, calls.end, self.names.codes(names, calls.name))
+
+    def _lines(self) -> Iterator[Track]:
+        """Yields the track of the lines of the program that were sampled one after the other."""
+        sampled = self.attributed.trace.stacks.get(self.process)
+        if sampled is None:
+            return
+        seen = np.flatnonzero((sampled.taken > self.start) & (sampled.asked < self.end))
+        seen = seen[np.argsort(sampled.asked[seen], kind="stable")]
+        start = sampled.asked[seen]
+        end = np.minimum(np.append(start[1:], self.end), sampled.taken[seen] + sampled.period_ns)
+        boxes: list[tuple[int, int, str]] = []
+        lasting: list[tuple[int, int, str]] = []
+        for begin, finish, stack in zip(start.tolist(), end.tolist(), sampled.stack[seen].tolist(), strict=True):
+            lines = [_line(frame) for frame in reversed(sampled.stacks[stack])]
+            pairs = enumerate(zip(lasting, lines, strict=False))
+            same = next(
+                (i for i, (box, line) in pairs if box[2] != line or box[1] < begin), min(len(lasting), len(lines))
+            )
+            boxes += lasting[same:]
+            lasting = [(first, finish, line) for first, _, line in lasting[:same]]
+            lasting += [(begin, finish, line) for line in lines[same:]]
+        boxes += lasting
+        boxes.sort(key=lambda box: (box[0], -box[1]))  # a line stays behind the one that called it
+        begins, ends = (np.array([box[side] for box in boxes], np.int64) for side in (0, 1))
+        names = self.names.codes([box[2] for box in boxes], np.arange(len(boxes)))
+        yield self._track("CPU: sampled lines", "lines", begins, ends, names)
 
     def _streams(self, threads: Ints, on_cpu: bool) -> Iterator[Stream]:
         """Yields the work of each stream of each device."""

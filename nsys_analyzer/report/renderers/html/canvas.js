@@ -1,6 +1,6 @@
 // The timeline as data: lanes of boxes over one axis in nanoseconds, and how each is drawn.
 
-const HEIGHTS = { ranges: 20, calls: 20, stream: 64, idle: 26, memory: 48 };
+const HEIGHTS = { ranges: 20, calls: 20, lines: 20, stream: 64, idle: 26, memory: 48 };
 const BETWEEN = 6, HEAD = 22, PART = 22;
 
 /** Where a time stands among sorted ones: how many are not behind it. */
@@ -113,7 +113,7 @@ function lanesOf(capture, at, number) {
     const start = summed(track.start);
     for (let i = 0; i < start.length; i++) start[i] += at;
     const shown = { ...track, start, duration: Float64Array.from(track.duration) };
-    const nested = track.kind === "ranges" || track.kind === "calls";
+    const nested = ["ranges", "calls", "lines"].includes(track.kind);
     const depths = nested ? 1 + track.depth.reduce((a, b) => Math.max(a, b), 0) : 1;
     const members = Array.from({ length: depths }, () => []);
     for (let i = 0; i < start.length; i++) members[nested ? track.depth[i] : 0].push(i);

@@ -97,8 +97,8 @@ def _columns(track: Track, has_path: bool) -> Iterator[tuple[str, Any]]:
     inside = _OF_STREAMS if isinstance(track, Stream) else ("stack",) if isinstance(track, IdleTrack) else ()
     if isinstance(track, Stream) and has_path:
         yield "critical", _differences(np.flatnonzero(track.critical))
-    # Ranges and calls lie in each other, and have no color of their own.
-    own = ("depth",) if track.kind in ("ranges", "calls") else ("group", *inside)
+    # Ranges, calls and lines lie in each other, and have no color of their own.
+    own = ("depth",) if track.kind in ("ranges", "calls", "lines") else ("group", *inside)
     for key in ("duration", "name", *own):
         yield key, getattr(track, key).tolist()
 
