@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.intervals import merged
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.anatomy import Gaps
 from nsys_analyzer.analysis.steps.process import CAUSES, PAUSE_NS, Idle, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.trace.phase_names import REQUEST, of_shapes, served_step
 from tests.support.export import AUTOGRAD, MAIN, global_pid, global_tid
 from tests.support.program import COPY, FREE, LAUNCH, MALLOC, NCCL, SYNC, US, Program, attributed, idle_of
 from tests.support.program import summary_of_steps as summarize
@@ -345,3 +347,38 @@ def test_what_a_gap_is_due_to_depends_on_it_alone(folder: Path, draws: Draws, cu
     apart = [causes_of(trace, bounds)[1] for bounds in ([0, cut], [cut, 1200])]
     for name in ("start", "end", "cause", "range", "api", "own"):
         assert getattr(together, name).tolist() == [one for part in apart for one in getattr(part, name).tolist()]
+
+
+# --- many names
+
+
+@given(st.text(alphabet="0123459 _#-/[](),=forwadstepFBWDLIx:", max_size=30))
+def test_what_names_say_does_not_depend_on_the_values_of_digits(name: str) -> None:
+    names = (
+        name,
+        *(f"{word}{name}" for word in ("step ", "decode step ", "request ", "batch", "prefill[bs=1", "fetch_")),
+    )
+    assert PhaseNames().keys_of(names) == [PhaseNames().key_of(one) for one in names]
+    assert of_shapes(names, is_loading) == [is_loading(one) for one in names]
+    for known in (lambda one: served_step(one) is not None, lambda one: bool(REQUEST.fullmatch(one))):
+        assert of_shapes(names, known) == [known(one) for one in names]
+
+
+def test_idle_time_of_many_ranges_is_told_of_the_longest_alone(tmp_path: Path) -> None:
+    """A pause from 200 to 1,700 ms in 1,500 ranges of 1 ms: each is 1 ns shorter than the one before."""
+    made = (
+        Program().step(0, 1_800_000).work((-10, -6), (0, 200_000)).work((1_700_000, 1_700_004), (1_700_010, 1_800_000))
+    )
+    at = 200_000_000
+    for number in range(1_500):
+        length = 1_000_000 - 750 + 1_500 - number
+        made.range(f"request {number} of x", at, at + length)
+        at += length
+    summary = summarize(attributed(made, tmp_path), global_pid())
+    assert summary is not None
+    named = [row.range for row in summary.idle_by_cause if (row.range or "").startswith("request")]
+    rest = [row for row in summary.idle_by_cause if row.range == "other ranges"]
+    assert named == [f"request {number} of x" for number in range(len(named))]
+    assert 990 < len(named) <= 1_000
+    assert sum(row.gaps for row in rest) == 1_500 - len(named)
+    assert sum(row.ms for row in summary.idle_by_cause) == pytest.approx(summary.idle_ms)

@@ -135,7 +135,7 @@ def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
     """Returns the distinct texts and the empty one, sorted, and the position of each text among them."""
     ordered = tuple(sorted({*texts, ""}))
     position = {text: i for i, text in enumerate(ordered)}
-    return ordered, np.fromiter((position[text] for text in texts), np.int64, len(texts))
+    return ordered, np.fromiter(map(position.__getitem__, texts), np.int64, len(texts))
 
 
 def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
@@ -263,6 +263,6 @@ def _blobs(values: pa.Array) -> pa.Array:
 
 def named(rows: Any, test: Callable[[str], object]) -> Bools:
     """Marks the rows whose name passes a test: their ``name`` is a code into their ``names``, -1 for none."""
-    passes = np.array([*(bool(test(name)) for name in rows.names), False])
+    passes = np.array([*map(bool, map(test, rows.names)), False])
     marked: Bools = passes[rows.name]
     return marked

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal, TypeAlias
+from functools import cache, lru_cache
+from typing import Literal, TypeAlias, TypeVar
 
 #: How PyTorch's profiler calls the span of its recording, with a number behind it.
 RECORDING = "PyTorch Profiler"
@@ -134,6 +134,27 @@ MODULE_WITH_PATH = re.compile(rf"{re.escape(MODULE_CALL)}(?P<path>[^:]+): (?P<ki
 NO_KIND = "Module"
 #: A call as vLLM and SGLang mark it layer by layer: {'Module': 'LlamaForCausalLM.model.layers.0.mlp', 'Inputs': ..}
 _MODULE_OF_ENGINE = re.compile(r"\{'Module': '(?P<path>[\w.]+)'")
+
+
+_DIGITS = str.maketrans("123456789", "0" * 9)
+_Answer = TypeVar("_Answer")
+
+
+def of_shapes(names: tuple[str, ...], function: Callable[[str], _Answer]) -> list[_Answer]:
+    """Returns what a function of each name says that no digit's value matters to.
+
+    It is asked once about all names that differ in digits alone: a capture may hold a million that count.
+    """
+    shapes, place = _shapes_of(names)
+    answers = [function(shape) for shape in shapes]
+    return [answers[code] for code in place]
+
+
+@lru_cache(maxsize=2)
+def _shapes_of(names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
+    code: dict[str, int] = {}
+    place = [code.setdefault(name.translate(_DIGITS), len(code)) for name in names]
+    return tuple(code), place
 
 
 def in_our_spelling(name: str) -> str:

@@ -301,8 +301,7 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
     named = [_ANNOTATION.sub("", each) if "=" in each else each for each in written]
     annotated = {name for name, whole in zip(named, written, strict=True) if len(name) < len(whole)}
-    spelled = {name: in_our_spelling(name) for name in set(named)}
-    names, codes = distinct_texts([spelled[name] for name in named])
+    names, codes = distinct_texts([in_our_spelling(name) if name.startswith("{") else name for name in named])
     ranges = Ranges(frame["start"], frame["end"], frame["thread"], codes[text], names)
     are_operators = np.array([name in annotated or name.startswith(_ATEN) for name in names], np.bool_)
     index = np.flatnonzero(are_operators[ranges.name])

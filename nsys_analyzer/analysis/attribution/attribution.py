@@ -26,7 +26,7 @@ from nsys_analyzer.trace.arrays import (
     taken,
 )
 from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of
-from nsys_analyzer.trace.phase_names import EXECUTOR, STEP_IN_ENGINE, served_step
+from nsys_analyzer.trace.phase_names import EXECUTOR, MODULE_CALL, STEP_IN_ENGINE, of_shapes, served_step
 from nsys_analyzer.trace.trace import Trace
 
 #: How an operation was attributed, in the order of ``Attribution.how``'s codes.
@@ -48,23 +48,24 @@ class RangeRoles:
     ) -> None:
         self.names = names
         self.inferred = inferred or {}
-        self._key_of_name = [self.inferred.get(name, names.key_of(name)) for name in ranges.names]
+        of_names = zip(ranges.names, names.keys_of(ranges.names), strict=True)
+        keys = {name: self.inferred.get(name, key) for name, key in of_names}
         if STEP not in names.extra:
-            no_steps = _no_steps(dict(zip(ranges.names, self._key_of_name, strict=True)), decodes=decodes)
-            pairs = zip(self._key_of_name, ranges.names, strict=True)
-            self._key_of_name = [None if name in no_steps else key for key, name in pairs]
-        if not set(ATTENTION_PARTS) & set(self._key_of_name):  # the program's own ranges say more
-            pairs = zip(self._key_of_name, ranges.names, strict=True)
-            self._key_of_name = [key or module_key(name) for key, name in pairs]
-        self._ranges = ranges
+            keys |= dict.fromkeys(_no_steps(keys, decodes=decodes))
+        if not set(ATTENTION_PARTS) & set(keys.values()):  # the program's own ranges say more
+            keys |= {name: module_key(name) for name, key in keys.items() if not key and name.startswith(MODULE_CALL)}
+        self._ranges, self._keys = ranges, tuple(dict.fromkeys((*keys.values(), None)))
+        place = {key: code for code, key in enumerate(self._keys)}
+        self._key = np.array([*(place[keys[name]] for name in ranges.names), place[None]])
 
     def codes(self, keys: tuple[str, ...], of: Ranges | None = None) -> Ints:
         """Shape (ranges,): the position of each range's role among these keys, -1 for another role.
 
         ``of``: other ranges with the same names, such as those without an end.
         """
-        code = [keys.index(key) if key in keys else NONE for key in self._key_of_name]
-        return np.array([*code, NONE], np.int64)[(self._ranges if of is None else of).name]
+        code = np.array([keys.index(key) if key in keys else NONE for key in self._keys], np.int64)
+        codes: Ints = code[self._key[(self._ranges if of is None else of).name]]
+        return codes
 
     def mask(self, *keys: str, of: Ranges | None = None) -> Bools:
         """Shape (ranges,): True for the ranges whose role is one of these keys."""
@@ -88,7 +89,8 @@ def _no_steps(keys: Mapping[str, str | None], *, decodes: bool) -> set[str]:
     That is a step of PyTorch's profiler, a whole generation, and around SGLang's a step of an executor. "decode"
     without a batch is a step beside "prefill" alone, or where such ranges hold what the GPU does.
     """
-    marks = {name: mark for name in keys if (mark := served_step(name))}
+    are_marks = zip(keys, of_shapes(tuple(keys), served_step), strict=True)
+    marks = {name: mark for name, is_mark in are_marks if is_mark and (mark := served_step(name))}
     is_inside = any(name.startswith(STEP_IN_ENGINE) for name in marks)
     is_certain = any(mark.certain for mark in marks.values())
     doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)

@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
 from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, distinct, named
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL
+from nsys_analyzer.trace.phase_names import MODULE_CALL, of_shapes
 from nsys_analyzer.trace.trace import Trace
 
 #: The ranges of ``--pytorch=functions-trace`` that are phases, each by its outermost range.
@@ -69,7 +69,7 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
         phase after all; nothing where nothing was added.
     """
     written = (*_FUNCTIONS.values(), _MODULE)
-    has_functions = any(pattern.fullmatch(name) for name in trace.ranges.names for pattern in written)
+    has_functions = any(of_shapes(trace.ranges.names, lambda name: any(one.fullmatch(name) for one in written)))
     has_marks = has_functions or len(trace.operators) or len(autograd_threads(trace))
     if any(phase in names.leaf_phases for phase in names.extra) or not has_marks:
         return trace, {}

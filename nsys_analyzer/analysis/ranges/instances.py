@@ -42,7 +42,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, distinct_texts, named
 from nsys_analyzer.trace.columns import BETWEEN_DEVICES, LAUNCH, MEMCPY, ON_DEVICE, Ranges, process_of
-from nsys_analyzer.trace.phase_names import normalized_name, served_step, without_counter
+from nsys_analyzer.trace.phase_names import normalized_name, of_shapes, served_step, without_counter
 from nsys_analyzer.trace.trace import Trace
 
 #: Ranges of one name are steps from so many on, if they hold this share of the GPU's time.
@@ -170,7 +170,12 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
     Where most do, one step is in another.
     """
     ranges = trace.ranges
-    _, name = distinct_texts([normalized_name(text) if names.key_of(text) == STEP else "" for text in ranges.names])
+    _, name = distinct_texts(
+        [
+            normalized_name(text) if key == STEP else ""
+            for text, key in zip(ranges.names, names.keys_of(ranges.names), strict=True)
+        ]
+    )
     index = np.flatnonzero(name[ranges.name] > 0)  # the first text is the empty one
     index = index[np.lexsort((ranges.start[index], name[ranges.name[index]], ranges.thread[index]))]
     start, end = ranges.start[index], ranges.end[index]
@@ -212,7 +217,7 @@ def _check_step(trace: Trace, names: PhaseNames) -> None:
 
 def _decodes(trace: Trace, launch: SmallInts) -> bool:
     """Tells whether ranges such as "decode", without a batch, hold most of the GPU's time: those of images do not."""
-    operations, marks = trace.operations, [served_step(name) for name in trace.ranges.names]
+    operations, marks = trace.operations, of_shapes(trace.ranges.names, served_step)
     is_mark = np.array([*(mark is not None and not mark.certain for mark in marks), False])[trace.ranges.name]
     if is_mark.sum() < _SEVERAL:
         return False
@@ -394,15 +399,21 @@ class AttributedTrace:
         Inferred ranges are called by their phase.
         """
         ranges = self.trace.ranges
-        inner = np.flatnonzero(self.roles.leaf & (process_of(ranges.thread) == process))
-        lines, index = timeline(ranges, self.roles.leaf, latest=False)
+        own = self.roles.leaf & (process_of(ranges.thread) == process)
+        inner = np.flatnonzero(own)
+        lines, index = timeline(ranges, own, latest=False)
         around = lines.at(ranges.thread[inner], ranges.start[inner])
         inner, outer = inner[around != NONE], index[around[around != NONE]]
         phase = self.roles.codes(self.roles.names.leaf_phases)
         chosen = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
-        called = [self.roles.inferred.get(name) or normalized_name(name) for name in ranges.names]
         pairs = zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True)
-        return Counter((called[one], called[other]) for one, other in pairs)
+        called: Counter[tuple[str, str]] = Counter()
+        for pair, count in Counter(pairs).items():
+            inner_name, outer_name = (
+                self.roles.inferred.get(name) or normalized_name(name) for name in (ranges.names[code] for code in pair)
+            )
+            called[inner_name, outer_name] += count
+        return called
 
     def crossing_phases(self, process: int) -> dict[tuple[str, str], int]:
         """The number of pushed ranges of phases that end inside one that began in them: (first, second) to count.

@@ -14,6 +14,7 @@ from nsys_analyzer.trace.phase_names import (
     MODULE_WITH_PATH,
     PASSES,
     normalized_name,
+    of_shapes,
     served_step,
     without_counter,
 )
@@ -88,6 +89,10 @@ class PhaseNames:
         """The phases that partition a step, in order; the user's own come last."""
         added = [p for p in self.extra if p not in (*LEAF_PHASES, STEP, WARMUP, *ATTENTION_PARTS)]
         return (*LEAF_PHASES, *added)
+
+    def keys_of(self, names: tuple[str, ...]) -> list[str | None]:
+        """Returns the phase or attention part of each name, or None."""
+        return [self.key_of(name) for name in names] if self.extra else of_shapes(names, self.key_of)
 
     def key_of(self, name: str) -> str | None:
         """The phase or attention part that a range of this name is, or None."""

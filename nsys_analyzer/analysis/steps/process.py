@@ -41,7 +41,7 @@ from nsys_analyzer.trace.columns import (
     Launches,
     process_of,
 )
-from nsys_analyzer.trace.phase_names import REQUEST, normalized_name, served_step
+from nsys_analyzer.trace.phase_names import REQUEST, normalized_name, of_shapes, served_step
 
 Cause = Literal[
     "sync", "allocator", "copy", "launch", "host", "data", "communication", "unrecorded", "profiler", "unknown"
@@ -157,7 +157,7 @@ class ProcessWork:
         of_mine = process_of(ranges.thread[self.ranges]), ranges.start[self.ranges], ranges.end[self.ranges]
         self._open = Timeline(*of_mine, latest=True)
         # A step's range says nothing of what is done inside, and a request's nothing of what is done meanwhile.
-        of_request = np.array([*(bool(REQUEST.fullmatch(name)) for name in ranges.names), False])[ranges.name]
+        of_request = np.array([*map(bool, of_shapes(ranges.names, REQUEST.fullmatch)), False])[ranges.name]
         around = (attributed.roles.mask(STEP, OTHER_STEP) | of_request)[self.ranges]
         self._names = np.append(np.where(around, NONE, ranges.name[self.ranges]), NONE)
         self.busy = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
@@ -240,10 +240,10 @@ class ProcessWork:
         changes = np.append(True, (np.diff(pause) != 0) | (np.diff(name) != 0))[: len(begin)]
         begin, pause, name = begin[changes], pause[changes], name[changes]
         until = np.minimum(np.append(begin[1:], last), end[pause])
-        loads = np.array([*(is_loading(one) for one in ranges.names), False])[name]
+        loads = np.array([*of_shapes(ranges.names, is_loading), False])[name]
         # What an engine copies to the device before a step are the tokens of requests. Where ranges say when a batch is
         # loaded, no other time is loading.
-        if not (loads.any() or any(served_step(one) for one in ranges.names)):
+        if not (loads.any() or any(of_shapes(ranges.names, served_step))):
             loads = (name == NONE) & self._before_a_batch(start, end)[pause] & (until - begin >= PAUSE_NS)
         pauses = (begin, until, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
         columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]

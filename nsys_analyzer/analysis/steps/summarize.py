@@ -38,9 +38,12 @@ from nsys_analyzer.analysis.steps.windows import Steps, Windows, near_median
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
+from nsys_analyzer.trace.phase_names import of_shapes
 
 #: Operations of a process that are dissected in all, about.
 _MOST_OPERATIONS = 300_000
+#: The longest rows of idle time are told one by one, those of other ranges together: each request may be a range.
+_MOST_IDLE_ROWS, _OTHERS = 1_000, NONE - 1
 #: So many steps before the middle one, and from it on, tell how far the program runs ahead.
 _LOOKED_AT = 8
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
@@ -188,7 +191,12 @@ def dissect_device(
     scales = np.array([[works], [works], [waits], [waits]]) * in_ms
     of_phases = zip(*(by_phase * scales).tolist(), work.phases, strict=True)
     of_kernels = zip(names, launches.tolist(), by_kernel.of(works), strict=True)
-    ranges, apis = work.attributed.trace.ranges.names, work.calls.names
+    in_ranges = [key for key in idle_ns if key[1] != NONE]
+    for key in sorted(in_ranges, key=lambda key: -idle_ns[key][0])[_MOST_IDLE_ROWS:]:
+        (ns, count), rest = idle_ns.pop(key), (key[0], _OTHERS, NONE)
+        before = idle_ns.get(rest, (0, 0))
+        idle_ns[rest] = before[0] + ns, before[1] + count
+    ranges, apis = (*work.attributed.trace.ranges.names, "other ranges", ""), work.calls.names
     return DissectedSteps(
         compute_ms=compute,
         exposed_copy_ms=copy,
@@ -200,7 +208,7 @@ def dissect_device(
         idle_by_cause=_longest(
             IdleTime(
                 CAUSES[cause],
-                (ranges[range_] or None) if range_ != NONE else None,
+                ranges[range_] or None,
                 apis[api].partition("_v")[0] if api != NONE else None,  # without the version that CUPTI puts behind it
                 ms := ns * in_ms * waits,
                 gaps / parts.near,
@@ -249,7 +257,7 @@ def _by_ranges(work: ProcessWork, windows: Windows, device: DissectedSteps, vote
     Nothing is launched there: the time in which no operator runs is the program's own.
     """
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
-    loads = np.array([*(is_loading(name) for name in ranges.names), False])[ranges.name]
+    loads = np.array([*of_shapes(ranges.names, is_loading), False])[ranges.name]
     loads &= process_of(ranges.thread) == work.process
     wall = float((windows.end - windows.start).sum())
     computes = {phase.phase: phase.compute_ms for phase in device.phases}

@@ -197,7 +197,7 @@ class _ProcessView:
         names = [ranges.names[i] for i in codes]
         inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in names)
         kernels = clocks.kernels[measured] if inferred else measured[:0]
-        backward = instances.phase == instances.phases.index("backward")
+        backward = self.own_instances & (instances.phase == instances.phases.index("backward"))
         first = [column[measured[:1]] for column in (instances.process, instances.start, instances.end)]
         return structs.replace(
             self._gpu_figures(instances.phases[code], code, measured, clocks, sums),

@@ -101,7 +101,7 @@ class _Checks:
             yield phrase(
                 "A range `{}` has no end, or one behind the next start: that occurrence is partial and left out.", name
             )
-        entries = [one.global_pid for one in processes_of(self.trace)]
+        entries = [one.global_pid for one in processes_of(self.trace)] if self.trace.left_out else []
         for one in self.trace.left_out:
             if self.process == (one.process if one.process in entries else entries[0]):
                 of = "" if one.process == self.process else f" of process {pid_of(one.process)}"
@@ -274,6 +274,8 @@ def _messages(trace: Trace, process: int) -> list[Diagnostic]:
 
     torch.compile's workers did nothing: nsys follows them, and finds that they use no GPU.
     """
+    if not trace.metadata.diagnostics:
+        return []
     measured = set(distinct(trace.operations.process).tolist())
     threads = np.concatenate([distinct(some.thread) for some in (trace.launches, trace.ranges, trace.open_ranges)])
     idle_but_seen = set(distinct(process_of(threads)).tolist()) - measured
