@@ -170,17 +170,17 @@ def check_code(program: Sequence[str]) -> None:
     Raises:
         ConfigurationError: it is not.
     """
-    if shutil.which(program[0]) is None or not (is_python(program[0]) or Path(program[0]).name in _PYTHON_LAUNCHERS):
-        return
-    end = _end_of_flags(program[1:]) + 1 if is_python(program[0]) else len(program)
-    first, *others = [*program[end:], ""]
-    module = others[0].partition(".")[0] if first == "-m" else ""
-    if module and answer(program[0], "-c", _FINDS.format(module)) == ["None"]:
-        raise ConfigurationError(f"{program[0]} finds no module {module}", "Start it where python -m finds it")
-    if not is_python(program[0]) or module in _PYTHON_LAUNCHERS:
-        first = next((word for word in program[1:] if word.endswith(".py")), "")
-    if first and not first.startswith("-") and not Path(first).exists():
-        raise ConfigurationError(f"There is no file {first} in {Path.cwd()}", "Name the program by its path")
+    python, *words = program
+    launcher, script = Path(python).name, ""
+    if is_python(python):
+        script, launcher, *_ = [*words[_end_of_flags(words) :], "", ""]
+        launcher = launcher.partition(".")[0] if script == "-m" else ""
+        if launcher and answer(python, "-c", _FINDS.format(launcher)) == ["None"]:
+            raise ConfigurationError(f"{python} finds no module {launcher}", "Start it where python -m finds it")
+    if launcher in _PYTHON_LAUNCHERS:
+        script = next((word for word in words if word.endswith(".py")), "")
+    if script and not script.startswith("-") and not Path(script).exists() and shutil.which(python):
+        raise ConfigurationError(f"There is no file {script} in {Path.cwd()}", "Name the program by its path")
 
 
 def _end_of_flags(words: Sequence[str]) -> int:

@@ -27,21 +27,20 @@ from nsys_analyzer.system.process import CANNOT_RUN, final_words
 _TICK_S = 0.2
 #: Until what a program wrote before its end is in its log.
 _LAST_WORDS_S = 2
-#: Bytes of a log at most, and those of its end that stay where a program has written more.
-_LOG_BYTES, _KEPT_BYTES = 10_000_000, 1_000_000
+#: Bytes of a log at most, and those that are read at once: the last two of these stay where a program writes more.
+_LOG_BYTES, _READ_BYTES = 10_000_000, 1_000_000
 
 
 def _keep(output: IO[bytes], log: Path) -> None:
     """Writes the output of a program to its log, of a long one the end."""
-    with output, log.open("w+b", buffering=0) as file:
-        while text := os.read(output.fileno(), _KEPT_BYTES):
+    last = b""
+    with output, log.open("wb", buffering=0) as file:
+        while text := os.read(output.fileno(), _READ_BYTES):
             if file.tell() + len(text) > _LOG_BYTES:
-                file.seek(-min(_KEPT_BYTES, file.tell()), os.SEEK_END)
-                end = file.read()
-                file.seek(0)
-                file.truncate()
-                file.write(end)
+                file.truncate(file.seek(0))
+                file.write(last)
             file.write(text)
+            last = text
 
 
 @dataclass

@@ -8,7 +8,6 @@ import click
 
 from nsys_analyzer.cli.help import OUTPUT, SHOWN, command, option
 from nsys_analyzer.cli.options import format_of, ledger_option, tell
-from nsys_analyzer.errors import NsysAnalyzerError
 
 
 @command(epilog="Example: nsys-analyze history -o history.html")
@@ -23,15 +22,9 @@ def history(ledger: Path, calibrate: bool, output: Path | None, force: bool) -> 
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.sections import verify
     from nsys_analyzer.report.writing import check_target, write_as
-    from nsys_analyzer.runs.ledger import read_ledger, widening
+    from nsys_analyzer.runs.ledger import read_ledger
 
-    entries, calibration = read_ledger(ledger, tell), ""
-    if calibrate:
-        try:
-            calibration = verify.widened(widening(entries))
-        except NsysAnalyzerError as error:  # the history is there all the same
-            calibration = f"{error}."
-    built = verify.history(entries, calibration)
+    built = verify.history(read_ledger(ledger, tell), calibrate=calibrate)
     form = format_of(output, None, {"markdown": ".md", "html": ".html"}, "markdown")
     if output:
         check_target(output, (ledger,), force=force)

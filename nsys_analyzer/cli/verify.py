@@ -185,10 +185,9 @@ def _record(plan: Plan, folder: Path, timeout_s: float) -> CaptureSummary | None
             (result,) = run_sweep(plan.targets, folder, plan.profiler, timeout_s, silent)
         if result.status == "ok":
             return _captured(load_runs(folder, ()), plan, folder)
-        message = result.message
+        tell(f"The new program could not be recorded: {result.message}")
     except (NsysAnalyzerError, OSError) as error:  # the measurement holds all the same
-        message = str(error)
-    tell(f"The new program could not be recorded: {message}")
+        tell(f"The new program could not be recorded: {error}")
     return None
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Report, Section
 from nsys_analyzer.report.sections.findings import in_a_line
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, milliseconds_between
-from nsys_analyzer.runs.ledger import Entry
+from nsys_analyzer.runs.ledger import Entry, widening
 from nsys_analyzer.text import plural
 
 _SHORT = {"no change that can be told": "no change seen"}
@@ -69,7 +70,7 @@ _FIELDS: tuple[Field[Entry], ...] = (
     Field("finding", "text", lambda one: one.prediction.finding if one.prediction else None),
     Field("step, ms", "ms", lambda one: one.after_ms),
     Field("saved, ms", "ms", lambda one: _measured(one)),
-    Field("predicted", "ms", lambda one: _told(one)),
+    Field("predicted", "ms", lambda one: Interval(told.low_ms, told.high_ms) if (told := one.prediction) else None),
     Field("held", "text", lambda one: _HELD[one.held]),
     Field("hardware", "text", lambda one: one.gpu or one.host_cpu),
     Field("commit", "text", lambda one: f"{one.git_commit[:9]}{'+' * bool(one.git_dirty)}" if one.git_commit else None),
@@ -82,21 +83,12 @@ def _measured(one: Entry) -> Interval | float:
     return Interval(-one.high_ms, -one.low_ms)
 
 
-def _told(one: Entry) -> Interval | None:
-    return Interval(one.prediction.low_ms, one.prediction.high_ms) if one.prediction else None
-
-
-def widened(factor: float) -> str:
-    """Says by which factor intervals would have to be wider."""
-    return f"For 80% of what was measured to lie inside, intervals must be {factor:.2f} times as wide."
-
-
-def history(entries: Sequence[Entry], calibration: str = "") -> Report:
+def history(entries: Sequence[Entry], *, calibrate: bool = False) -> Report:
     """The ledger as a table and a curve.
 
     Args:
         entries: the oldest first.
-        calibration: what is said of the width of intervals; empty where that was not asked.
+        calibrate: whether to say how wide intervals would have to be.
     """
     judged = [one for one in entries if one.held is not None]
     verdicts = ", ".join(
@@ -107,8 +99,12 @@ def history(entries: Sequence[Entry], calibration: str = "") -> Report:
     if judged:
         said += f" {sum(bool(one.held) for one in judged)} of {len(judged)} predictions held."
     blocks: list[Block] = [Answer(said)]
-    if calibration:
-        blocks.append(Paragraph(calibration))
+    if calibrate:
+        try:
+            wider = f"intervals must be {widening(entries):.2f} times as wide."
+            blocks.append(Paragraph(f"For 80% of what was measured to lie inside, {wider}"))
+        except NsysAnalyzerError as error:  # the history is there all the same
+            blocks.append(Paragraph(f"{error}."))
     blocks.append(table(_FIELDS, entries))
     series = (
         ("before", tuple((float(place), one.before_ms) for place, one in enumerate(entries, 1))),
