@@ -31,6 +31,7 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence
 from nsys_analyzer.report.model import Answer, Details, Interval
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.units import about_milliseconds, format_cell, milliseconds_between
 from nsys_analyzer.text import plain
 from tests.support.rows import unpadded
@@ -135,6 +136,15 @@ def test_communication_is_said_beside_the_work(capture: CaptureSummary) -> None:
     """Of the GPU that computes most: 72 of 90 ms are work, 12 of these communicate alone."""
     step = step_of(device_of(0, 30.0, 0.0, 60.0), device_of(1, 60.0, 12.0, 18.0))
     assert "GPU 1 works 80 % of that · only communicates 13 %" in decision_of(replace(capture, step=step))
+    # In 65 ms without the profiler there is no room for the 72: a part of the 12 was waiting, 60 ÷ 65 are work.
+    timed = replace(step, unprofiled_ms=UnprofiledStep(65.0, 65.0, True))
+    said = decision_of(replace(capture, step=timed))
+    assert (
+        "65 ms a step (measured; profiled 90) · GPU 1 works 92 % of it · only communicates 13 % of the profiled" in said
+    )
+    bars = bars_of_step(timed, "t")
+    assert bars is not None
+    assert sum(bars.rows[1].ms) == 65.0
 
 
 def test_three_findings_come_first_and_each_is_explained(capture: CaptureSummary) -> None:

@@ -107,8 +107,10 @@ def working_share(capture: CaptureSummary) -> float | None:
         return None
     if capture.on_cpu:  # the profiler makes operators longer, too
         return step.compute_ms / step.total_ms
-    length = step.said_ms if step.unprofiled_ms else step.total_ms
-    return min((step.total_ms - step.idle_ms) / length, 1.0) if length else None
+    length, works = step.said_ms if step.unprofiled_ms else step.total_ms, step.total_ms - step.idle_ms
+    if works > length:  # collectives waited for ranks that the profiler made slower
+        works -= step.exposed_communication_ms
+    return min(works / length, 1.0) if length else None
 
 
 def _serving(capture: CaptureSummary, serving: Serving) -> Serving:

@@ -31,8 +31,11 @@ def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> St
     times: list[dict[str, float]] = []
     profiled = on_cpu or step.unprofiled_ms is None
     for device in step.devices:
-        others = {"exposed copies": device.exposed_copy_ms, "exposed communication": device.exposed_communication_ms}
-        idle = device.idle_ms if profiled else max(step.said_ms - device.total_ms + device.idle_ms, 0.0)
+        left = device.exposed_communication_ms + device.idle_ms
+        if not profiled:  # collectives that wait for other ranks wait for less without the profiler
+            left = max(step.said_ms - device.compute_ms - device.exposed_copy_ms, 0.0)
+        exposed = min(device.exposed_communication_ms, left)
+        others, idle = {"exposed copies": device.exposed_copy_ms, "exposed communication": exposed}, left - exposed
         times.append({**{one.kernel_class: one.ms for one in device.classes}, **others, IDLE: idle})
     classes = {one.kernel_class for device in step.devices for one in device.classes}
     longest_first = sorted(classes, key=lambda name: (-sum(row.get(name, 0.0) for row in times), name))

@@ -112,7 +112,8 @@ def _length(capture: CaptureSummary, step: StepSummary) -> str:
         least = "at least " if step.idle_of("unrecorded") else ""
         said.append(f"{gpu} works {least}{about_percent(share)} of {of}")
         if exposed := step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0:
-            said += [f"only communicates {about_percent(exposed)}"] if exposed >= _NARROW else []
+            of = " of the profiled one" if step.unprofiled_ms else ""
+            said += [f"only communicates {about_percent(exposed)}{of}"] if exposed >= _NARROW else []
     mfu = mfu_of_step(capture)
     said += [f"MFU {about_percent(mfu)}"] if mfu is not None else []
     return " · ".join(said)
