@@ -46,18 +46,8 @@ def kernels(
     from nsys_analyzer.report.renderers.json_report import in_json
     from nsys_analyzer.report.renderers.terminal import print_table
     from nsys_analyzer.report.screen import data_stream
-    from nsys_analyzer.runs.captures import each_trace
 
-    found = each_trace(trace, lambda path: _summaries(path, trace, names), tell)
-    captures = [capture for processes in found for capture in processes]
-    parts = [(capture, _phase(captures, capture, phase)) for capture in captures]
-    rows = [row for capture, part in parts for row in _rows(capture, part, kernel_class, top)]
-    if len({capture.name for capture in captures}) == 1:
-        for row in rows:
-            del row["capture"]
-    if kernel_class and not rows:
-        seen = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
-        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(seen)}")
+    rows = kernel_rows(trace, phase, kernel_class, top, names)
     if output_format == "json":
         click.echo(in_json(rows), nl=False, file=data_stream())
     elif output_format == "csv":
@@ -71,7 +61,30 @@ def kernels(
         print_table(_table(rows))
 
 
-def _summaries(trace: Path, given: Path, names: PhaseNames) -> tuple[CaptureSummary, ...]:
+def kernel_rows(
+    trace: Path, phase: str | None, kernel_class: str | None, top: int | None, names: PhaseNames | None = None
+) -> list[_Row]:
+    """Returns the kernels of a capture or a folder of them, as the options of the command ask for them.
+
+    Raises:
+        ConfigurationError: there is no such phase or class.
+    """
+    from nsys_analyzer.runs.captures import each_trace
+
+    found = each_trace(trace, lambda path: _summaries(path, trace, names), tell)
+    captures = [capture for processes in found for capture in processes]
+    parts = [(capture, _phase(captures, capture, phase)) for capture in captures]
+    rows = [row for capture, part in parts for row in _rows(capture, part, kernel_class, top)]
+    if len({capture.name for capture in captures}) == 1:
+        for row in rows:
+            del row["capture"]
+    if kernel_class and not rows:
+        seen = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
+        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(seen)}")
+    return rows
+
+
+def _summaries(trace: Path, given: Path, names: PhaseNames | None) -> tuple[CaptureSummary, ...]:
     """Returns the processes of a capture; raises MissingTableError where it holds no kernels."""
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain

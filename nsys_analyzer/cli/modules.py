@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.configuration import Run
 
 
-_NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --modules {PROGRAM}")
+NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --modules {PROGRAM}")
 
 
 @command(epilog="Example: nsys-analyze modules capture.sqlite")
@@ -50,10 +50,10 @@ def modules(
     if output_format == "json":
         data = captures_data(evidence.captures, keys=MODULES)
         for one in data["captures"]:
-            one |= {} if one["modules"] else _NO_MODULES.data
+            one |= {} if one["modules"] else NO_MODULES.data
         click.echo(in_json(data), nl=False, file=data_stream())
     elif not section.blocks:
-        click.echo(f"{trace} holds no range that names a module. Record it with: {_NO_MODULES.hint}")
+        click.echo(f"{trace} holds no range that names a module. Record it with: {NO_MODULES.hint}")
     elif output_format == "markdown":
         click.echo(markdown.render(Report(f"The modules of {trace.name}", (section,)), {}), nl=False)
     else:

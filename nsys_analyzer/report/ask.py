@@ -9,12 +9,15 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
 from nsys_analyzer.report.named_figures import FIGURES, Case, take, unit_of
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
+from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.report.evidence import Evidence
 
@@ -93,6 +96,11 @@ def ask(evidence: Evidence, question: str) -> Answer:
     keys = keys_of(name)
     if not {key for key in keys if key[0] != "["} <= words.keys() <= {key.strip("[]") for key in keys}:
         raise ConfigurationError(f"{question!r} has a word too few or too many", f"Ask for {usage(name)}")
+    if name == "saves_ms" and [*words] == ["finding"]:
+        asked = f"saves_ms finding={words['finding']}"
+        of_runs = [answer for run in evidence.runs for answer in _of_run(evidence, run) if answer.figure == asked]
+        if len(of_runs) == 1:
+            return of_runs[0]
     captures = [one for one in evidence.captures if _is_meant(one, words)]
     if len(captures) != 1:
         titles = ", ".join(one.title for one in captures or evidence.captures)
@@ -165,8 +173,26 @@ def values_of(capture: CaptureSummary, key: str) -> tuple[str, ...]:
     return tuple(one.id for one in capture.findings or ()) if key == "finding" else ()
 
 
+def _of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
+    """Yields which rank of a run is late, and what findings about all its ranks save."""
+    late = RestsOn(run.name)
+    if rank := run.slowest_rank:
+        words = {"capture": rank.capture, "process": rank.label} | ({} if rank.rank is None else {"rank": rank.rank})
+        asked = (f"{key}={shlex.quote(str(word))}" for key, word in words.items())
+        answer = ask(evidence, " ".join(("late_ms", *asked)))
+        if answer.cannot_answer is None:
+            late = replace(answer.evidence, capture=run.name)
+            yield answer
+    for finding in run.findings:
+        saves, of = (_rounded(finding.saves_ms_low), _rounded(finding.saves_ms_high)), "a step of all ranks, replayed"
+        title = ". ".join((finding.title, *map(plain, finding.evidence[:1])))
+        yield Answer(f"saves_ms finding={finding.id}", late, saves, "ms", of, title, finding.remedy)
+
+
 def answers(evidence: Evidence) -> Iterator[Answer]:
-    """Yields the answers of captures, the most valuable first, then once each what cannot be told."""
+    """Yields the answers of runs of ranks and captures, the most valuable first, then once each what cannot be told."""
+    for run in evidence.runs:
+        yield from _of_run(evidence, run)
     of_each = (list(_ranked(evidence, one)) for one in evidence.captures)
     in_turn = [answer for several in zip_longest(*of_each) for answer in several if answer]
     yield from (one for one in in_turn if one.cannot_answer is None)
