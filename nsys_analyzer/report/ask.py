@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         value: a number, two bounds, or a name.
         unit: ms, us, count, fraction, ratio, bytes, flop, tokens/s or text.
         of: what the value is of: "median of 5 instances of forward".
-        title, remedy: of a finding what it is, and lines of PyTorch to try.
+        title, remedy: of a finding what it is, of the slowest rank whether it is late; and lines of PyTorch to try.
     """
 
     figure: str
@@ -175,6 +175,8 @@ def values_of(capture: CaptureSummary, key: str) -> tuple[str, ...]:
 
 def _of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
     """Yields which rank of a run is late, and what findings about all its ranks save."""
+    from nsys_analyzer.report.sections.ranks import who_is_late  # captures of one rank need none of it
+
     late = RestsOn(run.name)
     if rank := run.slowest_rank:
         words = {"capture": rank.capture, "process": rank.label} | ({} if rank.rank is None else {"rank": rank.rank})
@@ -182,7 +184,7 @@ def _of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
         answer = ask(evidence, " ".join(("late_ms", *asked)))
         if answer.cannot_answer is None:
             late = replace(answer.evidence, capture=run.name)
-            yield answer
+            yield replace(answer, title=plain(who_is_late(run)))
     for finding in run.findings:
         saves, of = (_rounded(finding.saves_ms_low), _rounded(finding.saves_ms_high)), "a step of all ranks, replayed"
         title = ". ".join((finding.title, *map(plain, finding.evidence[:1])))

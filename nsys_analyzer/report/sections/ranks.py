@@ -99,10 +99,11 @@ def _sentence(run: ParallelRun) -> Words:
     profiled = about(max((one.step_ms.median or 0.0) for one in run.ranks))
     known = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
     first = f"{count} {what}{shared}: {about_milliseconds(run.step_ms)} a step {known}."
-    return joined(" ", (first, _who_is_late(run)))
+    return joined(" ", (first, who_is_late(run)))
 
 
-def _who_is_late(run: ParallelRun) -> Words:
+def who_is_late(run: ParallelRun) -> Words:
+    """Returns the sentence on the rank that the others wait for, or that there is none."""
     slowest = run.slowest_rank
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
         return "Who waits for whom is not known."
