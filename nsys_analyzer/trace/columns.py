@@ -109,6 +109,7 @@ class Operations(Columns):
     Attributes:
         kind: code into ``KINDS``.
         start, end: ns.
+        context: that of CUDA, 0 where the file does not say; it numbers streams by itself.
         correlation: unique within a process.
         process: global process ID.
         name: code into ``names``; -1 for an operation that is not a kernel.
@@ -121,6 +122,7 @@ class Operations(Columns):
     start: Ints
     end: Ints
     device: SmallInts
+    context: SmallInts
     stream: Ints
     correlation: Ints
     process: Ints

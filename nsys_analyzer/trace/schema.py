@@ -87,6 +87,7 @@ _GPU = (
     _START,
     _END,
     _column("device", "deviceId", narrow=True, doc="CUDA device ordinal in its process"),
+    _column("context", "contextId", narrow=True, doc="CUDA context ID: streams are numbered in each"),
     _column("stream", "streamId", doc="CUDA stream ID; an address on AMD's GPUs"),
     _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
     _column("process", "globalPid", doc="global process ID (low 24 bits zero)"),

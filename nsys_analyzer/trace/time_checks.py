@@ -29,7 +29,7 @@ _ROWS_PER_BROKEN = 1_000
 class LeftOut:
     """How many rows of one table and one process were left out of every figure and why, with the first of them.
 
-    ``starts_count`` says that only their ends were: API calls whose duration is not known.
+    ``starts_count`` says that only their ends were: API calls whose duration is not known. ``cut``: they end earlier.
     """
 
     process: int
@@ -38,6 +38,7 @@ class LeftOut:
     why: str
     example: Words
     starts_count: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True)

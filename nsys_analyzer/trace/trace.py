@@ -230,6 +230,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         start=column("start"),
         end=column("end"),
         device=compact(column("device")),
+        context=compact(column("context")),
         stream=compact(column("stream")),
         correlation=column("correlation"),
         process=compact(process),

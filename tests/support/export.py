@@ -101,7 +101,7 @@ class Export:
     def kernel(
         self, name: str, launch: int | None, start: int, end: int, tid: int = MAIN, pid: int = PID, *,
         correlation: int | None = None, stream: int = 7, device: int = 0, node: int | None = None,
-        api: str = "cudaLaunchKernel_v7000",
+        api: str = "cudaLaunchKernel_v7000", context: int | None = None,
     ) -> Export:  # fmt: skip
         """A kernel from start to end, launched at ``launch`` (None: no launch row)."""
         if launch is not None:
@@ -111,8 +111,9 @@ class Export:
             correlation = self._correlation
         self._gpu("KERNEL", start, end, correlation, pid, stream, device)
         self._rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1].update(
-            demangledName=self.string(name), shortName=self.string(name), graphNodeId=node
-        )
+            demangledName=self.string(name), shortName=self.string(name), graphNodeId=node,
+            **({} if context is None else {"contextId": context}),
+        )  # fmt: skip
         return self
 
     def memory(

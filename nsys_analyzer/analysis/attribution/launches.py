@@ -6,12 +6,13 @@ a replay does not open again. What contradicts its launch or its stream is left 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, OFF_AXIS, Axis, any_open, held
+from nsys_analyzer.analysis.intervals import NONE, OFF_AXIS, Axis, any_open, held
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, taken
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
@@ -124,14 +125,16 @@ _IN_STEP = (CUDA, HIP)
 #: The share of a device's operations that may be broken where the difference of its clock is estimated from them, and
 #: the share that starts before its launch where its clock is behind.
 _BROKEN, _NEARLY_ALL = 0.1, 0.75
-#: How long two operations of one stream may overlap: they run one after the other but for what graphs, contexts and
-#: programmatic launches let overlap. So many others begin beside none, nor do so many API calls inside one of their
-#: thread.
+#: In a call that lasts longer than this, so many others of its thread do not begin.
 _OVERLAP_NS, _MOST_BESIDE = 10_000_000, 100
+#: Calls that start work which may begin while the work before it on its stream runs.
+_BESIDE = re.compile("LaunchKernelEx|GraphLaunch")
+#: Profilers round, and one operation may end so much behind the start of the next, ns.
+_ROUNDED_NS = 2_000
 
 
 def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
-    """Leaves out what starts before its launch, what still runs when its stream has long gone on, and ends of calls.
+    """Leaves out what starts before its launch, and ends that cannot be true: of calls, and of what a stream runs.
 
     Returns:
         The trace; of each operation left its launch, -1 for none, and by how much the clock of its device is behind the
@@ -146,20 +149,15 @@ def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
     before = wait < -_FEW_ERROR_NS
     few = np.count_nonzero(before) <= max(1, _FEW * np.count_nonzero(launch != NONE))
     early = before if few and trace.metadata.platform in _IN_STEP else wait < -CLOCK_ERROR_NS
-    endless = np.zeros(len(operations), np.bool_)
     if trace.metadata.profiler == "nsys":
-        endless = ~early & _endless(trace)
         trace = _with_ends_of_calls(trace)
-    wrong = early | endless
-    if wrong.any():
-        left_out = [
-            *trace.left_out,
-            *_left_out(operations, "a start before the launch", early),
-            *_left_out(operations, "an end long after the next starts of their stream", endless),
-        ]
-        unmeasured = np.concatenate([unmeasured, launch[wrong]])
-        trace = replace(trace, operations=operations.select(~wrong), left_out=tuple(left_out))
-        launch, behind = launch[~wrong], behind[~wrong]
+    if early.any():
+        left_out = (*trace.left_out, *_left_out(operations, "a start before the launch", early))
+        unmeasured = np.concatenate([unmeasured, launch[early]])
+        trace = replace(trace, operations=operations.select(~early), left_out=left_out)
+        launch, behind = launch[~early], behind[~early]
+    if trace.metadata.platform == CUDA:
+        trace = _with_possible_ends(trace, launch)
     return trace, launch, behind, np.unique(unmeasured[unmeasured != NONE])
 
 
@@ -183,22 +181,29 @@ def _behind(operations: Operations, launch: SmallInts, wait: Ints) -> Ints:
     return found
 
 
-def _endless(trace: Trace) -> Bools:
-    """The operations that still run when their stream has long gone on: with very many others, or to the very end.
+def _with_possible_ends(trace: Trace, launch: SmallInts) -> Trace:
+    """Ends each operation that lasts beyond the start of the next one of its stream there: they run one by one.
 
-    Stream numbers are unique within a context only, so that the next operation alone may be another stream's.
+    But for what a graph or a programmatic launch starts, and what is launched unseen, which may begin before.
     """
-    operations = trace.operations
-    endless = np.zeros(len(operations), np.bool_)
-    long = np.flatnonzero((operations.end - operations.start > _OVERLAP_NS) & (operations.graph_node == 0))
-    if len(long):
-        others = [np.delete(operations.end, long), trace.launches.start, operations.start]
-        last = max(int(some.max(initial=LONG_AGO)) for some in others)
-        stream = distinct_rows(operations.process, operations.device, operations.stream)[1].astype(np.int64)
-        start, end = operations.start[long], operations.end[long]
-        beside = held(stream, operations.start, stream[long], start + 1, end)
-        endless[long] = (beside >= _MOST_BESIDE) | (beside > 0) & (end > last + _OVERLAP_NS)
-    return endless
+    operations, count = trace.operations, len(trace.operations)
+    beside = np.array([*(bool(_BESIDE.search(name)) for name in trace.launches.names), True])
+    beside = beside[taken(trace.launches.name, launch, NONE)] | (operations.graph_node != 0)
+    stream = distinct_rows(operations.process, operations.device, operations.context, operations.stream)[1]
+    order = np.lexsort((operations.start, stream))
+    place = np.where(beside[order], count, np.arange(count))
+    following = np.append(np.minimum.accumulate(place[::-1])[::-1], [count, count])[1 : count + 1]
+    next_start = np.append(operations.start[order], np.iinfo(np.int64).max)[following]
+    next_start[np.append(stream[order], NONE)[following] != stream[order]] = np.iinfo(np.int64).max
+    start, end = operations.start[order], operations.end[order]
+    late = (end - _ROUNDED_NS > next_start) & (next_start > start)
+    if not late.any():
+        return trace
+    ends, wrong = operations.end.copy(), np.zeros(count, np.bool_)
+    ends[order[late]], wrong[order[late]] = next_start[late], True
+    told = _left_out(operations, "an end behind the next start of their stream", wrong)
+    left_out = (*trace.left_out, *(replace(one, cut=True) for one in told))
+    return replace(trace, operations=replace(operations, end=ends), left_out=left_out)
 
 
 def _with_ends_of_calls(trace: Trace) -> Trace:

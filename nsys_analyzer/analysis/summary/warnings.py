@@ -107,6 +107,7 @@ class _Checks:
                 of = "" if one.process == self.process else f" of process {pid_of(one.process)}"
                 rows = f"{one.rows:,} {plural(one.rows, 'row')} of {one.table}{of}"
                 how = "Counted without a duration" if one.starts_count else "Left out of every figure"
+                how = "Counted until that start" if one.cut else how
                 yield phrase("{}: {} with {}, such as {}.", how, rows, one.why, one.example)
         partial = sum(phase.incomplete_instances for phase in self.summary.phases)
         if partial:

@@ -182,6 +182,7 @@ def _on_gpu(events: Rows, process: int) -> _Columns:
         "start": events["start"],
         "end": events["end"],
         "deviceId": events["device"],
+        "contextId": events["context"],
         "streamId": events["stream"],
         "correlationId": events["correlation"],
         "globalPid": np.full(len(events), process),
@@ -316,7 +317,7 @@ def _make_kernels(trace: KinetoTrace) -> Iterator[str]:
                 launched = [((start, end), longest)]
             for call, run in launched:
                 calls.append((name, place, *call, len(calls) + 1))
-                kernels.append((name, place, *run, len(calls), 0, stream, 0, 0))
+                kernels.append((name, place, *run, len(calls), 0, 0, stream, 0, 0))
     trace.events["runtime"] = np.array(calls, COLUMNS["runtime"])
     trace.events["kernel"] = np.array(kernels, COLUMNS["kernel"])
     lost_ns = own_ns - sum(end - start for _, _, start, end, *_ in kernels)

@@ -60,7 +60,9 @@ def _columns(*names: str) -> np.dtype[np.void]:
 #: Of every event: the numbers of its name and of its place (process and thread; device and stream on a GPU) among
 #: those of the trace, its start and end in ns. A thread's name is an event of that name, without a time.
 EVENT = _columns(*_EVENT)
-_OPERATION = _columns(*_CALL, "device", "stream", "graph_node", "bytes")  # the graph's node is 0 where there is none
+_OPERATION = _columns(
+    *_CALL, "device", "context", "stream", "graph_node", "bytes"
+)  # the graph's node is 0 where there is none
 _OPERATOR = _columns(*_EVENT, "sequence", "forward_thread")
 COLUMNS = {
     **dict.fromkeys(("kernel", "memcpy", "memset"), _OPERATION),
@@ -97,6 +99,7 @@ class Arguments(
     correlation: Int64 | None = None
     device: Int32 | None = None
     in_device: Int32 | None = None  # of a copy between GPUs
+    context: Int64 | None = None
     stream: int | str | None = None  # AMD's have an address
     graph_node: Int64 | None = None
     bytes: Size | None = None
@@ -197,6 +200,7 @@ def rows_of(kind: str, events: Sequence[Event], numbers: Numbers) -> Rows:
             each.device if each.device is not None else _ordinal(32, each.in_device, event.pid) for each, event in pairs
         ]
         rows["stream"] = [_ordinal(64, each.stream, event.tid) for each, event in pairs]
+        rows["context"] = [each.context or 0 for each in arguments]
         rows["graph_node"] = [each.graph_node or 0 for each in arguments]
         rows["bytes"] = [each.bytes or 0 for each in arguments]
     return rows
