@@ -87,7 +87,7 @@ def test_a_change_that_is_large_beyond_doubt_ends_the_measurement(change: float,
 
 
 def test_where_pairs_or_blocks_differ_by_more_than_any_should_one_pair_tells_nothing() -> None:
-    # Blocks of −86 % and +11 % in turns: a deviation of the logarithm of 1.0.
+    # Blocks of −60, −86 and +11 %: a deviation of the logarithm of 0.85, of which three tell a pair to 0.49.
     after = Process((4.0, 4.0, 1.4, 1.4, 11.1, 11.1), block=2)
     turns = Turns(((Process((10.0,) * 6, block=2), after),))
     assert not turns.is_enough

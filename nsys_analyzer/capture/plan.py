@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,19 +11,11 @@ from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.capture.nsys import ProfileOptions, importer_check
-from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, timed_command
+from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, lack_of_torch, timed_command
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
-from nsys_analyzer.runs.machine import answer, gpu_count, torch_version
-from nsys_analyzer.runs.targets import (
-    Annotation,
-    Choices,
-    Ranks,
-    Target,
-    is_python,
-    program_target,
-    transformer_targets,
-)
+from nsys_analyzer.runs.machine import gpu_count, torch_version
+from nsys_analyzer.runs.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 
 #: What a program of the user's may be described by; the other options are those of our transformer alone.
@@ -44,7 +35,6 @@ _RANKS_OF_OURS = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_ta
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 #: A flag of Python with which it loads no hooks.
 _SHUTS_OUT = re.compile(r"(?:\S*/)?python\S*(?: -[WX] \S+| -(?![cm] )\S+)*? (-[^-WXcm ]*[IES]\S*)")
-INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 
 
 @dataclass(frozen=True)
@@ -118,7 +108,7 @@ def make_plan(
     options = options or {}
     asked = options.get("device", [None])[0]
     device = choose_device(None if asked is None else str(asked), with_torch=not program, elsewhere=elsewhere)
-    lack = "" if elsewhere or torch_version() is not None else _lack_of_torch(program)
+    lack = "" if elsewhere or torch_version() is not None else lack_of_torch(program)
     profiler, notices = choose_profiler(recording, device, lack)
     if program:
         foreign = [OPTIONS[name].flag for name in options if name not in _OF_ANY_PROGRAM]
@@ -139,14 +129,6 @@ def make_plan(
             notices = (*notices, f"On the CPU: {lighter}; --context-length, --warmup and --steps change it.")
     words = _words("--target-option", target_option)
     return Plan(transformer_targets(models or ("small",), choices, words), profiler, notices)
-
-
-def _lack_of_torch(program: Sequence[str]) -> str:
-    """Returns what to do where PyTorch is in neither our Python nor a program's, which may be another one; else ""."""
-    if not program or not is_python(program[0]):
-        return INSTALL_TORCH
-    has_torch = answer(program[0], "-c", "import importlib.metadata; importlib.metadata.version('torch')") is not None
-    return "" if has_torch else f"Name a Python that has it, in place of {shutil.which(program[0]) or program[0]}"
 
 
 def choose_device(asked: str | None, *, with_torch: bool = True, elsewhere: bool = False) -> str:
@@ -205,12 +187,12 @@ def _program(
     return program_target(program, Run(**described), annotation if recording.annotate else None, recording.ranks)
 
 
-def choose_profiler(asked: Recording, device: str, lack_of_torch: str = "") -> tuple[Profiler | None, tuple[str, ...]]:
+def choose_profiler(asked: Recording, device: str, torch_hint: str = "") -> tuple[Profiler | None, tuple[str, ...]]:
     """Chooses the profiler that was asked for, or the best that works here, and why.
 
     Args:
         asked, device: what is recorded, and where.
-        lack_of_torch: what to do about PyTorch where it is missing.
+        torch_hint: what to do about PyTorch where it is missing.
 
     Raises:
         NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
@@ -226,8 +208,8 @@ def choose_profiler(asked: Recording, device: str, lack_of_torch: str = "") -> t
         raise CaptureError(lack, "nsys-analyze doctor says how to fix it; or use --profiler torch")
     if nsys and not lack and (asked.profiler == "nsys" or on_gpu):
         return _nsys(asked, nsys, on_gpu=on_gpu)
-    if lack_of_torch:
-        raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", lack_of_torch)
+    if torch_hint:
+        raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", torch_hint)
     _refuse(_given(asked, ["nsys_option"]), "for nsys, and torch.profiler records here")
     recorder = TorchProfiler(
         asked.memory, asked.whole_program or asked.runs_on, asked.delay or 0, asked.duration or 0, runs_on=asked.runs_on

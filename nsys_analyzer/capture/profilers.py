@@ -26,6 +26,7 @@ from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from nsys_analyzer.trace.sources import export_of, open_capture
 
+INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
 #: Programs that run a script with Python, and packages that do as ``python -m``.
 _PYTHON_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch")
@@ -162,6 +163,14 @@ def importing() -> dict[str, str]:
     """Returns the variable by which a Python loads our ``sitecustomize``, and finds this package if it lacks it."""
     folder, before = str(Path(hooks.__file__).with_name("injected")), os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else folder}
+
+
+def lack_of_torch(program: Sequence[str]) -> str:
+    """Returns what to do where a program's Python, which may be another one than ours, has no PyTorch; else ""."""
+    if not program or not is_python(program[0]):
+        return INSTALL_TORCH
+    has_torch = answer(program[0], "-c", "import importlib.metadata; importlib.metadata.version('torch')") is not None
+    return "" if has_torch else f"Name a Python that has it, in place of {shutil.which(program[0]) or program[0]}"
 
 
 def check_code(program: Sequence[str]) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nsys_analyzer.capture.jobs import already_there, locked, remaining_cases, run_cases
-from nsys_analyzer.capture.plan import INSTALL_TORCH, choose_device
+from nsys_analyzer.capture.plan import choose_device
+from nsys_analyzer.capture.profilers import INSTALL_TORCH
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow, Bench
 from nsys_analyzer.experiments.results import read_finished, read_rows

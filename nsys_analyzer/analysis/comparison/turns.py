@@ -6,8 +6,9 @@ interval of Student's t leaves out 0 sooner or later where one looks again and a
 95 % of programs that were not changed, however often one looks. One takes the deviation from the pairs (a mixture
 sequential test of the t statistic: Lai 1976; Wang and Ramdas 2025); it is about 1.8 times as wide, leaves out 0 in 4 %,
 and needs four pairs. The other one takes the largest deviation that pairs of one program have, and leaves out 0 in 1 %:
-by it, a single pair tells that one program takes less than half of the other's time. It is not used where pairs or
-their blocks differ by more than that. Together both hold in 95 %, so either may be taken.
+by it, a single pair tells that one program takes less than half of the other's time. It is not used where pairs differ
+by more than that, or the blocks of one so much that they do not tell it to half of that. Together both hold in 95 %, so
+either may be taken.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class Turns:
         t, n, error = _t_for_ever(pairs), len(self.pairs), 1 / math.sqrt(pairs)
         deviation = float(self._logarithms.std(ddof=1)) if n > 1 else 0.0
         by_pairs = t * deviation * error if n > 1 and math.isfinite(t) else math.inf
-        is_usual = max(deviation, *(float(blocks.std()) for blocks in self._blocks)) <= _MOST_APART
+        inside = max(float(blocks.std()) / math.sqrt(len(blocks)) for blocks in self._blocks)
+        is_usual = max(deviation, 2 * inside) <= _MOST_APART
         by_most = _z_for_ever(pairs) * _MOST_APART * error
         return min(by_pairs, by_most if is_usual and by_most < abs(self._logarithms.mean()) else math.inf)
 
@@ -180,10 +182,10 @@ class Turns:
 
 
 def _t_for_ever(pairs: int) -> float:
-    """Returns how far Student's t gets from 0 at this number of pairs in 1 of 20 series that it ever gets so far in.
+    """Returns how far Student's t gets from 0 at this number of pairs in 1 of 25 series that it ever gets so far in.
 
-    The Bayes factor of a normally distributed size of the change ÷ its deviation, against none, exceeds 20 at any time
-    in no more than 1 of 20 unchanged series (Ville's inequality); where it is 20, t is what is returned.
+    The Bayes factor of a normally distributed size of the change ÷ its deviation, against none, exceeds 25 at any time
+    in no more than 1 of 25 unchanged series (Ville's inequality); where it is 25, t is what is returned.
     """
     wide = 1 + pairs * _SOUGHT
     ratio = (math.sqrt(wide) / _LEVEL) ** (2 / pairs)
