@@ -607,7 +607,11 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
     if len(every) < 2 or every.source == "said":
         return kinds
     own = np.maximum(every.ended - every.called, every.end - every.left)  # without what lies between steps
-    is_long = any(ns[0] > _UNUSUAL * np.median(ns[1:]) for ns in (own, length))
+    whole = length[
+        1 : len(every) - int(every.left[-1] == every.ended[-1])
+    ]  # of the last one what lies behind is unknown
+    is_long = own[0] > _UNUSUAL * np.median(own[1:])
+    is_long |= bool(len(whole)) and length[0] > _UNUSUAL * np.median(whole) + _SHORT_NS
     # Inference may begin with a long prompt, whose work takes longer in proportion.
     more = compute[0] / max(np.median(compute[1:]), 1)
     is_other_work = more > _UNUSUAL and own[0] <= _UNUSUAL * more * np.median(own[1:])
