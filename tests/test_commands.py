@@ -23,6 +23,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.runs.ledger import Entry, append
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, SOFTMAX, Export, training_step
+from tests.support.kineto import Kineto
 
 RealCapture = Callable[[str], Path]
 MS = 1_000_000
@@ -215,6 +216,32 @@ def test_info_of_real_captures(real_capture: RealCapture) -> None:
     assert "(device 1)" in text
     text = output("info", real_capture("graph_small256"))
     assert "CUDA graph replays are opaque" in text
+
+
+def test_tables_that_are_not_read_are_named(tmp_path: Path) -> None:
+    export = training_step(Export())
+    export.add("GPU_METRICS", rawTimestamp=1, timestamp=2, typeId=3, metricId=4, value=5)
+    export.add("NET_NIC_METRIC", start=1, end=2, globalId=3, value=4).add("OSRT_API", start=1, end=2, nameId=3)
+    export.add("TARGET_INFO_NIC_INFO", guid=1, name="mlx5_0")  # of no moment: nothing that could be read
+    path = export.write(tmp_path / "t.sqlite")
+    lines = output("info", path).splitlines()
+    for name in ("GPU_METRICS", "NET_NIC_METRIC", "OSRT_API"):
+        assert f"  {name}: 1 (not read)" in lines
+    assert [line for line in lines if "(not read)" in line and "NVTX" in line] == []
+    assert "  TARGET_INFO_NIC_INFO: 1" in lines
+    assert "Recorded, and not read: `GPU_METRICS`, `NET_NIC_METRIC`, `OSRT_API`." in output("report", path, "-o", "-")
+    said = output("share", path, "-o", tmp_path / "copy.sqlite")
+    assert "Tables that the copy lacks: GPU_METRICS, NET_NIC_METRIC, TARGET_INFO_NIC_INFO" in said
+
+
+def test_info_of_a_trace_of_pytorch_says_so(tmp_path: Path) -> None:
+    on_cpu = Kineto(torch_version="2.13.0").operator("aten::mm", 0, 10).write(tmp_path / "cpu.json")
+    lines = output("info", on_cpu).splitlines()
+    said = "  a trace of PyTorch's profiler, PyTorch 2.13.0"
+    assert lines[:3] == ["Capture:", said, "  no GPU: PyTorch's operators stand for kernels"]
+    on_gpu = Kineto().gpu().launch(1, 0).kernel(GEMM, 1, 5, 10).write(tmp_path / "gpu.json")
+    lines = output("info", on_gpu).splitlines()
+    assert lines[1:3] == ["  a trace of PyTorch's profiler", "  GPU 0: NVIDIA H100, 80.0 GiB, 132 SMs"]
 
 
 def test_info_of_what_is_no_trace(tmp_path: Path, fails: Callable[..., str]) -> None:

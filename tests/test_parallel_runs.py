@@ -15,6 +15,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranks.join import runs_of
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.report.renderers.json_report import captures_data
 from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.text import plain
 from tests.support.export import Export
@@ -768,6 +769,7 @@ def test_a_world_of_no_size_that_there_is(tmp_path: Path) -> None:
     assert (run.missing[0], len(run.missing)) == (1, 10**6 - 1)
     listed = ", ".join(map(str, range(1, 17)))
     assert f"No capture is of ranks {listed} and 999,983 more: " in seen(run, "notes")["notes"][0]
+    assert captures_data((), [run])["missing_ranks"] == list(range(1, 1_001))
 
 
 def test_nothing_comes_of_nothing() -> None:

@@ -59,16 +59,26 @@ def _print(trace: Path, above: str) -> None:
 
 def _versions(trace: Trace) -> Iterator[str]:
     metadata = trace.metadata
-    yield f"{metadata.profiler} {metadata.profiler_version}, schema {metadata.schema_version}"
-    yield f"driver {metadata.driver}, {metadata.platform} {metadata.runtime}, {metadata.os}, {metadata.cpu}"
+    if metadata.profiler == "torch":
+        version = metadata.profiler_version
+        yield "a trace of PyTorch's profiler" + (f", PyTorch {version}" if version != "unknown" else "")
+    else:
+        yield f"nsys {metadata.profiler_version}, schema {metadata.schema_version}"
+    versions = (f"driver {metadata.driver}", f"{metadata.platform} {metadata.runtime}", metadata.os, metadata.cpu)
+    if known := [text for text in versions if not text.endswith("unknown")]:
+        yield ", ".join(known)
     for gpu in metadata.gpus.values():
+        if gpu.is_cpu:
+            yield "no GPU: PyTorch's operators stand for kernels"
+            continue
         yield f"GPU {gpu.gpu_id}: {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {gpu.sm_count} {metadata.units}"
 
 
 def _tables(reader: Reader) -> Iterator[str]:
+    unread = reader.unread_tables()
     for name, rows in reader.counts(sorted(n for n in reader.columns_of if not n.startswith("ENUM_"))).items():
         if rows:
-            yield f"{name}: {rows:,}"
+            yield f"{name}: {rows:,}{' (not read)' if name in unread else ''}"
 
 
 def _processes(trace: Trace) -> Iterator[str]:

@@ -49,10 +49,24 @@ def share(
     with their times: they explain why the GPU was idle.
     """
     from nsys_analyzer.share import share as write_copy
+    from nsys_analyzer.text import visible
 
     patterns = [_pattern(text) for text in ((".*",) if keep_all_names else keep)]
     for line in _lines(output, write_copy(trace, output, force=force, keep=patterns, keep_source=keep_source)):
         click.echo(line)
+    if dropped := _dropped(trace, output):
+        click.echo(f"Tables that the copy lacks: {visible(', '.join(dropped))}")
+
+
+def _dropped(trace: Path, output: Path) -> list[str]:
+    """Returns the names of the tables that hold something, and are not in the copy; of a trace of nsys."""
+    from nsys_analyzer.trace.sources import KINETO, open_capture, source_of
+
+    if source_of(trace) is KINETO:  # its tables are made as it is read, from what is read
+        return []
+    reader, copied = open_capture(trace), open_capture(output).columns_of
+    left_out = (name for name in reader.columns_of if name not in copied and not name.startswith("ENUM_"))
+    return sorted(name for name in left_out if reader.has_rows(name))
 
 
 def _pattern(text: str) -> re.Pattern[str]:

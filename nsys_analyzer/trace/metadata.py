@@ -130,6 +130,7 @@ class Metadata:
         thread_names: by global thread ID.
         time_shift_ns: added by the export to each of its times.
         started_utc_ns: when the session started, since 1970 (UTC); 0 where the export is silent.
+        unread_tables: the names of the tables of events of which nothing is read.
     """
 
     profiler: str
@@ -146,6 +147,7 @@ class Metadata:
     diagnostics: tuple[Diagnostic, ...]
     time_shift_ns: int = 0
     started_utc_ns: int = 0
+    unread_tables: tuple[str, ...] = ()
 
     @property
     def units(self) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 
 from nsys_analyzer.errors import RECORD, MissingTableError, TraceError
 from nsys_analyzer.trace.arrays import Bools, Frame, empty_frame, frame_of, integers_of, rows_of
-from nsys_analyzer.trace.schema import NO_TIME, SIGNATURE_TABLES, STRINGS, TABLE_ENDINGS, Column, Filter, Table
+from nsys_analyzer.trace.schema import NO_TIME, READ, SIGNATURE_TABLES, STRINGS, TABLE_ENDINGS, Column, Filter, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +76,11 @@ class Reader(ABC):
                 if self.has_rows(name) and all(column_in(column, self.columns_of[name]) for column in required):
                     return name
         return None
+
+    def unread_tables(self) -> tuple[str, ...]:
+        """Returns the names of the tables of events that were recorded, and of which nothing is read."""
+        unread = [name for name in self.columns_of if (_NUMBERED.fullmatch(name) or [name])[1] not in READ]
+        return tuple(sorted(n for n in unread if {"start", "timestamp"} & {*self.columns_of[n]} and self.has_rows(n)))
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""

@@ -434,3 +434,6 @@ TABLES = {
     if isinstance(table, Table) and not table.aside
     for name in table.aliases
 }
+
+#: Every name of a table of which anything is read.
+READ = frozenset(name for table in tuple(globals().values()) if isinstance(table, Table) for name in table.aliases)

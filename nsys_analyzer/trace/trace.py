@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +145,8 @@ class Trace:
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, annotated, operators = _read_ranges(frames["nvtx"], strings)
         recorded = _recorded_operators(frames["operators"], strings)
-        metadata, noted = read_metadata(frames, strings), noted_calls(reader, strings)
+        metadata = replace(read_metadata(frames, strings), unread_tables=reader.unread_tables())
+        noted = noted_calls(reader, strings)
         duration = int(frames["session"]["duration"].max(initial=0)) or None
         moments = (operations.start, launches.start, ranges.start)
         by_nsys = metadata.profiler == "nsys"

@@ -27,6 +27,8 @@ _IDENTITY = ("name", "process", "pid", "rank", "source", "status", "message", "g
 #: Why the steps of captures are as long as they are; their modules.
 STEPS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warnings")
 MODULES = (*_IDENTITY, "modules")
+#: Ranks without a capture that are listed, at most: a manifest may speak of a million.
+_MOST_MISSING = 1_000
 #: The generator stands so near to the start of a report's JSON.
 _NEAR = 512
 #: Half a surrogate pair, as Python holds such a byte; before it, what is none: a backslash, a whole pair.
@@ -75,7 +77,7 @@ def captures_data(
             one |= CannotAnswerError(why, ON_GPU if capture.on_cpu else NODES if hidden else RECORD).data
     document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": chosen}
     if runs:
-        first, *others = map(written, runs)
+        first, *others = (written(run) | {"missing_ranks": list(run.missing[:_MOST_MISSING])} for run in runs)
         document |= {**first, "other_runs": others}
     return document
 

@@ -13,7 +13,7 @@ from nsys_analyzer.report.evidence import Evidence, kernel_word, shortened, stat
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import percent
-from nsys_analyzer.text import Words, emphasis, joined, phrase, plural
+from nsys_analyzer.text import Words, code, emphasis, joined, phrase, plural
 
 
 def about(evidence: Evidence) -> Section:
@@ -70,6 +70,9 @@ def _conditions(evidence: Evidence) -> Iterator[Block]:
     """What was captured, where, how, and what the runs were asked for."""
     yield table(_CAPTURES, evidence.captures)
     yield table(_MACHINES, evidence.captures)
+    unread = sorted({name for c in evidence.captures if c.metadata for name in c.metadata.unread_tables})
+    if unread:
+        yield Paragraph(phrase("Recorded, and not read: {}.", joined(", ", map(code, unread))))
     asked = table(_ASKED, evidence.captures, "What was asked for, as each run's manifest says:")
     if asked.rows:
         yield asked
