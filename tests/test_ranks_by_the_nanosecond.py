@@ -17,7 +17,7 @@ from msgspec import structs
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranks.join import join_ranks, runs_of
+from nsys_analyzer.analysis.ranks.join import joins_of, runs_of
 from nsys_analyzer.analysis.ranks.member import Member, record_members
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.windows import find_steps
@@ -125,8 +125,8 @@ def read(ranks: Sequence[Rank]) -> list[Member]:
 
 
 def only(members: Sequence[Member]) -> ParallelRun:
-    (run,) = join_ranks(members)
-    return run
+    (join,) = joins_of(members)
+    return join.run()
 
 
 # --- by definition
@@ -266,7 +266,7 @@ def test_the_order_of_captures_changes_nothing(case: Case, random: Random) -> No
     members = read(build(case, own_captures(len(case), offsets=[0, 333, 777])))
     turned = list(members)
     random.shuffle(turned)
-    assert join_ranks(turned) == join_ranks(members)
+    assert [join.run() for join in joins_of(turned)] == [join.run() for join in joins_of(members)]
 
 
 @given(cases())

@@ -13,6 +13,7 @@ import pytest
 from nsys_analyzer.analysis.ranks.join import Join, joins_of
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.text import plain
 from tests.conftest import Main
 from tests.support.export import global_tid
 from tests.support.hostile import controls
@@ -338,3 +339,10 @@ def test_a_rank_that_is_late_without_the_profiler_too_is_named(run_main: Main, t
     assert (finding.step_ms, finding.saves_ms_high) == (0.45, pytest.approx(0.15, abs=0.01))
     said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.45").out.split()).replace("\N{NO-BREAK SPACE}", " ")
     assert "Rank 1 is late by 0.15 ms without the profiler, by a replay, and under it by 0.15 ms in 4 of 4" in said
+
+
+def test_a_step_without_room_for_the_waiting_under_the_profiler_is_trusted(tmp_path: Path) -> None:
+    """Rank 0 is busy for 30 · 2 µs and 200 in its collective, 150 of which it waits for rank 1: no 250 µs hold that."""
+    inputs = load_captures(launching(tmp_path, (10, 0), (15, 0)), step_ms=0.25)
+    assert inputs.runs[0].unprofiled_ms == 0.25
+    assert not any("not trusted" in plain(warning) for one in inputs.captures for warning in one.warnings)

@@ -57,19 +57,13 @@ def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
 
     Each has its findings, and where its ranks lose time to the one with least own time.
     """
-    capture_of = {
-        (member.capture, member.process, member.device): capture for capture in captures for member in capture.members
-    }
+    pairs = [(member, capture) for capture in captures for member in capture.members]
+    capture_of = {(member.capture, member.process, member.device): capture for member, capture in pairs}
     runs = []
-    for join in joins_of([member for capture in captures for member in capture.members]):
+    for join in joins_of([member for member, _ in pairs]):
         run = _at_unprofiled_pace(_with_losses(join.run(), capture_of), join, capture_of)
         runs.append(structs.replace(run, findings=find_in_run(run)))
     return tuple(runs)
-
-
-def join_ranks(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
-    """Returns the runs that some members are of, the one of most ranks first."""
-    return tuple(join.run() for join in joins_of(members))
 
 
 def joins_of(members: Sequence[Member]) -> list[Join]:
@@ -80,8 +74,7 @@ def joins_of(members: Sequence[Member]) -> list[Join]:
 def clocks_of(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
     """Returns, by capture of a run whose clocks agree, the one whose clock is the run's, and its own against that."""
     clocks: dict[str, tuple[str, Clock]] = {}
-    for group in group_members(members):
-        join = Join(*group)
+    for join in joins_of(members):
         if join.alignment:
             first = join.members[0].capture
             pairs = zip(join.members, join.clocks, strict=True)
