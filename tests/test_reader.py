@@ -349,3 +349,9 @@ def test_a_file_that_is_all_suffix(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["report", str(tmp_path), "--format", "json"])
     assert result.exit_code == 0, result.output
     assert '"name": ".sqlite"' in result.output
+
+
+def test_of_an_endless_kernel_name_the_start_is_kept(tmp_path: Path) -> None:
+    longest = "void k<" + "a, " * 100_000 + "b>(int)"  # 7 + 300,000 + 7 letters
+    trace = Trace.load(Export().kernel(longest, 1, 2, 3).kernel(longest[:20_000], 4, 5, 6).write(tmp_path / "t.sqlite"))
+    assert sorted(trace.operations.names, key=len) == [longest[:20_000], f"{longest[:20_000]}… (300,014 characters)"]

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+#: Characters of a kernel's name that are kept.
+_LONGEST_KERNEL = 20_000
 #: API calls that are enough for a median.
 _FIRST_CALLS = 20_000
 #: The largest grid that CUDA allows along y and z is 65,535, along x 2³¹ − 1; blocks of all three fit 64 bits then.
@@ -225,7 +227,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
     if not process.any():  # exports before globalPid leave it out: with one launching process it is that one
         launching = distinct(process_of(distinct(frames["runtime"]["thread"])))
         process = np.full_like(process, launching[0]) if len(launching) == 1 else process
-    texts = [strings.get(i, "") for i in ids.tolist()]
+    texts = [_cut(strings.get(i, "")) for i in ids.tolist()]
     return Operations(
         kind=np.repeat(np.arange(len(KINDS), dtype=np.int8), lengths),
         start=column("start"),
@@ -245,6 +247,11 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
             for i, text in zip(ids.tolist(), texts, strict=True)
         ),
     )
+
+
+def _cut(name: str) -> str:
+    """Returns a kernel's name; of one that templates made endless the start, for every table and report holds it."""
+    return name if len(name) <= _LONGEST_KERNEL else f"{name[:_LONGEST_KERNEL]}… ({len(name):,} characters)"
 
 
 def _sizes(parts: list[Frame]) -> Ints:
