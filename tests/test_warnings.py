@@ -11,7 +11,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.metadata import touches_no_figure
-from tests.support.export import PID, Export, global_pid, training_step
+from tests.support.export import GEMM, PID, Export, global_pid, training_step
 from tests.test_report_command import section
 
 WORKER = PID + 1
@@ -77,7 +77,7 @@ def test_an_older_nsys_is_told_of(tmp_path: Path) -> None:
     assert "install a newer nsys" in said
 
 
-@pytest.mark.parametrize(("kernel", "said"), [("void at::native::sum(int)", "forward"), ("void life(int*)", "--step")])
+@pytest.mark.parametrize(("kernel", "said"), [(GEMM, "forward"), ("void life(int*)", "--step")])
 def test_a_program_without_a_forward_pass_is_not_told_to_wrap_one(tmp_path: Path, kernel: str, said: str) -> None:
     export = Export().range("life", 0, 90).kernel(kernel, 10, 20, 40)
     (warning,) = (one for one in warnings_of(export, tmp_path) if "No range names a phase" in one)

@@ -54,7 +54,7 @@ _RECORDS = 0.25
 _START_UP_NS = 3_000_000
 #: An idle GPU of unknown cause: where a replay tells nothing, it tells nothing either.
 _UNEXPLAINED = Place("idle", "unknown")
-#: Behind a wait the GPU idles until the program has launched what comes next, too.
+#: A program that waits while the GPU works is late with all that it does later: any idle time may follow from that.
 _WAITS = ("sync", "copy", "allocator")
 #: The columns of a replay that are times.
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause", "gap")
@@ -283,11 +283,10 @@ def _most_saved_ms(case: Case, candidate: Candidate, gone_ms: float) -> float:
     changed = candidate.changes[-1](replay)
     work_ms = study.ms(changed.work < replay.work if candidate.pieces is None else candidate.pieces)
     causes = {candidate.place.name} if candidate.place and candidate.of_cpu else set[str]()
-    if causes & set(_WAITS):
-        causes |= {"launch", "host"}
-    elif candidate.pieces is not None and (changed.after < replay.after).any():
+    if candidate.pieces is not None and (changed.after < replay.after).any():
         causes = {"launch"}
-    idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
+    of_any = causes & set(_WAITS) or not step.idle_by_cause
+    idle_ms = step.idle_ms if of_any else sum(row.ms for row in step.idle_by_cause if row.cause in causes)
     busy_ms = step.total_ms - step.idle_ms
     stays_ms = min(busy_ms, case.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
     # A step that was timed may be longer than the profiled one, and so may each of its parts.

@@ -60,7 +60,7 @@ class _Checks:
         self.leaves = summary.leaf_phases
         self.messages = _messages(self.trace, process)
         by_torch, how = self.trace.metadata.profiler == "torch", _HOW_TO_ANNOTATE
-        self.how_to_name = _HOW_TO_RECORD if by_torch else how if summary.is_torch else _HOW_TO_NAME_STEPS
+        self.how_to_name = _HOW_TO_RECORD if by_torch else how if summary.holds_model else _HOW_TO_NAME_STEPS
 
     def missing(self) -> Iterator[Words]:
         """What the trace lacks: a current export, tables or events; without a kernel, the message that says why."""
