@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, 
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.process import Cause
-from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.replay import Replay, run_together
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -54,8 +54,8 @@ _RECORDS = 0.25
 _START_UP_NS = 3_000_000
 #: An idle GPU of unknown cause: where a replay tells nothing, it tells nothing either.
 _UNEXPLAINED = Place("idle", "unknown")
-#: A program that waits while the GPU works is late with all that it does later: any idle time may follow from that.
-_WAITS = ("sync", "copy", "allocator")
+#: The idle time behind a wait, until the next launches come; freed memory is allocated again between them.
+_BEHIND = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
 #: The columns of a replay that are times.
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause", "gap")
 #: A GPU that computes for less of a step than this is mostly idle.
@@ -282,17 +282,19 @@ def _most_saved_ms(case: Case, candidate: Candidate, gone_ms: float) -> float:
     study, step, replay = case.study, case.step, case.study.replay
     changed = candidate.changes[-1](replay)
     work_ms = study.ms(changed.work < replay.work if candidate.pieces is None else candidate.pieces)
-    causes = {candidate.place.name} if candidate.place and candidate.of_cpu else set[str]()
-    if candidate.pieces is not None and (changed.after < replay.after).any():
-        causes = {"launch"}
-    of_any = causes & set(_WAITS) or not step.idle_by_cause
-    idle_ms = step.idle_ms if of_any else sum(row.ms for row in step.idle_by_cause if row.cause in causes)
+    # The program's own time in waits that end sooner; it waits for the work that the candidate is about, as a rule.
+    waited_ns = np.diff(run_together([replay])[0][0]) - replay.after
+    waits_ms = case.paused_ms(waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
+    name = candidate.place.name if candidate.place and candidate.of_cpu else ""
+    launches = candidate.pieces is not None and (changed.after < replay.after).any()
+    causes = {"launch"} if launches else {name, *_BEHIND.get(name, ())}
+    idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
     busy_ms = step.total_ms - step.idle_ms
     stays_ms = min(busy_ms, case.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
     # A step that was timed may be longer than the profiled one, and so may each of its parts.
     pace = max(case.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
     left_ms = max(case.longest_ms, case.step_ms) - stays_ms - gone_ms
-    return min((work_ms + idle_ms) * pace, left_ms, case.step_ms)
+    return min((max(work_ms, waits_ms) + idle_ms) * pace, left_ms, case.step_ms)
 
 
 def interval_of(saved_ms: Sequence[float], *, of_cpu: bool, timed: bool) -> tuple[float, float]:
