@@ -69,7 +69,20 @@ def operations_of(rows: list[Operation]) -> tuple[Operations, Ints, Ints]:
     of_device = (1 - mine).astype(np.int32)
     names = ("kernel",)
     operations = Operations(
-        start, small, end, of_device, small, stream.astype(np.int32), zeros, zeros, small, zeros, zeros, small, names
+        start,
+        small,
+        end,
+        of_device,
+        small,
+        stream.astype(np.int32),
+        zeros,
+        zeros,
+        small,
+        zeros,
+        zeros,
+        small,
+        small,
+        names,
     )
     chosen = np.flatnonzero(mine)
     return operations, chosen[np.argsort(start[chosen], kind="stable")], rank

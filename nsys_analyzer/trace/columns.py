@@ -116,6 +116,7 @@ class Operations(Columns):
         graph_node: 0 outside graph replays.
         size: thread blocks of a kernel, bytes of a copy or a fill; 0 where the file does not say.
         copy: code into ``COPIES``, 0 for an operation that is no copy.
+        continues: 1 for what goes on with an earlier row, as an operator on the CPU does between those that it calls.
     """
 
     kind: Codes
@@ -130,6 +131,7 @@ class Operations(Columns):
     graph_node: Ints
     size: Ints
     copy: SmallInts
+    continues: SmallInts
     names: tuple[str, ...]
 
     @property

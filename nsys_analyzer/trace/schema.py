@@ -101,6 +101,7 @@ KERNEL = Table(
     (
         *_GPU,
         _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name"),
+        _column("continues", narrow=True, doc="1 for a later part of an operator on the CPU that calls others; ours"),
         _column("grid_x", "gridX", narrow=True, doc="thread blocks along x, 0 where they are not known"),
         _column("grid_y", "gridY", narrow=True, doc="thread blocks along y"),
         _column("grid_z", "gridZ", narrow=True, doc="thread blocks along z"),

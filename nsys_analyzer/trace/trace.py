@@ -241,6 +241,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         graph_node=compact(column("graph_node")),
         size=size,
         copy=copy,
+        continues=appended(parts[KERNEL].pop("continues"), np.zeros(sum(lengths[KERNEL + 1 :]), np.int32)),
         # A name of blanks, or that ends where it begins, is none.
         names=tuple(
             text if text.partition("\0")[0].strip() else f"{UNNAMED} {i}"

@@ -142,6 +142,7 @@ def dissect_device(
 ) -> DissectedSteps:
     """Dissects the steps on one device; the parts are those of the steps near the median, and add up to its length."""
     kernels, starts = work.attributed.kernels, work.attributed.trace.operations.start
+    continues = work.attributed.trace.operations.continues
     # Behind all kernels stands, without a name, what of each class is none: fills, and opaque graphs.
     names = [*zip(kernels.names, kernels.classes, strict=True), *(("", name) for name in work.classes)]
     parts, by_cause = Moments(len(ACTIVITIES) + 1), Moments(len(CAUSES))
@@ -168,7 +169,7 @@ def dissect_device(
         kernel = np.where(code == NONE, len(kernels.names) + label, code)
         by_class.add(window, label, share, near)
         by_kernel.add(window, kernel, share, near)
-        begun = (fragments.start[computes] == starts[operation]) & near[window]
+        begun = (fragments.start[computes] == starts[operation]) & near[window] & (continues[operation] == 0)
         launches += np.bincount(kernel[begun], minlength=len(names))
         by_cause.add(idle.window, idle.cause, idle.end - idle.start, near)
         idle = idle.select(near[idle.window])

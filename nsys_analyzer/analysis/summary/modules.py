@@ -214,7 +214,8 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     module = np.append(calls.path, len(calls.paths))[call]
     classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
     module[classes == COMMUNICATION] = len(calls.paths) + 1
-    sums = [_by_module(calls, module, way, values) for values in (duration, np.ones_like(duration))]
+    launched = 1 - trace.operations.continues[kernels].astype(np.int64)
+    sums = [_by_module(calls, module, way, values) for values in (duration, launched)]
     tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
     outside, communication = (
         [tree.work([len(calls.paths) + more], direction) for direction in (FORWARD, BACKWARD)] for more in (0, 1)

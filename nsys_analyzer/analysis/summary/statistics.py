@@ -218,7 +218,7 @@ def sums_of(operations: Operations, group: Any, code: Any, shape: tuple[int, int
     count, ns = np.zeros(rows * width, np.int64), np.zeros(rows * width)
     for block in blocks(len(group), least=rows * width):
         key = (group[block].astype(np.int64) + 1) * width + code[block]
-        count += np.bincount(key, minlength=rows * width)
+        count += np.bincount(key[operations.continues[block] == 0], minlength=rows * width)
         ns += np.bincount(key, operations.end[block] - operations.start[block], rows * width)
     return count.reshape(rows, width)[1:], ns.astype(np.int64).reshape(rows, width)[1:]
 

@@ -276,17 +276,18 @@ class _ProcessView:
         leaf, step = (part[self.mine][kernel] for part in self.attributed.instance_pair)
         warm = self.attributed.warm[self.mine][kernel]
         count, ns = sums_of(self.operations.select(kernel), how, warm, (len(HOW), 2))
+        first = self.operations.continues[kernel] == 0
         return Coverage(
-            kernels=len(how),
+            kernels=int(np.count_nonzero(first)),
             attributed=int(count[UNATTRIBUTED + 1 :].sum()),
-            in_phases=int(np.count_nonzero((leaf != NONE) | (step != NONE) | warm)),
-            in_warmup=int(np.count_nonzero(warm)),
+            in_phases=int(np.count_nonzero(first & ((leaf != NONE) | (step != NONE) | warm))),
+            in_warmup=int(np.count_nonzero(first & warm)),
             unattributed=int(count[UNATTRIBUTED].sum()),
             kernel_ms=_sum_ms(ns),
             attributed_ms=_sum_ms(ns[UNATTRIBUTED + 1 :]),
             unattributed_ms=_sum_ms(ns[UNATTRIBUTED]),
-            without_launch=int(np.count_nonzero(attribution.launch[self.mine][kernel] == NONE)),
-            ambiguous=int(np.count_nonzero(attribution.ambiguous[self.mine][kernel])),
+            without_launch=int(np.count_nonzero(first & (attribution.launch[self.mine][kernel] == NONE))),
+            ambiguous=int(np.count_nonzero(first & attribution.ambiguous[self.mine][kernel])),
             how=dict(zip(HOW, count.sum(axis=1).tolist(), strict=True)),
             lost_launches=self.attributed.lost_in(self.process.global_pid),
             warmup_ms=_sum_ms(ns[:, 1]),

@@ -198,7 +198,7 @@ class _Parts:
 
     def launches(self, some: Bools) -> float:
         """Counts the launches of some of the kernels, per unit."""
-        return int(some.sum()) / self.units
+        return int((self.attributed.trace.operations.continues[self.kernels][some] == 0).sum()) / self.units
 
 
 def _occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None:

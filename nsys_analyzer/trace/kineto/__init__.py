@@ -46,7 +46,7 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
     """
     trace = read_kineto(path)
     if trace.on_cpu:
-        trace.remarks.extend(_make_kernels(trace))
+        _make_kernels(trace)
         if trace.properties.device_properties:
             trace.remarks.append(
                 "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
@@ -106,6 +106,7 @@ def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Column
         "CUPTI_ACTIVITY_KIND_KERNEL": {
             **_on_gpu(trace.of("kernel"), process),
             "demangledName": trace.of("kernel")["name"],
+            "continues": trace.of("kernel")["continues"],
         },
         "CUPTI_ACTIVITY_KIND_MEMCPY": {
             **_on_gpu(copies, process),
@@ -287,15 +288,13 @@ _AUTOGRAD = re.compile(r"^(?:torch::)?autograd::|^[\w:<>., ]*Backward\d*$")
 #: What torch.compile's own code runs in; its matmuls are operators in it.
 _COMPILED = "## Call CompiledFxGraph"
 _COMPILED_GRAPH = "CompiledFxGraph"
-#: The share of the operators' own time that may be missing without a warning.
-_TOLERATED = 0.01
 
 Stretch = tuple[int, int]
 """Where an operator runs and none that it calls: start and end in ns."""
 
 
-def _make_kernels(trace: KinetoTrace) -> Iterator[str]:
-    """Makes a kernel and its launch of each call of an operator, in place; a thread is a stream. Yields warnings."""
+def _make_kernels(trace: KinetoTrace) -> None:
+    """Makes a launch of each call of an operator, in place, and kernels of its own time; a thread is a stream."""
     operators, names, graph = trace.of("operator"), trace.texts, len(trace.texts)
     working = [number for number in np.unique(operators["name"]) if is_operator(names[number])]
     if any(names[number].startswith(_COMPILED) for number in working):
@@ -304,28 +303,18 @@ def _make_kernels(trace: KinetoTrace) -> Iterator[str]:
     for span in operators[np.isin(operators["name"], working)][["name", "place", "start", "end"]].tolist():
         threads[span[1]].append(span)
     calls, kernels = list[tuple[int, ...]](), list[tuple[int, ...]]()
-    own_ns = 0
     for stream, spans in enumerate(threads.values()):
         spans.sort(key=lambda span: (span[2], -span[3]))
         for (name, place, start, end), free in zip(spans, stretches(span[2:] for span in spans), strict=True):
-            own_ns += sum(end - start for start, end in free)
-            if names[name].startswith(_COMPILED):
-                name = graph  # without the hash, which would part equals
-                launched = [(run, run) for run in free]
-            else:
-                longest = max(free, key=lambda run: run[1] - run[0], default=(start, start))
-                launched = [((start, end), longest)]
-            for call, run in launched:
-                calls.append((name, place, *call, len(calls) + 1))
-                kernels.append((name, place, *run, len(calls), 0, 0, stream, 0, 0))
+            is_graph = names[name].startswith(_COMPILED)
+            for part, run in enumerate(free or [(start, start)]):
+                if is_graph or not part:
+                    name = graph if is_graph else name  # without the hash, which would part equals
+                    calls.append((name, place, *(run if is_graph else (start, end)), len(calls) + 1))
+                continues = int(part > 0 and not is_graph)
+                kernels.append((name, place, *run, len(calls), 0, 0, stream, 0, 0, continues))
     trace.events["runtime"] = np.array(calls, COLUMNS["runtime"])
     trace.events["kernel"] = np.array(kernels, COLUMNS["kernel"])
-    lost_ns = own_ns - sum(end - start for _, _, start, end, *_ in kernels)
-    if lost_ns > _TOLERATED * own_ns:
-        yield (
-            f"{lost_ns / own_ns:.1%} of the operators' own time lies between the operators that they call, outside "
-            "each one's longest stretch, and is not counted"
-        )
 
 
 def is_operator(name: str) -> bool:

@@ -61,7 +61,7 @@ def _columns(*names: str) -> np.dtype[np.void]:
 #: those of the trace, its start and end in ns. A thread's name is an event of that name, without a time.
 EVENT = _columns(*_EVENT)
 _OPERATION = _columns(
-    *_CALL, "device", "context", "stream", "graph_node", "bytes"
+    *_CALL, "device", "context", "stream", "graph_node", "bytes", "continues"
 )  # the graph's node is 0 where there is none
 _OPERATOR = _columns(*_EVENT, "sequence", "forward_thread")
 COLUMNS = {
