@@ -165,9 +165,9 @@ def test_the_data_holds_every_operation(train: Report) -> None:
     matmul = capture["groups"].index("matmul")
     ns = sum(one for one, group in zip(stream["duration"], stream["group"], strict=True) if group == matmul)
     # That of the steps' kernels: three steps, of which nothing overlaps.
-    step = train.captures[0].step
+    step = train.captures[0].phase("step")
     assert step is not None
-    by_class = {one.kernel_class: one.ms for one in step.classes}
+    by_class = {one.kernel_class: one.ms_per_instance for one in step.classes}
     assert ns / 3e6 == pytest.approx(by_class["matmul"], abs=1e-6)
 
 
