@@ -561,6 +561,18 @@ def test_no_saving_is_above_the_idle_time_of_its_cause(data_ms: float, most_ms: 
     assert finding.saves_ms_low == pytest.approx(13.466 * 0.71, rel=1e-3)
 
 
+def test_a_wait_saves_no_more_than_it_lasts() -> None:
+    """20 ms for a batch, 9 of work that is waited for from its launch on: without the wait both run side by side.
+
+    The wait lasts 9 ms less the 10 µs of the launch, behind which the GPU idles for 20 µs; loading takes 20 of 29.02.
+    """
+    diagnosis = found(Steps().call(EVENT, 20_000, range="data").kernel(9_000, BF16_GEMM).sync(), data=20.0, launch=0.02)
+    data, sync = diagnosis.findings
+    assert (data.id, sync.id) == ("data_loading", "host_sync")
+    assert sync.saves_ms_high == pytest.approx(9.01, rel=1e-3)
+    assert data.saves_ms_high + sync.saves_ms_high <= 29.02
+
+
 def test_no_saving_of_kernels_is_above_their_time() -> None:
     """Of 100 · 10 µs for launches 40 are left, and of 100 · 1 µs of work 30 to 60 %.
 
