@@ -211,7 +211,7 @@ def test_the_action_on_captures(here: Path, action: Callable[..., tuple[int, str
     status, result, line = action(CAPTURE=EAGER)
     assert (status, result) == (3, "slower")
     assert line.startswith("::error title=nsys-analyze slower::Slower: a step takes 28.06 → 41.80\N{NO-BREAK SPACE}ms")
-    assert "%25 (95%25 interval" in line
+    assert "%25 (95\N{NO-BREAK SPACE}%25 interval" in line
     assert "| compute: elementwise" in (here / "summary.md").read_text()
     assert action(CAPTURE=EAGER, FAIL_ABOVE="60%")[:2] == (0, "passed")
     (here / "budgets.toml").write_text("[classes_ms]\nelementwise = 4\n")

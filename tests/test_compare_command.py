@@ -68,7 +68,7 @@ def fails(run_main: Main, *arguments: object, code: int = 1) -> str:
 
 def test_the_answer_and_its_tables(before: Path, after: Path, compare: Callable[..., str]) -> None:
     text = compare(before, after)
-    assert "before → after Slower: a step takes 6.300 → 6.800 ms under the profiler, +7.9 % (95% interval " in text
+    assert "before → after Slower: a step takes 6.300 → 6.800 ms under the profiler, +7.9 % (95 % interval " in text
     assert "Compared: 4 steps before, 4 steps after. What explains the change" in text
     assert "compute: matmul 5.000 5.500 +0.500 (" in text
     assert "the step 6.300 6.800 +0.500 (" in text
@@ -235,8 +235,8 @@ def test_a_bad_file_of_a_folder(tmp_path: Path, run_main: Main, compare: Callabl
             "model,context_length,phase,mean_ms,std_ms,median_ms,steps",
             ("small,256,step,6.1,0.01,6.1,10", "small,256,step,6.6,0.01,6.6,10"),
             (
-                "Slower: a step takes 6.100 → 6.600 ms without the profiler, +8.2 % (95% interval ",
-                "A step takes 6.300 → 6.800 ms under the profiler, +7.9 % (95% interval ",
+                "Slower: a step takes 6.100 → 6.600 ms without the profiler, +8.2 % (95 % interval ",
+                "A step takes 6.300 → 6.800 ms under the profiler, +7.9 % (95 % interval ",
                 "step, without the profiler 6.100 6.600 +8.2 % (",
             ),
         ),

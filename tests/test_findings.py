@@ -266,7 +266,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 100 + 1,000 µs of work, and 10 behind the wait; of the copy 15 % is left, or nothing.
     (
         find_device_to_host_copy, checkpoint("checkpoint"), {}, [1_110 - 250, 1_110 - 100],
-        "1 copy a step from the GPU: 8.0 MiB in 1 ms, 100% of it to pageable memory, in the range checkpoint.",
+        "1 copy a step from the GPU: 8.0 MiB in 1 ms, 100\xa0% of it to pageable memory, in the range checkpoint.",
     ),
     # The code around it goes with it: 10 + 3,000 of calls behind the copy's end. At 1,100 it waits, until 4,110. A copy
     # that is not waited for: 10 + 10 + 3,000 of calls; without the range's calls 10, and 100 of work.
@@ -277,7 +277,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 1,000 µs 343.0 are left, or 163.8.
     (
         find_fp32_matmul, Steps().kernel(1_000, GEMM).kernel(500, BF16_GEMM), {}, [657.0, 836.2],
-        "1 kernel of matmuls a step run in fp32 for 1 ms (67% of the step).",
+        "1 kernel of matmuls a step run in fp32 for 1 ms (67\xa0% of the step).",
     ),
     # 100 · 20 µs of work: 40 % or 70 % less of it.
     *(
@@ -327,7 +327,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
         find_unfused_elementwise,
         kernels(5, 100, ADD, steps=kernels(4, 100, ADD).kernel(100, BF16_GEMM)).kernel(100, BF16_GEMM), {},
         [900 - 400, 900 - 200],
-        "9 kernels a step, elementwise, reductions, norms and casts, take 0.9 ms (82% of the step), 100 µs each. "
+        "9 kernels a step, elementwise, reductions, norms and casts, take 0.9 ms (82\xa0% of the step), 100 µs each. "
         "They stand in chains of 4.6 kernels on average, one directly behind the other.",
     ),
     # A chain of 4, of which a softmax keeps its time: of the others' 300 µs are left 150, or 75. Of a sum the same is
@@ -370,7 +370,7 @@ SAVED += [
         Steps(kind="decode").kernel(300, CAT).copy(100, ON_DEVICE, 1 << 20).kernel(600, BF16_GEMM),
         {},
         [280, 400],
-        "2 copies a step concatenate tensors or copy them on the device, for 0.4 ms (40% of the step).",
+        "2 copies a step concatenate tensors or copy them on the device, for 0.4 ms (40\xa0% of the step).",
     ),
 ]
 
@@ -700,7 +700,7 @@ def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:
     """1,000 µs of work, said to have taken 1,300: the replay is 23 % shorter."""
     diagnosis = found(Steps().kernel(1_000, GEMM), measured_us=1_300)
     assert diagnosis.findings == ()
-    assert diagnosis.doubt == "a replay of the recorded steps is 23% shorter than they are"
+    assert diagnosis.doubt == "a replay of the recorded steps is 23\xa0% shorter than they are"
 
 
 @pytest.mark.parametrize(("prefix", "records"), [("cudaStream", True), ("hipStream", True), ("cudaGraph", False)])

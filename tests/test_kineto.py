@@ -526,6 +526,6 @@ def test_commands_open_a_trace(command: str, cpu_train: Path) -> None:
 def test_a_report_is_not_written_over_a_trace(name: str, tmp_path: Path) -> None:
     trace = gpu_step().write(tmp_path / "t.json.gz")
     before = trace.read_bytes()
-    with pytest.raises(NsysAnalyzerError, match="has the name of an input"):
+    with pytest.raises(NsysAnalyzerError, match=r"has the name of an input|ends in \.gz"):
         CliRunner().invoke(cli, ["report", str(trace), "-o", str(tmp_path / name)], catch_exceptions=False)
     assert trace.read_bytes() == before

@@ -347,7 +347,9 @@ def test_the_verdict_is_said_where_the_ledger_cannot_be_written(verified: Callab
     Path(".nsys-analyze").write_text("a file where the folder of the ledger would be")
     code, said = verified(PAIR)
     assert code == 0
-    assert "Faster: a step takes 10 ms → 4 ms (−60.0%, −80.4% to −18.3% at 95%), in 1 pair" in " ".join(said.split())
+    assert "Faster: a step takes 10 ms → 4 ms (−60.0 %, −80.4 % to −18.3 % at 95 %), in 1 pair" in " ".join(
+        said.split()
+    )
     assert ".nsys-analyze/ledger.jsonl cannot be written (File exists). See: ls -ld .nsys-analyze" in said
 
 

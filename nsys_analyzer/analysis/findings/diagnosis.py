@@ -10,7 +10,17 @@ from functools import partial
 import numpy as np
 
 from nsys_analyzer.analysis.findings import kernels, serving, waits
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, listed, three
+from nsys_analyzer.analysis.findings.finding import (
+    Candidate,
+    Case,
+    Diagnosis,
+    Finding,
+    Place,
+    Rule,
+    listed,
+    percent,
+    three,
+)
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.process import Cause
@@ -110,7 +120,8 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     if not unprofiled and busy > (1 + _TRUSTED) * longest:
         why = "the steps hold work of the GPU that was launched before them"
     if abs(error) > _TRUSTED:
-        why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
+        differs = f"{percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
+        why = f"a replay of the recorded steps is {differs} than they are"
     once = ""
     if study.recording_share >= _RECORDS:
         why = once = "the program records CUDA graphs, as it does once, and nothing of what it records runs meanwhile"
@@ -350,7 +361,10 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
         ms,
         step_ms,
         step_ms,
-        (f"The GPU computes for {step.compute_ms / step_ms:.0%} of {of}; {three(ms)} ms of the rest are this{place}.",),
+        (
+            f"The GPU computes for {percent(step.compute_ms / step_ms)} of {of}; {three(ms)} ms of the rest are "
+            f"this{place}.",
+        ),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",
         _REMEDIES.get(where, _REMEDIES.get(cause, _LOOK)),
         step.in_words(_DISPROOF),
@@ -391,7 +405,7 @@ def why_missing(capture: CaptureSummary) -> Words | None:
     return phrase(
         "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded: findings about matmuls, "
         "attention, elementwise kernels and the optimizer cannot be had. Capture with `--cuda-graph-trace=node`.",
-        f"{hidden / step.compute_ms:.0%}".replace("%", "\N{NO-BREAK SPACE}%"),
+        percent(hidden / step.compute_ms),
     )
 
 

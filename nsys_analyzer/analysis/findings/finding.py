@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.text import Words, about, plural
+from nsys_analyzer.text import Words, about, about_percent, plural
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 
 _BACKWARD = re.compile("(?i)backward|_bwd")
@@ -164,7 +164,7 @@ class Case:
             return ()
         share = self.study.off_cpu[known].sum() / self.study.replay.pause[known].sum()
         why = "it sleeps, or waits for a file, a lock, another process or a free core"
-        return (f"For {share:.0%} of this time its thread is on no CPU: {why}.",)
+        return (f"For {about_percent(share)} of this time its thread is on no CPU: {why}.",)
 
     @property
     def idle_share(self) -> float:
@@ -248,8 +248,13 @@ def saved_launches(case: Case, share: Shares) -> Change:
     return lambda replay: replay.with_launching(after, most).with_work(work)
 
 
-#: Writes a number in three digits, as the report does.
-three = about
+#: Write a number in three digits, and a share, as the report does.
+three, percent = about, about_percent
+
+
+def percent_between(shares: tuple[float, float]) -> str:
+    """Writes the bounds of a share: 30 % to 80 %."""
+    return " to ".join(map(percent, shares))
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -16,6 +16,8 @@ from nsys_analyzer.analysis.findings.finding import (
     Place,
     Rule,
     Shares,
+    percent,
+    percent_between,
     saved_launches,
     saved_work,
     three,
@@ -94,12 +96,12 @@ def find_fp32_matmul(case: Case) -> Iterator[Candidate]:
         (saved_work(slow_matmuls * (1 - 1 / slow)), saved_work(slow_matmuls * (1 - 1 / fast))),
         (
             f"{times(study.count(slow_matmuls), 'kernel')} of matmuls a step run in fp32 for {three(ms)} ms "
-            f"({ms / case.step_ms:.0%} of the step).",
+            f"({percent(ms / case.step_ms)} of the step).",
             f"The {peaks.name} does {peaks.flops_per_s['fp32'] / 1e12:.3g} TFLOP/s in fp32, "
             f"{peaks.flops_per_s['tf32'] / 1e12:.3g} in TF32 and {peaks.flops_per_s['bf16'] / 1e12:.3g} in bf16.",
         ),
         f"The step is replayed with these matmuls {slow:.2g} to {fast:.2g} times faster: TF32's "
-        f"peak is {speedup:.2g} times that of fp32; {_OF_TF32_PEAK[0]:.0%} to {_OF_TF32_PEAK[1]:.0%} of the gain are "
+        f"peak is {speedup:.2g} times that of fp32; {percent_between(_OF_TF32_PEAK)} of the gain are "
         "assumed.",
         (
             'torch.set_float32_matmul_precision("high")  # TF32: 10 bits of mantissa in the factors',
@@ -132,8 +134,7 @@ def find_small_grids(case: Case) -> Iterator[Candidate]:
             f"{ms:.3g} ms; {np.average(study.size[small], weights=study.replay.work[small]):.0f} blocks on average.",
             f"Most of that time is in {worst[:80]}.",
         ),
-        f"The step is replayed with {_SAVED_OF_GRIDS[0]:.0%} to {_SAVED_OF_GRIDS[1]:.0%} of what the idle "
-        "multiprocessors could do.",
+        f"The step is replayed with {percent_between(_SAVED_OF_GRIDS)} of what the idle multiprocessors could do.",
         (
             "# a larger batch, or several small problems at once: torch.bmm, torch._foreach_*, streams",
             'model = torch.compile(model, mode="max-autotune")  # tries split-K and smaller tiles',
@@ -268,7 +269,7 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
         tuple(saved(share * separate) for share in (least, most)),
         (
             f"{times(study.count(separate), 'kernel')} a step, elementwise, reductions, norms and casts, take {ms:.3g} "
-            f"ms ({ms / case.step_ms:.0%} of the step), {ms / study.count(separate) * 1e3:.3g} µs each.",
+            f"ms ({percent(ms / case.step_ms)} of the step), {ms / study.count(separate) * 1e3:.3g} µs each.",
             f"They stand in chains of {typical:.2g} kernels on average, one directly behind the other.",
         ),
         "The step is replayed with each chain of k kernels as one: 1/k to 2/k of the time of its elementwise kernels "
@@ -293,10 +294,9 @@ def find_layout_copies(case: Case) -> Iterator[Candidate]:
         tuple(saved_launches(case, chained * share) for share in _SAVED_OF_CHAIN),
         (
             f"{times(study.count(chained), 'copy')} a step stand in chains of {_CHAIN} or more, one directly "
-            f"behind the other, and take {three(ms)} ms ({ms / case.step_ms:.0%} of the step).",
+            f"behind the other, and take {three(ms)} ms ({percent(ms / case.step_ms)} of the step).",
         ),
-        f"The step is replayed without {_SAVED_OF_CHAIN[0]:.0%} to {_SAVED_OF_CHAIN[1]:.0%} of them: a chain ends in "
-        "one copy or none.",
+        f"The step is replayed without {percent_between(_SAVED_OF_CHAIN)} of them: a chain ends in one copy or none.",
         (
             "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
             "x = x.to(torch.bfloat16)      # once, not to float32 and back",
@@ -350,9 +350,9 @@ def find_unfused_optimizer(case: Case) -> Iterator[Candidate]:
         "The optimizer is not fused",
         tuple(_less_of(updates * share, calls, _FUSED_KERNELS / per_step) for share in _SAVED_OF_OPTIMIZER),
         (f"It runs {times(per_step, 'kernel')} a step ({kind}) for {three(study.ms(updates))} ms on the GPU.",),
-        f"The step is replayed with {_FUSED_KERNELS} launches in the optimizer and {_SAVED_OF_OPTIMIZER[0]:.0%} to "
-        f"{_SAVED_OF_OPTIMIZER[1]:.0%} less work: a fused AdamW moves 7 tensors of the parameters' size, a naive one "
-        "20, some of them in the cache.",
+        f"The step is replayed with {_FUSED_KERNELS} launches in the optimizer and "
+        f"{percent_between(_SAVED_OF_OPTIMIZER)} less work: a fused AdamW moves 7 tensors of the parameters' size, a "
+        "naive one 20, some of them in the cache.",
         ("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
         "Count the optimizer's kernels afterwards: if they are few and the step is no shorter, the GPU had other work.",
         place=Place("phase", "optimizer"),

@@ -8,7 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Place, Rule, saved_launches, three, times
+from nsys_analyzer.analysis.findings.finding import (
+    Candidate,
+    Case,
+    Place,
+    Rule,
+    percent,
+    percent_between,
+    saved_launches,
+    three,
+    times,
+)
 from nsys_analyzer.trace.columns import ON_DEVICE
 
 #: What is left of the time between two steps where the next one is prepared meanwhile, ns.
@@ -82,9 +92,9 @@ def find_cache_copies(case: Case) -> Iterator[Candidate]:
         tuple(saved_launches(case, copies * share) for share in _SAVED_OF_COPIES),
         (
             f"{times(study.count(copies), 'copy')} a step concatenate tensors or copy them on the device, for "
-            f"{three(ms)} ms ({ms / case.step_ms:.0%} of the step).",
+            f"{three(ms)} ms ({percent(ms / case.step_ms)} of the step).",
         ),
-        f"The step is replayed without {_SAVED_OF_COPIES[0]:.0%} to {_SAVED_OF_COPIES[1]:.0%} of them, as where new "
+        f"The step is replayed without {percent_between(_SAVED_OF_COPIES)} of them, as where new "
         "keys and values are written into their place.",
         (
             'model.generate(..., cache_implementation="static")  # room for all tokens, made once',

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, Rule, listed, three, times
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, Rule, listed, percent, three, times
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
@@ -179,7 +179,7 @@ def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
         (asynchronous, gone),
         (
             f"{times(study.count(copies), 'copy')} a step from the GPU: {size / 2**20:,.1f} MiB in {three(ms)} ms, "
-            f"{pageable:.0%} of it to pageable memory{f', in the range {names}' if names else ''}.",
+            f"{percent(pageable)} of it to pageable memory{f', in the range {names}' if names else ''}.",
         ),
         "The step is replayed with copies on a stream of their own, which the program does not wait for, and without "
         "the code around them, too.",

@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.findings.finding import Finding, Place, three, times
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.text import about_percent
 
 #: A timeline shows what a run's findings are about by its collectives.
 _SEEN = Place("class", COMMUNICATION)
@@ -182,7 +183,7 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
             if run.later_ms
             else "but no more than the other programs' CPU time allows"
         )
-        + f"; ±{apart:.0%} from run to run.",
+        + f"; ±{about_percent(apart)} from run to run.",
         (
             *look,
             "# what this rank alone does: logging, checkpoints, longer batches; in other steps, or beside them:",
@@ -226,7 +227,7 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures, step_ms: float) -> It
             "is there.",
         ),
         f"With buckets of 25 MiB the last one to {_LAST_BUCKETS} of about {three(buckets)} stay exposed, and the "
-        f"others slow backward down by up to {_SLOWS:.0%} of their time.",
+        f"others slow backward down by up to {about_percent(_SLOWS)} of their time.",
         ("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
         "Time the step with bucket_cap_mb=25: exposed communication falls to that of the last buckets.",
     )

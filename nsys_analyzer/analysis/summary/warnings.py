@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.findings.finding import three
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, repeating_ranges
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
-from nsys_analyzer.text import Words, about, code, joined, phrase, plural
+from nsys_analyzer.text import NO_BREAK_SPACE, Words, about, about_percent, code, joined, phrase, plural
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
 from nsys_analyzer.trace.metadata import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
@@ -121,7 +121,8 @@ class _Checks:
         if unnamed:
             yield (
                 f"The capture does not hold the names of {len(unnamed):,} {plural(len(unnamed), 'kernel')} "
-                f"({sum(unnamed):.1%} of the kernel time), so their class is unknown. Export the report again."
+                f"({about_percent(sum(unnamed), 1)} of the kernel time), so their class is unknown. Export the "
+                "report again."
             )
         if self.whole and self.whole.opaque:
             replays = sum(row.operations_per_instance for row in self.whole.memory if row.kind == "graph")
@@ -182,7 +183,7 @@ class _Checks:
             tenths = math.floor(summary.share_in_phases * 1000) / 10  # 89.99 % is not 90
             time = "operators' time" if summary.on_cpu else "GPU time (kernels, copies and fills)"
             none = "" if summary.phase("forward") else ", and no forward is among them"
-            share = f"The phases found ({held}) hold {tenths:.1f} % of the {time}{none}"
+            share = f"The phases found ({held}) hold {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{none}"
             yield f"{share}: every question is answered for the step or the whole capture, too."
         if coverage.in_warmup:
             kernels = f"{coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}"
@@ -252,7 +253,7 @@ class _Checks:
         wanted = self.summary.configuration.precision if self.summary.configuration else None
         tf32 = self.summary.precisions.get("tf32", 0.0)
         if wanted == "fp32" and tf32:
-            yield f"The configuration says fp32, but {tf32:.0%} of the matmul time ran as tf32."
+            yield f"The configuration says fp32, but {about_percent(tf32)} of the matmul time ran as tf32."
 
     def diagnostics(self) -> Iterator[Words]:
         """The profiler's messages that concern the figures of this process and have not been quoted."""

@@ -12,7 +12,7 @@ from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.report.evidence import Evidence, kernel_word, shortened, status_of
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import percent
+from nsys_analyzer.report.units import about_percent, percent
 from nsys_analyzer.text import Words, code, emphasis, joined, phrase, plural
 
 
@@ -226,8 +226,8 @@ _GPU_TERMS = {
     "launching, short pauses": "the GPU has no work left while the program launches the next operation; pauses of "
     "about 1 µs between two operations that are both launched count here, too.",
     "other CPU work": "the program makes no CUDA call for 0.1 ms or longer.",
-    "verdict": f"GPU-bound: busy for {GPU_BOUND:.0%} or more of the time; GPU waits: idle for {IDLE:.0%} or more of "
-    "it; neither; or undecided, where times under the profiler leave it open.",
+    "verdict": f"GPU-bound: busy for {about_percent(GPU_BOUND)} or more of the time; GPU waits: idle for "
+    f"{about_percent(IDLE)} or more of it; neither; or undecided, where times under the profiler leave it open.",
 }
 _CPU_TERMS = {
     "operators": "PyTorch's operators on the CPU, each by its own time without the operators that it calls.",

@@ -43,12 +43,12 @@ _MANY_LAUNCHES = 100
 _MATTERS, _MOSTLY = 0.005, 0.5
 _GLOSSARY: tuple[Words, ...] = (
     phrase(
-        "*95% interval*, in brackets: the change is more than chance where 0 lies outside of it: Student's t times the "
-        "standard error, of medians by the bootstrap; where a side is a single run, with what runs of one program "
-        "differ by: {:.2%} of the GPU's work, and {:.0%} of the time that the GPU waits for the program, unless "
-        "`--cpu-spread` says otherwise (standard deviations, measured on shared H200 hosts). Several runs on each side "
-        "(`--repeats`) tell it by themselves.",
-        GPU_SPREAD, CPU_SPREAD,
+        "*95\N{NO-BREAK SPACE}% interval*, in brackets: the change is more than chance where 0 lies outside of it: "
+        "Student's t times the standard error, of medians by the bootstrap; where a side is a single run, with what "
+        "runs of one program differ by: {} of the GPU's work, and {} of the time that the GPU waits for the program, "
+        "unless `--cpu-spread` says otherwise (standard deviations, measured on shared H200 hosts). Several runs on each "
+        "side (`--repeats`) tell it by themselves.",
+        about_percent(GPU_SPREAD, 2), about_percent(CPU_SPREAD),
     ),
     phrase(
         "*before*, *after*: medians of steps and phases; of parts and kernels means of a step under the profiler, in "
@@ -138,7 +138,7 @@ def _changed(change: Change, clock: str) -> str:
     cell, before = _shift(change), format_number(change.before_ms, "ms")
     by = f"{shifted(Shift(change.ms), 'ms')}\N{NO-BREAK SPACE}ms{f' ({cell})' if cell else ''}"
     if isinstance(cell, Shift):
-        by = shifted(cell, "percent").replace("(", "(95% interval ")
+        by = shifted(cell, "percent").replace("(", "(95\N{NO-BREAK SPACE}% interval ")
     return f"a step takes {before} → {milliseconds(change.after_ms)} {clock} the profiler, {by}."
 
 
@@ -213,7 +213,7 @@ def _table(what: str, rows: Sequence[_Row], unit: Literal["ms", "percent"], capt
         Field(what, "text", lambda row: row[0]),
         Field("before", "ms", lambda row: row[1].before_ms),
         Field("after", "ms", lambda row: row[1].after_ms),
-        Field("change (95% interval)", unit, lambda row: _shift(row[1], unit)),
+        Field("change (95\N{NO-BREAK SPACE}% interval)", unit, lambda row: _shift(row[1], unit)),
     )
     return table(fields, rows, caption, capture=title)
 

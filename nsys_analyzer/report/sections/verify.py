@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Report, Section
+from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Report, Section, Shift
 from nsys_analyzer.report.sections.findings import in_a_line
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, milliseconds_between
+from nsys_analyzer.report.units import about_milliseconds, milliseconds_between, shifted
 from nsys_analyzer.runs.ledger import Entry, widening
 from nsys_analyzer.text import plural
 
@@ -57,11 +57,9 @@ def _blocks(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Fi
 
 def _interval(entry: Entry) -> str:
     """The change as a share of the step before, with its interval of 95 %."""
-    change = f"{entry.change_ms / entry.before_ms:+.1%}"
-    if entry.low_ms is None or entry.high_ms is None:
-        return f" ({change})".replace("-", "−")
-    ends = " to ".join(f"{end / entry.before_ms:+.1%}" for end in (entry.low_ms, entry.high_ms))
-    return f" ({change}, {ends} at 95%)".replace("-", "−")
+    bounds = [bound for bound in (entry.low_ms, entry.high_ms) if bound is not None]
+    change, *ends = (shifted(Shift(ms / entry.before_ms), "percent") for ms in (entry.change_ms, *bounds))
+    return f" ({change}, {' to '.join(ends)} at 95\N{NO-BREAK SPACE}%)" if len(ends) == 2 else f" ({change})"
 
 
 _FIELDS: tuple[Field[Entry], ...] = (
@@ -102,7 +100,7 @@ def history(entries: Sequence[Entry], *, calibrate: bool = False) -> Report:
     if calibrate:
         try:
             wider = f"intervals must be {widening(entries):.2f} times as wide."
-            blocks.append(Paragraph(f"For 80% of what was measured to lie inside, {wider}"))
+            blocks.append(Paragraph(f"For 80\N{NO-BREAK SPACE}% of what was measured to lie inside, {wider}"))
         except NsysAnalyzerError as error:  # the history is there all the same
             blocks.append(Paragraph(f"{error}."))
     blocks.append(table(_FIELDS, entries))
