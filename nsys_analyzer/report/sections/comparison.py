@@ -46,8 +46,8 @@ _GLOSSARY: tuple[Words, ...] = (
         "*95\N{NO-BREAK SPACE}% interval*, in brackets: the change is more than chance where 0 lies outside of it: "
         "Student's t times the standard error, of medians by the bootstrap; where a side is a single run, with what "
         "runs of one program differ by: {} of the GPU's work, and {} of the time that the GPU waits for the program, "
-        "unless `--cpu-spread` says otherwise (standard deviations, measured on shared H200 hosts). Several runs on each "
-        "side (`--repeats`) tell it by themselves.",
+        "unless `--cpu-spread` says otherwise (standard deviations, measured on shared H200 hosts). Several runs on "
+        "each side (`--repeats`) tell it by themselves.",
         about_percent(GPU_SPREAD, 2), about_percent(CPU_SPREAD),
     ),
     phrase(
