@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -238,3 +239,19 @@ def test_exit_codes(text: str, code: int, trace: Path, tmp_path: Path, run_main:
 def test_each_line_of_a_text_is_judged_by_itself(holds: Callable[[str], list[bool | None]]) -> None:
     text = f"# Ours\n\nIt is slow.\n\n- {ASKED}\n- forward takes 6 ms\n- {TIMES}\n\n{MATMUL} {TIMES}\n"
     assert holds(text) == [None, None, True, None, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Under the profiler forward\n" * 20_000, "word " * 200_000, "[" * 100_000,
+        f"wall_ms{' a=b' * 50_000}", "1," * 200_000,
+        "░" * 200_000, "| a " * 50_000, "wall_ms phase=forward = 1e999999999999 ms",
+        f"wall_ms phase=forward = {'9' * 10_000} ms",
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_a_hostile_text_is_read_in_seconds(text: str, holds: Callable[[str], list[bool | None]]) -> None:
+    start = time.process_time()
+    assert True not in holds(text)
+    assert time.process_time() - start < 20

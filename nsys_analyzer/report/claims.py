@@ -33,7 +33,7 @@ from nsys_analyzer.text import Words, plain, spans, visible
 _DIGITS = r"[−+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _NUMBER = re.compile(rf"(?<![\w.]){_DIGITS}(?!\w|[.,][0-9])")
 #: What markdown puts around the words of a report: links and pictures, marks and folds, an item's bullet.
-_LINK = re.compile(r"(?<!\\)!?\[([^\]]+)\]\([^)\s]+\)")
+_LINK = re.compile(r"(?<!\\)!?\[([^\]]{1,500})\]\([^)\s]{1,500}\)")
 _MARKS = re.compile(r"[`*\\]|</?(?:details|summary)>")
 _BULLET, _HEADING = re.compile(r"^\s*[-*•]\s+(?![\d\s≈])"), re.compile(r"^\s*#{1,6}\s")
 _COMMENT, _FENCE_OF_CODE = re.compile(r"\s*<!--.*-->\s*"), re.compile(r"\s*```+\s*\w")
@@ -43,12 +43,14 @@ _BETWEEN = re.compile(r"(?<=[^\d\s][.!?])\s+(?=[A-Z0-9\"'≈(])")
 _CELLS = re.compile(r"\s*(?<!\\)\|\s*|\t|\s{2,}")
 #: How a line ends whose words lead to what comes below it, and how one ends that is whole.
 _LEADS, _WHOLE = tuple(":：,;，；(“\"«„'"), (".", "!", "?", "…")
-#: Lines over which a terminal breaks a paragraph at most.
-_MOST_LINES = 60
+#: Lines over which a terminal breaks a paragraph at most, letters of one, and letters that tell how a sentence starts.
+_MOST_LINES, _WIDEST, _START = 60, 1000, 8
+#: How often lines of one text are joined to find a sentence that is broken over them.
+_MOST_JOINS = 20_000
 #: Sentences of the report that a false one is shown with at most.
 _MOST_SHOWN = 5
 _ASKED = re.compile(r"((\w+)(?: \w+=(?:'[^']*'|\"[^\"]*\"|\S+?))*)(?: =|:) (.+)")
-_VALUE = re.compile(rf"({_DIGITS}(?:e-?[0-9]+)?)(?: to ({_DIGITS}(?:e-?[0-9]+)?))? (\S+)")
+_VALUE = re.compile(rf"({_DIGITS}(?:e-?[0-9]{{1,2}})?)(?: to ({_DIGITS}(?:e-?[0-9]{{1,2}})?))? (\S+)")
 _UNKNOWN_WORDS = CannotAnswer(
     "It is neither a line of ask nor a sentence that the report of these captures writes",
     "a line NAME = VALUE UNIT, as nsys-analyze ask prints it, or a sentence in the report's own words",
@@ -154,6 +156,7 @@ class _Written:
         self.sentences: dict[str, list[_Sentence]] = defaultdict(list)
         self.tables: list[_Table] = []
         self.bars: list[StepBars] = []
+        self.starts: set[str] = set()
         self._count_of_titles, self._last = 0, ""
         self._add_title(report.title, report.title if report.title in captures else "", 0)
         for section in report.sections:
@@ -215,6 +218,7 @@ class _Written:
             # A terminal may break a long name anywhere, also between two digits.
             for key in {self._last} if kind == "heading" else {self._last, _words(sentence)}:
                 self.sentences[key].append(_Sentence(sentence, capture, below, kind))
+                self.starts.add(key[:_START])
 
 
 class _Reader:
@@ -223,7 +227,7 @@ class _Reader:
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
         self._report = _Written(build_report(evidence), {capture.title for capture in evidence.captures})
-        self._capture, self._last = "", ""
+        self._capture, self._last, self._joins = "", "", 0
         self._titles: Collection[int] = ()
         self._tables: Sequence[Table] = ()
 
@@ -248,9 +252,12 @@ class _Reader:
         line = below[0]
         if part := self._asked(line) or self._row(line) or self._bar(line):
             return part, 1
+        words = _words(_bare(_HEADING.sub("", _BULLET.sub("", line))))
+        is_unknown = self._joins > _MOST_JOINS or (len(words) >= _START and words[:_START] not in self._report.starts)
         for end in range(1, len(below) + 1):
-            if end > 1 and (not _bare(below[end - 1]) or _BULLET.match(below[end - 1])):
+            if end > 1 and (is_unknown or not _bare(below[end - 1]) or _BULLET.match(below[end - 1])):
                 break
+            self._joins += end > 1
             if part := self._sentences("\n".join(below[:end])):
                 return part, end
         self._titles = () if _HEADING.match(line) else self._titles
@@ -306,7 +313,7 @@ class _Reader:
 
     def _bar(self, line: str) -> _Part | None:
         """Returns a bar as it is drawn in the width of its line; its legend has its figures."""
-        for bars in self._report.bars:
+        for bars in self._report.bars if len(line) <= _WIDEST else ():
             for strokes in islice(lines(bars, len(line)), len(bars.rows)):
                 if "".join(stroke.text for stroke in strokes).rstrip() == line.rstrip():
                     return _Part(line, "heading")
