@@ -90,7 +90,7 @@ _CLASS, _FINDING = "phase.classes[class]", "findings[finding].saves_ms"
 FIGURES: dict[str, Named] = {
     "gpu": Named("gpu", "The GPU's name."),
     "steps": Named("step.wall_ms.n", "Measured steps."),
-    "step_ms": Named("step.said_ms", "A step's one length: unprofiled, else estimated, else profiled.", _RANGES),
+    "step_ms": Named("step.said_ms", "A step's one length: unprofiled, else estimated, else profiled."),
     "step_unprofiled_ms": Named(f"{_STEP}.low", "A step without the profiler.", _TIMES, ("untimed",)),
     "step_estimated_ms": Named(f"{_STEP}.low..{_STEP}.high", "The same, estimated.", unless=("timed",)),
     "step_profiled_ms": Named("step.wall_ms", "A step under the profiler."),
