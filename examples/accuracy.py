@@ -1,7 +1,7 @@
 """Writes ``docs/accuracy.md``: what removing a planted fault saves, predicted by ``nsys-analyze explain`` and measured.
 
 ``python examples/accuracy.py`` reads the captures and the timings (``measured.json``) of ``faults``, which
-``profiling_targets.faults`` made, and writes the page there, or to the file that is given; it prints the summary. A
+``faults/faults.py`` made, and writes the page there, or to the file that is given; it prints the summary. A
 second file is a ledger of ``nsys-analyze verify``, which the page then ends with. What-ifs are in ``what_ifs.py``.
 """
 
@@ -25,7 +25,9 @@ from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.report.sections.verify import history
 from nsys_analyzer.runs.ledger import read_ledger
-from profiling_targets.faults import CHANGES, FAULTS
+
+sys.path.insert(0, str(Path(__file__).parent / "faults"))
+from faults import CHANGES, FAULTS
 
 FOLDER = Path(__file__).parent / "faults"
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
@@ -143,7 +145,7 @@ def page(pairs: Sequence[Pair]) -> Iterator[str]:
     yield "# How well savings are predicted"
     yield ""
     yield (
-        "`profiling_targets.faults` trains a network with one usual fault planted. From a capture of it under nsys, "
+        "`examples/faults/faults.py` trains a network with one usual fault planted. From a capture of it under nsys, "
         "`nsys-analyze explain` predicts what the fix saves. Then the loop with the fault and the loop without it were "
         "timed without a profiler, in turns. The measured saving is the median of the rounds' differences. Captures "
         "and timings are in `examples/faults`; `make accuracy` makes this page from them."

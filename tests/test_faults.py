@@ -14,9 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
-from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
-from profiling_targets import faults, harness  # noqa: E402
-from profiling_targets.fault_training import (  # noqa: E402
+import faults  # noqa: E402
+from fault_training import (  # noqa: E402
     NETWORKS,
     Batches,
     Case,
@@ -27,7 +26,10 @@ from profiling_targets.fault_training import (  # noqa: E402
     there_and_back,
     tokenize,
 )  # fmt: skip
-from profiling_targets.faults import CHANGES, CONTROL, FAULTS, compare, main, timed_ms  # noqa: E402
+from faults import CHANGES, CONTROL, FAULTS, compare, main, timed_ms  # noqa: E402
+
+from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
+from profiling_targets import harness  # noqa: E402
 
 SIZE = ModelSize("tiny", d_model=32, d_ff=64, num_layers=2, num_heads=4, vocab_size=50)
 TINY = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import torch
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.capture.hooks.ranges import Ranges
 from nsys_analyzer.capture.hooks.stacks import Sampler
-from profiling_targets.fault_training import NETWORKS, Case, Training
-from profiling_targets.faults import BATCH_SIZE, FAULTS, timed_ms
 from tests.benchmarks.bench_report import Row
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "faults"))
+from fault_training import NETWORKS, Case, Training
+from faults import BATCH_SIZE, FAULTS, timed_ms
 
 
 class Sampled(Training):

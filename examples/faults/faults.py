@@ -1,6 +1,6 @@
 """Trains a network with one fault planted: each is a usual way to lose time on a GPU.
 
-``python -m profiling_targets.faults --fault item`` trains with the fault, ``--remedy`` with what removes it, and
+``python examples/faults/faults.py --fault item`` trains with the fault, ``--remedy`` with what removes it, and
 ``--compare`` times the two in turns, without a profiler. ``--network`` chooses what is trained. A fault changes one
 thing about the loop of ``fault_training.py``.
 """
@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from fault_training import NETWORKS, Case, Switches, Training
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.system.atomic_write import write_text
 from profiling_targets import harness
-from profiling_targets.fault_training import NETWORKS, Case, Switches, Training
 from profiling_targets.harness import annotate, synchronize
 
 BATCH_SIZE, CONTEXT_LENGTH = 48, 512
@@ -247,6 +247,7 @@ def _case(switches: Switches, given: argparse.Namespace) -> Case:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     description = "Trains a network with one fault planted, or without it."
     parser = harness.command_line("faults", description, ["device"])
+    parser.prog = "python examples/faults/faults.py"
     parser.add_argument("--fault", default="none", choices=[*FAULTS, *CHANGES], help="what is wrong")
     parser.add_argument("--network", default="transformer", choices=NETWORKS, help="what is trained")
     parser.add_argument("--remedy", action="store_true", help="train with what removes the fault")
