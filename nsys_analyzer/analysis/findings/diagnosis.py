@@ -10,17 +10,7 @@ from functools import partial
 import numpy as np
 
 from nsys_analyzer.analysis.findings import kernels, serving, waits
-from nsys_analyzer.analysis.findings.finding import (
-    Candidate,
-    Case,
-    Diagnosis,
-    Finding,
-    Place,
-    Rule,
-    listed,
-    percent,
-    three,
-)
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, listed, three
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.process import Cause
@@ -29,7 +19,7 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.system.plugins import FINDINGS, left_out_if_it_fails, plugins
-from nsys_analyzer.text import Words, phrase, plural
+from nsys_analyzer.text import Words, about_percent, phrase, plural
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 
 #: What is looked for; of two findings that save as much, the one that is named first here comes first.
@@ -120,7 +110,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     if not unprofiled and busy > (1 + _TRUSTED) * longest:
         why = "the steps hold work of the GPU that was launched before them"
     if abs(error) > _TRUSTED:
-        differs = f"{percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
+        differs = f"{about_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
         why = f"a replay of the recorded steps is {differs} than they are"
     once = ""
     if study.recording_share >= _RECORDS:
@@ -362,8 +352,8 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
         step_ms,
         step_ms,
         (
-            f"The GPU computes for {percent(step.compute_ms / step_ms)} of {of}; {three(ms)} ms of the rest are "
-            f"this{place}.",
+            f"The GPU computes for {about_percent(step.compute_ms / step_ms)} of {of}; {three(ms)} ms of the rest "
+            f"are this{place}.",
         ),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",
         _REMEDIES.get(where, _REMEDIES.get(cause, _LOOK)),
@@ -405,7 +395,7 @@ def why_missing(capture: CaptureSummary) -> Words | None:
     return phrase(
         "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded: findings about matmuls, "
         "attention, elementwise kernels and the optimizer cannot be had. Capture with `--cuda-graph-trace=node`.",
-        percent(hidden / step.compute_ms),
+        about_percent(hidden / step.compute_ms),
     )
 
 
