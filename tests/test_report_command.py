@@ -833,6 +833,17 @@ def test_no_report_is_written_over_an_input(here: Path, run_main: Main, name: st
     assert {path.name for path in here.iterdir()} == {"train.sqlite"}
 
 
+def test_the_suffix_says_the_format(here: Path, run_main: Main) -> None:
+    two_steps().write(here / "train.sqlite")
+    for name, start in (("r.md", "# "), ("r.html", "<!doctype html>"), ("r.JSON", "{")):
+        assert run_main("report", "train.sqlite", "--no-figures", "-o", name).code == 0
+        assert (here / name).read_text(encoding="utf-8").lower().startswith(start)
+    for words in (("-o", "r.parquet"), ("-o", "r.csv"), ("-o", "x.html", "--format", "json")):
+        ended = run_main("report", "train.sqlite", *words)
+        assert (ended.code, "Name another file with -o" in ended.err) == (1, True)
+        assert not (here / words[1]).exists()
+
+
 def test_an_option_does_not_make_a_file_name_believed(here: Path) -> None:
     """The kernels contradict the name's model, with `--batch-size` as without."""
     two_steps().write(here / "xl_ctx256.sqlite")
