@@ -258,7 +258,7 @@ def test_report_and_explain_count_warnings_alike(
     """One of the capture and one of its timings: each once in full, and two in every place."""
     monkeypatch.chdir(tmp_path)
     path = str(real_capture("graph_small256"))
-    rows = "model,phase,mean_ms,note\nsmall,forward,3.5,a\nsmall,nosuch,9,b\n"
+    rows = "model,optimizer,phase,mean_ms\nsmall,adamw,forward,3.5\nsmall,sgd,nosuch,9\n"
     Path("t.csv").write_text(rows, encoding="utf-8")
 
     reported = output("report", path, "--csv", "t.csv", "-o", "r.md", "--no-figures")

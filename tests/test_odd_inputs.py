@@ -62,7 +62,7 @@ def test_the_manifest_that_timings_alone_are_read_with_stays(tmp_path: Path) -> 
     folder.mkdir()
     training_step(Export().gpu()).write(folder / "a.sqlite")
     (folder / "a.manifest.json").write_text('{"model": "small"}', encoding="utf-8")
-    (folder / "timings.csv").write_text("model,phase,ms\nsmall,forward,1\n", encoding="utf-8")
+    (folder / "timings.csv").write_text("model,phase,mean_ms\nsmall,forward,1\n", encoding="utf-8")
     words = ["report", "--csv", str(folder / "timings.csv"), "-o", str(folder / "a.manifest.json"), "--format", "json"]
     with pytest.raises(NsysAnalyzerError, match="which is read"):
         CliRunner().invoke(cli, [*words, "--force"], catch_exceptions=False)

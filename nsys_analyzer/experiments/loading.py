@@ -15,7 +15,7 @@ from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
 from nsys_analyzer.runs.captures import Inputs, holds_captures, load_captures, timings_beside
 from nsys_analyzer.runs.rows import NAME
 from nsys_analyzer.system.cluster import IN_TURN, Workers
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import phrase
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import Summary
@@ -68,9 +68,7 @@ def load_evidence(
             with_traces, names, given, timings, step_ms=step_ms, in_order=in_order, workers=workers,
             with_tracks=with_tracks,
         )  # fmt: skip
-    notes: tuple[Words, ...] = timings.notes if timings else ()
-    if found:
-        notes = (*notes, phrase("Read from the captures' folder; `--csv` names another file."))
+    notes = (phrase("Read from the captures' folder; `--csv` names another file."),) if found else ()
     source = timings.source if timings else "--step-ms" if step_ms else ""
     return Evidence(loaded.captures, command, source, notes, benches, loaded.runs)
 

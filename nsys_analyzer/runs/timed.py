@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.runs.timings import COLUMNS, Timing, Timings
+from nsys_analyzer.runs.timings import Timing, Timings
 
 _ORDER = ("forward", "loss", "backward", "forward+backward", "optimizer", "step")
 #: The phases whose work is the same with and without an optimizer behind it.
@@ -22,7 +22,7 @@ _NO_NEWS = ("ok", "missing")
 #: So many columns, and values of each, are named in a warning.
 _FEW = 3
 #: What a row of its own says of the run, beside its configuration.
-_CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device", "gpu")
+_CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device")
 #: The phases that a time of several covers, where the capture has no range for it.
 _PARTS = {
     "forward+backward": ("forward", "loss", "backward"),
@@ -204,7 +204,7 @@ def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSumma
         groups[timing.run.capture, timing.cells].append(timing)
     texts = {cell for timing in timings for cell in timing.cells}
     several = {header for header, count in Counter(header for header, _ in texts).items() if count > 1}
-    differing = {header for header in several if header in _CONDITIONS[2:] or header not in COLUMNS}
+    differing = {header for header in several if header in _CONDITIONS[2:]}
     rows: dict[str, CaptureSummary] = {}
     for group in groups.values():
         first, configuration = group[0], group[0].configuration
@@ -231,7 +231,7 @@ def _name(timing: Timing, configuration: Configuration, differing: Collection[st
         f"b{configuration.batch_size}" if configuration.batch_size else "",
         *(configuration.precision, configuration.mode),
         *("compiled" if timing.run.compile else "", "cuda-graph" if timing.run.cuda_graph else ""),
-        *(text if name in COLUMNS else f"{name}={text}" for name, text in timing.cells if name in differing),
+        *(text for name, text in timing.cells if name in differing),
     )
     return "_".join([f"{model}_ctx{configuration.context_length or '?'}", *filter(None, details)])
 
