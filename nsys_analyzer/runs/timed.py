@@ -202,9 +202,8 @@ def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSumma
     groups: dict[object, list[Timing]] = defaultdict(list)
     for timing in timings:
         groups[timing.run.capture, timing.cells].append(timing)
-    texts = {cell for timing in timings for cell in timing.cells}
-    several = {header for header, count in Counter(header for header, _ in texts).items() if count > 1}
-    differing = {header for header in several if header in _CONDITIONS[2:]}
+    texts = {cell for timing in timings for cell in timing.cells if cell[0] in _CONDITIONS[2:]}
+    differing = {name for name, count in Counter(name for name, _ in texts).items() if count > 1}
     rows: dict[str, CaptureSummary] = {}
     for group in groups.values():
         first, configuration = group[0], group[0].configuration

@@ -61,14 +61,6 @@ class ModelSize:
         return self.num_layers * layer + 2 * self.vocab_size * d + d
 
     @property
-    def gemms_per_forward(self) -> int:
-        """Matmuls in one forward pass: 9·L + 1; cuBLAS may run one as two kernels.
-
-        Per layer four projections, two of attention and three of the feed-forward; one for the head.
-        """
-        return 9 * self.num_layers + 1
-
-    @property
     def fewest_matmuls(self) -> int:
         """Kernels of matmuls that one forward pass needs: 4·L + 1, where libraries fuse what they can.
 
