@@ -124,7 +124,7 @@ def test_a_bench_is_refused_before_it_runs(run: Run, tmp_path: Path) -> None:
     assert run(case("ok"), resume=True) == ("ok ok", True)  # its own section it replaces
 
 
-@pytest.mark.parametrize("options", [(), ("--force",), ("--format", "json", "--force")])
+@pytest.mark.parametrize("options", [(), ("--force",), ("--format", "markdown", "--force")])
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -142,34 +142,34 @@ def test_what_is_no_file_is_not_replaced(here: Path, name: str, said: str, optio
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
-def spellings(here: Path) -> dict[str, Path]:
+def spellings(here: Path, suffix: str) -> dict[str, Path]:
     """Names under which no suffix says that an input lies there: output, input."""
     (here / "sub").mkdir()
     pairs = {
-        "hard.md": here / "small_ctx256.sqlite",
-        "report_behind.md": here / "small_ctx256.nsys-rep",
-        "times.md": here / "times.txt",
-        "said.md": here / "small_ctx256.manifest.json",
-        "shared.md": here / "manifest.json",
+        f"hard{suffix}": here / "small_ctx256.sqlite",
+        f"report_behind{suffix}": here / "small_ctx256.nsys-rep",
+        f"times{suffix}": here / "times.txt",
+        f"said{suffix}": here / "small_ctx256.manifest.json",
+        f"shared{suffix}": here / "manifest.json",
     }
     for name, source in pairs.items():
         (here / name).hardlink_to(source)
-    for name, source in {"soft.md": "small_ctx256.sqlite", "sub/far.md": "../soft.md"}.items():
+    links = {f"soft{suffix}": "small_ctx256.sqlite", f"sub/far{suffix}": f"../soft{suffix}"}
+    for name, source in links.items():
         (here / name).symlink_to(source)
-    return pairs | {"sub/../hard.md": here / "small_ctx256.sqlite", "soft.md": here / "small_ctx256.sqlite",
-                    "sub/far.md": here / "small_ctx256.sqlite"}  # fmt: skip
+    return pairs | dict.fromkeys([f"sub/../hard{suffix}", *links], here / "small_ctx256.sqlite")
 
 
 @pytest.mark.parametrize("source", ["small_ctx256.sqlite", "."])
-@pytest.mark.parametrize("kind", ["markdown", "json"])
-def test_no_input_is_written_over_in_any_spelling(here: Path, source: str, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "suffix"), [("markdown", ".md"), ("json", ".json")])
+def test_no_input_is_written_over_in_any_spelling(here: Path, source: str, kind: str, suffix: str) -> None:
     manifest = json.dumps({"capture": "small_ctx256.sqlite", "status": "ok"})
     for name in ("manifest.json", "small_ctx256.manifest.json"):
         (here / name).write_text(manifest, encoding="utf-8")
     (here / "small_ctx256.nsys-rep").write_bytes(b"report")
     os.utime(here / "small_ctx256.nsys-rep", (0, 0))  # older than its export, which is read
     (here / "times.txt").write_text(HEADER + "small,256,4,fp32,train,forward,10,3.2,0.1,ok\n", encoding="utf-8")
-    for name, path in spellings(here).items():
+    for name, path in spellings(here, suffix).items():
         before = path.read_bytes()
         refused = report(source, "--csv", "times.txt", "--force", "--format", kind, "-o", name)
         assert str(refused.exception).startswith(name)

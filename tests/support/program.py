@@ -91,13 +91,6 @@ def idle_of(trace: AttributedTrace, process: int) -> list[Idle]:
     return [work.find_idle(steps.every, device) for device in work.devices]
 
 
-def waiting_scale(summary: StepSummary) -> float:
-    """What mean times of waiting are multiplied by, so that the main device's parts add up to the length of a step."""
-    works = summary.compute_ms + summary.exposed_copy_ms
-    assert summary.wall_ms.mean
-    return (summary.length_ms - works) / (summary.wall_ms.mean - works)
-
-
 def summary_of_steps(trace: AttributedTrace, process: int) -> StepSummary | None:
     """The steps of a process, None where nothing of it ran on a device."""
     steps = find_steps(trace, process)

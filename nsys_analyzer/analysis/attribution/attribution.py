@@ -183,13 +183,13 @@ def _inherited(
     lacking = np.flatnonzero((autograd | ~in_phase) & (thread != NONE))
     inherited, ambiguous = np.full(len(thread), NONE, np.int64), np.zeros(len(thread), np.bool_)
     if len(lacking) and len(trace.ranges):
-        process, time = process_of(thread[lacking]), time[lacking]
+        process, at = process_of(thread[lacking]), time[lacking]
         without_ranges = ~in_range[lacking] | autograd[lacking]
-        waiting = waiting_range(trace, roles, engine, process, time, without_ranges)
+        waiting = waiting_range(trace, roles, engine, process, at, without_ranges)
         inherited[lacking] = np.append(trace.ranges.thread, NONE)[waiting]
         phases = trace.ranges.select(roles.any_phase & ~np.isin(trace.ranges.thread, engine))
         group, start, end = merged(phases.thread, phases.start, phases.end)
-        ambiguous[lacking] = (waiting != NONE) & (open_count(process_of(group), start, end, process, time) > 1)
+        ambiguous[lacking] = (waiting != NONE) & (open_count(process_of(group), start, end, process, at) > 1)
     # A phase on a thread without steps is part of the step that another thread has open.
     steps = trace.ranges.select(roles.mask(STEP))
     stepless = np.flatnonzero(in_phase & (inherited == NONE) & ~np.isin(thread, steps.thread))

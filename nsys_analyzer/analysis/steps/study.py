@@ -481,8 +481,9 @@ def _gpu_side(
     spaced = begin - ended
     late = called > np.maximum(ended, joined)  # launched when the stream had already run dry
     latency = np.median((begin - called)[late & (begin > called)]) if (late & (begin > called)).any() else _LATENCY_NS
-    by_join = (joined > ended) & (joined >= called + latency)
-    by_launch = (spaced > 0) & (called + latency > np.maximum(ended, joined))
+    # Differences are compared, since a time of a clock that counts from 1970 is no whole number as a float.
+    by_join = (joined > ended) & (joined - called >= latency)
+    by_launch = (spaced > 0) & (np.maximum(ended, joined) - called < latency)
     queued = ~by_launch & ~by_join & (spaced > 0)
     spacing = np.median(spaced[queued]) if queued.any() else _SPACING_NS
     gap = np.median((begin - joined)[by_join]) if by_join.any() else _SPACING_NS

@@ -65,10 +65,10 @@ class _Checks:
     def missing(self) -> Iterator[Words]:
         """What the trace lacks: a current export, tables or events; without a kernel, the message that says why."""
         if old := self.trace.old_export:
-            said = (
+            yield phrase(
                 "`{}` is older than `{}`, and there is no nsys here to export it again: the figures are those of the "
-            )
-            yield phrase(f"{said}older file, which may be of an earlier recording.", old, self.trace.path.name)
+                "older file, which may be of an earlier recording.", old, self.trace.path.name,
+            )  # fmt: skip
         if self.summary.status == "oom":
             yield f"The process ran out of memory: {self.summary.message}"
         has_ranges, has_calls = "nvtx" in self.trace.tables, "runtime" in self.trace.tables or not self.coverage.kernels

@@ -187,9 +187,9 @@ class _Parts:
         sums_up = np.array([bool(_SPLIT_K_SUM.search(name)) for name in trace.operations.names], np.bool_)
         product = np.cumsum(~sums_up[trace.operations.name[self.kernels[at]]])  # with the sum of its parts, if any
         behind = np.searchsorted(at, np.flatnonzero(self.softmax))
-        inside = behind[(behind > 0) & (behind < len(at))]
+        neighbors = np.append(behind[behind > 0] - 1, behind[behind < len(at)])
         beside = np.zeros(len(matmuls), np.bool_)
-        beside[at[np.isin(product, product[np.append(inside - 1, inside)])]] = True
+        beside[at[np.isin(product, product[neighbors])]] = True
         return beside
 
     def ms(self, some: Bools) -> float | None:
