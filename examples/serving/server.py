@@ -1,6 +1,6 @@
 """A small server of the transformer: requests come, wait, are prefilled one by one, and are decoded in one batch.
 
-``python -m profiling_targets.serving --requests 24 --batch-size 8 --results run.json`` prints TTFT, inter-token latency
+``python examples/serving/server.py --requests 24 --batch-size 8 --results run.json`` prints TTFT, inter-token latency
 and tokens a second; the results hold each step of the engine. Each step is a range that says its sequences, their new
 tokens and all that these attend to, ``prefill bs=1 toks=512 sk=512`` or ``decode bs=8 toks=8 sk=4096``; a request is a
 range from its arrival to its last token, and another to its first.
@@ -196,6 +196,7 @@ def make_requests(count: int, prompt_length: int, tokens: int, vocabulary: int, 
 def main(arguments: list[str]) -> int:
     """Runs the target; returns its exit code."""
     parser = command_line("serving", "Serves requests by prefill and batched decode, with NVTX ranges.", _OPTIONS)
+    parser.prog = "python examples/serving/server.py"
     parser.add_argument("--requests", type=int, default=24, help="requests to serve (default 24)")
     parser.add_argument("--prompt-length", type=int, default=512, help="longest prompt (default 512)")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer, at least 3 (default 64)")
