@@ -124,7 +124,7 @@ ADVERSARIAL = [
     TIMES.replace("forward", "optimizer").replace("optimizer takes 3", "forward takes 3"), TIMES.replace("6", "<6"),
     TIMES.replace("Under", "Without"), TIMES.replace("takes", "never takes"), TIMES.replace("forward", "backward"),
     TIMES.replace("6 ms", "6 s"), TIMES.replace("6 ms", "≥ 6 ms"), TIMES.replace("6", "٧"),
-    TIMES.replace("6", "6\u0338"),
+    TIMES.replace("6", "6\u0338"), TIMES.replace("6", "\0"),  # the placeholder of a number
     TIMES.replace("6 ms", "6 ms each"), TIMES.replace("busy", "idle"), TIMES.replace("profiler", "profiler,"),
     MATMUL.replace("66.7", "67.6"), MATMUL.replace("66.7", "0.667"), MATMUL.replace("Matmul", "Attention"),
     MATMUL.replace("by total kernel time", "by wall time"), MATMUL.replace(" %", " ms"), MATMUL.replace("66.7", "7e1"),

@@ -18,8 +18,8 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.model import TEXT_UNITS, Column, Spread, Table, unfolded
-from nsys_analyzer.report.renderers.terminal import print_first_screen, print_table
+from nsys_analyzer.report.model import TEXT_UNITS, Column, Section, Spread, Table, unfolded
+from nsys_analyzer.report.renderers.terminal import print_first_screen, print_section, print_table
 from nsys_analyzer.report.screen import Screen
 from nsys_analyzer.report.sections import build_report, first_screen
 from nsys_analyzer.report.units import format_cell
@@ -178,6 +178,25 @@ def side_by_side(monkeypatch: pytest.MonkeyPatch, table: Table, width: int) -> l
     monkeypatch.setenv("COLUMNS", str(width))
     print_table(table)
     return Text.from_ansi(stream.getvalue()).plain.splitlines()
+
+
+def test_a_path_keeps_its_end_and_the_number_of_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns take 1, 38 and 7 of 80 letters, and the gaps 6: 80 - 52 = 28 letters remain for the path."""
+    stream = Utf8Tty()
+    monkeypatch.setattr(sys, "stdout", Screen(stream))
+    columns = (Column("#"), Column("Do first"), Column("saves a step, ms", "ms"), Column("line", "code"))
+    rows = (
+        ("1", "A" * 38, 1.5, "/home/somebody/examples/programs/train.py:22"),
+        ("2", "B" * 38, 1.5, "/home/an_unusually_long_name_without_a_folder.py:7"),
+        ("3", "C" * 38, 1.5, "void a_kernel_of_a_very_long_name_that_is_cut<float>"),
+        ("4", "D" * 38, 1.5, "train.py:22"),
+    )
+    print_section(Section("decision", "", (Table(columns, rows, names=2),)))
+    shown = Text.from_ansi(stream.getvalue()).plain.splitlines()
+    assert max(map(cell_len, shown)) <= 80
+    assert [line.split()[-1] for line in shown[-4:]] == [
+        "…/programs/train.py:22", "…_name_without_a_folder.py:7", "a_kernel_of_a_very_lon…", "train.py:22"
+    ]  # fmt: skip
 
 
 def test_without_room_a_row_is_a_block(monkeypatch: pytest.MonkeyPatch) -> None:

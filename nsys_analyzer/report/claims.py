@@ -13,7 +13,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import islice
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -32,24 +31,24 @@ from nsys_analyzer.text import Words, plain, spans, visible
 
 _DIGITS = r"[−+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _NUMBER = re.compile(rf"(?<![\w.]){_DIGITS}(?!\w|[.,][0-9])")
-#: What markdown puts around the words of a report: links and pictures, marks and folds, an item's bullet.
+#: What markdown adds to the words of a report: links and pictures, marks and folds, an item's bullet, a heading.
 _LINK = re.compile(r"(?<!\\)!?\[([^\]]{1,500})\]\([^)\s]{1,500}\)")
 _MARKS = re.compile(r"[`*\\]|</?(?:details|summary)>")
 _BULLET, _HEADING = re.compile(r"^\s*[-*•]\s+(?![\d\s≈])"), re.compile(r"^\s*#{1,6}\s")
 _COMMENT, _FENCE_OF_CODE = re.compile(r"\s*<!--.*-->\s*"), re.compile(r"\s*```+\s*\w")
-#: Between two sentences of a paragraph; behind a number at its start ("1. The GPU …") there are none.
-_BETWEEN = re.compile(r"(?<=[^\d\s][.!?])\s+(?=[A-Z0-9\"'≈(])")
-#: Between the cells of a row, in markdown, copied from a page, and on a terminal.
-_CELLS = re.compile(r"\s*(?<!\\)\|\s*|\t|\s{2,}")
-#: How a line ends whose words lead to what comes below it, and how one ends that is whole.
-_LEADS, _WHOLE = tuple(":：,;，；(“\"«„'"), (".", "!", "?", "…")
-#: Lines over which a terminal breaks a paragraph at most, letters of one, and letters that tell how a sentence starts.
-_MOST_LINES, _WIDEST, _START = 60, 1000, 8
-#: How often lines of one text are joined to find a sentence that is broken over them.
-_MOST_JOINS = 20_000
-#: Sentences of the report that a false one is shown with at most.
-_MOST_SHOWN = 5
-_ASKED = re.compile(r"((\w+)(?: \w+=(?:'[^']*'|\"[^\"]*\"|\S+?))*)(?: =|:) (.+)")
+#: The space between two sentences of a paragraph. There is none after the number in "1. The GPU …".
+_SENTENCE_BREAK = re.compile(r"(?<=[^\d\s][.!?])\s+(?=[A-Z0-9\"'≈(])")
+#: What separates the cells of a row in markdown, in text copied from a page, and on a terminal.
+_CELL_BREAK = re.compile(r"\s*(?<!\\)\|\s*|\t|\s{2,}")
+#: Line ends that announce the text below, and line ends that complete a sentence.
+_LEAD_IN_ENDS, _SENTENCE_ENDS = tuple(":：,;，；(“\"«„'"), (".", "!", "?", "…")
+#: Limits of the search for a sentence that a terminal broke over several lines: lines of one paragraph, and joins of
+#: lines in one text. Without them, a hostile text takes hours.
+_MAX_PARAGRAPH_LINES, _MAX_JOINS = 60, 20_000
+#: Letters by which a line is recognised as the start of a sentence of the report.
+_PREFIX_LENGTH = 8
+_MAX_SENTENCES_SHOWN, _MAX_BAR_WIDTH = 5, 1000
+_ASK_LINE = re.compile(r"((\w+)(?: \w+=(?:'[^']*'|\"[^\"]*\"|\S+?))*)(?: =|:) (.+)")
 _VALUE = re.compile(rf"({_DIGITS}(?:e-?[0-9]{{1,2}})?)(?: to ({_DIGITS}(?:e-?[0-9]{{1,2}})?))? (\S+)")
 _UNKNOWN_WORDS = CannotAnswer(
     "It is neither a line of ask nor a sentence that the report of these captures writes",
@@ -64,10 +63,10 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of a text, or a sentence of one.
 
     Attributes:
-        text: its words.
-        holds: whether the captures hold it; null where that is not judged.
+        text: the words of the line or sentence.
+        holds: whether the captures hold it; null if that is not judged.
         answers: the answer to the question of a line of ``ask``.
-        report: what the report says in these words, where the figures of the text are others.
+        report: the report's sentences or rows in these words, if the figures of the text are false.
     """
 
     text: str
@@ -78,39 +77,41 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What ``check`` writes: the claims of a text in order."""
+    """The claims of a text in order, as ``check`` writes them."""
 
     claims: tuple[Claim, ...]
     schema_version: int = SCHEMA_VERSION
     generator: str = GENERATOR
 
 
+_Kind = Literal["sentence", "title", "heading"]
+
+
 class _Sentence(NamedTuple):
     """A sentence of the report.
 
     Attributes:
-        capture: the one that it tells of, or empty.
-        below: the number of the title that it stands below and needs to be understood, or 0.
-        kind: whether it is such a title, or claims nothing.
+        capture: the capture that it tells of, or empty.
+        title_id: the number of the title above it without which it is not understood, or 0.
+        kind: "title" for such a title, and "heading" for a line that claims nothing.
     """
 
     text: str
     capture: str
-    below: int
-    kind: Literal["sentence", "title", "heading"]
+    title_id: int
+    kind: _Kind
 
 
 class _Table(NamedTuple):
-    """A table of the report: what stands above it, the number of the title that it stands below, its titles."""
+    """A table of the report, with the sentence that precedes it, and the number of the title above it."""
 
     table: Table
-    above: str
-    below: int
-    titles: tuple[str, ...]
+    preceding: str
+    title_id: int
 
 
 class _Part(NamedTuple):
-    """Lines of the text that belong together; "other" are those that are not recognised."""
+    """Lines of the text that belong together; those of the kind "other" are not recognised."""
 
     text: str
     kind: Literal["other", "blank", "heading", "sentences", "line"] = "other"
@@ -121,13 +122,13 @@ def check(evidence: Evidence, text: str) -> Claims:
     """Returns each line or sentence of a text, with whether the captures hold it."""
     parts = [_Part("", "blank"), *_Reader(evidence).parts(text), _Part("", "blank")]
     claims: list[Claim] = []
-    is_led = False
+    is_announced = False
     for before, part, after in zip(parts, parts[1:], parts[2:], strict=False):
         if part.kind == "other" or _HEADING.match(part.text):
-            is_led = part.kind == "other" and _bare(part.text).endswith(_LEADS)
+            is_announced = part.kind == "other" and _without_markup(part.text).endswith(_LEAD_IN_ENDS)
         if part.kind == "other" and re.search(r"\w", part.text):
             claims.append(Claim(" ".join(part.text.split()), None, cannot_answer=_UNKNOWN_WORDS))
-        elif is_led or _goes_on(before, part, after):
+        elif is_announced or _goes_on(before, part, after):
             claims += [Claim(claim.text, None, cannot_answer=_GOES_ON) for claim in part.claims]
         else:
             claims += part.claims
@@ -136,20 +137,23 @@ def check(evidence: Evidence, text: str) -> Claims:
 
 def _goes_on(before: _Part, part: _Part, after: _Part) -> bool:
     """Tells whether a part goes on in lines beside it that are not recognised."""
-    beside = []
-    for line in (before, after):
-        is_apart = line.kind != "other" or _HEADING.match(line.text) or len(_CELLS.split(line.text)) > 2
-        beside.append("" if is_apart else _bare(line.text))
-    above, below = beside[0], "" if _BULLET.match(after.text) else beside[1]
-    if part.kind != "sentences" or (below and not below[0].isalnum()):
-        return bool(below) and not below[0].isalnum()
-    is_whole = _bare(part.text).endswith(_WHOLE)
-    starts_above = bool(above) and not above.endswith(_WHOLE) and not _BULLET.match(part.text)
-    return starts_above or (bool(below) and not is_whole and not below[0].isupper() and not below[0].isdigit())
+    above, below = map(_loose_words, (before, after))
+    first = "" if _BULLET.match(after.text) else below[:1]
+    if part.kind != "sentences" or (first and not first.isalnum()):
+        return bool(first) and not first.isalnum()
+    starts_above = bool(above) and not above.endswith(_SENTENCE_ENDS) and not _BULLET.match(part.text)
+    is_whole = _without_markup(part.text).endswith(_SENTENCE_ENDS)
+    return starts_above or (bool(first) and not is_whole and not first.isupper() and not first.isdigit())
 
 
-class _Written:
-    """What the report of captures says: its sentences by their words without numbers, its tables and bars."""
+def _loose_words(part: _Part) -> str:
+    """Returns the words of a part that is not recognised, unless it is a heading or a row of a table."""
+    is_apart = part.kind != "other" or _HEADING.match(part.text) or len(_CELL_BREAK.split(part.text)) > 2
+    return "" if is_apart else _without_markup(part.text)
+
+
+class _ReportIndex:
+    """The report of captures: its sentences by their words without numbers, its tables and bars."""
 
     def __init__(self, report: Report, captures: Collection[str]) -> None:
         self.captures = captures
@@ -157,281 +161,287 @@ class _Written:
         self.tables: list[_Table] = []
         self.bars: list[StepBars] = []
         self.starts: set[str] = set()
-        self._count_of_titles, self._last = 0, ""
+        self._title_count, self._last_sentence = 0, ""
         self._add_title(report.title, report.title if report.title in captures else "", 0)
         for section in report.sections:
             self._add_title(section.title, "", 0)
             self._add_blocks(section.blocks, "", 0)
 
-    def same(self, text: str) -> Sequence[_Sentence]:
+    def matching(self, text: str) -> Sequence[_Sentence]:
         """Returns the sentences that have the words of a text, whatever their numbers are."""
-        return self.sentences.get(_words(text)) or self.sentences.get(_letters(text)) or ()
+        return self.sentences.get(_without_numbers(text)) or self.sentences.get(_without_spaces(text)) or ()
 
-    def _add_blocks(self, blocks: Sequence[Block], capture: str, below: int) -> None:
-        """Keeps what blocks say, of a capture, below a title."""
+    def _add_blocks(self, blocks: Sequence[Block], capture: str, title_id: int) -> None:
+        """Adds the words of blocks that tell of a capture and stand below a title."""
         for block in blocks:
-            of = getattr(block, "capture", "") or capture
+            subject = getattr(block, "capture", "") or capture
             match block:
                 case Paragraph(text) if [span.kind for span in spans(text)] == ["strong"]:
-                    below = self._add_title(plain(text), of, 0)
+                    title_id = self._add_title(plain(text), subject, 0)
                 case Paragraph(text) | Quotable(text):
-                    self._add(text, of, below)
+                    self._add(text, subject, title_id)
                 case Listing(texts, kind):
                     for text in texts:
-                        self._add(text, of, below, "sentence" if kind == "bullets" else "heading")
+                        self._add(text, subject, title_id, "sentence" if kind == "bullets" else "heading")
                 case Details(title, inner):
-                    self._add_blocks(inner, of, self._add_title(title, of, below))
-                case Table(columns, caption=caption):
+                    self._add_blocks(inner, subject, self._add_title(title, subject, title_id))
+                case Table(caption=caption):
                     if caption:
-                        self._add(caption, of, below)
-                    self.tables.append(_Table(block, self._last, below, tuple(column.title for column in columns)))
+                        self._add(caption, subject, title_id)
+                    self.tables.append(_Table(block, self._last_sentence, title_id))
                 case StepBars(parts, rows, title, note):
                     self.bars.append(block)
+                    for row in rows:  # text that is copied from a page has the names of a bar's parts in one word
+                        drawn = "".join(part for part, ms in zip(parts, row.ms, strict=True) if ms)
+                        self._add(drawn, subject, title_id, "heading")
                     keys = list(legend(block, [sum(row.ms) for row in rows]))
-                    drawn = (f"{letter_of(part)} {key}" for part, key in keys)
-                    for key in (" ".join([title, *drawn]), title, *(key for _, key in keys), note):  # a page has each
-                        self._add(key, of, below)
-                    for row in rows:
-                        names = (part for part, ms in zip(parts, row.ms, strict=True) if ms)
-                        self._add("".join(names), of, below, "heading")
+                    on_a_terminal = " ".join([title, *(f"{letter_of(part)} {key}" for part, key in keys)])
+                    # A terminal has the title and the keys in one line, and a page has them apart.
+                    for text in (on_a_terminal, title, *(key for _, key in keys), note):
+                        self._add(text, subject, title_id)
                 case Seen():
                     pass
                 case _:
-                    self._add(block.title, of, below, "heading")
+                    self._add(block.title, subject, title_id, "heading")
 
-    def _add_title(self, title: str, capture: str, below: int) -> int:
-        """Keeps a title, and returns the number of what stands below it: a new one if it holds a figure."""
+    def _add_title(self, title: str, capture: str, title_id: int) -> int:
+        """Adds a title, and returns the number for the blocks below it: a new number if the title holds a figure."""
         if title in self.captures or not _NUMBER.search(title):
-            below = 0 if title in self.captures else below
-            self._add(title, capture, below, "heading")
-            return below
-        self._count_of_titles += 1
-        self._add(title, capture, self._count_of_titles, "title")
-        return self._count_of_titles
+            title_id = 0 if title in self.captures else title_id
+            self._add(title, capture, title_id, "heading")
+            return title_id
+        self._title_count += 1
+        self._add(title, capture, self._title_count, "title")
+        return self._title_count
 
-    def _add(
-        self, text: Words, capture: str, below: int, kind: Literal["sentence", "title", "heading"] = "sentence"
-    ) -> None:
-        words = _bare(_HEADING.sub("", visible(plain(text))))  # a comment in code looks like a heading
-        for sentence in _BETWEEN.split(words) if kind == "sentence" else [words]:
-            self._last = _letters(sentence)
+    def _add(self, text: Words, capture: str, title_id: int, kind: _Kind = "sentence") -> None:
+        """Adds the sentences of a text, each by its words with and without its numbers."""
+        words = _without_markup(_HEADING.sub("", visible(plain(text))))  # a comment in Python looks like a heading
+        for sentence in _SENTENCE_BREAK.split(words) if kind == "sentence" else [words]:
+            self._last_sentence = _without_spaces(sentence)
             # A terminal may break a long name anywhere, also between two digits.
-            for key in {self._last} if kind == "heading" else {self._last, _words(sentence)}:
-                self.sentences[key].append(_Sentence(sentence, capture, below, kind))
-                self.starts.add(key[:_START])
+            without_numbers = self._last_sentence if kind == "heading" else _without_numbers(sentence)
+            for key in {self._last_sentence, without_numbers}:
+                self.sentences[key].append(_Sentence(sentence, capture, title_id, kind))
+                self.starts.add(key[:_PREFIX_LENGTH])
 
 
 class _Reader:
-    """Reads a text beside the report of captures, and keeps which capture, title and table it was last about."""
+    """Compares a text with the report of captures; remembers the capture, title and table that it was last about."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._report = _Written(build_report(evidence), {capture.title for capture in evidence.captures})
-        self._capture, self._last, self._joins = "", "", 0
+        self._report = _ReportIndex(build_report(evidence), {capture.title for capture in evidence.captures})
+        self._capture, self._last_sentence, self._joins = "", "", 0
         self._titles: Collection[int] = ()
         self._tables: Sequence[Table] = ()
 
     def parts(self, text: str) -> Iterator[_Part]:
         """Yields the parts of a text in order."""
-        lines_of_text = text.splitlines()
+        text_lines = text.splitlines()
         place, in_code = 0, False
-        while place < len(lines_of_text):
-            line = lines_of_text[place]
+        while place < len(text_lines):
+            line = text_lines[place]
             is_fence = _FENCE_OF_CODE.match(line) or (in_code and line.strip().startswith("```"))
-            if in_code or is_fence or not _bare(line).strip("|:- ") or _COMMENT.fullmatch(line):
+            if in_code or is_fence or not _without_markup(line).strip("|:- ") or _COMMENT.fullmatch(line):
                 in_code = in_code != bool(is_fence)
                 self._tables = self._tables if "-" in line else ()
                 part, count = _Part("", "blank"), 1
             else:
-                part, count = self._recognised(lines_of_text[place : place + _MOST_LINES])
+                part, count = self._recognised(text_lines[place : place + _MAX_PARAGRAPH_LINES])
             place += count
             yield part
 
-    def _recognised(self, below: Sequence[str]) -> tuple[_Part, int]:
-        """Returns the part that begins with a line, and its number of lines; it may go on in those below."""
-        line = below[0]
-        if part := self._asked(line) or self._row(line) or self._bar(line):
+    def _recognised(self, text_lines: Sequence[str]) -> tuple[_Part, int]:
+        """Returns the part that begins with the first of these lines, and how many of the lines it takes."""
+        line = text_lines[0]
+        if part := self._ask_line(line) or self._table_row(line) or self._bar(line):
             return part, 1
-        words = _words(_bare(_HEADING.sub("", _BULLET.sub("", line))))
-        is_unknown = self._joins > _MOST_JOINS or (len(words) >= _START and words[:_START] not in self._report.starts)
-        for end in range(1, len(below) + 1):
-            if end > 1 and (is_unknown or not _bare(below[end - 1]) or _BULLET.match(below[end - 1])):
+        start = _without_numbers(_without_markup(_HEADING.sub("", _BULLET.sub("", line))))[:_PREFIX_LENGTH]
+        is_unknown = len(start) == _PREFIX_LENGTH and start not in self._report.starts
+        text_lines = text_lines[:1] if is_unknown or self._joins > _MAX_JOINS else text_lines
+        for end in range(1, len(text_lines) + 1):
+            if end > 1 and (not _without_markup(text_lines[end - 1]) or _BULLET.match(text_lines[end - 1])):
                 break
             self._joins += end > 1
-            if part := self._sentences("\n".join(below[:end])):
+            if part := self._sentences("\n".join(text_lines[:end])):
                 return part, end
         self._titles = () if _HEADING.match(line) else self._titles
         return _Part(line), 1
 
-    def _asked(self, line: str) -> _Part | None:
+    def _ask_line(self, line: str) -> _Part | None:
         """Returns the claim of a line of ``ask``."""
-        words = _bare(_BULLET.sub("", line))
-        asked = _ASKED.fullmatch(words)
-        if asked is None or asked[2] not in FIGURES:
+        words = _without_markup(_BULLET.sub("", line))
+        parts = _ASK_LINE.fullmatch(words)
+        if parts is None or parts[2] not in FIGURES:
             return None
         try:
-            answer = ask(self._evidence, asked[1])
+            answer = ask(self._evidence, parts[1])
         except ConfigurationError as error:
             return _Part(line, "line", (Claim(words, None, cannot_answer=CannotAnswer(error.message, error.hint)),))
-        right = _bare(in_words(answer))
-        of = right.partition(f" {answer.unit}")[2]  # ", median of 5 instances of forward (…)", which may be left out
-        value = asked[3].removesuffix(".").removesuffix(of)
-        holds = (
-            True
-            if right in (words, words.removesuffix("."))
-            else None
-            if answer.cannot_answer
-            else _has_value(value, answer)
-        )
+        right = _without_markup(in_words(answer))
+        source = right.partition(f" {answer.unit}")[2]  # ", median of 5 instances (…)", which a text may leave out
+        holds = None if answer.cannot_answer else _has_value(parts[3].removesuffix(".").removesuffix(source), answer)
+        if right in (words, words.removesuffix(".")):
+            holds = True
         why = (answer.cannot_answer or _OTHER_DIGITS) if holds is None else None
         return _Part(line, "line", (Claim(words, holds, (answer,), cannot_answer=why),))
 
-    def _row(self, line: str) -> _Part | None:
+    def _table_row(self, line: str) -> _Part | None:
         """Returns the claim of a row of a table, below the titles of its columns."""
-        cells = [_bare(cell) for cell in _CELLS.split(line.strip(" ").removeprefix("|").removesuffix("|").strip(" "))]
+        stripped = line.strip(" ").removeprefix("|").removesuffix("|").strip(" ")
+        cells = [*map(_without_markup, _CELL_BREAK.split(stripped))]
         if len(cells) < 2:
             return None
-        headed = [
-            table
-            for table in self._report.tables
-            if _is_start(cells, table.titles) and self._is_meant(table.table.capture, table.below)
-        ]
-        if headed:
-            below_last = [table for table in headed if table.above == self._last]
-            self._tables = [table.table for table in below_last or headed]
+        candidates = [table for table in self._report.tables if self._may_be_about(table.table.capture, table.title_id)]
+        tables = [table for table in candidates if _is_start(cells, [column.title for column in table.table.columns])]
+        if tables:
+            directly_below = [table for table in tables if table.preceding == self._last_sentence]
+            self._tables = [table.table for table in directly_below or tables]
             return _Part(line, "heading")
         verdicts: dict[bool | None, list[str]] = defaultdict(list)
         for table in self._tables:
+            units = [column.unit for column in table.columns]
             for row in table.rows:
-                pairs = zip(row, table.columns, strict=True)
-                shown = [_bare(visible(plain(format_cell(cell, column.unit)))) for cell, column in pairs]
-                if len(cells) <= len(shown) and _is_start(cells[: table.names], shown):
-                    holds = _all(_cell_holds(*pair) for pair in zip(cells, shown, strict=False))
-                    verdicts[holds].append(" | ".join(shown))
-        claim = _judged(" ".join(line.split()), verdicts, is_clear=len(self._tables) == 1)
+                reported = [_without_markup(visible(plain(text))) for text in map(format_cell, row, units)]
+                if len(cells) <= len(reported) and _is_start(cells[: table.names], reported):
+                    verdicts[_all_hold(map(_cell_holds, cells, reported))].append(" | ".join(reported))
+        claim = _claim_of(" ".join(line.split()), verdicts, is_clear=len(self._tables) == 1)
         return _Part(line, "line", (claim,)) if verdicts else None
 
     def _bar(self, line: str) -> _Part | None:
-        """Returns a bar as it is drawn in the width of its line; its legend has its figures."""
-        for bars in self._report.bars if len(line) <= _WIDEST else ():
-            for strokes in islice(lines(bars, len(line)), len(bars.rows)):
+        """Returns a heading for a bar as the report draws it in the width of the line: its legend has the figures."""
+        for bars in self._report.bars if len(line) <= _MAX_BAR_WIDTH else ():
+            for _, strokes in zip(bars.rows, lines(bars, len(line)), strict=False):
                 if "".join(stroke.text for stroke in strokes).rstrip() == line.rstrip():
                     return _Part(line, "heading")
         return None
 
     def _sentences(self, text: str) -> _Part | None:
-        """Returns the claims of lines that hold sentences of the report and nothing else."""
-        pieces = _BETWEEN.split(_bare(_HEADING.sub("", _BULLET.sub("", text))))
+        """Returns the claims of a text that consists of sentences of the report; None if it holds anything else."""
+        pieces = _SENTENCE_BREAK.split(_without_markup(_HEADING.sub("", _BULLET.sub("", text))))
         sentences: list[tuple[str, Sequence[_Sentence]]] = []
         while pieces:
             for count in range(len(pieces), 0, -1):
                 words = " ".join(pieces[:count])
-                if same := self._report.same(words):
-                    sentences.append((words, same))
+                if matches := self._report.matching(words):
+                    sentences.append((words, matches))
                     pieces = pieces[count:]
                     break
             else:
                 return None
-        self._last = _letters(sentences[-1][0])
-        claims = tuple(claim for words, same in sentences if (claim := self._claim(words, same)))
+        self._last_sentence = _without_spaces(sentences[-1][0])
+        claims = tuple(claim for words, matches in sentences if (claim := self._sentence_claim(words, matches)))
         return _Part(text, "sentences" if claims else "heading", claims)
 
-    def _claim(self, words: str, same: Sequence[_Sentence]) -> Claim | None:
-        """Returns the claim of words that these sentences of the report have; None of a heading."""
-        if all(sentence.kind == "heading" for sentence in same):
-            is_of_capture = any(sentence.capture for sentence in same)
+    def _sentence_claim(self, words: str, matches: Sequence[_Sentence]) -> Claim | None:
+        """Returns the claim of words that match these sentences of the report; None if these are headings."""
+        if all(sentence.kind == "heading" for sentence in matches):
+            is_of_capture = any(sentence.capture for sentence in matches)
             self._capture = words if words in self._report.captures else self._capture if is_of_capture else ""
-            self._titles = self._titles if any(sentence.below for sentence in same) else ()
+            self._titles = self._titles if any(sentence.title_id for sentence in matches) else ()
             return None
         verdicts: dict[bool | None, list[str]] = defaultdict(list)
-        places, titles = set(), []
-        for text, capture, below, kind in same:
-            needs = 0 if kind == "title" else below
-            if self._is_meant(capture, needs):
+        subjects, titles = set(), []
+        for text, capture, title_id, kind in matches:
+            needed_title = 0 if kind == "title" else title_id
+            if self._may_be_about(capture, needed_title):
                 holds = _same_numbers(words, text)
                 verdicts[holds].append(text)
-                places.add((capture, needs))
-                titles += [below if holds else -1] if kind == "title" else []
+                subjects.add((capture, needed_title))
+                titles += [title_id if holds else -1] if kind == "title" else []
         self._titles = titles or self._titles
-        return _judged(words, verdicts, is_clear=len(places) == 1)
+        return _claim_of(words, verdicts, is_clear=len(subjects) == 1)
 
-    def _is_meant(self, capture: str, below: int) -> bool:
-        """Tells whether the text may be about a capture and a title; what needs neither may stand anywhere."""
+    def _may_be_about(self, capture: str, title_id: int) -> bool:
+        """Tells whether the text may be about this capture and title; an empty capture and a 0 fit everywhere."""
         is_of_capture = not self._capture or capture in ("", self._capture)
-        return is_of_capture and (not self._titles or below in (0, *self._titles))
+        return is_of_capture and (not self._titles or title_id in (0, *self._titles))
 
 
-def _judged(text: str, verdicts: Mapping[bool | None, Sequence[str]], *, is_clear: bool) -> Claim:
-    """Returns the claim of words that the report has in these sentences or rows, by whether the numbers agree."""
+def _claim_of(text: str, verdicts: Mapping[bool | None, Sequence[str]], *, is_clear: bool) -> Claim:
+    """Returns the claim of a text, given the sentences or rows of the report for each verdict on its numbers."""
     if set(verdicts) == {True} or (True in verdicts and is_clear):
         return Claim(text, True)
     if set(verdicts) == {False}:
-        return Claim(text, False, report=tuple(dict.fromkeys(verdicts[False]))[:_MOST_SHOWN])
+        return Claim(text, False, report=tuple(dict.fromkeys(verdicts[False]))[:_MAX_SENTENCES_SHOWN])
     why = _AMBIGUOUS if True in verdicts else _OTHER_DIGITS if verdicts else _GOES_ON
     return Claim(text, None, cannot_answer=why)
 
 
 def _has_value(value: str, answer: Answer) -> bool | None:
-    """Tells whether a value is that of an answer, in its unit; None where it is written otherwise."""
+    """Tells whether a value is that of an answer; None if its unit, digits or number of values differ."""
     if isinstance(answer.value, str):
-        name = _bare(answer.value)
+        name = _without_markup(answer.value)
         return True if value == name else None if name in value else False
-    known = answer.value if isinstance(answer.value, tuple) else (answer.value,)
-    written = _VALUE.fullmatch(value)
-    numbers = [number for number in written.groups()[:2] if number] if written else []
-    if written is None or written[3] != answer.unit or len(numbers) != len(known):
+    answered = answer.value if isinstance(answer.value, tuple) else (answer.value,)
+    match = _VALUE.fullmatch(value)
+    numbers = [number for number in match.groups()[:2] if number] if match else []
+    if match is None or match[3] != answer.unit or len(numbers) != len(answered):
         return None
-    return _all(_agrees(*pair) for pair in zip(numbers, map(str, known), strict=True))
+    return _all_hold(map(_agrees, numbers, map(str, answered)))
 
 
-def _cell_holds(cell: str, known: str) -> bool | None:
-    """Tells whether a cell is that of a row; a bar is no claim, and a terminal cuts long names."""
-    if not known.strip("\N{DARK SHADE}") or _is_start([cell], [known]):
+def _cell_holds(cell: str, reported: str) -> bool | None:
+    """Tells whether a cell agrees with the report's. A bar claims nothing, and a terminal may cut a long name."""
+    if not reported.strip("\N{DARK SHADE}") or _is_same_or_cut(cell, reported):
         return True
-    return _same_numbers(cell, known) if _words(cell) == _words(known) else None
+    return _same_numbers(cell, reported) if _without_numbers(cell) == _without_numbers(reported) else None
 
 
-def _is_start(cells: Sequence[str], known: Sequence[str]) -> bool:
-    """Tells whether cells are the first ones of a row, where a terminal may have cut them."""
-    pairs = zip(map(_letters, cells), map(_letters, known), strict=False)
-    return len(cells) <= len(known) and all(
-        cell == whole or (cell.endswith("…") and whole.startswith(cell[:-1])) for cell, whole in pairs
-    )
+def _is_start(cells: Sequence[str], reported: Sequence[str]) -> bool:
+    """Tells whether a row begins with these cells, which a terminal may have cut."""
+    return len(cells) <= len(reported) and all(map(_is_same_or_cut, cells, reported))
 
 
-def _same_numbers(text: str, known: str) -> bool | None:
-    """Tells whether a text has the numbers of another one of the same words."""
-    if _letters(text) == _letters(known):
+def _is_same_or_cut(cell: str, reported: str) -> bool:
+    """Tells whether a cell is the reported one, its beginning, or the end of a path with the number of a line."""
+    cell, full_cell = _without_spaces(cell), _without_spaces(reported)
+    is_path_end = cell.startswith("…") and ":" in cell and full_cell.endswith(cell[1:])
+    return cell == full_cell or is_path_end or (cell.endswith("…") and full_cell.startswith(cell[:-1]))
+
+
+def _same_numbers(text: str, reported: str) -> bool | None:
+    """Tells whether a text has the numbers of a reported text that has the same words."""
+    if _without_spaces(text) == _without_spaces(reported):
         return True
-    return _all(_agrees(*pair) for pair in zip(_NUMBER.findall(text), _NUMBER.findall(known), strict=True))
+    numbers, reported_numbers = _NUMBER.findall(text), _NUMBER.findall(reported)
+    if len(numbers) != len(reported_numbers):  # a text may hold the placeholder itself
+        return None
+    return _all_hold(map(_agrees, numbers, reported_numbers))
 
 
-def _agrees(number: str, known: str) -> bool | None:
-    """Tells whether a number is another one, or that one rounded to two digits or more; None where it may be."""
-    value, known_value = (Decimal(text.replace(",", "").replace("−", "-")) for text in (number, known))
-    places, known_places = (-int(one.as_tuple().exponent) for one in (value, known_value))
-    if value == known_value:
+def _agrees(number: str, reported: str) -> bool | None:
+    """Tells whether a number equals a reported one, or is it rounded to two digits or more.
+
+    None if the number is the reported one rounded to a single digit.
+    """
+    value, exact = (Decimal(text.replace(",", "").replace("−", "-")) for text in (number, reported))
+    places, exact_places = (-int(decimal.as_tuple().exponent) for decimal in (value, exact))
+    if value == exact:
         return True
-    if abs(value - known_value) * 2 > Decimal(1).scaleb(-min(places, known_places)):
+    if abs(value - exact) * 2 > Decimal(1).scaleb(-min(places, exact_places)):
         return False
-    return True if places < known_places and len(value.as_tuple().digits) > 1 else None
+    return True if places < exact_places and len(value.as_tuple().digits) > 1 else None
 
 
-def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    held = set(verdicts)
-    return False if False in held else None if None in held else True
+def _all_hold(verdicts: Iterable[bool | None]) -> bool | None:
+    """Returns False if a verdict is False, else None if one is None, else True."""
+    distinct = set(verdicts)
+    return False if False in distinct else None if None in distinct else True
 
 
-def _bare(text: str) -> str:
-    """Returns a text on one line, without marks of markdown."""
+def _without_markup(text: str) -> str:
+    """Returns a text on one line, without the marks of markdown."""
     text = html.unescape(text) if "<summary>" in text else text
     return " ".join(_MARKS.sub("", _LINK.sub(r"\1", text)).split())
 
 
-def _letters(text: str) -> str:
+def _without_spaces(text: str) -> str:
+    """Returns a text without its white space."""
     return "".join(text.split())
 
 
-def _words(text: str) -> str:
-    """Returns the letters of a text with a stand-in for each number."""
-    return _letters(_NUMBER.sub("\0", text))
+def _without_numbers(text: str) -> str:
+    """Returns the text without spaces, with a placeholder for each number."""
+    return _without_spaces(_NUMBER.sub("\0", text))

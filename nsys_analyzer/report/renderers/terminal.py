@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, zip_longest
 from textwrap import fill
@@ -29,11 +30,14 @@ from nsys_analyzer.text import Words, plain, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Rows of a table on the first screen, spaces between columns, letters that a name has at least, and lines of a cell
-#: at most, if its words are short.
-_ROWS, _GAP, _NAME, _LINES = 20, 2, 16, 3
+#: Rows of a table on the first screen, and spaces between columns.
+_FIRST_SCREEN_ROWS, _COLUMN_GAP = 20, 2
+#: Letters that a column of names has at least, and lines of a cell at most if its words are short.
+_MIN_NAME_WIDTH, _MAX_CELL_LINES = 16, 3
 #: What stands for a no-break space while lines are broken.
 _NO_BREAK, _STAND_IN = "\N{NO-BREAK SPACE}", "\ue000"
+#: A line of a file, such as "programs/train.py:22".
+_FILE_AND_LINE = re.compile(r"\S+:\d+")
 
 
 def print_first_screen(report: Report, first: Section) -> None:
@@ -42,7 +46,7 @@ def print_first_screen(report: Report, first: Section) -> None:
     _print_text(screen, report.title, "bold")
     for block in first.blocks:
         if not isinstance(block, Details):
-            _print_block(screen, block, most=_ROWS)
+            _print_block(screen, block, most=_FIRST_SCREEN_ROWS)
 
 
 def print_section(section: Section) -> None:
@@ -50,7 +54,7 @@ def print_section(section: Section) -> None:
     screen = console()
     if section.title:
         _print_text(screen, section.title, "bold")
-    _print_blocks(screen, section.blocks, None if section.title else _ROWS)  # the first one has no title
+    _print_blocks(screen, section.blocks, None if section.title else _FIRST_SCREEN_ROWS)  # the first one has no title
 
 
 def print_table(block: Table) -> None:
@@ -67,7 +71,7 @@ def _print_blocks(screen: Console, blocks: Iterable[Block], most: int | None = N
 
 
 def _has_text(block: Block) -> bool:
-    """Whether a terminal shows anything of a block; of figures it shows none."""
+    """Tells whether a terminal shows anything of a block; it shows no figures."""
     if isinstance(block, Details):
         return any(map(_has_text, block.blocks))
     return isinstance(block, Paragraph | Answer | Listing | Table | StepBars)
@@ -81,8 +85,8 @@ def _print_block(screen: Console, block: Block, most: int | None = None) -> None
             _print_text(screen, text, "bold")
         case Listing(lines, "bullets"):
             for line in lines:
-                first, *others = _wrapped(_shown(line), screen.width - 2)
-                _print_lines(screen, [f"- {first}", *(f"  {other}" for other in others)])
+                first, *following = _wrapped(_shown(line), screen.width - 2)
+                _print_lines(screen, [f"- {first}", *(f"  {text}" for text in following)])
         case Listing(lines):  # to be copied: each on a line of its own, however long
             _print_lines(screen, [f"    {_shown(line)}" for line in lines], "green")
         case Table():
@@ -95,7 +99,12 @@ def _print_block(screen: Console, block: Block, most: int | None = None) -> None
 
 
 class _Column(NamedTuple):
-    """A column as it is printed; ``names_row``: it is among those that say what a row is of."""
+    """A column as it is printed.
+
+    Attributes:
+        names_row: whether its cells are a part of the name of their row.
+        is_cut: whether its cells are cut if they are too long.
+    """
 
     title: str
     cells: tuple[str, ...]
@@ -106,35 +115,34 @@ class _Column(NamedTuple):
     @property
     def longest(self) -> int:
         """Returns the width of its longest cell."""
-        from rich.cells import cell_len
-
-        return max(map(cell_len, self.cells), default=0)
+        return max(map(_width, self.cells), default=0)
 
     def widths(self) -> tuple[int, int]:
-        """Returns the least width, in which no number, short word or title of many lines is broken, and the whole."""
-        from rich.cells import cell_len
-
-        whole = max(self.longest, cell_len(self.title))
-        title = max(map(cell_len, self.title.split()), default=0)
-        title = next(width for width in count(max(title, 1)) if len(_wrapped(self.title, width)) <= _LINES)
+        """Returns the least width, which breaks no number, short word or title of many lines, and the full width."""
+        full_width = max(self.longest, _width(self.title))
+        title = max(map(_width, self.title.split()), default=0)
+        title = next(width for width in count(max(title, 1)) if len(_wrapped(self.title, width)) <= _MAX_CELL_LINES)
         if self.is_cut or not self.is_text:
-            return max(min(self.longest, _NAME) if self.is_cut else self.longest, title), whole
-        word = max((cell_len(word) for cell in self.cells for word in cell.split()), default=0)
-        return max(min(self.longest, max(_NAME, -(-self.longest // _LINES), min(word, 2 * _NAME))), title), whole
+            return max(min(self.longest, _MIN_NAME_WIDTH) if self.is_cut else self.longest, title), full_width
+        word = max((_width(word) for cell in self.cells for word in cell.split()), default=0)
+        return max(
+            min(
+                self.longest, max(_MIN_NAME_WIDTH, -(-self.longest // _MAX_CELL_LINES), min(word, 2 * _MIN_NAME_WIDTH))
+            ),
+            title,
+        ), full_width
 
     def padded(self, cell: str, width: int) -> str:
         """Returns a part of a cell or title in so many letters: text at their left, a number at their right."""
-        from rich.cells import cell_len
-
-        space = " " * (width - cell_len(cell))
+        space = " " * (width - _width(cell))
         return cell + space if self.is_text else space + cell
 
 
 def _print_table(screen: Console, block: Table, most: int | None = None) -> None:
-    """Prints a table, as a block of each row where its columns have no room side by side.
+    """Prints a table; if its columns have no room side by side, it prints a block of lines for each row.
 
-    On a first screen, which has room for ``most`` lines, long names behind figures are cut, and so many rows that no
-    block of each has room remain lines of the first columns.
+    A first screen has room for ``most`` lines. There, long names after figures are cut. If the blocks of all rows have
+    no room either, the last columns are left out.
     """
     if block.caption:
         _print_text(screen, block.caption)
@@ -142,16 +150,16 @@ def _print_table(screen: Console, block: Table, most: int | None = None) -> None
         [_shown(format_cell(cell, column.unit)) for cell, column in zip(row, block.columns, strict=True)]
         for row in block.rows[:most]
     ]
-    columns = []
-    for place, column in enumerate(block.columns):
-        is_cut = most is not None and place > 1 and column.unit in ("text", "code")
+    columns: list[_Column] = []
+    for place, (title, unit) in enumerate((column.title, column.unit) for column in block.columns):
+        is_cut = most is not None and place > 1 and unit in ("text", "code")
         cells = tuple(row[place] for row in rows)
-        columns.append(_Column(_shown(column.title), cells, column.unit in TEXT_UNITS, place < block.names, is_cut))
+        columns.append(_Column(_shown(title), cells, unit in TEXT_UNITS, place < block.names, is_cut))
     widths = _side_by_side(columns, screen.width)
-    same = [one for one in columns if not one.names_row and len(set(one.cells)) == 1 < len(rows)]
-    if widths is None and same and len(same) < len(block.columns) - block.names:
-        _print_text(screen, f"In each row: {', '.join(f'{one.title} {one.cells[0]}' for one in same)}")
-        columns = [one for one in columns if one not in same]
+    constant = [column for column in columns if not column.names_row and len(set(column.cells)) == 1 < len(rows)]
+    if widths is None and constant and len(constant) < len(block.columns) - block.names:
+        _print_text(screen, f"In each row: {', '.join(f'{column.title} {column.cells[0]}' for column in constant)}")
+        columns = [column for column in columns if column not in constant]
         widths = _side_by_side(columns, screen.width)
     blocks = [] if widths else _blocks(columns, len(rows), screen.width)
     hidden: list[str] = []
@@ -161,64 +169,66 @@ def _print_table(screen: Console, block: Table, most: int | None = None) -> None
     if widths is None:
         _print_lines(screen, blocks)
     else:
-        titles = [_wrapped(one.title, width) for one, width in zip(columns, widths, strict=True)]
+        titles = [_wrapped(column.title, width) for column, width in zip(columns, widths, strict=True)]
         height = max(map(len, titles))
-        above = [[""] * (height - len(title)) + title for title in titles]
-        _print_lines(screen, _lines(columns, widths, above), "bold")
-        for row in zip(*(one.cells for one in columns), strict=True):
-            parts = [_fitted(cell, *pair) for cell, pair in zip(row, zip(columns, widths, strict=True), strict=True)]
-            _print_lines(screen, _lines(columns, widths, parts))
+        head = [[""] * (height - len(title)) + title for title in titles]
+        _print_lines(screen, _lines(columns, widths, head), "bold")
+        for row in zip(*(column.cells for column in columns), strict=True):
+            _print_lines(screen, _lines(columns, widths, [*map(_fitted, row, columns, widths)]))
     hidden += [counted(len(block.rows) - len(rows), "row")] if len(block.rows) > len(rows) else []
     if hidden:
         _print_text(screen, f"Not shown: {', '.join(hidden)}. See the report.")
 
 
 def _side_by_side(columns: Sequence[_Column], room: int) -> list[int] | None:
-    """Returns the widths of columns side by side, text first as wide as it asks for; None where there is no room."""
-    widths, wholes = ([*pair] for pair in zip(*(column.widths() for column in columns), strict=True))
-    spare = room - sum(widths) - _GAP * (len(columns) - 1)
+    """Returns the widths of columns side by side; None if they have no room. Spare room goes to text first."""
+    widths, full_widths = ([*pair] for pair in zip(*(column.widths() for column in columns), strict=True))
+    spare = room - sum(widths) - _COLUMN_GAP * (len(columns) - 1)
     if spare < 0:
         return None
     for place in sorted(range(len(columns)), key=lambda place: not columns[place].is_text):
-        more = max(min(wholes[place] - widths[place], spare), 0)
-        widths[place], spare = widths[place] + more, spare - more
+        added = max(min(full_widths[place] - widths[place], spare), 0)
+        widths[place], spare = widths[place] + added, spare - added
     return widths
 
 
 def _fitted(cell: str, column: _Column, width: int) -> list[str]:
-    from rich.cells import cell_len, set_cell_size
+    """Returns the lines of a cell; a name that is too long loses its end, and the line of a file its first folders."""
+    if not column.is_cut or _width(cell) <= width:
+        return _wrapped(cell, width)
+    from rich.cells import set_cell_size
 
-    if column.is_cut and cell_len(cell) > width:
+    if not _FILE_AND_LINE.fullmatch(cell):
         return [f"{set_cell_size(cell, width - 1)}…"]
-    return _wrapped(cell, width)
+    end = set_cell_size(cell[::-1], width - 1)[::-1]
+    return [f"…{end[max(end.find('/'), 0) :]}"]
 
 
 def _lines(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the lines of a row, of whose cells each has lines of its own."""
+    """Yields the lines of a row, given the lines of each cell."""
     for parts in zip_longest(*cells, fillvalue=""):
-        padded = (one.padded(part, width) for one, part, width in zip(columns, parts, widths, strict=True))
-        yield (" " * _GAP).join(padded)
+        yield (" " * _COLUMN_GAP).join(map(_Column.padded, columns, parts, widths))
 
 
 def _blocks(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
-    """Returns the lines of a block for each row: its names, and below them each figure behind its title."""
-    from rich.cells import cell_len
-
+    """Returns the lines of a block for each row: its name, and below it the figures, each after its title."""
     lines: list[str] = []
     for row in range(rows):
-        lines += _wrapped(" · ".join(one.cells[row] for one in columns if one.names_row and one.cells[row]), room)
+        lines += _wrapped(
+            " · ".join(column.cells[row] for column in columns if column.names_row and column.cells[row]), room
+        )
         line = ""
-        for one in columns:
-            if one.names_row or not one.title:  # a column of bars has no title
+        for column in columns:
+            if column.names_row or not column.title:  # a column of bars has no title
                 continue
-            item = f"{one.title} {one._replace(is_text=True).padded(one.cells[row], one.longest)}"
-            if line and cell_len(line) + _GAP + cell_len(item) > room:
+            item = f"{column.title} {column._replace(is_text=True).padded(column.cells[row], column.longest)}"
+            if line and _width(line) + _COLUMN_GAP + _width(item) > room:
                 lines.append(line)
                 line = ""
-            if cell_len(item) > room - _GAP:
-                lines += [" " * _GAP + part for part in _wrapped(item, room - _GAP)]
+            if _width(item) > room - _COLUMN_GAP:
+                lines += [" " * _COLUMN_GAP + part for part in _wrapped(item, room - _COLUMN_GAP)]
             else:
-                line += " " * _GAP + item
+                line += " " * _COLUMN_GAP + item
         lines += [line] if line else []
     return lines
 
@@ -249,6 +259,13 @@ def print_answer(report: Report) -> None:
     click.echo(fill(_shown(first.text), 100))
 
 
+def _width(text: str) -> int:
+    """Returns how many cells of a terminal a text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
 def _shown(text: Words) -> str:
-    """Text on one line, without marks."""
+    """Returns a text on one line, without marks."""
     return visible(plain(text))
