@@ -33,8 +33,8 @@ _STANDS_FOR_UNSEEN = "\N{REPLACEMENT CHARACTER}"
 
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
-#: Digits behind the point at most: of milliseconds, a nanosecond.
-SMALLEST = 6
+#: Decimal places of a number at most; of milliseconds, the last one is a nanosecond.
+MAX_DECIMALS = 6
 
 _NOTHING = object()
 
@@ -188,12 +188,12 @@ def visible_lines(text: str) -> str:
     return _UNSEEN.sub(_STANDS_FOR_UNSEEN, _BREAKS.sub(" ", text))
 
 
-#: How a text begins that a spreadsheet takes for a formula; CSV has an apostrophe before it.
+#: The beginning of a text that a spreadsheet would read as a formula; in CSV, an apostrophe precedes it.
 FORMULA = r"^([=+\-@\t\r])"
 
 
 def listed(names: Sequence[str], conjunction: str = "and") -> str:
-    """One name or more as a sentence has them: "a", "a and b", "a, b and c"."""
+    """Joins names as in a sentence: "a", "a and b", "a, b and c"."""
     return f" {conjunction} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
@@ -207,18 +207,18 @@ def plural(number: float, noun: str) -> str:
 
 
 def about(value: float) -> str:
-    """A number in three digits, without zeros behind the point, nor digits below a millionth: 52, 9.37, 1,235."""
-    places = min(max(2 - math.floor(math.log10(abs(value))), 0), SMALLEST) if value else 0
+    """Writes a number in three digits, without final zeros or digits below a millionth: 52, 9.37, 1,235."""
+    places = min(max(2 - math.floor(math.log10(abs(value))), 0), MAX_DECIMALS) if value else 0
     written = fixed(value, places)
     return written.rstrip("0").rstrip(".") if places else written
 
 
 def about_percent(value: float, digits: int | None = None) -> str:
-    """An estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
+    """Writes an estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
     places = (1 if 0 < value < 0.005 else 0) if digits is None else digits
     return f"{fixed(100 * value, places)}{NO_BREAK_SPACE}%"
 
 
 def fixed(value: float, places: int) -> str:
-    """A number with so many digits behind the point, and no minus before a zero."""
+    """Writes a number with this many decimal places, and a zero without a minus sign."""
     return f"{round(value, places) + 0.0:,.{places}f}".replace("-", "\N{MINUS SIGN}")

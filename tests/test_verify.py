@@ -188,7 +188,7 @@ def test_a_program_that_fails_ends_both_and_says_why(tmp_path: Path, capsys: pyt
 
 
 def test_of_a_long_output_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "_LOG_BYTES", 100_000)
+    monkeypatch.setattr(side_by_side, "_MAX_LOG_BYTES", 100_000)
     monkeypatch.setattr(side_by_side, "_READ_BYTES", 10_000)
     text = "for number in range(60_000): print('line', number)\nraise ValueError('in the end')"
     assert side_by_side.run([job(tmp_path, "a", text)]) == 1

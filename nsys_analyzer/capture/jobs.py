@@ -284,7 +284,7 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
     command = profiler.command(target.program, part.absolute(), target.ranks)
     stacks = part / f"capture{OF_RANK if target.ranks else ''}{STACKS}"
     environment = annotating(target.annotation, stacks=stacks)
-    if profiler.name == "torch" and not target.timed:  # no-one else needs this package in the program's Python
+    if profiler.name == "torch" and not target.timed:  # the other programs do not need this package
         environment |= importing()
     if profiler.runs_on:
         environment[PROCESS_ID] = str(os.getpid())

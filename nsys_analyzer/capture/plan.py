@@ -99,7 +99,7 @@ def make_plan(
         recording: how to record.
         target_option: passed on to the transformer, each split as a shell does.
         program: the program to run in place of the transformer, empty for none.
-        elsewhere: whether it is to be read, and run on another machine, which has what this one lacks.
+        elsewhere: whether the plan is only printed, since the program will run on another machine.
 
     Raises:
         ConfigurationError: options that do not go together, or an unknown model.
@@ -131,14 +131,14 @@ def make_plan(
     return Plan(transformer_targets(models or ("small",), choices, words), profiler, notices)
 
 
-def choose_device(asked: str | None, *, with_torch: bool = True, elsewhere: bool = False) -> str:
+def choose_device(requested: str | None, *, with_torch: bool = True, elsewhere: bool = False) -> str:
     """Chooses ``cuda`` or ``cpu``: what was asked for, else a GPU where there is one that this torch can use.
 
     Raises:
         ConfigurationError: a GPU was asked for, and there is none, nor is it ``elsewhere`` that the program will run.
     """
     gpus, is_cpu_build = gpu_count(), "+cpu" in (torch_version() or "")
-    device = asked or ("cuda" if gpus and not (with_torch and is_cpu_build) else "cpu")
+    device = requested or ("cuda" if gpus and not (with_torch and is_cpu_build) else "cpu")
     if device == "cuda" and not gpus and not elsewhere:
         raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor says what is missing")
     return device
@@ -187,34 +187,38 @@ def _program(
     return program_target(program, Run(**described), annotation if recording.annotate else None, recording.ranks)
 
 
-def choose_profiler(asked: Recording, device: str, torch_hint: str = "") -> tuple[Profiler | None, tuple[str, ...]]:
+def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tuple[Profiler | None, tuple[str, ...]]:
     """Chooses the profiler that was asked for, or the best that works here, and why.
 
     Args:
-        asked, device: what is recorded, and where.
-        torch_hint: what to do about PyTorch where it is missing.
+        options, device: what is recorded, and where.
+        torch_hint: how to get PyTorch, if it is missing; else empty.
 
     Raises:
         NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
     """
-    if asked.profiler == "none":
+    if options.profiler == "none":
         of_all = ("profiler", "annotate", "run_to_end", "nproc")
         names = [option.name for option in fields(Recording) if option.name not in of_all]
-        _refuse(_given(asked, names), "for a profiler, and --profiler none uses none")
+        _refuse(_given(options, names), "for a profiler, and --profiler none uses none")
         return None, ()
     on_gpu = device == "cuda"
-    nsys, lack = _usable_nsys() if asked.profiler != "torch" else (None, "")
-    if asked.profiler == "nsys" and lack:
+    nsys, lack = _usable_nsys() if options.profiler != "torch" else (None, "")
+    if options.profiler == "nsys" and lack:
         raise CaptureError(lack, "nsys-analyze doctor says how to fix it; or use --profiler torch")
-    if nsys and not lack and (asked.profiler == "nsys" or on_gpu):
-        return _nsys(asked, nsys, on_gpu=on_gpu)
+    if nsys and not lack and (options.profiler == "nsys" or on_gpu):
+        return _nsys(options, nsys, on_gpu=on_gpu)
     if torch_hint:
         raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", torch_hint)
-    _refuse(_given(asked, ["nsys_option"]), "for nsys, and torch.profiler records here")
+    _refuse(_given(options, ["nsys_option"]), "for nsys, and torch.profiler records here")
     recorder = TorchProfiler(
-        asked.memory, asked.whole_program or asked.runs_on, asked.delay or 0, asked.duration or 0, runs_on=asked.runs_on
+        options.memory,
+        options.whole_program or options.runs_on,
+        options.delay or 0,
+        options.duration or 0,
+        runs_on=options.runs_on,
     )
-    if asked.profiler == "torch":
+    if options.profiler == "torch":
         return recorder, ()
     if on_gpu:
         return recorder, (f"{lack} (nsys-analyze doctor says how to fix it): torch.profiler records.",)
@@ -236,14 +240,14 @@ def _usable_nsys() -> tuple[Nsys | None, str]:
     return nsys, importer.found if importer.status in ("missing", "broken") else ""
 
 
-def _nsys(asked: Recording, nsys: Nsys, *, on_gpu: bool) -> tuple[Profiler, tuple[str, ...]]:
+def _nsys(options: Recording, nsys: Nsys, *, on_gpu: bool) -> tuple[Profiler, tuple[str, ...]]:
     profile = ProfileOptions(
         # Nobody calls cudaProfilerStart without a GPU.
-        capture_range=on_gpu and not (asked.whole_program or asked.runs_on),
-        memory=asked.memory,
-        delay=asked.delay,
-        duration=asked.duration,
-        extra=_words("--nsys-option", asked.nsys_option),
+        capture_range=on_gpu and not (options.whole_program or options.runs_on),
+        memory=options.memory,
+        delay=options.delay,
+        duration=options.duration,
+        extra=_words("--nsys-option", options.nsys_option),
     )
     notice = () if on_gpu else ("No GPU: nsys records NVTX ranges alone. Without --profiler nsys, operators are seen.",)
     return NsysProfiler(nsys, profile), notice

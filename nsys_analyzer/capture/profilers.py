@@ -28,7 +28,7 @@ from nsys_analyzer.trace.sources import export_of, open_capture
 
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
-#: Programs that run a script with Python, and packages that do as ``python -m``.
+#: Programs, and modules behind ``python -m``, that run a Python script.
 _PYTHON_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch")
 _FINDS = "from importlib.util import find_spec; print(find_spec({!r}))"
 _PHASES = ("step", "forward", "loss", "backward", "optimizer")
@@ -160,13 +160,13 @@ def annotating(asked: Annotation | None, results: Path | None = None, stacks: Pa
 
 
 def importing() -> dict[str, str]:
-    """Returns the variable by which a Python loads our ``sitecustomize``, and finds this package if it lacks it."""
+    """Returns the variable with which a Python loads our ``sitecustomize``, and finds this package if it lacks it."""
     folder, before = str(Path(hooks.__file__).with_name("injected")), os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else folder}
 
 
 def lack_of_torch(program: Sequence[str]) -> str:
-    """Returns what to do where a program's Python, which may be another one than ours, has no PyTorch; else ""."""
+    """Returns how to get PyTorch if the Python of a program, which may differ from ours, lacks it; else ""."""
     if not program or not is_python(program[0]):
         return INSTALL_TORCH
     has_torch = answer(program[0], "-c", "import importlib.metadata; importlib.metadata.version('torch')") is not None
@@ -174,10 +174,10 @@ def lack_of_torch(program: Sequence[str]) -> str:
 
 
 def check_code(program: Sequence[str]) -> None:
-    """Checks that the script or module of a Python program is there, which nobody wants to hear of half a minute later.
+    """Checks that the script or module of a Python program exists, before a recording takes half a minute to start.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: it does not exist.
     """
     python, *words = program
     launcher, script = Path(python).name, ""

@@ -25,18 +25,18 @@ from nsys_analyzer.capture.launcher import end_all
 from nsys_analyzer.system.process import CANNOT_RUN, final_words
 
 _TICK_S = 0.2
-#: Until what a program wrote before its end is in its log.
-_LAST_WORDS_S = 2
-#: Bytes of a log at most, and those that are read at once: the last two of these stay where a program writes more.
-_LOG_BYTES, _READ_BYTES = 10_000_000, 1_000_000
+#: Seconds to wait for the last output of a program that has ended.
+_LOG_TIMEOUT_S = 2
+#: Bytes of a log at most, and bytes of one read. Of a longer output, the log keeps the last two reads.
+_MAX_LOG_BYTES, _READ_BYTES = 10_000_000, 1_000_000
 
 
 def _keep(output: IO[bytes], log: Path) -> None:
-    """Writes the output of a program to its log, of a long one the end."""
+    """Writes the output of a program to its log; of a long output, the log keeps the end."""
     last = b""
     with output, log.open("wb", buffering=0) as file:
         while text := os.read(output.fileno(), _READ_BYTES):
-            if file.tell() + len(text) > _LOG_BYTES:
+            if file.tell() + len(text) > _MAX_LOG_BYTES:
                 file.truncate(file.seek(0))
                 file.write(last)
             file.write(text)
@@ -96,7 +96,7 @@ def run(jobs: Sequence[dict[str, Any]]) -> int:
                 left.append(runner)
         for runner in runners:
             code = runner.process.wait()
-            runner.logging.join(_LAST_WORDS_S)  # what the program has started may hold its output for longer
+            runner.logging.join(_LOG_TIMEOUT_S)  # a child process of the program may keep its output open
             if code:
                 print(final_words(runner.log), flush=True)
                 return 128 - code if code < 0 else code

@@ -43,11 +43,11 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
         explained: set[str] = set()
         for claim in claims.claims:
             click.echo(f"{'not judged' if claim.holds is None else str(claim.holds).lower()}: {claim.text}")
-            for said in (*map(in_words, claim.answers), *claim.report):
-                click.echo(f"    {said}")
+            for detail in (*map(in_words, claim.answers), *claim.report):
+                click.echo(f"    {detail}")
             missing = None if claim.answers else claim.cannot_answer
             if missing and missing.why not in explained:  # once: a text may hold much that is not judged
                 explained.add(missing.why)
                 click.echo(f"    {missing.why}. It needs: {missing.needs}")
-    held = {claim.holds for claim in claims.claims}
-    ctx.exit(FALSE if False in held else CANNOT_ANSWER if None in held else 0)
+    verdicts = {claim.holds for claim in claims.claims}
+    ctx.exit(FALSE if False in verdicts else CANNOT_ANSWER if None in verdicts else 0)

@@ -49,14 +49,14 @@ def explain(
 
     if budget and output_format != "json":
         raise click.UsageError("--budget is of --format json.")
-    found = evidence()
+    gathered = evidence()
     if calibrate:
-        found = replace(found, captures=calibrated(found.captures, ledger, tell))
+        gathered = replace(gathered, captures=calibrated(gathered.captures, ledger, tell))
     if output_format == "json":
-        text = brief(found, budget) if budget else in_json(captures_data(found.captures, found.runs, STEPS))
+        text = brief(gathered, budget) if budget else in_json(captures_data(gathered.captures, gathered.runs, STEPS))
         click.echo(text, nl=False, file=data_stream())
         return
-    built = build_report(found)
+    built = build_report(gathered)
     kept = tuple(one for one in built.sections if everything or one.key in EXPLAINING)
     if output_format == "markdown":
         click.echo(markdown.render(replace(built, sections=kept), {}), nl=False)
@@ -65,5 +65,5 @@ def explain(
     for place, one in enumerate(kept):
         click.echo(nl=place > 0)
         print_section(one)
-    if not everything and warnings_of(found):
-        click.echo(f"\n{count_of_warnings(found)}, in full with --all")
+    if not everything and warnings_of(gathered):
+        click.echo(f"\n{count_of_warnings(gathered)}, in full with --all")

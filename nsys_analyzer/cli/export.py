@@ -45,7 +45,7 @@ def export(
     from nsys_analyzer.report.units import format_number
     from nsys_analyzer.text import visible
 
-    suffixes = {form: one.suffix for form, one in formats().items()}
+    suffixes = {form: exporter.suffix for form, exporter in formats().items()}
     output_format = format_of(output, output_format, suffixes, "perfetto")
     target = output or default_name(traces[0], output_format)
     size = write(

@@ -72,9 +72,9 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
-def command(cls: type[Command] = Command, **more: Any) -> Callable[[Callable[..., Any]], Command]:
+def command(cls: type[Command] = Command, **settings: Any) -> Callable[[Callable[..., Any]], Command]:
     """Makes a command, as ``click.command`` does, with its options in groups."""
-    return click.command(cls=cls, **more)
+    return click.command(cls=cls, **settings)
 
 
 class Group(click.Group):

@@ -65,8 +65,8 @@ def _versions(trace: Trace) -> Iterator[str]:
     else:
         yield f"nsys {metadata.profiler_version}, schema {metadata.schema_version}"
     versions = (f"driver {metadata.driver}", f"{metadata.platform} {metadata.runtime}", metadata.os, metadata.cpu)
-    if known := [text for text in versions if not text.endswith("unknown")]:
-        yield ", ".join(known)
+    if known_versions := [text for text in versions if not text.endswith("unknown")]:
+        yield ", ".join(known_versions)
     for gpu in metadata.gpus.values():
         if gpu.is_cpu:
             yield "no GPU: PyTorch's operators stand for kernels"

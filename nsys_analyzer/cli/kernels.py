@@ -71,20 +71,20 @@ def kernel_rows(
     """
     from nsys_analyzer.runs.captures import each_trace
 
-    found = each_trace(trace, lambda path: _summaries(path, trace, names), tell)
-    captures = [capture for processes in found for capture in processes]
+    summaries = each_trace(trace, lambda path: _summaries(path, trace, names), tell)
+    captures = [capture for processes in summaries for capture in processes]
     parts = [(capture, _phase(captures, capture, phase)) for capture in captures]
     rows = [row for capture, part in parts for row in _rows(capture, part, kernel_class, top)]
     if len({capture.name for capture in captures}) == 1:
         for row in rows:
             del row["capture"]
     if kernel_class and not rows:
-        seen = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
-        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(seen)}")
+        present = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
+        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(present)}")
     return rows
 
 
-def _summaries(trace: Path, given: Path, names: PhaseNames | None) -> tuple[CaptureSummary, ...]:
+def _summaries(trace: Path, asked_path: Path, names: PhaseNames | None) -> tuple[CaptureSummary, ...]:
     """Returns the processes of a capture; raises MissingTableError where it holds no kernels."""
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain
@@ -96,11 +96,11 @@ def _summaries(trace: Path, given: Path, names: PhaseNames | None) -> tuple[Capt
         why = "" if "graph" in loaded.tables else plain(explained(loaded.metadata.diagnostics), "`")
         needed = NODES if "graph" in loaded.tables else RECORD
         raise MissingTableError(f"{trace} holds no kernels{': ' if why else ''}{why.removesuffix('.')}", needed)
-    return summarize(loaded, trace.name if trace == given else str(trace.relative_to(given)), names)
+    return summarize(loaded, trace.name if trace == asked_path else str(trace.relative_to(asked_path)), names)
 
 
 def _phase(captures: Sequence[CaptureSummary], capture: CaptureSummary, name: str | None) -> PhaseSummary | None:
-    """The phase to print of one process; without a name the whole capture without warm-up.
+    """Returns the phase to print of one process; without a name, the whole capture without warm-up.
 
     Raises:
         ConfigurationError: no process has a measured instance of that phase.

@@ -49,8 +49,8 @@ def modules(
     section = modules_section(evidence.captures, every=every)
     if output_format == "json":
         data = captures_data(evidence.captures, keys=MODULES)
-        for one in data["captures"]:
-            one |= {} if one["modules"] else NO_MODULES.data
+        for document in data["captures"]:
+            document |= {} if document["modules"] else NO_MODULES.data
         click.echo(in_json(data), nl=False, file=data_stream())
     elif not section.blocks:
         click.echo(f"{trace} holds no range that names a module. Record it with: {NO_MODULES.hint}")

@@ -28,7 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SIZE = click.IntRange(1, 2**31 - 1)
 #: The trace that a command reads.
 trace_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")
-#: One, or a folder of several.
+#: A capture, or a folder of captures.
 folder_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE|FOLDER")
 #: The one that ``evidence_options`` reads.
 evidence_argument = click.argument(
@@ -64,33 +64,34 @@ def tell(line: str) -> None:
     click.echo(line, err=True)
 
 
-def format_of(path: Path | None, given: str | None, suffixes: Mapping[str, str], default: str) -> str:
-    """Returns the format that is given, else the one whose suffix a file has, else the default.
+def format_of(path: Path | None, form: str | None, suffixes: Mapping[str, str], default: str) -> str:
+    """Returns the requested format, else the format of the file's suffix, else the default.
 
     Raises:
-        ConfigurationError: the file has the suffix of another format, or, without a format, that of none.
+        ConfigurationError: the file's suffix is that of another format, or of none.
     """
     suffix = path.suffix.lower() if path else ""
-    named = next((form for form, own in suffixes.items() if own == suffix), None)
-    if suffix and (named not in (None, given) if given else not named):
-        what = f"{given} ends in {suffixes[given]}" if given else f"a file ends in {listed([*suffixes.values()], 'or')}"
-        raise ConfigurationError(f"{path} ends in {suffix}, and {what}", "Name another file with -o")
-    return given or named or default
+    file_format = next((name for name, ending in suffixes.items() if ending == suffix), None)
+    if suffix and (file_format not in (None, form) if form else not file_format):
+        file_suffixes = listed([*suffixes.values()], "or")
+        expected = f"{form} ends in {suffixes[form]}" if form else f"a file ends in {file_suffixes}"
+        raise ConfigurationError(f"{path} ends in {suffix}, and {expected}", "Name another file with -o")
+    return form or file_format or default
 
 
 class _Milliseconds(click.FloatRange):
-    """A time in ms, or with its unit behind it: 35, 35ms, 0.035 s."""
+    """A time in ms, or a time with its unit: 35, 35ms, 0.035 s."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Returns the time in ms, or fails."""
-        given = re.fullmatch(r"\s*(\S*?)\s*(ns|us|µs|μs|ms|s|)\s*", str(value))
+        match = re.fullmatch(r"\s*(\S*?)\s*(ns|us|µs|μs|ms|s|)\s*", str(value))
         try:
-            number = float(given[1] if given else value)
+            number = float(match[1] if match else value)
         except ValueError:
             self.fail(f"{value!r} is no time, such as 35 or 35ms", param, ctx)
-        unit = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "s": 1e3}.get(given[2] if given else "", 1.0)
+        unit = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "s": 1e3}.get(match[2] if match else "", 1.0)
         return super().convert(number * unit, param, ctx)
 
 

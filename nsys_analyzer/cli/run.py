@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from nsys_analyzer.capture.plan import Plan
     from nsys_analyzer.runs.targets import Target
 
-#: Letters of the names of other runs on the screen.
-_OTHERS = 200
+#: Letters that the titles of other runs take on the screen at most.
+_MAX_TITLES_WIDTH = 200
 _NO_PLACE = "Free some space, or name another --output-dir; finished results stay, and --resume continues"
 
 
@@ -120,16 +120,16 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         raise CaptureError(error.message, _NO_PLACE) from error
     except OSError as error:
         raise CaptureError(f"{error.filename or folder} cannot be written ({error.strerror})", _NO_PLACE) from error
-    own = {capture_name(stem, folder / target.name) for target in plan.targets for stem in capture_stems(target.ranks)}
-    others = dict.fromkeys(one.title for one in evidence.captures if one.name not in own)
-    if others and len(others) < len(evidence.captures):
-        kept = tuple(one for one in evidence.captures if one.name in own)
-        built = build_report(replace(evidence, captures=kept, benches=(), joined=None))
+    stems = [(stem, folder / target.name) for target in plan.targets for stem in capture_stems(target.ranks)]
+    own_names = {capture_name(*stem) for stem in stems}
+    other_titles = dict.fromkeys(capture.title for capture in evidence.captures if capture.name not in own_names)
+    if other_titles and len(other_titles) < len(evidence.captures):
+        own_captures = tuple(capture for capture in evidence.captures if capture.name in own_names)
+        built = build_report(replace(evidence, captures=own_captures, benches=(), joined=None))
     print_first_screen(built, first_screen(built))
-    if others:
-        click.echo(
-            f"\n{folder} holds other runs, too, which the report compares: {shorten(', '.join(others), _OTHERS)}"
-        )
+    if other_titles:
+        titles = shorten(", ".join(other_titles), _MAX_TITLES_WIDTH)
+        click.echo(f"\n{folder} holds other runs, too, which the report compares: {titles}")
     for target in plan.targets:
         if not target.timed:
             click.echo(f"\n{_what_was_run(target, folder / target.name, recorded=plan.profiler is not None)}")

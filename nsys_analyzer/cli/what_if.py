@@ -44,12 +44,12 @@ class _WhatIf(Command):
         except click.NoSuchOption as error:
             from nsys_analyzer.analysis.kernels.classes import known_classes
 
-            named = error.option_name.lstrip("-").replace("-", " ").casefold()
-            if named not in known_classes():
+            kernel_class = error.option_name.lstrip("-").replace("-", " ").casefold()
+            if kernel_class not in known_classes():
                 raise
             factor = re.search(rf"{re.escape(error.option_name)}[= ]([\d.]+)", words)
-            meant = shlex.quote(f"{named}={factor[1] if factor else 2}")
-            message = f"No such option {error.option_name!r}. Did you mean --class {meant}?"
+            pair = shlex.quote(f"{kernel_class}={factor[1] if factor else 2}")
+            message = f"No such option {error.option_name!r}. Did you mean --class {pair}?"
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from error
 
 

@@ -99,7 +99,7 @@ def load_runs(
         return tuple(run for report in reports for run in read_report(report))
     timings = _read(csv_paths) if csv_paths else timings_beside((path,), tell, option=option)
     captures = load_captures((path,), names, given, timings, workers=workers).captures
-    return tuple(one for one in captures if path.is_dir() or one.source == path.name)
+    return tuple(capture for capture in captures if path.is_dir() or capture.source == path.name)
 
 
 def reports_at(path: Path) -> list[Path]:

@@ -56,7 +56,8 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         value: a number, two bounds, or a name.
         unit: ms, us, count, fraction, ratio, bytes, flop, tokens/s or text.
         of: what the value is of: "median of 5 instances of forward".
-        title, remedy: of a finding what it is, of the slowest rank whether it is late; and lines of PyTorch to try.
+        title: the name of a finding, or whether the slowest rank is late.
+        remedy: lines of PyTorch that may fix a finding.
     """
 
     figure: str
@@ -97,10 +98,10 @@ def ask(evidence: Evidence, question: str) -> Answer:
     if not {key for key in keys if key[0] != "["} <= words.keys() <= {key.strip("[]") for key in keys}:
         raise ConfigurationError(f"{question!r} has a word too few or too many", f"Ask for {usage(name)}")
     if name == "saves_ms" and [*words] == ["finding"]:
-        asked = f"saves_ms finding={words['finding']}"
-        of_runs = [answer for run in evidence.runs for answer in _of_run(evidence, run) if answer.figure == asked]
-        if len(of_runs) == 1:
-            return of_runs[0]
+        figure = f"saves_ms finding={words['finding']}"
+        answers = [answer for run in evidence.runs for answer in _of_run(evidence, run) if answer.figure == figure]
+        if len(answers) == 1:
+            return answers[0]
     captures = [one for one in evidence.captures if _is_meant(one, words)]
     if len(captures) != 1:
         titles = ", ".join(one.title for one in captures or evidence.captures)
@@ -180,8 +181,8 @@ def _of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
     late = RestsOn(run.name)
     if rank := run.slowest_rank:
         words = {"capture": rank.capture, "process": rank.label} | ({} if rank.rank is None else {"rank": rank.rank})
-        asked = (f"{key}={shlex.quote(str(word))}" for key, word in words.items())
-        answer = ask(evidence, " ".join(("late_ms", *asked)))
+        conditions = (f"{key}={shlex.quote(str(word))}" for key, word in words.items())
+        answer = ask(evidence, " ".join(("late_ms", *conditions)))
         if answer.cannot_answer is None:
             late = replace(answer.evidence, capture=run.name)
             yield replace(answer, title=plain(who_is_late(run)))
@@ -219,5 +220,5 @@ def brief(evidence: Evidence, budget: int) -> str:
     return _written(found, kept)
 
 
-def _written(found: list[Answer], kept: int) -> str:
-    return in_json(written(Answers(tuple(found[:kept]), len(found) - kept)), indent=None)
+def _written(answers: list[Answer], count: int) -> str:
+    return in_json(written(Answers(tuple(answers[:count]), len(answers) - count)), indent=None)

@@ -107,7 +107,7 @@ def step_noun(step: StepSummary | None) -> str:
 
 
 def peak_memory(capture: CaptureSummary) -> int | None:
-    """The most device memory, bytes: of tensors in an unprofiled run where it is known, else while it was recorded."""
+    """Returns the peak device memory in bytes: of tensors in an unprofiled run if known, else in the recording."""
     timed = capture.unprofiled.peak_memory_bytes if capture.unprofiled else None
     return timed or capture.peak_memory_bytes
 

@@ -215,12 +215,12 @@ def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
 
 
 def _lacks_rate(capture: CaptureSummary, phase: str) -> tuple[str, str]:
-    """Why the rate of a phase is not told, and the options that would tell it: those that were not given."""
+    """Returns why the rate of a phase is unknown, and the command with the missing options."""
     limits = capture.limits
     if limits is None:
         return "Nothing of it ran on a GPU", ON_GPU
-    known = ", ".join(one.phase for one in limits.phases if one.phase != phase and one.mfu is not None)
-    why = f"The FLOPs or the time of {phase} are not known, those of these are: {known}" if known else ""
+    rated = ", ".join(limit.phase for limit in limits.phases if limit.phase != phase and limit.mfu is not None)
+    why = f"The FLOPs or the time of {phase} are not known. Those of these phases are known: {rated}" if rated else ""
     missing = limits.missing if "peaks" not in limits.missing else ()
     options = [f"{OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in OPTIONS]
     needs = f"nsys-analyze ask CAPTURE QUESTION {' '.join(options)}" if options else ""
@@ -267,9 +267,10 @@ def _of(root: str, case: Case) -> str:
     if root == "phase" and phase and "phase" in case.words:
         return f"mean of {phase.instances} {plural(phase.instances, 'instance')} of {phase.label}"
     if root == "step" and capture.step:
-        return f"near the median of {capture.step.wall_ms.n} steps under the profiler, {plain(capture.step.unit)}"
+        steps = f"{capture.step.wall_ms.n or 0} {plural(capture.step.wall_ms.n or 0, 'step')}"
+        return f"near the median of {steps} under the profiler, {plain(capture.step.unit)}"
     if root == "rank" and rank:
-        return f"mean of {len(rank.steps)} steps of all ranks under the profiler"
+        return f"mean of {len(rank.steps)} {plural(len(rank.steps), 'step')} of all ranks under the profiler"
     per = {"attention": capture.attention, "modules": capture.modules}.get(root)
     without = f"{case.words.get('phase', 'a step')} without the profiler"
     timed = f"mean of {without}" if "phase" in case.words else without

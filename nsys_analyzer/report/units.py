@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from nsys_analyzer.report.model import Cell, Interval, Shift, Spread, Typical, Unit
+from nsys_analyzer.text import MAX_DECIMALS, Text, Words, code, fixed, plural
 from nsys_analyzer.text import NO_BREAK_SPACE as _SPACE
-from nsys_analyzer.text import SMALLEST, Text, Words, code, fixed, plural
 from nsys_analyzer.text import about as about
 from nsys_analyzer.text import about_percent as about_percent
 
@@ -65,18 +65,18 @@ def _typical(value: Typical) -> str:
     spread = value.most - value.least
     fewest = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else _decimals(value.median)
     places = min(_decimals(value.median), fewest)
-    median, least, most = (fixed(one, places) for one in (value.median, value.least, value.most))
+    median, least, most = (fixed(number, places) for number in (value.median, value.least, value.most))
     # No-break spaces around the dash: a line may break behind a bare one.
     return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
 
 
 def _between(low: float, high: float, dash: str) -> str:
     """Both bounds in the digits in which they differ, two or three of the larger one; one number where they agree."""
-    low, high = round(low, SMALLEST), round(high, SMALLEST)
+    low, high = round(low, MAX_DECIMALS), round(high, MAX_DECIMALS)
     first = math.floor(math.log10(high)) if high > 0 else 0
     apart = -math.floor(math.log10(high - low)) if high > low else 2 - first
     places = min(max(1 - first, apart, 0), max(2 - first, 0))
-    least, most = (fixed(one, places) for one in (low, high))
+    least, most = (fixed(number, places) for number in (low, high))
     return least if least == most else f"{least}{dash}{most}"
 
 

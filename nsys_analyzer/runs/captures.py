@@ -115,7 +115,7 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
 
 
 def each_trace(path: Path, read: Callable[[Path], Found], tell: Callable[[str], None]) -> Iterator[Found]:
-    """Yields what is read of a trace, or of each one in a folder; ``tell`` gets a line on one that cannot be read.
+    """Yields the result of ``read`` for a trace or each trace of a folder; ``tell`` reports unreadable ones.
 
     Raises:
         NsysAnalyzerError: none could be read.
@@ -274,13 +274,13 @@ def timings_beside(
         tell(f"Several folders have a {TIMINGS}, and none is used: name one with {option}.")
         return None
     try:
-        asked = find_traces((path for path in paths if path.exists()), may_lack=True)
-        manifests = [] if files else [path for trace in asked for path in manifests_beside(trace)]
+        traces = find_traces((path for path in paths if path.exists()), may_lack=True)
+        manifests = [] if files else [path for trace in traces for path in manifests_beside(trace)]
         if not files and not manifests:
             return None
         from nsys_analyzer.runs.timings import Timings, of_manifest, read_timings
 
-        names = set(_titles(asked).values())
+        names = set(_titles(traces).values())
         if manifests:
             timed = (row for path in dict.fromkeys(manifests) for row in of_manifest(path))
             rows = [row for row in timed if row.times and row.run.capture in names]
@@ -290,10 +290,10 @@ def timings_beside(
             return None  # a header alone: programs may time nothing
         timings = read_timings(file)
         if file.parent not in paths:
-            others = set(_titles(find_traces((file.parent,), may_lack=True)).values()) - names
-            kept = (row for row in timings.rows if row.run.capture not in others)
-            kept = (row for row in kept if row.run.capture or row.model or not others)
-            timings = replace(timings, rows=tuple(kept), of_captures=True)
+            other_names = set(_titles(find_traces((file.parent,), may_lack=True)).values()) - names
+            matching_rows = (row for row in timings.rows if row.run.capture not in other_names)
+            matching_rows = (row for row in matching_rows if row.run.capture or row.model or not other_names)
+            timings = replace(timings, rows=tuple(matching_rows), of_captures=True)
     except (NsysAnalyzerError, OSError) as error:
         tell(f"Left out, as it cannot be read: {error}")
         return None
@@ -353,9 +353,9 @@ def _read(capture: _Capture) -> tuple[CaptureSummary, ...]:
             raise
         if not is_ours and os.environ.get(DEBUG):
             traceback.print_exc()
-        what = f"{path} cannot be read: {type(error).__name__}, {error}"
-        said = str(error) if is_ours else f"{what}. Please report this, with the traceback that {DEBUG}=1 shows"
-        unread = replace(_failed(capture.title, path, said), configuration=configuration)
+        failure = f"{path} cannot be read: {type(error).__name__}, {error}"
+        message = str(error) if is_ours else f"{failure}. Please report this, with the traceback that {DEBUG}=1 shows"
+        unread = replace(_failed(capture.title, path, message), configuration=configuration)
         return (_with_run(unread, manifest),)
 
 

@@ -22,7 +22,7 @@ from nsys_analyzer.text import joined, plural
 #: Measured predictions that are enough to widen others by, and the share of them that is to lie inside.
 FEWEST, INSIDE = 5, 0.8
 
-#: How each entry begins: what an earlier one left unfinished before it, in the same line, is none.
+#: The beginning of each entry. Before it, a line may hold an unfinished entry, which is no entry.
 _BEGINNING = b'{"verdict":'
 Verdict = Literal["faster", "slower", "no change that can be told", "not comparable"]
 
@@ -106,7 +106,7 @@ def now() -> str:
 
 
 def append(entry: Entry, path: Path = LEDGER) -> None:
-    """Adds a line to the ledger, which nothing else changes; half a line that a full disk or a crash left is ended.
+    """Adds a line to the ledger. If a full disk or a crash left half a line there, it ends that line first.
 
     Raises:
         NsysAnalyzerError: it cannot be written.
@@ -121,7 +121,7 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
 
 
 def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: None) -> tuple[Entry, ...]:
-    """Returns the entries, the oldest first; ``tell`` hears of the unfinished ones, which are passed over.
+    """Returns the entries, the oldest first; ``tell`` reports unfinished entries, which are left out.
 
     Raises:
         NsysAnalyzerError: there is no such file, or a line of it is no entry.
@@ -155,13 +155,13 @@ def widening(entries: Sequence[Entry]) -> float:
         NsysAnalyzerError: too few predictions were measured.
     """
     off = [
-        abs(entry.saved_ms - told.middle_ms) / (told.high_ms - told.low_ms) * 2
+        abs(entry.saved_ms - predicted.middle_ms) / (predicted.high_ms - predicted.low_ms) * 2
         for entry in entries
-        if (told := entry.prediction) and not entry.reasons and told.high_ms > told.low_ms
+        if (predicted := entry.prediction) and not entry.reasons and predicted.high_ms > predicted.low_ms
     ]
     if len(off) < FEWEST:
-        measured = f"{len(off)} {plural(len(off), 'prediction')}"
-        raise NsysAnalyzerError(f"verify measured {measured}, too few to calibrate by", f"{FEWEST} are enough")
+        measured_count = f"{len(off)} {plural(len(off), 'prediction')}"
+        raise NsysAnalyzerError(f"verify measured {measured_count}, too few to calibrate by", f"{FEWEST} are enough")
     return statistics.quantiles(off, n=10, method="inclusive")[round(INSIDE * 10) - 1]
 
 

@@ -60,8 +60,8 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_ru
             capture = replace(capture, warnings=(*capture.warnings, warning))
         timed.append(capture)
     taken = {id(row) for row in used}
-    others = () if timings.of_captures else timings.rows
-    alone = [row for row in others if id(row) not in taken and row.run.capture not in names]
+    unmatched = () if timings.of_captures else timings.rows
+    alone = [row for row in unmatched if id(row) not in taken and row.run.capture not in names]
     return [*timed, *_only_timed([row for row in alone if row.run.capture or _is_other(row, captures)], timings.source)]
 
 

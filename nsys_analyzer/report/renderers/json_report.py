@@ -27,11 +27,12 @@ _IDENTITY = ("name", "process", "pid", "rank", "source", "status", "message", "g
 #: Why the steps of captures are as long as they are; their modules.
 STEPS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warnings")
 MODULES = (*_IDENTITY, "modules")
-#: Ranks without a capture that are listed, at most: a manifest may speak of a million.
-_MOST_MISSING = 1_000
+#: Ranks without a capture that are listed at most: a manifest may claim a million of them.
+_MAX_MISSING_RANKS = 1_000
 #: The generator stands so near to the start of a report's JSON.
 _NEAR = 512
-#: Half a surrogate pair, as Python holds such a byte; before it, what is none: a backslash, a whole pair.
+#: Half a surrogate pair, which stands for a byte that is not UTF-8. The group matches what only resembles it: an
+#: escaped backslash, or a complete pair.
 _HALF_PAIR = re.compile(r"(?P<whole>\\\\|\\ud[89ab]..\\ud[c-f]..)|\\ud[89a-f]..")
 _GENERATOR = re.compile(rb'"generator":\s*"%b"' % GENERATOR.encode())
 
@@ -43,7 +44,7 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
 
 
 def in_json(data: Any, *, indent: int | None = 1) -> str:
-    """A document as text, without bytes of names that are no UTF-8, which no JSON may hold."""
+    """Returns a document as JSON; bytes of names that are not valid UTF-8 become U+FFFD, as JSON requires."""
     separators = None if indent else (",", ":")
     text = json.dumps(data, indent=indent, separators=separators, allow_nan=False) + "\n"
     return _HALF_PAIR.sub(lambda match: match["whole"] or r"\ufffd", text)
@@ -77,8 +78,8 @@ def captures_data(
             one |= CannotAnswerError(why, ON_GPU if capture.on_cpu else NODES if hidden else RECORD).data
     document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": chosen}
     if runs:
-        first, *others = (written(run) | {"missing_ranks": list(run.missing[:_MOST_MISSING])} for run in runs)
-        document |= {**first, "other_runs": others}
+        first, *other_runs = (written(run) | {"missing_ranks": list(run.missing[:_MAX_MISSING_RANKS])} for run in runs)
+        document |= {**first, "other_runs": other_runs}
     return document
 
 

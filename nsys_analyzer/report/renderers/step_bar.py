@@ -120,7 +120,7 @@ def color_of(part: str) -> str:
 
 
 def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]:
-    """Each part that takes time, and its name, ms and share in words; of several bars the least and the most."""
+    """Yields each part that takes time, with its name, ms and share in words; of several bars, the range of its ms."""
     for i, part in enumerate(bars.parts):
         times = [row.ms[i] for row in bars.rows]
         if len(times) > 1 and max(times) >= NANOSECOND_MS:

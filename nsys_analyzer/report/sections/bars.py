@@ -12,7 +12,7 @@ from nsys_analyzer.report.model import Bar, StepBars
 from nsys_analyzer.report.units import about_milliseconds
 
 IDLE = "idle"
-#: What is shorter is none: sums of times are not exact.
+#: Shorter parts are left out as rounding errors of the sums.
 NANOSECOND_MS = 1e-6
 #: Parts of a smaller share of every bar are one.
 LEAST_SHARE = 0.01
@@ -31,12 +31,13 @@ def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> St
     times: list[dict[str, float]] = []
     profiled = on_cpu or step.unprofiled_ms is None
     for device in step.devices:
-        left = device.exposed_communication_ms + device.idle_ms
+        remaining_ms = device.exposed_communication_ms + device.idle_ms
         if not profiled:  # collectives that wait for other ranks wait for less without the profiler
-            left = max(step.said_ms - device.compute_ms - device.exposed_copy_ms, 0.0)
-        exposed = min(device.exposed_communication_ms, left)
-        others, idle = {"exposed copies": device.exposed_copy_ms, "exposed communication": exposed}, left - exposed
-        times.append({**{one.kernel_class: one.ms for one in device.classes}, **others, IDLE: idle})
+            remaining_ms = max(step.said_ms - device.compute_ms - device.exposed_copy_ms, 0.0)
+        exposed = min(device.exposed_communication_ms, remaining_ms)
+        exposed_ms = {"exposed copies": device.exposed_copy_ms, "exposed communication": exposed}
+        classes_ms = {share.kernel_class: share.ms for share in device.classes}
+        times.append(classes_ms | exposed_ms | {IDLE: remaining_ms - exposed})
     classes = {one.kernel_class for device in step.devices for one in device.classes}
     longest_first = sorted(classes, key=lambda name: (-sum(row.get(name, 0.0) for row in times), name))
     names = (*longest_first, "exposed copies", "exposed communication", IDLE)
@@ -90,18 +91,18 @@ def _without_small(bars: StepBars) -> StepBars:
     """The bars without parts that none of them has, and with several small parts as one, before idle time."""
     totals = [sum(row.ms) for row in bars.rows]
     longest = [max(row.ms[i] for row in bars.rows) for i in range(len(bars.parts))]
-    held = [i for i, ms in enumerate(longest) if ms >= NANOSECOND_MS or bars.parts[i] == IDLE]
+    drawn_parts = [i for i, ms in enumerate(longest) if ms >= NANOSECOND_MS or bars.parts[i] == IDLE]
     small = [
         i
-        for i in held
+        for i in drawn_parts
         if bars.parts[i] != IDLE
         and all(row.ms[i] < LEAST_SHARE * total for row, total in zip(bars.rows, totals, strict=True))
     ]
-    kept = [i for i in held[:-1] if i not in small or len(small) == 1]
+    kept = [i for i in drawn_parts[:-1] if i not in small or len(small) == 1]
     smaller = (f"{len(small)} smaller parts",) if len(small) > 1 else ()
 
     def ms(row: Bar) -> tuple[float, ...]:
-        return (*(row.ms[i] for i in kept), *(sum(row.ms[i] for i in small) for _ in smaller), row.ms[held[-1]])
+        return (*(row.ms[i] for i in kept), *(sum(row.ms[i] for i in small) for _ in smaller), row.ms[drawn_parts[-1]])
 
     names = (*(bars.parts[i] for i in kept), *smaller, IDLE)
     return replace(bars, parts=names, rows=tuple(Bar(row.label, ms(row)) for row in bars.rows))

@@ -36,7 +36,7 @@ from nsys_analyzer.trace.metadata import CPU
 _CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
 #: Runs that are listed because they were not compared, and rows of the table of kernels.
 _MOST_NOTES, _MOST_KERNELS = 20, 10
-#: Launches of a step from which on their mean is shown as a whole number.
+#: From this many launches a step, their mean is shown as a whole number.
 _MANY_LAUNCHES = 100
 #: What is below this share of the step is not in a table by itself; from this share of an interval's variance on,
 #: instances make it wide.
@@ -297,9 +297,9 @@ def _names(one: KernelChange) -> tuple[str, ...]:
 
 
 def _launches(before: float, after: float) -> str:
-    """Launches of a step before and after, once where they are the same; parts of one tell something of a few alone."""
-    whole = (number if number < _MANY_LAUNCHES else round(number) for number in (before, after))
-    return " → ".join(dict.fromkeys(format_number(number, "count") for number in whole))
+    """Returns the launches of a step before and after, or one number if both are shown alike."""
+    rounded = (number if number < _MANY_LAUNCHES else round(number) for number in (before, after))
+    return " → ".join(dict.fromkeys(format_number(number, "count") for number in rounded))
 
 
 def _unmatched(one: UnmatchedRun) -> Words:

@@ -58,9 +58,9 @@ def conditions(capture: CaptureSummary) -> str:
     shapes += [f"batch {known.batch_size}"] if known and known.batch_size else []
     trains = any(capture.phase(name) for name in ("backward", "optimizer"))
     kind = step.kind if step and step.kind else "training" if trains else ""
-    # Beside the steps of one kind that serve requests there are those of others, which are no part of these.
-    every = sum(group.steps for group in step.groups) if step and not step.kind else 0
-    of = f" of {every:,}" if step and every > step.instances else ""
+    # A kind of steps that serve requests is not a part of the steps of other kinds.
+    all_steps = sum(group.steps for group in step.groups) if step and not step.kind else 0
+    of = f" of {all_steps:,}" if step and all_steps > step.instances else ""
     many = f"{step.instances:,}{of} {kind} {plural(step.instances, 'step')}".replace("  ", " ") if step else ""
     steps = "one pass" if step and step.is_pass else many
     version = ".".join((capture.profiler_version or "").removeprefix("unknown").split(".")[:2])
@@ -69,8 +69,8 @@ def conditions(capture: CaptureSummary) -> str:
     device = capture.gpu or (capture.run.gpu if capture.run else "") or ""
     most = peak_memory(capture)
     memory = f"peak memory {format_number(most, 'bytes')}" if most else ""
-    said = (ended, device, "" if precision == "unknown" else precision, ", ".join(shapes), steps, memory, recorded)
-    return " · ".join(part for part in said if part) or capture.source
+    facts = (ended, device, "" if precision == "unknown" else precision, ", ".join(shapes), steps, memory, recorded)
+    return " · ".join(part for part in facts if part) or capture.source
 
 
 def _of_step(capture: CaptureSummary) -> Iterator[Block]:
@@ -101,22 +101,22 @@ def _of_step(capture: CaptureSummary) -> Iterator[Block]:
 def _length(capture: CaptureSummary, step: StepSummary) -> str:
     """How long a step takes, how much of it the GPU works, and the model's FLOPs against the peak."""
     noun = step_noun(step)
-    said = [f"{said_length(step)} {noun}{_in_brackets(step)}"]
+    clauses = [f"{said_length(step)} {noun}{_in_brackets(step)}"]
     share = working_share(capture)
     if capture.on_cpu:
         of = "the profiled one" if step.unprofiled_ms else "it"
-        said += [] if share is None else [f"operators run for {about_percent(share)} of {of}"]
+        clauses += [] if share is None else [f"operators run for {about_percent(share)} of {of}"]
     elif share is not None:
         of = "it" if step.unprofiled_ms else "that"
         gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
         least = "at least " if step.idle_of("unrecorded") else ""
-        said.append(f"{gpu} works {least}{about_percent(share)} of {of}")
+        clauses.append(f"{gpu} works {least}{about_percent(share)} of {of}")
         if exposed := step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0:
             of = " of the profiled one" if step.unprofiled_ms else ""
-            said += [f"only communicates {about_percent(exposed)}{of}"] if exposed >= _NARROW else []
+            clauses += [f"only communicates {about_percent(exposed)}{of}"] if exposed >= _NARROW else []
     mfu = mfu_of_step(capture)
-    said += [f"MFU {about_percent(mfu)}"] if mfu is not None else []
-    return " · ".join(said)
+    clauses += [f"MFU {about_percent(mfu)}"] if mfu is not None else []
+    return " · ".join(clauses)
 
 
 def _in_brackets(step: StepSummary) -> str:
@@ -163,11 +163,11 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
     times = {name: stats.n or 0 for name, stats in timed.phases.items()} if timed else {}
 
     def passes(part: _Part) -> float | None:
-        """How often a phase begins in a step; where the capture does not have it, as often as it was timed in each."""
+        """Returns how often a phase begins in a step, from the capture or else from the unprofiled times."""
         name, steps = part[0], times.get(STEP)
         recorded = capture.step.passes.get(name) if capture.step else None
-        every = times.get(name, 0) // steps if steps and not times.get(name, 0) % steps else None
-        return 1 if name == STEP else recorded or every or None
+        timed_passes = times.get(name, 0) // steps if steps and not times.get(name, 0) % steps else None
+        return 1 if name == STEP else recorded or timed_passes or None
 
     fields: tuple[Field[_Part], ...] = (
         Field("phase", "text", lambda part: part[1].label if part[1] else part[0]),

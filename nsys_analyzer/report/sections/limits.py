@@ -83,19 +83,19 @@ def _precisions(limits: Limits) -> str:
 
 
 def why_unknown(limits: Limits) -> Text:
-    """Why there is no MFU: what cannot be, or is not known, and how to give it."""
+    """Returns why there is no MFU: the doubt about it, or what is not known and the option that gives it."""
     parts = [name for name in limits.missing if name in OPTIONS]
-    said: list[Words] = [limits.doubt] if limits.doubt else []
+    reasons: list[Words] = [limits.doubt] if limits.doubt else []
     if parts:
         options = joined(", ", [phrase("`{}`", OPTIONS[name]) for name in parts])
-        said.append(phrase("MFU needs the {} ({}).", listed(parts), options))
+        reasons.append(phrase("MFU needs the {} ({}).", listed(parts), options))
     if "peaks" in limits.missing:
-        said.append(f"The peaks of this GPU ({limits.gpu}) are not known.")
-    elif not said and limits.phases:
-        said.append("In which precision the matmuls ran is not known.")
-    elif not said:
-        said.append("No phase is measured whose FLOPs are known.")
-    return phrase("{}", joined(" ", said))
+        reasons.append(f"The peaks of this GPU ({limits.gpu}) are not known.")
+    elif not reasons and limits.phases:
+        reasons.append("In which precision the matmuls ran is not known.")
+    elif not reasons:
+        reasons.append("No phase is measured whose FLOPs are known.")
+    return phrase("{}", joined(" ", reasons))
 
 
 def _of_bandwidth(one: ClassRate, limits: Limits) -> float | None:

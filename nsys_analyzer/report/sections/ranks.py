@@ -19,8 +19,8 @@ from nsys_analyzer.text import Words, joined, phrase, plain, plural, strong
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
 
-#: What is below this share of a step is not worth a row.
-_ROW = 0.002
+#: Differences below this share of a step have no row.
+_MIN_ROW_SHARE = 0.002
 #: Rows of the tables of collectives and of losses.
 _MOST_ROWS = 12
 _CAPTION = "The steps of each rank, profiled, ms of the median step:"
@@ -94,11 +94,11 @@ def are_ranks(captures: Iterable[CaptureSummary], runs: Iterable[ParallelRun]) -
 def _sentence(run: ParallelRun) -> Words:
     """How many ranks share the work and how, how long a step takes, who is late and why."""
     count = max(len(run.ranks), run.world_size or 0)
-    what = plural(count, "device" if all(one.rank is None for one in run.ranks) else "rank")
+    what = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
-    profiled = about(max((one.step_ms.median or 0.0) for one in run.ranks))
-    known = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
-    first = f"{count} {what}{shared}: {about_milliseconds(run.step_ms)} a step {known}."
+    profiled = about(max((rank.step_ms.median or 0.0) for rank in run.ranks))
+    measurement = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
+    first = f"{count} {what}{shared}: {about_milliseconds(run.step_ms)} a step {measurement}."
     return joined(" ", (first, who_is_late(run)))
 
 
@@ -156,8 +156,8 @@ def _communication(run: ParallelRun) -> str:
     ms, step, waits = most.exposed_communication_ms, most.step_ms.median, most.exposed_waiting_ms
     share = f", {about_percent(ms / step)} of it" if step else ""
     a_step = "Under the profiler a step" if run.unprofiled_ms else "A step"
-    said = f"{a_step} of {most.label} has {about_milliseconds(ms)} of exposed communication{share}"
-    return f"{said}." if waits is None else f"{said}: {about_milliseconds(waits)} of waiting."
+    sentence = f"{a_step} of {most.label} has {about_milliseconds(ms)} of exposed communication{share}"
+    return f"{sentence}." if waits is None else f"{sentence}: {about_milliseconds(waits)} of waiting."
 
 
 def _losses(run: ParallelRun) -> Iterator[Block]:
@@ -167,10 +167,10 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
     if run.skew_ms < LATE * (slowest.step_ms.median or 0.0):
         return
     step = slowest.step_ms.median or 0.0
-    shown = [row for row in run.lost if abs(row.ms) >= _ROW * step][:_MOST_ROWS]
+    shown = [row for row in run.lost if abs(row.ms) >= _MIN_ROW_SHARE * step][:_MOST_ROWS]
     rest = sum(row.ms for row in run.lost) - sum(row.ms for row in shown)
     rows: list[tuple[str, Words, Words, float]] = [(row.phase, row.part, _why(row), row.ms) for row in shown]
-    rows += [("", "smaller ones", "", rest)] if abs(rest) >= _ROW * step else []
+    rows += [("", "smaller ones", "", rest)] if abs(rest) >= _MIN_ROW_SHARE * step else []
     rows += [("", "all", "", sum(row.ms for row in run.lost))]
     fast = run.ranks[run.fastest].label
     caption = f"Where {slowest.label} loses time to {fast}, profiled, ms of a step (below zero: where it needs less):"

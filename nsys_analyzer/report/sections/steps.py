@@ -83,16 +83,17 @@ def _table(
 
 def _parts(device: DeviceSteps, step: StepSummary) -> Iterator[_Row]:
     """The parts of a step in order, and their sum, each with what of it is on the critical path."""
-    path = [one for one in step.critical_path if (step.device if one.device is None else one.device) == device.device]
-    on_path = {one.part: one.ms for one in path if one.where != "idle"}
+    devices = {device.device, None} if device.device == step.device else {device.device}
+    path = [piece for piece in step.critical_path if piece.device in devices]
+    on_path = {piece.part: piece.ms for piece in path if piece.where != "idle"}
     whole = "the capture" if step.is_pass else "the step"
     rows: tuple[tuple[str, float, float | None], ...] = (
         *((f"compute: {row.kernel_class}", row.ms, on_path.get(row.kernel_class)) for row in device.classes),
         ("exposed copies", device.exposed_copy_ms, on_path.get("copies")),
         ("exposed communication", device.exposed_communication_ms, on_path.get(COMMUNICATION)),
-        ("idle", device.idle_ms, sum(one.ms for one in path if one.where == "idle") or None),
+        ("idle", device.idle_ms, sum(piece.ms for piece in path if piece.where == "idle") or None),
         ("the program, while the GPU works", 0.0, on_path.get(PROGRAM)),
-        (whole, device.total_ms, sum(one.ms for one in path) or None),
+        (whole, device.total_ms, sum(piece.ms for piece in path) or None),
     )
     for name, ms, critical in rows:
         if ms or critical:

@@ -68,7 +68,7 @@ _FIELDS: tuple[Field[Entry], ...] = (
     Field("finding", "text", lambda one: one.prediction.finding if one.prediction else None),
     Field("step, ms", "ms", lambda one: one.after_ms),
     Field("saved, ms", "ms", lambda one: _measured(one)),
-    Field("predicted", "ms", lambda one: Interval(told.low_ms, told.high_ms) if (told := one.prediction) else None),
+    Field("predicted", "ms", lambda entry: Interval(p.low_ms, p.high_ms) if (p := entry.prediction) else None),
     Field("held", "text", lambda one: _HELD[one.held]),
     Field("hardware", "text", lambda one: one.gpu or one.host_cpu),
     Field("commit", "text", lambda one: f"{one.git_commit[:9]}{'+' * bool(one.git_dirty)}" if one.git_commit else None),
@@ -82,7 +82,7 @@ def _measured(one: Entry) -> Interval | float:
 
 
 def history(entries: Sequence[Entry], *, calibrate: bool = False) -> Report:
-    """The ledger as a table and a curve.
+    """Returns the ledger as a table and a curve.
 
     Args:
         entries: the oldest first.
@@ -101,7 +101,7 @@ def history(entries: Sequence[Entry], *, calibrate: bool = False) -> Report:
         try:
             wider = f"intervals must be {widening(entries):.2f} times as wide."
             blocks.append(Paragraph(f"For 80\N{NO-BREAK SPACE}% of what was measured to lie inside, {wider}"))
-        except NsysAnalyzerError as error:  # the history is there all the same
+        except NsysAnalyzerError as error:  # the table above is right without it
             blocks.append(Paragraph(f"{error}."))
     blocks.append(table(_FIELDS, entries))
     series = (

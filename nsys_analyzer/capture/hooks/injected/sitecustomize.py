@@ -36,10 +36,10 @@ class _Hooked(MetaPathFinder):
 
 
 class _Lacking(MetaPathFinder):
-    """Finds this package where Python has none of it: the recorder runs in the program's Python, and needs no other."""
+    """Finds this package if the program's Python lacks it; the recorder runs there and needs no other package."""
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """The spec of the package; None for every other module."""
+        """Returns the spec of the package; None for every other module."""
         if fullname != "nsys_analyzer":
             return None
         package = os.path.dirname(os.path.dirname(_HOOKS))  # noqa: PTH120

@@ -148,12 +148,12 @@ def _bars(bars: StepBars) -> str:
         share = total / (max(totals) or 1.0)
         bar = f'<div class="bar"><div style="width:{share:.1%}">{parts}</div></div>'
         drawn.append(f'<div class="row">{label}{bar}{time}</div>')
-    said = escape(visible(f"{bars.title} {', '.join(text for _, text in keys)}"))
-    named = "".join(f'<li><i style="{_paint(part)}"></i> {escape(text)}</li>' for part, text in keys)
+    description = escape(visible(f"{bars.title} {', '.join(text for _, text in keys)}"))
+    items = "".join(f'<li><i style="{_paint(part)}"></i> {escape(text)}</li>' for part, text in keys)
     note = f"<p>{escape(bars.note)}</p>" if bars.note else ""
-    picture = f'<div role="img" aria-label="{said}">{"".join(drawn)}</div>'
+    picture = f'<div role="img" aria-label="{description}">{"".join(drawn)}</div>'
     title = f"<figcaption>{escape(bars.title)}</figcaption>"
-    return f'<figure class="bars"{_of(bars.capture)}>{title}{picture}<ul class="parts">{named}</ul>{note}</figure>'
+    return f'<figure class="bars"{_of(bars.capture)}>{title}{picture}<ul class="parts">{items}</ul>{note}</figure>'
 
 
 def _paint(part: str) -> str:

@@ -98,8 +98,8 @@ def _columns(track: Track, has_path: bool) -> Iterator[tuple[str, Any]]:
     if isinstance(track, Stream) and has_path:
         yield "critical", _differences(np.flatnonzero(track.critical))
     # Ranges, calls and lines lie in each other, and have no color of their own.
-    own = ("depth",) if track.kind in ("ranges", "calls", "lines") else ("group", *inside)
-    for key in ("duration", "name", *own):
+    track_columns = ("depth",) if track.kind in ("ranges", "calls", "lines") else ("group", *inside)
+    for key in ("duration", "name", *track_columns):
         yield key, getattr(track, key).tolist()
 
 
