@@ -52,7 +52,7 @@ class Job:
     """A command to run, the variables that it gets beside those of this process, and its time limit, None for none.
 
     One that ``runs_on``, as a server does, ends well by a signal: of its profiler's, on an interrupt, or when its time
-    is up. It starts in ``folder``, None for that of this process. Of one that ``ends_all`` nothing goes on behind it.
+    is up. It starts in ``folder``, None for that of this process. If it ``ends_all``, all that it started ends with it.
     """
 
     command: Sequence[str]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal, TypeAlias, TypeVar
 
-#: How PyTorch's profiler calls the span of its recording, with a number behind it.
+#: The name that PyTorch's profiler gives the span of its recording; a number follows it.
 RECORDING = "PyTorch Profiler"
 
 #: New tokens of prompts, one token or few for each sequence, or both in one pass.
@@ -141,9 +141,9 @@ _Answer = TypeVar("_Answer")
 
 
 def of_shapes(names: tuple[str, ...], function: Callable[[str], _Answer]) -> list[_Answer]:
-    """Returns what a function of each name says that no digit's value matters to.
+    """Returns a function's answer for each name; the answer must not depend on the value of any digit.
 
-    It is asked once about all names that differ in digits alone: a capture may hold a million that count.
+    The function is called once for all names that differ only in digits: a capture may hold a million such names.
     """
     shapes, place = _shapes_of(names)
     answers = [function(shape) for shape in shapes]
@@ -170,7 +170,7 @@ _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
 
 
 def without_counter(name: str) -> str:
-    """Returns a range's name as it is, but for a counter at its end: ``micro_step_3`` is ``micro_step``."""
+    """Returns a range's name without the counter at its end: ``micro_step_3`` is ``micro_step``."""
     return _COUNTER.sub("", name[:_LONGEST_NAME]).rstrip(" _-:=#/") or name
 
 

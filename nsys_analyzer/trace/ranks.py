@@ -175,7 +175,7 @@ _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
-    (_OF_SLURM := "SLURM_PROCID", "SLURM_NTASKS"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 _NAMES = tuple(name for pair in _VARIABLES for name in pair)
 _SETTINGS = tuple(f"{name}=" for name in _NAMES)
@@ -210,25 +210,25 @@ def read_ranks(reader: Reader, strings: Iterable[str], noted: Sequence[NotedCall
 def _launched(reader: Reader, strings: Iterable[str]) -> Rank | None:
     """Returns the rank in the environment that nsys kept of the program it launched; None where two are different.
 
-    Blocks of variables are those of other processes, too: they count where the capture's properties say nothing. Slurm
-    calls a shell and a program alone its task 0, too: only one that uses NCCL is a rank.
+    Blocks of variables may come from other processes: they count only if the capture's properties say nothing. Slurm
+    also calls a shell, or a program that runs alone, task 0: such a program is a rank only if it uses NCCL.
     """
     variables = (value for _, value in rows_of(reader.read(schema.VARIABLES)) if value.startswith(_SETTINGS))
     blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
-    exchanges = any("nccl" in text for text in strings)
-    return _rank_in(variables, exchanges=exchanges) or _rank_in(blocks, exchanges=exchanges)
+    uses_nccl = any("nccl" in text for text in strings)
+    return _rank_in(variables, uses_nccl=uses_nccl) or _rank_in(blocks, uses_nccl=uses_nccl)
 
 
-def _rank_in(texts: Iterable[str], *, exchanges: bool) -> Rank | None:
+def _rank_in(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:
     values: dict[str, set[int]] = defaultdict(set)
     for name, value in _VARIABLE.findall("\0".join(texts)):
         values[name].add(int(value))
-    told = (
-        Rank(min(values[rank]), min(values[size], default=0))
-        for rank, size in _VARIABLES
-        if len(values[rank]) == 1 and (exchanges or rank != _OF_SLURM or values[rank] != {0})
-    )
-    return next(told, None)
+    if not uses_nccl and values["SLURM_PROCID"] == {0}:
+        values.pop("SLURM_PROCID")
+    for rank, size in _VARIABLES:
+        if len(values[rank]) == 1:
+            return Rank(min(values[rank]), min(values[size], default=0))
+    return None
 
 
 def _of_communicators(noted: Sequence[NotedCall]) -> dict[int, Rank]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from nsys_analyzer.errors import RECORD, MissingTableError, TraceError
 from nsys_analyzer.trace.arrays import Bools, Frame, empty_frame, frame_of, integers_of, rows_of
-from nsys_analyzer.trace.schema import NO_TIME, READ, SIGNATURE_TABLES, STRINGS, TABLE_ENDINGS, Column, Filter, Table
+from nsys_analyzer.trace.schema import ALIASES, NO_TIME, SIGNATURE_TABLES, STRINGS, TABLE_ENDINGS, Column, Filter, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,8 +79,9 @@ class Reader(ABC):
 
     def unread_tables(self) -> tuple[str, ...]:
         """Returns the names of the tables of events that were recorded, and of which nothing is read."""
-        unread = [name for name in self.columns_of if (_NUMBERED.fullmatch(name) or [name])[1] not in READ]
-        return tuple(sorted(n for n in unread if {"start", "timestamp"} & {*self.columns_of[n]} and self.has_rows(n)))
+        unread = [name for name in self.columns_of if (_NUMBERED.fullmatch(name) or [name])[1] not in ALIASES]
+        events = [name for name in unread if {"start", "timestamp"} & {*self.columns_of[name]}]
+        return tuple(sorted(filter(self.has_rows, events)))
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""
@@ -130,14 +131,11 @@ _PACKED = {
 }
 _RECORD = f"Record the program with: {RECORD}"
 _CHROME_TRACE = "With PyTorch's profiler, write a Chrome trace: prof.export_chrome_trace('trace.json.gz')"
-#: Files that are taken for captures, by the endings of their names: what they are, and what to do.
+#: Files that people take for captures, by the endings of their names: a description, and what to do.
 _FOREIGN = {
     (".pftrace", ".perfetto-trace"): ("a trace in Perfetto's own format", _CHROME_TRACE),
     (".xplane.pb",): ("an XPlane file, as the profilers of TensorFlow and JAX write it", _RECORD),
-    (".pickle", ".pkl"): (
-        "a pickle, as memory snapshots of PyTorch are (https://pytorch.org/memory_viz shows them)",
-        _RECORD,
-    ),
+    (".pickle", ".pkl"): ("a pickle, as PyTorch's memory snapshots are (see https://pytorch.org/memory_viz)", _RECORD),
     (".ncu-rep",): ("a report of Nsight Compute", _RECORD),
     (".qdstrm",): ("a recording that nsys has not imported", "Import it: QdstrmImporter -i FILE.qdstrm"),
 }
@@ -223,9 +221,9 @@ def _check_header(path: Path) -> None:
     if packed := next((name for (at, magic), name in _PACKED.items() if header.startswith(magic, at)), None):
         raise TraceError(f"{path} is an archive or packed ({packed})", "Unpack it and give what is in it")
     if header[:16] != b"SQLite format 3\x00":
-        for endings, (what, remedy) in _FOREIGN.items():
+        for endings, (description, remedy) in _FOREIGN.items():
             if path.name.lower().endswith(endings):
-                raise TraceError(f"{path} cannot be read: it is {what}", remedy)
+                raise TraceError(f"{path} cannot be read: it is {description}", remedy)
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
     page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
     says_its_size = header[24:28] == header[92:96]  # the change counter, as it was when the count was written

@@ -115,11 +115,7 @@ MEMCPY = Table(
     (
         *_GPU,
         _BYTES,
-        _column(
-            "direction",
-            "copyKind",
-            doc="1 from host to device, 2 from device to host, 8 inside a device, 10 to another",
-        ),
+        _column("direction", "copyKind", doc="1 host to device, 2 device to host, 8 inside a device, 10 to another"),
         _column("source", "srcKind", default=7, doc="memory it is read from: 0 pageable, 1 pinned; 7 unknown"),
         _column("target", "dstKind", default=7, doc="memory it is written to, as the source"),
     ),
@@ -190,14 +186,14 @@ OPERATORS = Table(
     ),
     ("start", "end", "thread", "name"),
 )
-#: What the profiler noted of its own doings, and as our reader of PyTorch's traces gives it, of its recording.
+#: What the profiler noted of its own work. For PyTorch's traces, our reader adds the span of the recording.
 OVERHEAD = Table(
     "overhead",
     ("CUPTI_ACTIVITY_KIND_OVERHEAD",),
     (
         _START,
         _END,
-        _column("thread", "globalTid", doc="global thread ID that was kept up; of PyTorch's traces the process ID"),
+        _column("thread", "globalTid", doc="global thread ID that was held up; in PyTorch's traces the process ID"),
         _column("name", "nameId", default=-1, doc="StringIds ID of what it did"),
     ),
     ("start", "end"),
@@ -437,4 +433,4 @@ TABLES = {
 }
 
 #: Every name of a table of which anything is read.
-READ = frozenset(name for table in tuple(globals().values()) if isinstance(table, Table) for name in table.aliases)
+ALIASES = frozenset(name for table in tuple(globals().values()) if isinstance(table, Table) for name in table.aliases)

@@ -182,7 +182,7 @@ def export_of(report: Path, timeout_s: float | None = None) -> Path:
     """Returns the export of a report that stands beside it, made as a SQLite file where there is none.
 
     It is ``X.sqlite``, ``X_pqtdir`` or ``X_arwdir`` beside the report ``X``. One that is older than the report is
-    exported again, and serves where there is no nsys to do so: copies of files have the times of the copying.
+    exported again. Without nsys it is returned all the same: a copied file has the time of its copying.
 
     Raises:
         ExportError: there is no such report, its folder cannot be written, or nsys is missing, fails, or takes longer
@@ -193,8 +193,8 @@ def export_of(report: Path, timeout_s: float | None = None) -> Path:
     if not report.stat().st_size:
         raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
     exports = [report.with_name(f"{trace_stem(report)}{ending}") for ending in (*FOLDER_ENDINGS, ".sqlite")]
-    there = [export for export in exports if is_sqlite(export) or is_export_folder(export)]
-    newest, export = max(there, key=written_ns, default=None), exports[-1]
+    existing = [export for export in exports if is_sqlite(export) or is_export_folder(export)]
+    newest, export = max(existing, key=written_ns, default=None), exports[-1]
     if newest and is_export_of(newest, report):
         return newest
     nsys = find_nsys()

@@ -104,7 +104,7 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
         clocks: the ranges of :func:`are_clocks`.
 
     Raises:
-        NsysAnalyzerError: a file is damaged, or none but a pipe.
+        NsysAnalyzerError: a file is damaged, or it is no regular file.
     """
     said = [CLOCK.fullmatch(clocks.names[name]) for name in clocks.name.tolist()]
     own = np.array([(int(match[1]), int(match[2])) for match in said if match], np.int64).reshape(-1, 2)

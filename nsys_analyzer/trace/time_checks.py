@@ -29,7 +29,8 @@ _ROWS_PER_BROKEN = 1_000
 class LeftOut:
     """How many rows of one table and one process were left out of every figure and why, with the first of them.
 
-    ``starts_count`` says that only their ends were: API calls whose duration is not known. ``cut``: they end earlier.
+    ``starts_count``: only their ends were left out, so these API calls have no known duration. ``cut``: they were kept
+    with an earlier end.
     """
 
     process: int

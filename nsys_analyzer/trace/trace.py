@@ -93,9 +93,9 @@ class Trace:
         callers: what of PyTorch the API calls with a backtrace were made for, by process and correlation ID.
         stacks: where the program was, by global process ID, where our hooks sampled it.
         off_cpu: by global thread ID, starts and ends of the stretches without a CPU, in order, where nsys noted them.
-        old_export: the export that was read in place of a newer report, which there was no nsys to export; else empty.
-        started: the names of ranges that are started and ended, and not pushed and popped: they may cross others.
-        noted: what the profiler noted of itself: its own work, and the span of its recording.
+        old_export: the export that was read although the report is newer, because nsys is missing; else empty.
+        started: the names of ranges that are started and ended, not pushed and popped: these may cross other ranges.
+        noted: what the profiler noted about itself: its own work, and the span of its recording.
     """
 
     path: Path
@@ -251,7 +251,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
 
 
 def _cut(name: str) -> str:
-    """Returns a kernel's name; of one that templates made endless the start, for every table and report holds it."""
+    """Returns a kernel's name, cut if templates made it endless: every table and report holds the name."""
     return name if len(name) <= _LONGEST_KERNEL else f"{name[:_LONGEST_KERNEL]}… ({len(name):,} characters)"
 
 
@@ -341,7 +341,7 @@ def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
 
 
 def _noted(tables: Sequence[Frame], strings: Mapping[int, str]) -> Ranges:
-    """Returns what the profiler noted of itself; CUPTI writes 0 for times that it could not collect."""
+    """Returns what the profiler noted about itself, without the rows whose times CUPTI could not collect."""
     start, end, thread, ids = (
         np.concatenate([table[name] for table in tables]) for name in ("start", "end", "thread", "name")
     )

@@ -40,7 +40,7 @@ class RangeRoles:
     """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, a module, or none.
 
     ``inferred``: the phase of each name that an inferred range has; empty for a name that is no phase after all.
-    ``decodes``: whether ranges such as "decode", without a batch, hold what the GPU does.
+    ``decodes``: whether ranges such as "decode", without a batch, hold most of the GPU's work.
     """
 
     def __init__(
@@ -84,24 +84,24 @@ class RangeRoles:
 
 
 def _no_steps(keys: Mapping[str, str | None], *, decodes: bool) -> set[str]:
-    """Returns the names that are no steps beside an engine's marks: those of what lies around its steps.
+    """Returns the names that are no steps if an engine marks its own: the names of ranges around its steps.
 
-    That is a step of PyTorch's profiler, a whole generation, and around SGLang's a step of an executor. "decode"
-    without a batch is a step beside "prefill" alone, or where such ranges hold what the GPU does.
+    Such ranges are a step of PyTorch's profiler, a whole generation, and the executor's step around SGLang's. "decode"
+    without a batch is a step only if there is "prefill" as well, or if such ranges hold most of the GPU's work.
     """
     are_marks = zip(keys, of_shapes(tuple(keys), served_step), strict=True)
     marks = {name: mark for name, is_mark in are_marks if is_mark and (mark := served_step(name))}
     is_inside = any(name.startswith(STEP_IN_ENGINE) for name in marks)
     is_certain = any(mark.certain for mark in marks.values())
     doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
-    found = {
+    no_steps = {
         name
         for name, mark in marks.items()
         if (is_inside and name.startswith(EXECUTOR)) or (doubtful and not mark.certain)
     }
     trains = not {"backward", "optimizer"}.isdisjoint(keys.values())
-    serves = bool(marks.keys() - found) and not trains
-    return found | {name for name, key in keys.items() if serves and key == STEP and name not in marks}
+    serves = bool(marks.keys() - no_steps) and not trains
+    return no_steps | {name for name, key in keys.items() if serves and key == STEP and name not in marks}
 
 
 def timeline(ranges: Ranges, chosen: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:
@@ -137,12 +137,13 @@ class Attribution:
     ambiguous: Bools
 
     def outermost(self, chosen: Bools) -> SmallInts:
-        """Of some ranges, the outermost around each operation, or -1: the inherited stack lies around its own."""
+        """Returns the outermost of some ranges around each operation, or -1: the inherited stack lies outside."""
         lines, index = timeline(self.ranges, chosen, latest=False)
         found = lines.at(self.thread, self.time)
         inheriting = np.flatnonzero(self.inherited != NONE)
-        around, own = lines.at(self.inherited[inheriting], self.time[inheriting]), found[inheriting]
-        found[inheriting] = np.where((around == NONE) | (self.inside[inheriting] & (own != NONE)), own, around)
+        inherited, launching = lines.at(self.inherited[inheriting], self.time[inheriting]), found[inheriting]
+        keeps = (inherited == NONE) | (self.inside[inheriting] & (launching != NONE))
+        found[inheriting] = np.where(keeps, launching, inherited)
         return np.append(index, NONE).astype(np.int32)[found]
 
     def innermost(self, chosen: Bools, operations: Ints) -> Ints:
@@ -178,7 +179,7 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
 def _inherited(
     trace: Trace, roles: RangeRoles, engine: Ints, in_range: Bools, in_phase: Bools, thread: Ints, time: Ints
 ) -> tuple[Ints, Bools]:
-    """The thread each launch inherits from (-1: none), and whether the choice was ambiguous."""
+    """Returns the thread that each launch inherits from, -1 for none, and whether the choice was ambiguous."""
     autograd = np.isin(thread, engine)
     lacking = np.flatnonzero((autograd | ~in_phase) & (thread != NONE))
     inherited, ambiguous = np.full(len(thread), NONE, np.int64), np.zeros(len(thread), np.bool_)
@@ -201,22 +202,23 @@ def _inherited(
 
 
 def _engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
-    """The global thread IDs of autograd's engine: by name, or that run forwards alone, inside backward passes.
+    """Returns the global thread IDs of autograd's engine: by their names, or by what runs on them.
 
-    These are of other threads that run forward passes, too.
+    A thread without such a name is the engine's if its only phases are forward passes inside backward passes of other
+    threads, which run forward passes as well.
     """
-    ranges, named_so = trace.ranges, autograd_threads(trace)
+    ranges = trace.ranges
     backward = roles.mask("backward") & np.isin(ranges.thread, ranges.thread[roles.mask("forward")])
     phases = ranges.select(roles.any_phase)
     lines = timeline(ranges, backward, latest=True, by_process=True)[0]
     again = roles.mask("forward", of=phases) & (lines.at(process_of(phases.thread), phases.start) != NONE)
-    return np.append(named_so, np.setdiff1d(phases.thread[again], phases.thread[~again]))
+    return np.append(autograd_threads(trace), np.setdiff1d(phases.thread[again], phases.thread[~again]))
 
 
 def autograd_threads(trace: Trace) -> Ints:
     """The global thread IDs of PyTorch's autograd engine, known by the names it gives its threads."""
-    named = trace.metadata.thread_names.items()
-    return np.array([thread for thread, name in named if name.startswith(_AUTOGRAD_THREAD)], np.int64)
+    thread_names = trace.metadata.thread_names.items()
+    return np.array([thread for thread, name in thread_names if name.startswith(_AUTOGRAD_THREAD)], np.int64)
 
 
 def waiting_range(

@@ -125,11 +125,11 @@ _IN_STEP = (CUDA, HIP)
 #: The share of a device's operations that may be broken where the difference of its clock is estimated from them, and
 #: the share that starts before its launch where its clock is behind.
 _BROKEN, _NEARLY_ALL = 0.1, 0.75
-#: In a call that lasts longer than this, so many others of its thread do not begin.
-_OVERLAP_NS, _MOST_BESIDE = 10_000_000, 100
-#: Calls that start work which may begin while the work before it on its stream runs.
-_BESIDE = re.compile("LaunchKernelEx|GraphLaunch")
-#: Profilers round, and one operation may end so much behind the start of the next, ns.
+#: A call that lasts longer than this has a wrong end if this many calls of the same thread begin inside it.
+_LONG_CALL_NS, _CALLS_INSIDE_WRONG_CALL = 10_000_000, 100
+#: Calls whose work may begin while the work before it on the same stream still runs.
+_MAY_OVERLAP = re.compile("LaunchKernelEx|GraphLaunch")
+#: Profilers round times: one operation may end up to this much after the start of the next.
 _ROUNDED_NS = 2_000
 
 
@@ -182,16 +182,16 @@ def _behind(operations: Operations, launch: SmallInts, wait: Ints) -> Ints:
 
 
 def _with_possible_ends(trace: Trace, launch: SmallInts) -> Trace:
-    """Ends each operation that lasts beyond the start of the next one of its stream there: they run one by one.
+    """Ends each operation at the start of the next one of its stream if it lasts longer: they run one by one.
 
-    But for what a graph or a programmatic launch starts, and what is launched unseen, which may begin before.
+    The next one may begin earlier if a graph or a programmatic launch starts it, or if its launch was not recorded.
     """
     operations, count = trace.operations, len(trace.operations)
-    beside = np.array([*(bool(_BESIDE.search(name)) for name in trace.launches.names), True])
-    beside = beside[taken(trace.launches.name, launch, NONE)] | (operations.graph_node != 0)
+    may_overlap = np.array([*(bool(_MAY_OVERLAP.search(name)) for name in trace.launches.names), True])
+    may_overlap = may_overlap[taken(trace.launches.name, launch, NONE)] | (operations.graph_node != 0)
     stream = distinct_rows(operations.process, operations.device, operations.context, operations.stream)[1]
     order = np.lexsort((operations.start, stream))
-    place = np.where(beside[order], count, np.arange(count))
+    place = np.where(may_overlap[order], count, np.arange(count))
     following = np.append(np.minimum.accumulate(place[::-1])[::-1], [count, count])[1 : count + 1]
     next_start = np.append(operations.start[order], np.iinfo(np.int64).max)[following]
     next_start[np.append(stream[order], NONE)[following] != stream[order]] = np.iinfo(np.int64).max
@@ -201,23 +201,27 @@ def _with_possible_ends(trace: Trace, launch: SmallInts) -> Trace:
         return trace
     ends, wrong = operations.end.copy(), np.zeros(count, np.bool_)
     ends[order[late]], wrong[order[late]] = next_start[late], True
-    told = _left_out(operations, "an end behind the next start of their stream", wrong)
-    left_out = (*trace.left_out, *(replace(one, cut=True) for one in told))
+    rows = _left_out(operations, "an end behind the next start of their stream", wrong)
+    left_out = (*trace.left_out, *(replace(row, cut=True) for row in rows))
     return replace(trace, operations=replace(operations, end=ends), left_out=left_out)
 
 
 def _with_ends_of_calls(trace: Trace) -> Trace:
     """Takes the end from each API call that lasts while its own thread makes very many others."""
     calls = trace.launches
-    wrong = np.flatnonzero(calls.end - calls.start > _OVERLAP_NS)
+    wrong = np.flatnonzero(calls.end - calls.start > _LONG_CALL_NS)
     thread, start, end = calls.thread[wrong], calls.start[wrong], calls.end[wrong]
-    wrong = wrong[held(calls.thread, calls.start, thread, start + 1, end) >= _MOST_BESIDE] if len(wrong) else wrong
+    wrong = (
+        wrong[held(calls.thread, calls.start, thread, start + 1, end) >= _CALLS_INSIDE_WRONG_CALL]
+        if len(wrong)
+        else wrong
+    )
     if not len(wrong):
         return trace
     ends, why = calls.end.copy(), np.zeros(len(calls), np.bool_)
     ends[wrong], why[wrong] = calls.start[wrong], True
-    said = left_out_rows(rows_of_calls(calls, calls.end), "an end after many later calls", why, starts_count=True)
-    return replace(trace, launches=replace(calls, end=ends), left_out=(*trace.left_out, *said))
+    rows = left_out_rows(rows_of_calls(calls, calls.end), "an end after many later calls", why, starts_count=True)
+    return replace(trace, launches=replace(calls, end=ends), left_out=(*trace.left_out, *rows))
 
 
 def _left_out(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:

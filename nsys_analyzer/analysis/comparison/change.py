@@ -32,7 +32,7 @@ _T = (
 )  # fmt: skip
 #: The standard error of a median ÷ that of a mean, of normally distributed values: √(π/2).
 _MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
-#: Of a change whose interval has no end that a number holds.
+#: Logarithms are limited to this, because a float holds no exponential of a much larger one.
 _LARGEST_LOGARITHM = 700.0
 
 
@@ -184,10 +184,10 @@ class Change:
 
 
 def _share_ends(before_ms: float, after_ms: float, width_ms: float) -> tuple[float | None, float | None]:
-    """Returns the ends of a relative change: of the logarithm of after ÷ before, so that nothing gets shorter than 0.
+    """Returns the ends of a relative change, taken from the logarithm of after ÷ before: no time gets below 0.
 
-    Half the interval in ms is divided by the logarithmic mean of both figures, as the difference is: so 0 lies outside
-    of this interval where it lies outside of that in ms.
+    Half the interval in ms is divided by the logarithmic mean of both figures, as the difference is. So this interval
+    leaves 0 out exactly if the one in ms does.
     """
     if before_ms <= 0:
         return None, None

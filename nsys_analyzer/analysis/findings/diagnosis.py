@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from nsys_analyzer.analysis.findings import kernels, serving, waits
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, listed, three
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, listed
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.process import Cause
@@ -19,7 +19,7 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.system.plugins import FINDINGS, left_out_if_it_fails, plugins
-from nsys_analyzer.text import Words, about_percent, phrase, plural
+from nsys_analyzer.text import Words, about, about_percent, phrase, plural
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 
 #: What is looked for; of two findings that save as much, the one that is named first here comes first.
@@ -48,14 +48,15 @@ _NEGLIGIBLE = 0.005
 _SAME = 0.03
 #: How often the profiler's cost is halved in on, where the step's unprofiled time is known; its largest multiple.
 _ROUNDS, _MOST = 16, 4.0
-#: A program that records CUDA graphs for this share of a step, or starts up, is not at its steps.
-_RECORDS = 0.25
-#: A call that waits for nothing takes so long only where it starts CUDA up or loads kernels, ns.
+#: A step is no usual one if recording CUDA graphs, or starting CUDA up, takes this share of it.
+_ONE_TIME_SHARE = 0.25
+#: A call that waits for nothing takes this long only if it starts CUDA up or loads kernels.
 _START_UP_NS = 3_000_000
 #: An idle GPU of unknown cause: where a replay tells nothing, it tells nothing either.
 _UNEXPLAINED = Place("idle", "unknown")
-#: The idle time behind a wait, until the next launches come; freed memory is allocated again between them.
-_BEHIND = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
+#: The causes of the idle time that follows a wait, until the next launches come. Between these, freed memory is
+#: allocated again.
+_CAUSES_BEHIND = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
 #: The columns of a replay that are times.
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause", "gap")
 #: A GPU that computes for less of a step than this is mostly idle.
@@ -112,57 +113,60 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     if abs(error) > _TRUSTED:
         differs = f"{about_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
         why = f"a replay of the recorded steps is {differs} than they are"
-    once = ""
-    if study.recording_share >= _RECORDS:
-        why = once = "the program records CUDA graphs, as it does once, and nothing of what it records runs meanwhile"
-    elif once := _start_up(step, study):
-        why = once
+    happens_once = _start_up(step, study)
+    if study.recording_share >= _ONE_TIME_SHARE:
+        happens_once = "the program records CUDA graphs, as it does once, and nothing of what it records runs meanwhile"
     if capture.status == "oom" and step.is_pass:
-        why = once = f"the program ran out of memory: {(capture.message or 'an allocation failed').rstrip('.')}"
+        happens_once = f"the program ran out of memory: {(capture.message or 'an allocation failed').rstrip('.')}"
+    why = happens_once or why
     findings: list[Finding] = []
     if not why:
         case = Case(step, study, baselines, scale, (low + high) / 2, capture.is_torch, bool(unprofiled), high)
         candidates = [candidate for rule in RULES for candidate in rule(case)]
         for point, rule in plugins(FINDINGS):
             with left_out_if_it_fails(point):
-                found_there = [*rule(case)]
-                _ = [_saves(case, one, (), 0.0) for one in found_there]  # its changes fail here, if they do
-                candidates += found_there
+                of_plugin = [*rule(case)]
+                _ = [_saves(case, candidate, (), 0.0) for candidate in of_plugin]  # its changes fail here, if they do
+                candidates += of_plugin
         candidates = list(map(serving.of_serving, candidates)) if step.kind else candidates
         if not case.is_torch:
-            candidates = [replace(one, remedy=()) for one in candidates]
+            candidates = [replace(candidate, remedy=()) for candidate in candidates]
         findings = list(_ranked(case, candidates))
-    # What the collectives of a process wait for, the findings of its run tell.
-    told = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
+    explained = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
+    # The findings of the whole run say what the collectives of a process wait for.
     if any(len(member.collectives) and member.world_size != 1 for member in capture.members):
-        told.add("communication")
-    unsure = _find_idle_gpu(step, profiled if why else (low + high) / 2, told)
-    if unsure and not once and not (why and unsure.place == _UNEXPLAINED):
+        explained.add("communication")
+    unsure = _find_idle_gpu(step, profiled if why else (low + high) / 2, explained)
+    if unsure and not happens_once and not (why and unsure.place == _UNEXPLAINED):
         place = sum(finding.saves_ms >= unsure.saves_ms for finding in findings)
-        left = findings[place - 1].left_after_all_ms if place else unsure.step_ms
+        left_ms = findings[place - 1].left_after_all_ms if place else unsure.step_ms
         lines = study.lines.get(unsure.place.name, ()) if unsure.place else ()
-        findings.insert(place, replace(unsure, left_after_all_ms=left, lines=lines))
+        findings.insert(place, replace(unsure, left_after_all_ms=left_ms, lines=lines))
     hides = profiled - longest > _HIDES * profiled
     overhead = (profiled - longest, profiled - shortest) if hides else None
-    found = tuple(findings)
     if capture.run and capture.run.waits:  # the lines of which PyTorch warns in a step, those that wait most often
         most = sorted(capture.run.waits.items(), key=lambda pair: -pair[1])[:_WAITING]
-        said = phrase(f"PyTorch names what waits in a step: {', '.join(['`{}` {:,}×'] * len(most))}.", *sum(most, ()))
-        found = tuple(replace(one, evidence=(*one.evidence, said)) if one.id == "host_sync" else one for one in found)
-    return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, found, why)
+        sentence = phrase(
+            f"PyTorch names what waits in a step: {', '.join(['`{}` {:,}×'] * len(most))}.", *sum(most, ())
+        )
+        findings = [
+            replace(finding, evidence=(*finding.evidence, sentence)) if finding.id == "host_sync" else finding
+            for finding in findings
+        ]
+    return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(findings), why)
 
 
 def _start_up(step: StepSummary, study: Study) -> str:
-    """Says which calls start the program up, where these take much of the only pass; else empty."""
-    lasts, total_ms = study.replay.after - study.replay.pause, float(study.replay.after.sum()) / 1e6
-    slow = (lasts >= _START_UP_NS) & (study.replay.awaited < 0) & ~np.isin(study.call, (COPY, SYNCHRONIZE))
-    ms = float(lasts[slow].sum()) / 1e6
-    if step.instances > 1 or ms < _RECORDS * total_ms or not ms:
+    """Says which calls start the program up, if these take much of the only pass; else returns an empty text."""
+    call_ns, total_ms = study.replay.after - study.replay.pause, float(study.replay.after.sum()) / 1e6
+    slow = (call_ns >= _START_UP_NS) & (study.replay.awaited < 0) & ~np.isin(study.call, (COPY, SYNCHRONIZE))
+    ms = float(call_ns[slow].sum()) / 1e6
+    if step.instances > 1 or ms < _ONE_TIME_SHARE * total_ms or not ms:
         return ""
-    longest = np.argsort(np.where(slow, -lasts, 0))[: slow.sum()]
-    calls = listed([f"{study.apis[study.api[at]].partition('_v')[0]} {three(lasts[at] / 1e6)} ms" for at in longest])
-    taken = f"whose start-up calls take {three(ms)} of {three(total_ms)} ms, as they do once ({calls})"
-    return f"this is a cold start, {taken}. Record steps after the warm-up"
+    longest = np.argsort(np.where(slow, -call_ns, 0))[: slow.sum()]
+    calls = listed([f"{study.apis[study.api[at]].partition('_v')[0]} {about(call_ns[at] / 1e6)} ms" for at in longest])
+    share = f"whose start-up calls take {about(ms)} of {about(total_ms)} ms, as they do once ({calls})"
+    return f"this is a cold start, {share}. Record steps after the warm-up"
 
 
 def baselines_of(study: Study, length_ms: float, timed_ms: float | None) -> tuple[tuple[Replay, ...], float]:
@@ -221,7 +225,8 @@ def _lasting(replay: Replay, step_ns: float) -> Replay:
 def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
     """Yields the findings worth a change, the largest saving first, each with what is left after all up to it.
 
-    What is left for a cause that others explain is valued without these, and no more than the idle time they leave.
+    The saving of a candidate that others explain is what it saves after these, and no more than the idle time that
+    they leave.
     """
     explaining = [candidate for candidate in candidates if candidate.explains]
     ranked, explained_ms = [], 0.0
@@ -255,44 +260,44 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
 
 
 def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate], gone_ms: float) -> tuple[float, float, float]:
-    """Returns the least, the middle and the most of what a candidate's changes make a step shorter, ms.
+    """Returns the least, the middle and the most that a candidate's changes save of a step on any baseline, ms.
 
-    On any of the baselines, but no more than its cause takes.
+    They save no more than the candidate's cause takes.
 
     ``before``: the candidates whose most saving changes are made first, and ``gone_ms`` the most that these save.
     """
     saved_ms: list[float] = []
     for baseline in case.baselines:
-        for other in before:
-            baseline = min(other.changes[-1](baseline), baseline, key=lambda steps: steps.step_ns)
+        for explaining in before:
+            baseline = min(explaining.changes[-1](baseline), baseline, key=lambda steps: steps.step_ns)
         ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
         saved_ms += [max(saved_ns, 0.0) / 1e6 * case.scale for saved_ns in ns]
         if max(saved_ms) < _NEGLIGIBLE * case.step_ms:
             return 0.0, 0.0, 0.0  # other baselines differ by less
     low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=case.timed)
     most = max(_most_saved_ms(case, candidate, gone_ms), 0.0)
-    # Where figures and replay differ by more than runs do, the interval stays as wide as it is.
+    # If the cause takes less than the replay saves at least, the interval keeps its relative width.
     return low if low <= most else most * low / high, min((low + high) / 2, most), min(high, most)
 
 
 def _most_saved_ms(case: Case, candidate: Candidate, gone_ms: float) -> float:
     """Returns what the cause of a candidate takes of a step, ms, but no more than the step less the work that stays.
 
-    ``gone_ms``: what of the step is gone before.
+    ``gone_ms``: what the changes before this one save of the step.
     """
     study, step, replay = case.study, case.step, case.study.replay
     changed = candidate.changes[-1](replay)
     work_ms = study.ms(changed.work < replay.work if candidate.pieces is None else candidate.pieces)
-    # The program's own time in waits that end sooner; it waits for the work that the candidate is about, as a rule.
+    # Waits that end sooner save the program's own time. As a rule it waits for the work that the candidate is about.
     waited_ns = np.diff(run_together([replay])[0][0]) - replay.after
     waits_ms = case.paused_ms(waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
     name = candidate.place.name if candidate.place and candidate.of_cpu else ""
     launches = candidate.pieces is not None and (changed.after < replay.after).any()
-    causes = {"launch"} if launches else {name, *_BEHIND.get(name, ())}
+    causes = {"launch"} if launches else {name, *_CAUSES_BEHIND.get(name, ())}
     idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
     busy_ms = step.total_ms - step.idle_ms
     stays_ms = min(busy_ms, case.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
-    # A step that was timed may be longer than the profiled one, and so may each of its parts.
+    # A step that was timed without the profiler may be longer than the profiled one, and so may each of its parts.
     pace = max(case.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
     left_ms = max(case.longest_ms, case.step_ms) - stays_ms - gone_ms
     return min((max(work_ms, waits_ms) + idle_ms) * pace, left_ms, case.step_ms)
@@ -352,7 +357,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
         step_ms,
         step_ms,
         (
-            f"The GPU computes for {about_percent(step.compute_ms / step_ms)} of {of}; {three(ms)} ms of the rest "
+            f"The GPU computes for {about_percent(step.compute_ms / step_ms)} of {of}; {about(ms)} ms of the rest "
             f"are this{place}.",
         ),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.text import Words, about, about_percent, plural
+from nsys_analyzer.text import Words, about_percent, plural
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 
 _BACKWARD = re.compile("(?i)backward|_bwd")
@@ -46,8 +46,8 @@ class Finding:
         saves_ms_low, saves_ms_high: what a step would be shorter by, ms, if this alone were changed and no profiler
             ran: an interval, whose ends rest on the assumptions that ``derivation`` names.
         step_ms: the step without the profiler.
-        saves_ms: the middle of the interval, of one that ends where its cause does as it was before, as far as it goes;
-            ``share_of_step`` is it as a share of a step.
+        saves_ms: the middle of the interval before it was limited to the time of its cause, but not more than its
+            upper end; ``share_of_step`` is this saving as a share of a step.
         left_ms: what a step takes after this finding alone.
         left_after_all_ms: what a step takes after this finding and those before it in the list. Savings overlap: they
             are replayed together, never added.
@@ -122,7 +122,7 @@ class Case:
         step_ms: what a step takes without the profiler, the middle of both.
         is_torch: whether PyTorch runs, whose functions a remedy may name.
         timed: whether the step was timed without the profiler.
-        longest_ms: the longest that a step may take without the profiler, where that is an estimate.
+        longest_ms: the longest that a step may take without the profiler, if that is an estimate.
     """
 
     step: StepSummary
@@ -143,17 +143,17 @@ class Case:
 
     @property
     def inside(self) -> str:
-        """Where something is done: inside the step; nothing where the capture is one pass."""
+        """The words " inside the step", or none if the capture is one pass."""
         return "" if self.step.is_pass else " inside the step"
 
     def recurring(self, pieces: Bools) -> Bools:
-        """Returns some pieces, or none of them where only the last of several steps has any: they follow the loop."""
+        """Returns these pieces, or none if only the last of several steps has any: then they come after the loop."""
         last = int(self.study.replay.first_call[-2])
         recurs = self.study.steps == 1 or bool((self.study.replay.launch[pieces] < last).any())
         return pieces & recurs
 
     def paused_ms(self, pause_ns: Floats | Ints) -> float:
-        """Returns some pauses in a profiled step, ms, scaled to its length."""
+        """Returns the sum of pauses in a profiled step, ms, scaled to the step's length."""
         total_ms = float(pause_ns.sum()) / self.study.steps / 1e6
         return total_ms * self.step.length_ms / (self.study.measured_ns / 1e6) if self.study.measured_ns else total_ms
 
@@ -248,13 +248,9 @@ def saved_launches(case: Case, share: Shares) -> Change:
     return lambda replay: replay.with_launching(after, most).with_work(work)
 
 
-#: Write a number in three digits, and a share, as the report does.
-three, percent = about, about_percent
-
-
 def percent_between(shares: tuple[float, float]) -> str:
     """Writes the bounds of a share: 30 % to 80 %."""
-    return " to ".join(map(percent, shares))
+    return " to ".join(map(about_percent, shares))
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -8,17 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.finding import (
-    Candidate,
-    Case,
-    Place,
-    Rule,
-    percent,
-    percent_between,
-    saved_launches,
-    three,
-    times,
-)
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Place, Rule, percent_between, saved_launches, times
+from nsys_analyzer.text import about, about_percent
 from nsys_analyzer.trace.columns import ON_DEVICE
 
 #: What is left of the time between two steps where the next one is prepared meanwhile, ns.
@@ -69,7 +60,7 @@ def find_between_steps(case: Case) -> Iterator[Candidate]:
         "The GPU waits between the steps",
         tuple(lambda replay, ns=ns: replay.with_pauses(between, ns) for ns in _BETWEEN_LEFT_NS),  # type: ignore[misc]
         (
-            f"From the last CUDA call of a step to the first of the next one pass {three(ms)} ms: the scheduler, "
+            f"From the last CUDA call of a step to the first of the next one pass {about(ms)} ms: the scheduler, "
             "sampling on the CPU, or detokenization.",
         ),
         "The step is replayed with 0.02 to 0.2 ms between steps, as where the next one is prepared meanwhile.",
@@ -92,7 +83,7 @@ def find_cache_copies(case: Case) -> Iterator[Candidate]:
         tuple(saved_launches(case, copies * share) for share in _SAVED_OF_COPIES),
         (
             f"{times(study.count(copies), 'copy')} a step concatenate tensors or copy them on the device, for "
-            f"{three(ms)} ms ({percent(ms / case.step_ms)} of the step).",
+            f"{about(ms)} ms ({about_percent(ms / case.step_ms)} of the step).",
         ),
         f"The step is replayed without {percent_between(_SAVED_OF_COPIES)} of them, as where new "
         "keys and values are written into their place.",

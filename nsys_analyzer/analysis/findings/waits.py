@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, Rule, listed, percent, three, times
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, Rule, listed, times
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.text import about, about_percent
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
@@ -49,7 +50,7 @@ MOSTLY = 0.5
 _PINNED_BYTES_PER_S = 25e9
 #: A smaller copy is no batch.
 _BATCH_BYTES = 64 << 10
-#: A batch is copied in so many places of a step at most: its inputs and its targets.
+#: A batch is copied in at most this many places of a step: its inputs and its targets.
 _TENSORS_OF_BATCH = 2
 #: What is left of a pause for a batch that another thread has put into pinned memory, ns.
 _COPIED_NS = 50_000
@@ -69,7 +70,7 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
     loading = study.loading
     if not loading.any():
         return
-    others_ns = study.replay.pause - study.loading_ns
+    not_loading_ns = study.replay.pause - study.loading_ns
     ms = case.paused_ms(study.loading_ns)
     names = listed(study.names(study.pause_range[loading]))
     before = "before a batch is copied" if case.step.is_pass else "between two steps, before the batch is copied"
@@ -78,9 +79,9 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
     yield Candidate(
         "data_loading",
         "The GPU waits for the input pipeline",
-        tuple(_shorter_pauses(loading, others_ns + ns) for ns in _READY_NS),
+        tuple(_shorter_pauses(loading, not_loading_ns + ns) for ns in _READY_NS),
         (
-            f"For {three(ms)} ms of each step the program calls nothing of CUDA's {where}: "
+            f"For {about(ms)} ms of each step the program calls nothing of CUDA's {where}: "
             f"{times(study.calls(loading), 'stretch')}.",
             *case.off_cpu(loading),
         ),
@@ -105,10 +106,10 @@ def find_pageable_copy(case: Case) -> Iterator[Candidate]:
     if not copies.any():
         return
     calls, pinned = study.copying(copies), pinned_copies(study)
-    # A batch is copied at once, its targets behind it, and ahead of the work on it.
+    # The tensors of a batch are copied one directly behind the other, ahead of the work on them.
     is_batch = case.is_torch and study.count(copies & ~np.append(False, copies[:-1])) <= _TENSORS_OF_BATCH
     name = "batch" if is_batch else "data"
-    # Getting a batch into pinned memory ahead spares what it takes to get it at all, not the making of it.
+    # A batch that is in pinned memory ahead of its use saves the time of fetching it, not that of making it.
     loading = study.loading & (study.replay.pause <= study.duration[copies].max())
 
     def prefetched(replay: Replay) -> Replay:
@@ -178,8 +179,8 @@ def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
         f"{'Tensors are' if case.is_torch else 'Data is'} copied to the host{case.inside}",
         (asynchronous, gone),
         (
-            f"{times(study.count(copies), 'copy')} a step from the GPU: {size / 2**20:,.1f} MiB in {three(ms)} ms, "
-            f"{percent(pageable)} of it to pageable memory{f', in the range {names}' if names else ''}.",
+            f"{times(study.count(copies), 'copy')} a step from the GPU: {size / 2**20:,.1f} MiB in {about(ms)} ms, "
+            f"{about_percent(pageable)} of it to pageable memory{f', in the range {names}' if names else ''}.",
         ),
         "The step is replayed with copies on a stream of their own, which the program does not wait for, and without "
         "the code around them, too.",
@@ -265,23 +266,23 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
     study = case.study
     pause = study.replay.pause - study.loading_ns - study.unrecorded_ns
     stalls = pause >= _LONG_PAUSE_NS
-    stalls[:1] &= not case.step.is_pass  # before the first call of all the program starts up
+    stalls[:1] &= not case.step.is_pass  # the program starts up before its first call
     if case.step.kind:  # what lies between the steps of an engine is a finding of its own
         stalls[study.replay.first_call[1:] - 1] = False
     if not stalls.any():
         return
     count, ms = float(stalls.sum()) / study.steps, float(pause[stalls].sum()) / study.steps / 1e6
-    alone = stalls & ~study.loading
-    where = _longest_ranges(study.pause_range[alone], pause[alone], study.ranges)
+    without_loading = stalls & ~study.loading
+    where = _longest_ranges(study.pause_range[without_loading], pause[without_loading], study.ranges)
     yield Candidate(
         "host_stall",
         "The CPU stops launching work",
         tuple(_shorter_pauses(stalls, study.replay.pause - pause + ns) for ns in _STALL_LEFT_NS),
         (
             f"Each step holds {times(count, 'pause')} of {_LONG_PAUSE_NS / 1e6:.0f} ms or more"
-            f"{'' if count == round(count) else ' on average'}, {three(ms)} ms together, "
+            f"{'' if count == round(count) else ' on average'}, {about(ms)} ms together, "
             f"in which the program makes no CUDA call{where}.",
-            f"The longest takes {three(pause[stalls].max() / 1e6)} ms.",
+            f"The longest takes {about(pause[stalls].max() / 1e6)} ms.",
             *case.off_cpu(stalls),
         ),
         "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",
@@ -350,7 +351,7 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
 
     work = study.busy_ms
     launches = float(study.on_device.sum()) / study.steps
-    on_gpu, by_program = (three(ms / max(launches, 1) * 1e3) for ms in (work, case.step_ms))
+    on_gpu, by_program = (about(ms / max(launches, 1) * 1e3) for ms in (work, case.step_ms))
     yield Candidate(
         "launch_bound",
         "The GPU waits for launches",
@@ -358,7 +359,7 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
         (
             f"{times(launches, 'operation')} a step take {on_gpu} µs on the GPU each, on average; without the profiler "
             f"the program needs {by_program} µs for one.",
-            f"The GPU idles for {three(case.step.idle_of('launch'))} ms of a profiled step because the next launch has "
+            f"The GPU idles for {about(case.step.idle_of('launch'))} ms of a profiled step because the next launch has "
             "not come.",
         ),
         "The step is replayed with launches that cost nothing, as in a CUDA graph, and without the program's own "
@@ -396,7 +397,7 @@ def _between_waits(awaited: Ints) -> Bools:
 
 
 def _shorter_pauses(calls: Bools, ns: float | Floats) -> Change:
-    """Returns a change that leaves at most so much time behind some calls."""
+    """Returns a change that shortens the pauses behind some calls to at most this much time."""
     return lambda replay: replay.with_pauses(calls, ns)
 
 

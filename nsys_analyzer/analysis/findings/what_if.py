@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,8 +29,8 @@ LAUNCHING, LOADING, PAUSES, LATENCY = "calls and launches", "loading of batches"
 _PLACES: dict[str, Where] = {LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", LATENCY: "queue"}
 #: The most of a collective that a faster network does not shorten, ns; no more than the shortest one takes.
 _LATENCY_NS = 100_000.0
-#: The largest factor: nobody asks for more, and times would have no digits left.
-_MOST = 1e6
+#: The largest factor that may be asked for. With a larger one, times would have no digits left.
+_LARGEST_FACTOR = 1e6
 #: What is on the critical path for less of a step is not listed.
 _LEAST = 0.005
 
@@ -148,29 +148,30 @@ def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[
         ConfigurationError: they hold nothing of the kind.
     """
     factors = (*asked.classes.values(), *asked.ranges.values(), 1.0 if asked.launches is None else asked.launches)
-    if not all(0 <= factor <= _MOST for factor in factors):
+    largest, smallest = f"{_LARGEST_FACTOR:,.0f}", f"{1 / _LARGEST_FACTOR:f}"
+    if not all(0 <= factor <= _LARGEST_FACTOR for factor in factors):
         remedy = "0.5 is half the time, 0 none, 2 twice as much"
-        raise ConfigurationError(f"A factor is a number from 0 to {_MOST:,.0f}", remedy)
-    if asked.network is not None and not 1 / _MOST <= asked.network <= _MOST:
+        raise ConfigurationError(f"A factor is a number from 0 to {largest}", remedy)
+    if asked.network is not None and not 1 / _LARGEST_FACTOR <= asked.network <= _LARGEST_FACTOR:
         remedy = "2 is twice as fast, 0.5 half as fast"
-        raise ConfigurationError(f"A network's factor is a number from {1 / _MOST:f} to {_MOST:,.0f}", remedy)
+        raise ConfigurationError(f"A network's factor is a number from {smallest} to {largest}", remedy)
     if asked == Question():
         raise ConfigurationError("Nothing is changed", "Say what: a kernel class, a range, launches, or copies")
-    for one in replayable(captures):
-        doubtful = next((each for each in one.captures if not each.diagnosis or each.diagnosis.doubt), None)
-        if one.study is None or doubtful:
-            why = plain((doubtful or one.captures[0]).findings_missing or "Its steps are not known.", "`")
-            needed = ON_GPU if one.captures[0].on_cpu else RECORD
-            raise CannotAnswerError(f"The steps of {one.title} cannot be replayed. {why.removesuffix('.')}", needed)
-        yield _answer(one, one.study, asked)
+    for subject in replayable(captures):
+        doubtful = next((row for row in subject.captures if not row.diagnosis or row.diagnosis.doubt), None)
+        if subject.study is None or doubtful:
+            why = plain((doubtful or subject.captures[0]).findings_missing or "Its steps are not known.", "`")
+            remedy = ON_GPU if subject.captures[0].on_cpu else RECORD
+            raise CannotAnswerError(f"The steps of {subject.title} cannot be replayed. {why.removesuffix('.')}", remedy)
+        yield _answer(subject, subject.study, asked)
 
 
 def _answer(subject: Replayable, study: Study, asked: Question) -> WhatIf:
     """Returns the answer about the steps of a capture, or of all ranks of a run."""
     _check(subject, (study, *(other.study for other in study.others)), asked)
-    found = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
+    diagnoses = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
     steps = [capture.step for capture in subject.captures if capture.step]
-    timed = max(one.step_ms for one in found) if all(one.timed for one in found) else None
+    timed = max(row.step_ms for row in diagnoses) if all(row.timed for row in diagnoses) else None
     # In a run a collective waits for other ranks, and no GPU has to.
     alone = len(steps) == 1
     busy = max(step.total_ms - step.idle_ms if alone else step.compute_ms + step.exposed_copy_ms for step in steps)
@@ -189,13 +190,10 @@ def _answer(subject: Replayable, study: Study, asked: Question) -> WhatIf:
     )
 
 
-_Pairs: TypeAlias = list[tuple[Replay, Replay]]
-
-
 def _try(
     study: Study, asked: Question, changes: Mapping[str, tuple[Change, Change]], length_ms: float, busy_ms: float,
     timed_ms: float | None = None,
-) -> tuple[dict[str, Any], _Pairs, float]:  # fmt: skip
+) -> tuple[dict[str, Any], list[tuple[Replay, Replay]], float]:  # fmt: skip
     """Replays steps of a length before and after changes, on each baseline, as they save least and as they save most.
 
     Returns the figures, the replays before and after, and the length of a step ÷ that of a replayed one.
@@ -205,32 +203,27 @@ def _try(
     for change in changes.values():
         pairs = [(before, change[place % 2](after)) for place, (before, after) in enumerate(pairs)]
     ms = [(before.step_ns / 1e6 * scale, after.step_ns / 1e6 * scale) for before, after in pairs]
-    bounds = [timed_ms or unprofiled_ms(one, busy_ms, length_ms) for one in (min(ms)[0], max(ms)[0])]
-    return _figures(asked, ms, sum(bounds) / 2, timed_ms), pairs, scale
-
-
-def _figures(
-    asked: Question, ms: Sequence[tuple[float, float]], step_ms: float, timed_ms: float | None = None
-) -> dict[str, Any]:
-    """Returns the figures of a saving, by steps before and after in replays."""
+    bounds = [timed_ms or unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
+    step_ms = sum(bounds) / 2
     saved_ms = [before - after for before, after in ms]
     of_cpu = bool(asked.ranges or asked.pinned or asked.on_time) or asked.launches is not None
     low, high = interval_of(saved_ms, of_cpu=of_cpu, timed=bool(timed_ms))
     middle = (min(saved_ms) + max(saved_ms)) / 2
-    return {"step_ms": step_ms, "saves_ms": middle, "saves_ms_low": low, "saves_ms_high": min(high, step_ms)}
+    figures = {"step_ms": step_ms, "saves_ms": middle, "saves_ms_low": low, "saves_ms_high": min(high, step_ms)}
+    return figures, pairs, scale
 
 
 def _groups(study: Study, asked: Question, saving: dict[str, Any], step: StepSummary) -> Iterator[Saving]:
-    """Yields what the steps of each group would take, and the mean of all; nothing where all are alike."""
-    found = [Saving(**saving, group=study.group, steps=step.instances)]
-    for other in study.others:
-        changes = dict(_changes(other.study, asked, ()))
-        figures, _, _ = _try(other.study, asked, changes, other.length_ms, other.study.busy_ms)
-        found.append(Saving(**figures, group=other.name, steps=other.steps))
-    if len(found) > 1:
-        count = sum(one.steps for one in found)
-        mean = {name: sum(getattr(one, name) * one.steps for one in found) / count for name in saving}
-        yield from (*found, Saving(**mean, group="all", steps=count))
+    """Yields what the steps of each group would take, and the mean of all; nothing if there is one group."""
+    savings = [Saving(**saving, group=study.group, steps=step.instances)]
+    for group in study.others:
+        changes = dict(_changes(group.study, asked, ()))
+        figures, _, _ = _try(group.study, asked, changes, group.length_ms, group.study.busy_ms)
+        savings.append(Saving(**figures, group=group.name, steps=group.steps))
+    if len(savings) > 1:
+        count = sum(row.steps for row in savings)
+        mean = {name: sum(getattr(row, name) * row.steps for row in savings) / count for name in saving}
+        yield from (*savings, Saving(**mean, group="all", steps=count))
 
 
 def _check(subject: Replayable, studies: Sequence[Study], asked: Question) -> None:
@@ -239,10 +232,10 @@ def _check(subject: Replayable, studies: Sequence[Study], asked: Question) -> No
     classes = {names[code] for names, kernels in codes for code in kernels if code >= 0} - {""}
     ranges = {study.ranges[code] for study in studies for code in study.spans[:, 0].tolist()}
     asked_classes = [*asked.classes, *([COMMUNICATION] if asked.network is not None else [])]
-    for what, names, held in (("kernel of class", asked_classes, classes), ("range", asked.ranges, ranges)):
-        for name in (name for name in names if name not in held):
-            listed = ", ".join(sorted(held)) or "none"
-            raise ConfigurationError(f"The steps hold no {what} {name!r}", f"They hold: {listed}")
+    for kind, names, present in (("kernel of class", asked_classes, classes), ("range", asked.ranges, ranges)):
+        for name in (name for name in names if name not in present):
+            present_names = ", ".join(sorted(present)) or "none"
+            raise ConfigurationError(f"The steps hold no {kind} {name!r}", f"They hold: {present_names}")
     if asked.pinned and not any(pageable_copies(study).any() for study in studies):
         raise ConfigurationError("The steps hold no large copy from pageable memory to the GPU")
     if asked.on_time and not set(asked.on_time) < set(subject.ranks):

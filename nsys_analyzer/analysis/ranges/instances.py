@@ -45,11 +45,13 @@ from nsys_analyzer.trace.columns import BETWEEN_DEVICES, LAUNCH, MEMCPY, ON_DEVI
 from nsys_analyzer.trace.phase_names import normalized_name, of_shapes, served_step, without_counter
 from nsys_analyzer.trace.trace import Trace
 
-#: Ranges of one name are steps from so many on, if they hold this share of the GPU's time.
-_SEVERAL, _MOST = 3, 0.8
-#: Ranges that libraries write, and calls of modules; and so many of the others are listed.
-_NOT_OWN, _LISTED = re.compile(r"nn\.Module: |(?i:nccl)|\w+::"), 5
-#: Profilers round, and a range may outlive what it lies in by so much, ns.
+#: Ranges such as "decode" are steps if there are at least this many, and if they hold this share of the GPU's time.
+_FEWEST_DECODES, _SHARE_OF_DECODES = 3, 0.8
+#: Ranges that libraries write, and calls of modules.
+_BY_LIBRARY = re.compile(r"nn\.Module: |(?i:nccl)|\w+::")
+#: The number of repeating ranges that people are told.
+_REPEATING_RANGES = 5
+#: Profilers round times: a range may end up to this much after the range that it lies in.
 _ROUNDED_NS = 1_000
 
 
@@ -78,7 +80,7 @@ def launching_operators(trace: Trace, attribution: Attribution, operations: Ints
 
 
 def _innermost_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
-    """Returns the indices of these operators."""
+    """Returns the index of the innermost operator around the launch of each of some operations, or -1."""
     operators = trace.operators
     lines = Timeline(operators.thread, operators.start, operators.end, latest=True)
     thread, time = attribution.thread.copy(), attribution.time.copy()
@@ -88,10 +90,10 @@ def _innermost_operators(trace: Trace, attribution: Attribution, operations: Int
 
 
 def collectives_around(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
-    """Returns the name of the collective that launches each of some operations; empty where none does.
+    """Returns the name of the collective that launches each of some operations; empty if none does.
 
-    It is that of the innermost range and of the innermost operator, if these are collectives: what another operator
-    inside launches prepares a collective.
+    It consists of the names of the innermost range and of the innermost operator, as far as these are collectives. What
+    another operator inside the range launches only prepares the collective, and counts as none.
     """
     ranges, operators = trace.ranges, trace.operators
     around = attribution.innermost(named(ranges, is_collective), operations)
@@ -170,12 +172,8 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
     Where most do, one step is in another.
     """
     ranges = trace.ranges
-    _, name = distinct_texts(
-        [
-            normalized_name(text) if key == STEP else ""
-            for text, key in zip(ranges.names, names.keys_of(ranges.names), strict=True)
-        ]
-    )
+    pairs = zip(ranges.names, names.keys_of(ranges.names), strict=True)
+    _, name = distinct_texts([normalized_name(text) if key == STEP else "" for text, key in pairs])
     index = np.flatnonzero(name[ranges.name] > 0)  # the first text is the empty one
     index = index[np.lexsort((ranges.start[index], name[ranges.name[index]], ranges.thread[index]))]
     start, end = ranges.start[index], ranges.end[index]
@@ -192,39 +190,36 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
 
 
 def repeating_ranges(trace: Trace) -> list[str]:
-    """Returns the names, without counters, of the program's own ranges that occur several times, the longest first."""
+    """Returns the names, without counters, of the program's ranges that occur several times: the longest ones."""
     ranges, operators = trace.ranges, {trace.operators.names[code] for code in distinct(trace.operators.name)}
     ns, count = Counter[str](), Counter[str]()
-    lasting = np.bincount(ranges.name, ranges.end - ranges.start, len(ranges.names)).tolist()
-    for name, many, length in zip(
-        ranges.names, np.bincount(ranges.name, minlength=len(ranges.names)).tolist(), lasting, strict=True
-    ):
-        if many and not is_framework_name(name) and name not in operators and not _NOT_OWN.match(name):
+    lengths = np.bincount(ranges.name, ranges.end - ranges.start, len(ranges.names)).tolist()
+    counts = np.bincount(ranges.name, minlength=len(ranges.names)).tolist()
+    for name, of_name, length in zip(ranges.names, counts, lengths, strict=True):
+        if of_name and not is_framework_name(name) and name not in operators and not _BY_LIBRARY.match(name):
             ns[without_counter(name)] += length
-            count[without_counter(name)] += many
-    return [name for name, _ in ns.most_common() if count[name] > 1]
+            count[without_counter(name)] += of_name
+    return [name for name, _ in ns.most_common() if count[name] > 1][:_REPEATING_RANGES]
 
 
 def _check_step(trace: Trace, names: PhaseNames) -> None:
     """Raises ``ConfigurationError`` where no range has a name that is said to be the step's."""
     for name in names.extra.get(STEP, ()):
-        if not any(name in (each, without_counter(each)) for each in trace.ranges.names):
-            found = ", ".join(repeating_ranges(trace)[:_LISTED]) or "none"
-            raise ConfigurationError(
-                f"No range is called {name!r}, which was to be the step", f"Those that repeat: {found}"
-            )
+        if not any(name in (text, without_counter(text)) for text in trace.ranges.names):
+            hint = f"Those that repeat: {', '.join(repeating_ranges(trace)) or 'none'}"
+            raise ConfigurationError(f"No range is called {name!r}, which was to be the step", hint)
 
 
 def _decodes(trace: Trace, launch: SmallInts) -> bool:
-    """Tells whether ranges such as "decode", without a batch, hold most of the GPU's time: those of images do not."""
+    """Tells whether ranges such as "decode", without a batch, hold most of the GPU's time; image decoders do not."""
     operations, marks = trace.operations, of_shapes(trace.ranges.names, served_step)
     is_mark = np.array([*(mark is not None and not mark.certain for mark in marks), False])[trace.ranges.name]
-    if is_mark.sum() < _SEVERAL:
+    if is_mark.sum() < _FEWEST_DECODES:
         return False
     ranges, ns, placed = trace.ranges.select(is_mark), operations.end - operations.start, launch != NONE
     calls = trace.launches.thread[launch[placed]], trace.launches.start[launch[placed]]
     inside = any_open(ranges.thread, ranges.start, ranges.end, *calls)
-    return bool(ns[placed][inside].sum() >= _MOST * ns.sum())
+    return bool(ns[placed][inside].sum() >= _SHARE_OF_DECODES * ns.sum())
 
 
 class AttributedTrace:
@@ -394,31 +389,29 @@ class AttributedTrace:
         return ranges.select((process_of(ranges.thread) == process) & self.roles.mask(*keys, of=ranges))
 
     def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
-        """The number of ranges of one phase inside another phase on their thread: (inner, outer) to count.
-
-        Inferred ranges are called by their phase.
-        """
+        """Returns the number of ranges of one phase inside another phase on their thread: (inner, outer) to count."""
         ranges = self.trace.ranges
-        own = self.roles.leaf & (process_of(ranges.thread) == process)
-        inner = np.flatnonzero(own)
-        lines, index = timeline(ranges, own, latest=False)
+        is_leaf = self.roles.leaf & (process_of(ranges.thread) == process)
+        inner = np.flatnonzero(is_leaf)
+        lines, index = timeline(ranges, is_leaf, latest=False)
         around = lines.at(ranges.thread[inner], ranges.start[inner])
         inner, outer = inner[around != NONE], index[around[around != NONE]]
         phase = self.roles.codes(self.roles.names.leaf_phases)
         chosen = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
         pairs = zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True)
-        called: Counter[tuple[str, str]] = Counter()
-        for pair, count in Counter(pairs).items():
-            inner_name, outer_name = (
-                self.roles.inferred.get(name) or normalized_name(name) for name in (ranges.names[code] for code in pair)
-            )
-            called[inner_name, outer_name] += count
-        return called
+        counts = Counter[tuple[str, str]]()
+        for (inner_name, outer_name), count in Counter(pairs).items():
+            counts[self._called(ranges.names[inner_name]), self._called(ranges.names[outer_name])] += count
+        return counts
+
+    def _called(self, name: str) -> str:
+        """Returns the name of a range for people: an inferred one is called by its phase."""
+        return self.roles.inferred.get(name) or normalized_name(name)
 
     def crossing_phases(self, process: int) -> dict[tuple[str, str], int]:
-        """The number of pushed ranges of phases that end inside one that began in them: (first, second) to count.
+        """Returns how many pushed ranges of phases end inside one that began in them: (first, second) to count.
 
-        Ranges that are pushed and popped lie inside each other: a pop was left out, or came from elsewhere.
+        Ranges that are pushed and popped lie inside each other, so a pop is missing, or it came from elsewhere.
         """
         ranges, free = self.trace.ranges, {*self.trace.started, *self.roles.inferred}
         pushed = self.roles.any_phase & named(ranges, lambda name: name not in free)
@@ -426,7 +419,7 @@ class AttributedTrace:
         second = np.append(first, NONE)[lines.at(ranges.thread[first], ranges.end[first] - 1)]
         crosses = (ranges.end[second] > ranges.end[first]) & (ranges.end[first] - ranges.start[second] > _ROUNDED_NS)
         pairs = zip(ranges.name[first[crosses]].tolist(), ranges.name[second[crosses]].tolist(), strict=True)
-        return Counter((ranges.names[one], ranges.names[other]) for one, other in pairs)
+        return Counter((ranges.names[outlasting], ranges.names[inner]) for outlasting, inner in pairs)
 
     def out_of_memory(self, process: int) -> bool:
         """True where an allocation of a process failed and it launched no kernel afterwards."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
-from nsys_analyzer.analysis.findings.finding import Finding, Place, three, times
+from nsys_analyzer.analysis.findings.finding import Finding, Place, times
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.text import about_percent
+from nsys_analyzer.text import about, about_percent
 
 #: A timeline shows what a run's findings are about by its collectives.
 _SEEN = Place("class", COMMUNICATION)
@@ -165,6 +165,9 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
     most_lost = run.lost[0] if run.lost else None
     apart = _CPU_RUNS if most_lost and most_lost.part == "idle" else _GPUS
     place = most_lost.range or most_lost.module if most_lost else ""
+    basis = "but no more than the other programs' CPU time allows"
+    if run.later_ms:
+        basis = "both replayed without the profiler"
     look = (f"# {slowest.label} loses most of that in {place}: look there first",) if place else ()
     yield Finding(
         "late_rank",
@@ -174,16 +177,11 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
         step_ms,
         step_ms,
         (
-            f"Under the profiler {slowest.label} needs {three(late)} ms more of its own than the rank with least, and "
+            f"Under the profiler {slowest.label} needs {about(late)} ms more of its own than the rank with least, and "
             f"is the slowest in {slowest.slowest_steps} of {run.steps} steps.",
         ),
-        "Its own time less that of the next rank, and less that of the middle one, "
-        + (
-            "both replayed without the profiler"
-            if run.later_ms
-            else "but no more than the other programs' CPU time allows"
-        )
-        + f"; ±{about_percent(apart)} from run to run.",
+        f"Its own time less that of the next rank, and less that of the middle one, {basis}; "
+        f"±{about_percent(apart)} from run to run.",
         (
             *look,
             "# what this rank alone does: logging, checkpoints, longer batches; in other steps, or beside them:",
@@ -222,11 +220,11 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures, step_ms: float) -> It
         step_ms,
         step_ms,
         (
-            f"{times(count, 'bucket')} a step of up to {size} {'is' if is_one else 'are'} reduced in {three(transfer)} "
-            f"ms, of which nothing hides {three(min(exposed, transfer))} ms: a bucket can start when its last gradient "
+            f"{times(count, 'bucket')} a step of up to {size} {'is' if is_one else 'are'} reduced in {about(transfer)} "
+            f"ms, of which nothing hides {about(min(exposed, transfer))} ms: a bucket can start when its last gradient "
             "is there.",
         ),
-        f"With buckets of 25 MiB the last one to {_LAST_BUCKETS} of about {three(buckets)} stay exposed, and the "
+        f"With buckets of 25 MiB the last one to {_LAST_BUCKETS} of about {about(buckets)} stay exposed, and the "
         f"others slow backward down by up to {about_percent(_SLOWS)} of their time.",
         ("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
         "Time the step with bucket_cap_mb=25: exposed communication falls to that of the last buckets.",
@@ -248,8 +246,8 @@ def _exposed(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator
         step_ms,
         step_ms,
         (
-            f"Collectives transfer for {three(slowest.transfer_ms or 0.0)} ms a step, of which nothing hides "
-            f"{three(exposed)} ms ({slowest.label}; waiting for other ranks is not counted).",
+            f"Collectives transfer for {about(slowest.transfer_ms or 0.0)} ms a step, of which nothing hides "
+            f"{about(exposed)} ms ({slowest.label}; waiting for other ranks is not counted).",
         ),
         "From nothing, if none of it can be hidden or left out, to all of it.",
         remedy,

@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
-from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, MEMCPY, process_of
+from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, MEMCPY, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, RECORDING, ServedStep, served_step
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
@@ -199,15 +199,14 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
         kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
     if kinds[-1] == "shorter" and every.source in ("phases", "repetition"):
         kinds[-1] = "last"
-    groups, measured = [], np.zeros(len(every), np.bool_)
+    groups = []
     for kind in get_args(GroupKind):
-        chosen = kinds == kind
-        if many := int(chosen.sum()):
-            measured |= chosen & (kind == "usual")
-            groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, kind == "usual"))
-    said = np.array([mark.kind for mark in marks] or kinds, np.object_)
-    names = tuple(np.where(kinds == "first", kinds, said).tolist())
-    return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups), marks, names)
+        if len(of_kind := length[kinds == kind]):
+            groups.append(StepGroup(kind, len(of_kind), float(np.median(of_kind)) / 1e6, kind == "usual"))
+    measured = np.flatnonzero(kinds == "usual")
+    marked = np.array([mark.kind for mark in marks] or kinds, np.object_)
+    names = tuple(np.where(kinds == "first", kinds, marked).tolist())
+    return Steps(every.select(measured), measured, every, tuple(groups), marks, names)
 
 
 def _starting(
@@ -277,10 +276,10 @@ class _Work:
         return mine
 
     @property
-    def warmup_starts(self) -> Ints:
-        """When each warm-up range of the process begins."""
-        warmup = self.attributed.trace.ranges.select(self.attributed.roles.mask(WARMUP))
-        return warmup.select(process_of(warmup.thread) == self.process).start
+    def warmups(self) -> Ranges:
+        """The warm-up ranges of the process."""
+        warmups = self.attributed.trace.ranges.select(self.attributed.roles.mask(WARMUP))
+        return warmups.select(process_of(warmups.thread) == self.process)
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -289,18 +288,17 @@ class _Work:
 
     @property
     def whole(self) -> Windows:
-        """All work as one pass, as long as its process is recorded; behind the warm-up ranges that come before it."""
+        """All work as one pass: as long as the process was recorded, but without the warm-up ranges before its work."""
         trace = self.attributed.trace
         span = trace.noted.select(named(trace.noted, lambda name: name.startswith(RECORDING)))
-        every = (trace.ranges, trace.launches, trace.operators, span)
-        recorded = [some.select(process_of(some.thread) == self.process) for some in every]
+        columns = (trace.ranges, trace.launches, trace.operators, span)
+        recorded = [rows.select(process_of(rows.thread) == self.process) for rows in columns]
         first, last = self.bounds
-        warm = trace.ranges.select(self.attributed.roles.mask(WARMUP))
-        ended = warm.end[(process_of(warm.thread) == self.process) & (warm.end <= first)]
-        begun = min(int(some.start.min(initial=first)) for some in recorded)
+        warmup_ends = self.warmups.end[self.warmups.end <= first]
+        begun = min(int(rows.start.min(initial=first)) for rows in recorded)
         # Ranges may have been opened before the session.
-        start = min(max(begun, int(ended.max(initial=begun)), trace.metadata.time_shift_ns), first)
-        end = max(int(self.time.max()) + 1, *(int(some.end.max(initial=last)) for some in recorded))
+        start = min(max(begun, int(warmup_ends.max(initial=begun)), trace.metadata.time_shift_ns), first)
+        end = max(int(self.time.max()) + 1, *(int(rows.end.max(initial=last)) for rows in recorded))
         return Windows.of("pass", "the whole capture", np.array([start]), np.array([end]))
 
     def ended_with_its_work(self, windows: Windows) -> Windows:
@@ -316,7 +314,7 @@ def _of_ranges(work: _Work) -> Windows | None:
     """Returns the step ranges; those with a backward pass where there are any."""
     attributed, instances, ranges = work.attributed, work.attributed.instances, work.attributed.trace.ranges
     # Steps of every kind bound each other; of two threads they may begin at once.
-    begun = np.unique(np.append(instances.start[work.instances_of(STEP, OTHER_STEP)], work.warmup_starts))
+    begun = np.unique(np.append(instances.start[work.instances_of(STEP, OTHER_STEP)], work.warmups.start))
     for phase in (STEP, OTHER_STEP):
         chosen = work.instances_of(phase) & instances.measured
         if not chosen.any():
@@ -405,7 +403,7 @@ def _of_phases(work: _Work, *, by_threads: bool = False) -> Windows | None:
     steps = _without_evaluation(spans, text) if closing != "F" else spans
     first, last = (np.array([span[place] for span in steps], np.int64) for place in (0, 1))
     start, end = instances.start[index], np.maximum.accumulate(instances.end[index])
-    bounds = np.unique(np.append(start, work.warmup_starts))
+    bounds = np.unique(np.append(start, work.warmups.start))
     bound = np.searchsorted(bounds, start[last - 1], side="right")
     own = end[last - 1]
     if closing == "F" and len(steps) > 1:  # what follows a last forward pass is its own, too, as it is of the others
@@ -442,7 +440,7 @@ def _between_optimizers(work: _Work, optimizers: Ints) -> Windows | None:
     """Returns the steps where the end of the optimizer is all that is known of each."""
     instances = work.attributed.instances
     moments, first = np.unique(instances.end[optimizers], return_index=True)
-    measured, warm = instances.measured[optimizers][first], np.searchsorted(np.sort(work.warmup_starts), moments)
+    measured, warm = instances.measured[optimizers][first], np.searchsorted(np.sort(work.warmups.start), moments)
     kept = measured[1:] & measured[:-1] & (warm[1:] == warm[:-1])
     unit = "from one optimizer step's end to the next"
     windows = Windows.of("phases", unit, moments[:-1][kept], moments[1:][kept])
@@ -607,17 +605,16 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
     if len(every) < 2 or every.source == "said":
         return kinds
     own = np.maximum(every.ended - every.called, every.end - every.left)  # without what lies between steps
-    whole = length[
-        1 : len(every) - int(every.left[-1] == every.ended[-1])
-    ]  # of the last one what lies behind is unknown
+    has_open_end = bool(every.left[-1] == every.ended[-1])  # the time behind the last step is unknown
+    complete = length[1 : len(every) - has_open_end]
     is_long = own[0] > _UNUSUAL * np.median(own[1:])
-    is_long |= bool(len(whole)) and length[0] > _UNUSUAL * np.median(whole) + _SHORT_NS
+    is_long |= bool(len(complete)) and length[0] > _UNUSUAL * np.median(complete) + _SHORT_NS
     # Inference may begin with a long prompt, whose work takes longer in proportion.
     more = compute[0] / max(np.median(compute[1:]), 1)
     is_other_work = more > _UNUSUAL and own[0] <= _UNUSUAL * more * np.median(own[1:])
     first = int(is_long and (_trains(attributed, process) or not is_other_work))
     between = np.median((every.left - every.ended)[first:-1]) if len(every) > first + 1 else 0
-    last = len(every) - int(between > _BETWEEN * np.median(length[first:]) and every.left[-1] == every.ended[-1])
+    last = len(every) - int(between > _BETWEEN * np.median(length[first:]) and has_open_end)
     some = slice(first, last)
     key = _clusters(launches[some] + _FEW) * len(every) + _clusters(compute[some] + _SHORT_NS)
     most = max(np.unique(key).tolist(), key=lambda one: ((key == one).sum(), length[some][key == one].sum()))
@@ -640,9 +637,8 @@ def _launched(attributed: AttributedTrace, process: int, every: Windows) -> tupl
     placed = mine & (attribution.thread != NONE)
     mine = placed if placed.any() else mine  # the rest was launched before the recording began
     step = every.step_at((attribution.time if placed.any() else operations.start)[mine]) + 1
-    ns = np.bincount(
-        step, np.where(operations.kind == MEMCPY, 0, operations.end - operations.start)[mine], len(every) + 1
-    )
+    computing_ns = np.where(operations.kind == MEMCPY, 0, operations.end - operations.start)[mine]
+    ns = np.bincount(step, computing_ns, len(every) + 1)
     return np.bincount(step, minlength=len(every) + 1)[1:], ns[1:].astype(np.int64)
 
 

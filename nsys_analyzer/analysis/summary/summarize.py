@@ -252,22 +252,21 @@ class _ProcessView:
         return structs.replace(whole, gpu_span_ms=Stats()) if holds_warmup else whole
 
     def passes(self, steps: Steps) -> dict[str, float]:
-        """How often each phase begins in a step; the last one recorded may end before what lies between steps."""
+        """Returns how often each phase begins in a step.
+
+        The last recorded step does not count: the time between it and a next step may be missing.
+        """
         windows, ranges = steps.windows, self.attributed.trace.ranges
         if len(windows) > 1 and windows.left[-1] == steps.every.left[-1]:
             windows = windows.select(np.arange(len(windows) - 1))
-        own, measured = (
-            process_of(ranges.thread) == self.process.global_pid,
-            self.own_instances & self.instances.measured,
-        )
-        starts = {name: ranges.start[own & named(ranges, name.__eq__)] for name in UNPHASED}
+        in_process = process_of(ranges.thread) == self.process.global_pid
+        measured = self.own_instances & self.instances.measured
+        starts = {name: ranges.start[in_process & named(ranges, name.__eq__)] for name in UNPHASED}
         for code, name in enumerate(self.instances.phases[: -len((OTHER_STEP, STEP))]):
             starts[name] = self.instances.start[measured & (self.instances.phase == code)]
-        is_pass = windows.source == "pass"  # it begins with the first work, which a range may lie around
-        inside = {
-            name: len(start) if is_pass else (windows.step_at(start) != NONE).sum() for name, start in starts.items()
-        }
-        return {name: int(count) / len(windows) for name, count in inside.items() if count}
+        if windows.source != "pass":  # a pass begins with its first work, and ranges may begin before that
+            starts = {name: start[windows.step_at(start) != NONE] for name, start in starts.items()}
+        return {name: len(start) / len(windows) for name, start in starts.items() if len(start)}
 
     def coverage(self) -> Coverage:
         attribution = self.attributed.attribution

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import processes_of
-from nsys_analyzer.analysis.findings.finding import three
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, repeating_ranges
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
@@ -31,10 +30,8 @@ _HOW_TO_NAME_STEPS = phrase(
 _RECORD_BOTH = phrase("record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
 #: A phase below this share of the longest one's GPU time (a loss, as a rule) earns no warning.
 _MINOR = 0.02
-#: Steps that are left out are said from this share of all on.
-_MANY = 0.25
-#: Ranges that are listed.
-_LISTED = 5
+#: Steps that are left out get a warning if they are at least this share of all steps.
+_SHARE_OF_UNLIKE_STEPS = 0.25
 #: nsys says these of every capture with a capture range.
 _ROUTINE = ("Not all NVTX events might", "Not all CUDA events might", "No NVTX events collected", "No CUDA events")
 
@@ -63,7 +60,7 @@ class _Checks:
         self.how_to_name = _HOW_TO_RECORD if by_torch else how if summary.holds_model else _HOW_TO_NAME_STEPS
 
     def missing(self) -> Iterator[Words]:
-        """What the trace lacks: a current export, tables or events; without a kernel, the message that says why."""
+        """Yields what the trace lacks: a current export, tables, events; if it has no kernel, the reason for that."""
         if old := self.trace.old_export:
             yield phrase(
                 "`{}` is older than `{}`, and there is no nsys here to export it again: the figures are those of the "
@@ -136,12 +133,14 @@ class _Checks:
             yield f"Of {launches} there is no kernel: activity records were dropped or cut off."
 
     def names(self) -> Iterator[Words]:
-        """Names of phases that no range has, and ranges none of which names a step or a phase."""
+        """Yields names of phases that no range has, and says if no range names a step or a phase."""
         ranges = self.trace.ranges
-        repeating = repeating_ranges(self.trace)[:_LISTED] if self.summary.step and self.summary.step.is_pass else ()
+        repeating = repeating_ranges(self.trace) if self.summary.step and self.summary.step.is_pass else ()
         if repeating:
-            found = joined(", ", map(code, repeating))
-            yield phrase("No range names a step, but these repeat: {}; say which is a step with `--step RANGE`.", found)
+            examples = joined(", ", map(code, repeating))
+            yield phrase(
+                "No range names a step, but these repeat: {}; say which is a step with `--step RANGE`.", examples
+            )
         for key, names in self.attributed.roles.names.extra.items():
             for name in names:
                 if name not in ranges.names:
@@ -191,7 +190,7 @@ class _Checks:
             yield f"Launched in warm-up and left out: {kernels}, {time}."
 
     def steps(self) -> Iterator[Words]:
-        """Waits for unrecorded work, the steps without a backward pass, and a warm-up that never ends."""
+        """Yields waits for unrecorded work, steps that no figure holds, and a warm-up that never ends."""
         if self.summary.step and (unrecorded := self.summary.step.idle_of("unrecorded")):
             of = self.summary.step.in_words("of a step")
             yield (
@@ -206,11 +205,11 @@ class _Checks:
             none = phrase("The `{}` ranges hold no backward pass: the step is the sum of its phases.", step.range)
             yield phrase("{} If they are the optimizer's, say `--phase-name optimizer={}`.", none, step.range)
         groups = self.summary.step.groups if self.summary.step and not self.summary.step.kind else ()
-        every = sum(group.steps for group in groups)
+        count = sum(group.steps for group in groups)
         for group in groups:
-            if group.kind in ("longer", "shorter", "other work") and group.steps >= _MANY * every:
-                unlike = f"{group.steps:,} of {every:,} steps are unlike the usual ones ({group.kind})"
-                yield f"{unlike}, with a median of {three(group.median_ms)} ms: no figure of a step holds them."
+            if group.kind in ("longer", "shorter", "other work") and group.steps >= _SHARE_OF_UNLIKE_STEPS * count:
+                unlike = f"{group.steps:,} of {count:,} steps are unlike the usual ones ({group.kind})"
+                yield f"{unlike}, with a median of {about(group.median_ms)} ms: no figure of a step holds them."
         if self.attributed.open_warmups(self.process):
             yield "A warm-up range has no end: everything after its start counts as warm-up."
 

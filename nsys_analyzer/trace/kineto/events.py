@@ -60,9 +60,8 @@ def _columns(*names: str) -> np.dtype[np.void]:
 #: Of every event: the numbers of its name and of its place (process and thread; device and stream on a GPU) among
 #: those of the trace, its start and end in ns. A thread's name is an event of that name, without a time.
 EVENT = _columns(*_EVENT)
-_OPERATION = _columns(
-    *_CALL, "device", "context", "stream", "graph_node", "bytes", "continues"
-)  # the graph's node is 0 where there is none
+#: The node of a graph is 0 for an operation outside graphs.
+_OPERATION = _columns(*_CALL, "device", "context", "stream", "graph_node", "bytes", "continues")
 _OPERATOR = _columns(*_EVENT, "sequence", "forward_thread")
 COLUMNS = {
     **dict.fromkeys(("kernel", "memcpy", "memset"), _OPERATION),
@@ -197,12 +196,12 @@ def rows_of(kind: str, events: Sequence[Event], numbers: Numbers) -> Rows:
         pairs = list(zip(arguments, events, strict=True))
         rows["correlation"] = [each.correlation or 0 for each in arguments]
         rows["device"] = [
-            each.device if each.device is not None else _ordinal(32, each.in_device, event.pid) for each, event in pairs
+            _ordinal(32, args.in_device, event.pid) if args.device is None else args.device for args, event in pairs
         ]
-        rows["stream"] = [_ordinal(64, each.stream, event.tid) for each, event in pairs]
-        rows["context"] = [each.context or 0 for each in arguments]
-        rows["graph_node"] = [each.graph_node or 0 for each in arguments]
-        rows["bytes"] = [each.bytes or 0 for each in arguments]
+        rows["stream"] = [_ordinal(64, args.stream, event.tid) for args, event in pairs]
+        rows["context"] = [args.context or 0 for args in arguments]
+        rows["graph_node"] = [args.graph_node or 0 for args in arguments]
+        rows["bytes"] = [args.bytes or 0 for args in arguments]
     return rows
 
 
@@ -250,7 +249,7 @@ def as_number(name: Name) -> Name:
 
 
 def _ordinal(bits: int, *places: Name) -> int:
-    """Returns the first of some IDs that is a number of so many bits, with or without a sign; 0 without any."""
+    """Returns the first ID that is a number of this many bits, signed or unsigned; 0 if none is."""
     for place in places:
         number = as_number(place)
         if isinstance(number, int) and -(2 ** (bits - 1)) <= number < 2**bits:

@@ -58,8 +58,8 @@ indentation, and deflate can do 1,000.
 _ALWAYS_READ = 64 << 20
 """Bytes that are read however few they were compressed to."""
 
-#: What profilers have written that is no JSON: control characters in texts; decimal commas, where the locale has them;
-#: numbers that are none; and backslashes that escape nothing. No text of JSON holds '":' but behind a backslash.
+#: What profilers have written that is no JSON: control characters in texts, the decimal commas of some locales, values
+#: such as NaN, and backslashes that escape nothing. A text in JSON cannot contain '":' without a backslash before it.
 _CONTROL_CHARACTERS = bytes(code if code >= 0x20 else 0x20 for code in range(256))
 _DECIMAL_COMMA = re.compile(rb'("(?<!\\")\s*:\s*-?\d+),(\d+(?:[eE][-+]?\d+)?)(?=\s*[,}])')
 _NO_NUMBER = re.compile(rb"([:\[, ])-?(?:[nN]a[nN](?:\(\w*\))?|[iI]nf(?:inity)?)(?=\s*[,\]}])")
@@ -155,7 +155,7 @@ def read_kineto(path: Path) -> KinetoTrace:
 
 
 def _content(path: Path) -> bytes | bytearray:
-    """Returns the text of a trace as valid UTF-8; in pieces, for to ask for N bytes at once takes N bytes of memory."""
+    """Returns the text of a trace as valid UTF-8. It is read in pieces: a read of N bytes takes N bytes of memory."""
     content, decoder = bytearray(), getincrementaldecoder("utf-8-sig")("replace")
     try:
         if path.exists() and not path.is_file():
@@ -183,14 +183,14 @@ def _content(path: Path) -> bytes | bytearray:
 
 
 def _members(content: bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """Returns the members of the text of an object; of a bare array, which holds the events, as one member."""
+    """Returns the members of an object's text. A bare array holds the events, and becomes the only member."""
     if re.match(rb"\s*\[", content):
         return {"traceEvents": msgspec.json.decode(content, type=msgspec.Raw)}
     return msgspec.json.decode(content, type=dict[str, msgspec.Raw])
 
 
 def _repaired(content: bytes | bytearray) -> tuple[bytes, list[str]]:
-    """Returns a text that is no JSON with what PyTorch wrote wrongly put right, and a warning where it had to guess."""
+    """Returns a text that is no JSON with PyTorch's known faults corrected, and a warning if that was a guess."""
     counts = Counter[str]()
 
     def escaped(match: re.Match[bytes]) -> bytes:
@@ -201,7 +201,7 @@ def _repaired(content: bytes | bytearray) -> tuple[bytes, list[str]]:
 
     content, counts["decimal commas"] = _DECIMAL_COMMA.subn(rb"\1.\2", content)
     content = _BACKSLASH.sub(escaped, _NO_NUMBER.sub(rb"\1null", content))
-    faults = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    faults = " and ".join(f"{count:,} {fault}" for fault, count in counts.items() if count)
     remark = f"The trace is no valid JSON, and was read all the same: {faults} stand where none may"
     return content, [remark] if faults else []
 
