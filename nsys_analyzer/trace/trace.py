@@ -342,9 +342,8 @@ def _recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
 
 def _noted(tables: Sequence[Frame], strings: Mapping[int, str]) -> Ranges:
     """Returns what the profiler noted about itself, without the rows whose times CUPTI could not collect."""
-    start, end, thread, ids = (
-        np.concatenate([table[name] for table in tables]) for name in ("start", "end", "thread", "name")
-    )
+    names = ("start", "end", "thread", "name")
+    start, end, thread, ids = (np.concatenate([table[name] for table in tables]) for name in names)
     used, codes = dense_codes(ids)
     noted = Ranges(start, end, thread, codes.astype(np.int64), tuple(strings.get(i, "") for i in used.tolist()))
     return noted.select((start != schema.NO_TIME) & (end > start))

@@ -166,7 +166,7 @@ class Turns:
         middle = [side.mean(axis=0).filled(math.nan) for side in sides]
         never_finite = [np.isnan(of_side) for of_side in middle]
         all_finite = [np.isfinite(table).all(axis=0) for table in tables]
-        variances = [side.var(axis=0, ddof=1).filled(0.0) if len(side) > 1 else np.zeros(steps) for side in sides]
+        variances = [side.var(axis=0, ddof=1).filled(0.0) for side in sides]  # 0 for a loss of one process
         largest = np.abs(middle[0][~never_finite[0]]).max(initial=0.0)
         allowed = np.maximum(_LOSSES * largest, deviations * np.sqrt(sum(variances)))
         apart = np.abs(middle[1] - middle[0]) > allowed

@@ -149,10 +149,9 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
         sentence = phrase(
             f"PyTorch names what waits in a step: {', '.join(['`{}` {:,}×'] * len(most))}.", *sum(most, ())
         )
-        findings = [
-            replace(finding, evidence=(*finding.evidence, sentence)) if finding.id == "host_sync" else finding
-            for finding in findings
-        ]
+        for place, finding in enumerate(findings):
+            if finding.id == "host_sync":
+                findings[place] = replace(finding, evidence=(*finding.evidence, sentence))
     return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(findings), why)
 
 
@@ -320,13 +319,13 @@ def interval_of(saved_ms: Sequence[float], *, of_cpu: bool, timed: bool) -> tupl
     return low, high
 
 
-def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding | None:
-    """Finds the largest part of a step in which the GPU does not compute; None where that is small, or told.
+def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Finding | None:
+    """Finds the largest part of a step in which the GPU does not compute; None if it is small, or explained already.
 
     Args:
         step: the steps.
         step_ms: what one takes without the profiler.
-        told: the idle causes and kernel classes that other findings are about.
+        explained: the idle causes and kernel classes that other findings are about.
     """
     if not step_ms or step.compute_ms >= _BUSY * step_ms:
         return None
@@ -336,19 +335,20 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
     # Without the profiler the GPU idles for less; copies and collectives take as long.
     idle_ms = max(step_ms - (step.total_ms - step.idle_ms), 0.0)
     scale = idle_ms / step.idle_ms if step.idle_ms else 0.0
-    rest: list[tuple[float, Cause, str]]
-    rest = [(ms * scale, cause, f"The GPU is idle: {_TITLES[cause]}") for cause, ms in causes.items()]
-    rest.append((step.exposed_copy_ms, "copy", "Copies that nothing hides take most of the step"))
-    rest.append((step.exposed_communication_ms, "communication", "Collectives take most of the step"))
-    ms, cause, title = max(rest)
-    if cause in told or not ms:
+    parts: list[tuple[float, Cause, str]]
+    parts = [(ms * scale, cause, f"The GPU is idle: {_TITLES[cause]}") for cause, ms in causes.items()]
+    parts.append((step.exposed_copy_ms, "copy", "Copies that nothing hides take most of the step"))
+    parts.append((step.exposed_communication_ms, "communication", "Collectives take most of the step"))
+    ms, cause, title = max(parts)
+    if cause in explained or not ms:
         return None
     by_place = defaultdict[str, float](float)
     for row in step.idle_by_cause:
         by_place[f"the range {row.range}" if row.range else row.api or ""] += row.ms * (row.cause == cause)
-    where, there = max(by_place.items(), key=lambda pair: pair[1], default=("", 0.0))
-    place = f", most of it in {where}" if where and there >= waits.MOSTLY * causes.get(cause, 0.0) else ""
+    where, place_ms = max(by_place.items(), key=lambda pair: pair[1], default=("", 0.0))
+    place = f", most of it in {where}" if where and place_ms >= waits.MOSTLY * causes.get(cause, 0.0) else ""
     ms, of = min(ms, step_ms), "the capture" if step.is_pass else "a step"
+    share = about_percent(step.compute_ms / step_ms)
     return Finding(
         "gpu_idle",
         str(step.in_words(title)),
@@ -356,10 +356,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, told: set[str]) -> Finding
         ms,
         step_ms,
         step_ms,
-        (
-            f"The GPU computes for {about_percent(step.compute_ms / step_ms)} of {of}; {about(ms)} ms of the rest "
-            f"are this{place}.",
-        ),
+        (f"The GPU computes for {share} of {of}; {about(ms)} ms of the rest are this{place}.",),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",
         _REMEDIES.get(where, _REMEDIES.get(cause, _LOOK)),
         step.in_words(_DISPROOF),

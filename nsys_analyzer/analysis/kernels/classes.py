@@ -122,8 +122,8 @@ def known_classes() -> Mapping[str, str]:
 def first_rule(name: str) -> Rule | None:
     """The rule that decides the class of the kernel ``name``, or None; people's own classes come before the others."""
     text = readable(name[:LONGEST_NAME])
-    for kernel_class, one in (*given_classes.items(), *classes_of_plugins().items()):
-        if any(matcher(pattern)(text) for pattern in one.kernels):
+    for kernel_class, own_class in (*given_classes.items(), *classes_of_plugins().items()):
+        if any(matcher(pattern)(text) for pattern in own_class.kernels):
             return Rule(kernel_class, "", name)
     return public_rule(name)
 
@@ -137,7 +137,7 @@ def public_rule(name: str) -> Rule | None:
     return next((rule for rule in RULES if re.search(rule.pattern, text)), None)  # compiled when first needed
 
 
-#: Of ranges and operators around collectives: those of libraries, which hold nothing else, and those of programs.
+#: Names of ranges and operators around collectives: by libraries, where they hold nothing else, and by programs.
 OF_LIBRARY = re.compile(r"(?:^| )(?:[nr]?ccl[:A-Z]|_?c10d(?:_functional)?::|symm_mem::|record_param_comms)")
 _COLLECTIVE = re.compile(r"(?i)all[-_ ]?(?:reduce|gather)|reduce[-_ ]?scatter|all[-_ ]?to[-_ ]?all")
 

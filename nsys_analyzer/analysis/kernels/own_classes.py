@@ -14,8 +14,8 @@ import pyarrow
 from nsys_analyzer.system.plugins import KERNEL_CLASSES, left_out_if_it_fails, plugins
 from nsys_analyzer.system.strict_json import read_toml
 
-#: Letters of a pattern in an error.
-_SHOWN = 80
+#: An error quotes at most this many characters of a pattern.
+_QUOTED_CHARACTERS = 80
 
 
 class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,21 +28,21 @@ class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     meaning: str = "A class of your own."
 
     def __post_init__(self) -> None:
-        """Raises ValueError where a pattern is none."""
+        """Raises ValueError if a pattern is no regular expression."""
         for pattern in self.kernels:
             try:
                 matcher(pattern)("")
             except (re.error, RecursionError, OverflowError, pyarrow.ArrowInvalid) as error:
-                shown = pattern if len(pattern) <= _SHOWN else f"{pattern[:_SHOWN]}…"
-                raise ValueError(f"{shown!r} is no regular expression: {error}") from error
+                quoted = pattern if len(pattern) <= _QUOTED_CHARACTERS else f"{pattern[:_QUOTED_CHARACTERS]}…"
+                raise ValueError(f"{quoted!r} is no regular expression: {error}") from error
 
 
 @cache
 def matcher(pattern: str) -> Callable[[str], object]:
     """Returns a search for a pattern whose time is bounded, whatever the pattern and the text are.
 
-    Python's own goes back without end where repetitions stand in or behind each other: RE2 takes these. It knows
-    neither what stands ahead or behind, ``(?=…)``, nor references back.
+    Python's own search may backtrack without end if repetitions stand inside or behind each other, so RE2 searches for
+    such patterns. RE2 knows neither lookaround, ``(?=…)``, nor backreferences.
     """
     compiled = re.compile(pattern)
     letters = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)

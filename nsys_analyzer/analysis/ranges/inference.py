@@ -69,7 +69,7 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
         phase after all; nothing where nothing was added.
     """
     written = (*_FUNCTIONS.values(), _MODULE)
-    has_functions = any(of_shapes(trace.ranges.names, lambda name: any(one.fullmatch(name) for one in written)))
+    has_functions = any(of_shapes(trace.ranges.names, lambda name: any(p.fullmatch(name) for p in written)))
     has_marks = has_functions or len(trace.operators) or len(autograd_threads(trace))
     if any(phase in names.leaf_phases for phase in names.extra) or not has_marks:
         return trace, {}

@@ -107,9 +107,9 @@ def collectives_around(trace: Trace, attribution: Attribution, operations: Ints)
 
 
 def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
-    """The distinct kernels of a trace, by name and by the operator where that may decide the class.
+    """Returns the distinct kernels of a trace, by name and by the operator where that may decide the class.
 
-    A collective whose work is done by copies counts as one, too.
+    A collective that copies carry out counts as a kernel, too.
     """
     operations, operators = trace.operations, trace.operators
     classes = [classify(name) for name in operations.names]
@@ -122,20 +122,18 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
     by_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
     code = np.array([*by_name, NONE], np.int32)[operations.name]
     launched, operator = undecided[operator != NONE], operator[operator != NONE]
-    # A name and an operator as one integer, so that numpy finds the distinct pairs.
-    pair = operations.name[launched].astype(np.int64) * len(operators.names) + operator
-    pairs, position = np.unique(pair, return_inverse=True)
-    names = [divmod(one, len(operators.names)) for one in pairs.tolist()]
-    named = [(operations.names[name], operators.names[by]) for name, by in names]
-    decided = [number.setdefault((name, classify(name, by)), len(number)) for name, by in named]
+    first, position = distinct_rows(operations.name[launched], operator)
+    pairs = zip(operations.name[launched[first]].tolist(), operator[first].tolist(), strict=True)
+    names = [(operations.names[name], operators.names[by]) for name, by in pairs]
+    decided = [number.setdefault((name, classify(name, by)), len(number)) for name, by in names]
     code[launched] = np.array(decided, np.int32)[position]
     copies = np.flatnonzero((operations.kind == MEMCPY) & np.isin(operations.copy, (ON_DEVICE, BETWEEN_DEVICES)))
     if len(copies) and any(map(is_collective, (*trace.ranges.names, *operators.names))):
-        for copy_, name in zip(copies.tolist(), collectives_around(trace, attribution, copies), strict=True):
-            # A range of the program may hold copies of its own on a device, besides.
-            if name and (operations.copy[copy_] == BETWEEN_DEVICES or OF_LIBRARY.search(name)):
-                code[copy_] = number.setdefault((f"{name} (copies)", COMMUNICATION), len(number))
-    return Kernels(code, tuple(name for name, _ in number), tuple(one for _, one in number))
+        for copied, name in zip(copies.tolist(), collectives_around(trace, attribution, copies), strict=True):
+            # A range of the program may also hold other copies on one device.
+            if name and (operations.copy[copied] == BETWEEN_DEVICES or OF_LIBRARY.search(name)):
+                code[copied] = number.setdefault((f"{name} (copies)", COMMUNICATION), len(number))
+    return Kernels(code, tuple(name for name, _ in number), tuple(kernel_class for _, kernel_class in number))
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,9 @@ class PhaseNames:
     def key_of(self, name: str) -> str | None:
         """The phase or attention part that a range of this name is, or None."""
         normal = normalized_name(name)
-        named = (key for key, names in self.extra.items() if name in names)
-        counted = (STEP for _ in range(without_counter(name) in self.extra.get(STEP, ())))
+        by_name = (key for key, names in self.extra.items() if name in names)
+        by_counted_name = (STEP for _ in range(without_counter(name) in self.extra.get(STEP, ())))
         default = (key for key, spellings in DEFAULT_NAMES.items() if key not in self.extra and normal in spellings)
         by_engine = (STEP for _ in range(STEP not in self.extra and served_step(name) is not None))
         scheduled = (key for ending, key in PASSES.items() if key not in self.extra and name.endswith(ending))
-        return next(chain(named, counted, default, by_engine, scheduled), None)
+        return next(chain(by_name, by_counted_name, default, by_engine, scheduled), None)

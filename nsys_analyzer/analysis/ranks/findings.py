@@ -135,7 +135,7 @@ def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
         return ()  # of ranks that are missing nobody knows who waits for them
     step_ms = run.step_ms
     case = run, slowest, step_ms
-    # The GPU's own work stays, whatever the others do.
+    # The GPU's own work stays, whatever the other ranks do.
     most_ms = max(step_ms - slowest.compute_ms - slowest.exposed_copy_ms, 0.0)
     # Communication that nothing hides: for the size of the buckets, else for whatever reason.
     unhidden = list(_large_buckets(*case)) or list(_exposed(*case))
@@ -146,8 +146,7 @@ def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
         if (low + high) / 2 >= LEAST * step_ms:
             # They are of different time, so each leaves what those before it left, less its own saving.
             left = max(left - (low + high) / 2, 0.0)
-            limited = replace(finding, saves_ms_low=low, saves_ms_high=high)
-            findings.append(replace(limited, left_after_all_ms=left, place=_SEEN))
+            findings.append(replace(finding, saves_ms_low=low, saves_ms_high=high, left_after_all_ms=left, place=_SEEN))
     return tuple(findings)
 
 

@@ -43,10 +43,10 @@ _NS_PER_MS = 1e6
 _TOO_FAR = 0.05
 #: A rank that is the slowest in fewer of the steps is so by chance as well.
 _STEADY = 0.75
-#: A step that is as long without the profiler, but for this share, is not made longer by it.
+#: The profiler makes no step longer if the step takes at least this share of its length without the profiler.
 _AS_LONG = 0.97
-#: Ranks whose steps are replayed.
-_LOOKED_AT = 8
+#: At most this many ranks have their steps replayed.
+_MOST_REPLAYED_RANKS = 8
 #: Steps that are named, and missing ranks.
 _NAMED, _LISTED = 3, 16
 _RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
@@ -61,7 +61,8 @@ def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     capture_of = {(member.capture, member.process, member.device): capture for member, capture in pairs}
     runs = []
     for join in joins_of([member for member, _ in pairs]):
-        run = _at_unprofiled_pace(_with_losses(join.run(), capture_of), join, capture_of)
+        of_ranks = [capture_of[member.capture, member.process, member.device] for member in join.members]
+        run = _at_unprofiled_pace(_with_losses(join.run(), of_ranks), join, of_ranks)
         runs.append(structs.replace(run, findings=find_in_run(run)))
     return tuple(runs)
 
@@ -82,11 +83,11 @@ def clocks_of(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
     return clocks
 
 
-def _with_losses(run: ParallelRun, captures: dict[tuple[str, int, int], CaptureSummary]) -> ParallelRun:
+def _with_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelRun:
     """Returns the run with where its ranks lose time to the fastest one, and how late each of them is by that."""
     if run.slowest is None or run.fastest is None or run.slowest == run.fastest:
         return run
-    pairs = [(rank, captures[rank.capture, rank.process, rank.device]) for rank in run.ranks]
+    pairs = list(zip(run.ranks, captures, strict=True))
     losses = [find_losses(pair, pairs[run.fastest]) for pair in pairs]
     most = losses[run.slowest]
     if most is None:
@@ -101,33 +102,31 @@ def _with_losses(run: ParallelRun, captures: dict[tuple[str, int, int], CaptureS
     return structs.replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost, slowed_ms=slowed_ms)
 
 
-def _at_unprofiled_pace(
-    run: ParallelRun, join: Join, captures: dict[tuple[str, int, int], CaptureSummary]
-) -> ParallelRun:
-    """Returns the run with its step without the profiler, and, where that is shorter, how late each is there.
+def _at_unprofiled_pace(run: ParallelRun, join: Join, captures: Sequence[CaptureSummary]) -> ParallelRun:
+    """Returns the run with its step without the profiler, and, if that is shorter, how late each rank is without it.
 
-    Of what may be the ranks' pace that is taken by which the slowest rank is least late.
+    The ranks' pace without the profiler is uncertain: of the two possible ones, that counts by which the slowest rank
+    is least late.
     """
-    of_ranks = [captures[rank.capture, rank.process, rank.device] for rank in run.ranks]
-    times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in of_ranks]
+    times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in captures]
     run = structs.replace(run, unprofiled_ms=max(filter(None, times)) if all(times) else None)
-    studies = [capture.study for capture in of_ranks if capture.study]
+    studies = [capture.study for capture in captures if capture.study]
     profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
     is_known = join.waits and run.slowest is not None and len({id(study) for study in studies}) == len(run.ranks)
     may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE * profiled_ms
     if not may_be_late or (run.unprofiled_ms or 0.0) >= _AS_LONG * profiled_ms:
         return run
-    # Of many ranks some, evenly spread over their own times, tell as much.
+    # Of many ranks, a few that are evenly spread over the ranks' own times tell as much as all.
     order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own[place]))
-    some = order[:: -(-len(order) // _LOOKED_AT)]
+    replayed = order[:: -(-len(order) // _MOST_REPLAYED_RANKS)]
     rows = list(zip(studies, join.members, join.waits, strict=True))
-    recorded, *unprofiled = own_steps_ms([rows[place] for place in some], run.unprofiled_ms)
+    recorded, *unprofiled = own_steps_ms([rows[place] for place in replayed], run.unprofiled_ms)
     if not run.unprofiled_ms and max(unprofiled[0]) > _AS_LONG * max(recorded):
         return run
-    own = min(unprofiled, key=lambda own: own[0] - float(np.median(own[1:])))
+    own_ms = min(unprofiled, key=lambda steps_ms: steps_ms[0] - float(np.median(steps_ms[1:])))
     ranks = list(run.ranks)
-    for place, ms in zip(some, own, strict=True):
-        ranks[place] = replace(ranks[place], late_unprofiled_ms=ms - min(own))
+    for place, ms in zip(replayed, own_ms, strict=True):
+        ranks[place] = replace(ranks[place], late_unprofiled_ms=ms - min(own_ms))
     return structs.replace(run, ranks=tuple(ranks))
 
 

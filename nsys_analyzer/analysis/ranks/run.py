@@ -18,8 +18,8 @@ Part = Literal["compute", "copies", "idle", "transferring"]
 #: The ways to share work between ranks that findings ask for.
 DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 
-#: A rank that is late by less of a step is not called late; in a replay of launching, whose times differ from rank to
-#: rank, by less than the second share.
+#: A rank is late if it is so by at least this share of a step; in a replay without the profiler, whose launching times
+#: differ from rank to rank, by at least the second share.
 LATE, LATE_UNPROFILED = 0.02, 0.1
 
 
@@ -47,8 +47,8 @@ class RankFigures:
         own_ms: the step without the exposed waiting: what it would take if no other rank were late.
         late_ms: its own time less that of the rank with least in most steps, step by step, and what slowed that rank
             down because its collectives waited beside its own work.
-        late_unprofiled_ms: how much longer it takes by itself than the first rank at the pace without the profiler, by
-            a replay; None where the profiler makes no step longer, no rank is late under it, or nothing tells it.
+        late_unprofiled_ms: how much longer than the fastest rank it takes by itself without the profiler, by a replay;
+            None if the profiler makes no step longer, if no rank is late under it, or if no replay tells it.
         slowest_steps: in how many steps it has the most own time.
         cpu_ms: what its program needs for a step itself, without calls that wait for the GPU.
         offset_ms: by how much its clock is ahead of the first rank's.
@@ -83,7 +83,7 @@ class RankFigures:
 
     @property
     def known_late_ms(self) -> Stats | float | None:
-        """Returns how late it is: without the profiler where that is known."""
+        """Returns how late it is: without the profiler if that is known."""
         return self.late_ms if self.late_unprofiled_ms is None else self.late_unprofiled_ms
 
 
@@ -205,24 +205,24 @@ class ParallelRun(msgspec.Struct, frozen=True):
 
     @property
     def step_ms(self) -> float:
-        """Returns the length of a step that is said: without the profiler where that was measured; of the longest."""
+        """Returns the longest step of a rank: without the profiler if that was measured, else under it."""
         return self.unprofiled_ms or max((rank.step_ms.median or 0.0) for rank in self.ranks)
 
     @property
     def later_ms(self) -> tuple[float, ...] | None:
-        """Returns by how much the slowest rank is later than each other one without the profiler, the least first.
+        """Returns by how much the slowest rank is later than each other rank without the profiler, the least first.
 
-        None where the profiler makes no step longer, or nothing tells it.
+        None if the profiler makes no step longer, or if no replay tells it.
         """
         slowest = self.slowest_rank
         if slowest is None or slowest.late_unprofiled_ms is None:
             return None
-        others = [rank.late_unprofiled_ms for rank in self.ranks if rank is not slowest]
-        return tuple(sorted(slowest.late_unprofiled_ms - late for late in others if late is not None))
+        late_ms = [rank.late_unprofiled_ms for rank in self.ranks if rank is not slowest]
+        return tuple(sorted(slowest.late_unprofiled_ms - ms for ms in late_ms if ms is not None))
 
     @property
     def is_late_unprofiled(self) -> bool:
-        """Returns whether the slowest rank is late without the profiler, too: later than the middle one, and surely."""
+        """Returns whether the slowest rank is certainly later than the middle one without the profiler, too."""
         later = self.later_ms
         return later is None or later[len(later) // 2] >= LATE_UNPROFILED * self.step_ms
 

@@ -159,13 +159,13 @@ class Votes:
     stacks: Stacks
 
     def of(self, work_ns: Floats, place: Ints, steps: int) -> tuple[Line, ...]:
-        """The lines that launched most of some work; none where too few samples tell them.
+        """Returns the lines that launched most of some work; none if there are too few samples.
 
-        The work of a call is that of the samples at its place in a step, or at the nearest place with samples.
+        The work of a call belongs to the samples at its place in a step, or at the nearest place with samples.
 
         Args:
             work_ns: shape (calls,), the work that each call launched in so many steps.
-            place: shape (calls,), where in its step each call is, the same in all steps that are alike.
+            place: shape (calls,), the place of each call in its step: the same call has the same place in all steps.
         """
         chosen = work_ns[self.call] > 0
         if chosen.sum() < _FEWEST:

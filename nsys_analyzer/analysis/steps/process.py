@@ -59,7 +59,7 @@ PAUSE_NS = 100_000
 _BLOCKS_NS = 15_000
 #: Between two kernels that are both queued the GPU needs about a microsecond; up to this it is its own affair, ns.
 _QUEUED_NS = 10_000
-#: A wait that lasts so much longer than all recorded work waits for other work, ns. To return takes far less.
+#: A wait that lasts this much longer than all recorded work waits for other work: returning takes far less time.
 _UNRECORDED_NS = 1_000_000
 #: The clocks of threads, and those of CPU and GPU, are read together, to this, ns.
 _SKEW_NS = 3_000
@@ -135,12 +135,11 @@ class ProcessWork:
         slow: the positions of other calls that take long, such as one that loads a module.
         allocating: the positions of those that allocate or free the device's memory.
         ranges: the indices of the ranges of its program, without autograd's.
-        unrecorded: shape (calls,), ns of each call's end in which it waits, and all recorded work is done.
-        noted: when the profiler kept the program up, by its own account.
-        busy: the program's pauses and its time in the allocator and in slow calls, in waits for unrecorded work, and in
-            what the profiler does; a part of a pause is "data" where
-            the program loads a batch: in a range that says so; or, without such ranges, in none, with a copy to the
-            device behind it, and not at the end of a step.
+        unrecorded: shape (calls,), ns at each call's end in which it still waits although all recorded work is done.
+        noted: when the profiler held the program up, by its own account.
+        busy: the program's pauses, its time in the allocator, in slow calls and in waits for unrecorded work, and the
+            profiler's own work. A part of a pause is "data" if the program loads a batch there: in a range that says
+            so. If no range does, it is a part outside of ranges, before a copy to the device, not at a step's end.
     """
 
     def __init__(self, attributed: AttributedTrace, process: int, windows: Windows) -> None:
@@ -183,7 +182,8 @@ class ProcessWork:
     def _find_calls(self, begun: int | None) -> None:
         """Finds the calls of the threads that launch work of the process, and those that wait, last or allocate.
 
-        ``begun``: when the one pass begins that the capture is: what comes before its first call follows an empty one.
+        ``begun``: the start if the capture is one pass. An empty call stands there, so that the time before the first
+        call follows a call as well.
         """
         launches = self.attributed.trace.launches
         threads = distinct(taken(launches.thread, self.attributed.attribution.launch, NONE))
@@ -213,19 +213,18 @@ class ProcessWork:
         last = np.append(LONG_AGO, ended)[np.searchsorted(ended, calls.end + _SKEW_NS, side="right")]
         last = np.clip(last, calls.start, calls.end)
         beyond = calls.end - last - self.noted.within(last, calls.end)
-        beyond[~waits | (calls.call != SYNCHRONIZE) | (beyond < _UNRECORDED_NS)] = 0
-        self.unrecorded = beyond
+        self.unrecorded = np.where(waits & (calls.call == SYNCHRONIZE) & (beyond >= _UNRECORDED_NS), beyond, 0)
 
     def _find_busy(self, first: int, last: int) -> Stretches:
         """Finds the stretches between two moments in which the program pauses, allocates, or is in a slow call."""
-        calls, unseen = self.calls, np.flatnonzero(self.unrecorded)
-        index = np.unique(np.concatenate([self.allocating, self.slow, unseen]))
-        # Where two threads are in such calls, a moment is that of the first.
-        own = np.where(self.unrecorded > 0, calls.end - self.unrecorded, calls.start)[index]
-        begin = np.maximum(own, reached_before(calls.end[index]))
+        calls, unrecorded = self.calls, np.flatnonzero(self.unrecorded)
+        index = np.unique(np.concatenate([self.allocating, self.slow, unrecorded]))
+        # If two threads are in such calls at once, the time belongs to the first call.
+        begin = np.where(self.unrecorded > 0, calls.end - self.unrecorded, calls.start)[index]
+        begin = np.maximum(begin, reached_before(calls.end[index]))
         index, begin = index[calls.end[index] > begin], begin[calls.end[index] > begin]
         around, api = self.ranges_at(calls.start[index]), calls.name[index].astype(np.int64)
-        cause = np.select([np.isin(index, self.slow), np.isin(index, unseen)], [_LAUNCH, _UNRECORDED], _ALLOCATOR)
+        cause = np.select([np.isin(index, self.slow), np.isin(index, unrecorded)], [_LAUNCH, _UNRECORDED], _ALLOCATOR)
         in_calls = (begin, calls.end[index], cause, around, api)
         reached = np.maximum.accumulate(calls.end)
         start, end = np.append(first, reached), np.append(calls.start, last)
@@ -241,8 +240,8 @@ class ProcessWork:
         begin, pause, name = begin[changes], pause[changes], name[changes]
         until = np.minimum(np.append(begin[1:], last), end[pause])
         loads = np.array([*of_shapes(ranges.names, is_loading), False])[name]
-        # What an engine copies to the device before a step are the tokens of requests. Where ranges say when a batch is
-        # loaded, no other time is loading.
+        # An engine copies the tokens of requests to the device before a step, and no batch. If ranges say when a batch
+        # is loaded, no other time is loading.
         if not (loads.any() or any(of_shapes(ranges.names, served_step))):
             loads = (name == NONE) & self._before_a_batch(start, end)[pause] & (until - begin >= PAUSE_NS)
         pauses = (begin, until, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
@@ -282,9 +281,9 @@ class ProcessWork:
         return self._names[self._open.at(np.full(len(time), self.process), time)]
 
     def pauses_between(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """Tells of each stretch the time in which the program loads a batch, ns, and where it pauses: where it loads.
+        """Returns how long the program loads a batch in each stretch, ns, and the range in which it pauses.
 
-        The latter is the code of the name of a range, or -1: that of the longest part.
+        The range is the code of its name, or -1: that of the longest part in which it loads, else of the longest part.
         """
         stretch, piece, begin, until = overlaps(self.busy.start, self.busy.end, start, end)
         loads, lasting = self.busy.cause[piece] == _DATA, until - begin

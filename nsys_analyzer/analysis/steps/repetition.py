@@ -53,7 +53,7 @@ def find_repeats(
 ) -> Iterator[Repeats]:
     """Yields the periods at which a sequence of operations repeats over most of the time, the best first.
 
-    A unit is never a part of one launch. The periods of whole launches come behind those of operations.
+    A unit is never a part of one launch. The periods of operations come first, then those of whole launches.
 
     Args:
         symbols: shape (operations,), what each operation is, from 0 on.
@@ -66,19 +66,19 @@ def find_repeats(
         yield from _repeats_of(symbols, ns, pause, count)
         return
     yield from (repeats for repeats in _repeats_of(symbols, ns, pause, count) if first[repeats.starts].all())
-    # What is launched together, by what it holds: of a number for each symbol the sums differ.
+    # The symbol of a launch is its content: the sum of a random number for each of its symbols, and their count.
     starts = np.flatnonzero(first)
     numbers = np.random.default_rng(0).integers(1 << 40, size=int(symbols.max()) + 1)
-    held = np.add.reduceat(numbers[symbols], starts), np.diff(starts, append=len(symbols))
-    _, launched = distinct_rows(*held)
     bounds = np.append(starts, len(symbols))
-    for found in _repeats_of(launched, np.add.reduceat(ns, starts), pause[starts], count):
-        unit, behind = found.starts[0], len(symbols) - int(bounds[len(starts) - found.behind])
-        period = int(bounds[unit + found.period] - bounds[unit])
-        yield Repeats(period, bounds[found.starts], int(bounds[found.end]), int(bounds[found.before]), behind)
+    _, launched = distinct_rows(np.add.reduceat(numbers[symbols], starts), np.diff(bounds))
+    for repeats in _repeats_of(launched, np.add.reduceat(ns, starts), pause[starts], count):
+        unit, behind = repeats.starts[0], len(symbols) - int(bounds[len(starts) - repeats.behind])
+        period = int(bounds[unit + repeats.period] - bounds[unit])
+        yield Repeats(period, bounds[repeats.starts], int(bounds[repeats.end]), int(bounds[repeats.before]), behind)
 
 
 def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repeats]:
+    """Yields the periods of one sequence, whatever is launched together."""
     total, running = float(ns.sum()), np.append(0, np.cumsum(ns))
     candidates = []
     for period in _periods(symbols):

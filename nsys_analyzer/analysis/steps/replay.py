@@ -27,10 +27,8 @@ _ROUNDING_NS = 0.01
 #: Steps of which the second and later ones show how long a step takes.
 _FEWEST = 3
 #: The columns of calls and of pieces, but for those that are positions.
-OF_CALLS, OF_PIECES = (
-    ("after", "own", "lag", "events", "pause", "noted"),
-    ("latency", "spacing", "work", "stream", "gap"),
-)
+OF_CALLS = ("after", "own", "lag", "events", "pause", "noted")
+OF_PIECES = ("latency", "spacing", "work", "stream", "gap")
 #: No capture holds so many collectives.
 _MANY = 2**40
 #: When each call starts, and one behind the last; when each piece ends, and what came before the first.
@@ -122,9 +120,9 @@ class Replay:
         return replace(self, **columns, first_call=first_call - first)
 
     def with_events_costing(self, ns: float) -> Replay:
-        """The same steps without what the profiler adds: so much for each event, as far as there is time to take.
+        """Returns the same steps without the profiler's cost: this much for each event, as far as there is time.
 
-        What the profiler notes as its own is gone whatever an event costs.
+        The time that the profiler notes as its own is removed as well, whatever an event costs.
         """
         after, latency = self.after, self.latency
         if len(self.noted):
@@ -134,9 +132,11 @@ class Replay:
         return replace(self, after=after, pause=pause, latency=latency, noted=self.noted[:0])
 
     def at_pace(self, factor: float, unrecorded_ns: Ints) -> Replay:
-        """The same steps with all of the CPU's time, and nothing of the GPU's, recorded or not, times a factor."""
-        kept = np.minimum(unrecorded_ns, self.pause)
-        return replace(self, after=kept + (self.after - kept) * factor, pause=kept + (self.pause - kept) * factor)
+        """Returns the same steps with the CPU's time times a factor; waits for the GPU's unrecorded work stay."""
+        gpu_ns = np.minimum(unrecorded_ns, self.pause)
+        return replace(
+            self, after=gpu_ns + (self.after - gpu_ns) * factor, pause=gpu_ns + (self.pause - gpu_ns) * factor
+        )
 
     def with_graph_launches(self, ns: float, node_ns: float) -> Replay:
         """The same steps as if no profiler recorded the nodes of CUDA graphs.

@@ -144,8 +144,8 @@ def summarize_serving(attributed: AttributedTrace, process: int, steps: Steps) -
         return None
     kind, warm = np.array([mark.kind for mark in steps.marks]), np.array(steps.names) != "first"
     work = ProcessWork(attributed, process, steps.every)
-    counted = Counter(kind[warm].tolist()).most_common()
-    found = tuple(_of_kind(work, steps, one, (kind == one) & warm) for one, _ in counted)
+    kinds = Counter(kind[warm].tolist()).most_common()
+    found = tuple(_of_kind(work, steps, name, (kind == name) & warm) for name, _ in kinds)
     inferred = any(mark.inferred for mark in steps.marks)
     held_up = None if inferred else _held_up(steps, kind)  # each prefill begins another generation then
     return Serving(found, inferred, held_up, _requests(attributed, process, steps, kind))

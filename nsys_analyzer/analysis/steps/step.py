@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INPUT = "input"
 #: What is on the critical path where no work of the GPU is.
 PROGRAM = "program"
-#: Parts of a step that hooks time and that are no phases: the GPU does little in them.
+#: Parts of a step that hooks time, but that are no phases, because the GPU does little in them.
 UNPHASED = ("data", "zero_grad", "evaluation")
 #: The word, but not in an option, a call, a name, or "optimizer step".
 _WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
@@ -111,7 +111,7 @@ class OnPath(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         where: "GPU" for work of a kernel class (of copies, of collectives), "idle" for the idle time of a cause, "CPU"
             for what the program does while the GPU's work delays nothing.
-        device: the other GPU whose work it is, while the one that computes most is idle; None of that one's own time.
+        device: another GPU whose work it is, while the one that computes most is idle; None for the latter's own time.
     """
 
     where: Literal["GPU", "idle", "CPU"]
@@ -197,7 +197,7 @@ class StepSummary(DissectedSteps):
         passes: how often each phase, and each range of ``UNPHASED``, begins in a step, mean.
         devices: every device that the process uses.
         unprofiled_ms: None where nothing tells it.
-        busy_share: the GPU's work (on a CPU that of the operators) as a share of the one length that is said.
+        busy_share: the GPU's work, or on a CPU the operators', as a share of the step's reported length.
         profiler_overhead_ms: the least and the most that the profiler takes of a step, where it hides the program.
         lines: those of the program at which it is longest in a step, where its stacks were sampled.
         critical_path: what the end of a step waits for, by part; empty where no replay of the steps tells it.

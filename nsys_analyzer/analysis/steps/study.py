@@ -81,11 +81,11 @@ class Study:
         call: shape (calls,), what each does; ``api`` is a code into ``apis``.
         range: shape (calls,), code into ``ranges`` of the innermost range when it starts; -1 in none but a step's.
         caller: what of PyTorch each call was made for, empty where no backtrace says it.
-        pause_range: the same of the time to the next call: of where the program loads a batch, else of most of it.
+        pause_range: the same for the time to the next call: where the program loads a batch, else its longest part.
         spans: shape (ranges, 5), of each of the program's ranges its code, the first call and the one behind the last
             that start in it, and the same of the times behind calls, by their middles.
         loading_ns: shape (calls,), the part of the pause behind the call in which the program loads a batch.
-        unrecorded_ns: shape (calls,), the part of the pause behind the call in which the program waits in it for work
+        unrecorded_ns: shape (calls,), the part of the pause behind the call in which the call still waits, for work
             that was not recorded.
         measured_ns: how long these steps took under the profiler, mean, as a replay looks at them.
         low_share: the least that the profiler may have cost, as a share of the most.
@@ -183,7 +183,7 @@ class Study:
         return calls
 
     def lines_of(self, pieces: Bools) -> tuple[Line, ...]:
-        """The lines that launch some pieces, by the work that each of them launches.
+        """Returns the lines that launch some pieces, by the work that each of them launches.
 
         The backward pass has one line for all that it launches: what else launches such pieces tells them apart.
         """
@@ -306,7 +306,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     position[NONE] = NONE
     launched = position[attributed.attribution.launch]
     every = np.concatenate(list(work.devices.values()))
-    # Of two devices a number of a stream is of two streams. Codes stand for AMD's numbers, which are addresses.
+    # Streams of two devices may have the same number. AMD's numbers are addresses, so codes replace them.
     numbers = operations.stream[every].astype(np.int64)
     numbers = dense_codes(numbers)[1] if (numbers >> _OTHER_DEVICE).any() else numbers
     stream_of = numbers + ((operations.device[every].astype(np.int64) - device) << _OTHER_DEVICE)
@@ -339,7 +339,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     ]
     ran_before = np.array([ended.max(initial=LONG_AGO) for ended in ran])
     joins = _joins(calls, launch, stream, begin, end)
-    # Where the profiler works inside a launch, what is launched is so much later, and no sooner in the queue.
+    # If the profiler works inside a launch, the operation is launched that much later.
     held_up = work.noted.within(calls.start, calls.end)[launch]
     latency, spacing, gap = _gpu_side(begin, end, calls.start[launch] + held_up, stream, joins, ran_before)
     replay = Replay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from statistics import median
@@ -42,8 +43,9 @@ from nsys_analyzer.trace.phase_names import of_shapes
 
 #: Operations of a process that are dissected in all, about.
 _MOST_OPERATIONS = 300_000
-#: The longest rows of idle time are told one by one, those of other ranges together: each request may be a range.
-_MOST_IDLE_ROWS, _OTHERS = 1_000, NONE - 1
+#: Only this many rows of idle time are given one by one, because each request may be a range; and the code that stands
+#: for the ranges of all other rows.
+_MOST_IDLE_ROWS, _OTHER_RANGES = 1_000, NONE - 1
 #: So many steps before the middle one, and from it on, tell how far the program runs ahead.
 _LOOKED_AT = 8
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
@@ -102,9 +104,9 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
 def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterator[OnPath]:
     """Yields the parts of the critical path, the longest of each side first; they add up to the step.
 
-    Of the GPU's work it is what is on the path in the steps that are studied. While the GPU is idle, the path is with
-    the work of another GPU that is on it, else where the cause is, and while it works on nothing of the path, that is
-    with the program.
+    The GPU's parts are its work that is on the path in the studied steps. While the GPU is idle, the path is the work
+    of another GPU if that is on it, else the cause of the idle time. While the GPU does other work, the path is with
+    the program.
     """
     # Of several steps the first is left out, as of a replay: it begins with an idle GPU.
     windows = study.windows.select(np.arange(study.steps) >= int(study.steps > 2))
@@ -122,14 +124,14 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     idle, others = work.find_idle(windows, step.device), critical[~is_own]
     index, stretch, start, end = overlaps(idle.start, idle.end, operations.start[others], operations.end[others])
     order = np.argsort(start, kind="stable")
-    other, cause = others[index[order]], idle.cause[stretch[order]]
-    known_ms = {row.cause: row.ms for row in step.causes}
-    idle_ms = np.array([known_ms.get(name, 0.0) for name in CAUSES])
+    elsewhere, cause = others[index[order]], idle.cause[stretch[order]]
+    ms_of_cause = {row.cause: row.ms for row in step.causes}
+    idle_ms = np.array([ms_of_cause.get(name, 0.0) for name in CAUSES])
     per_ns = idle_ms / np.maximum(np.bincount(idle.cause, idle.end - idle.start, len(CAUSES)), 1)
-    elsewhere_ms = shares_of(start[order], end[order], work.rank[other]) * per_ns[cause]
-    for device in distinct(np.sort(operations.device[other])).tolist():
-        mine = operations.device[other] == device
-        ms_of_name = np.bincount(label[other[mine]], elsewhere_ms[mine], len(names))
+    elsewhere_ms = shares_of(start[order], end[order], work.rank[elsewhere]) * per_ns[cause]
+    for device in distinct(np.sort(operations.device[elsewhere])).tolist():
+        on_device = operations.device[elsewhere] == device
+        ms_of_name = np.bincount(label[elsewhere[on_device]], elsewhere_ms[on_device], len(names))
         yield from _longest(OnPath("GPU", *row, device) for row in zip(names, ms_of_name.tolist(), strict=True))
     left_ms = (idle_ms - np.bincount(cause, elsewhere_ms, len(CAUSES))).round(9)
     yield from _longest(OnPath("idle", *row) for row in zip(CAUSES, left_ms.tolist(), strict=True))
@@ -140,7 +142,7 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
 def dissect_device(
     work: ProcessWork, windows: Windows, device: int, length_ms: float, voters: Voters | None = None
 ) -> DissectedSteps:
-    """Dissects the steps on one device; the parts are those of the steps near the median, and add up to its length."""
+    """Dissects the steps on one device. The parts are means of the steps near the median, and add up to its length."""
     kernels, starts = work.attributed.kernels, work.attributed.trace.operations.start
     continues = work.attributed.trace.operations.continues
     # Behind all kernels stands, without a name, what of each class is none: fills, and opaque graphs.
@@ -149,8 +151,8 @@ def dissect_device(
     by_class, by_kernel, launches = Moments(len(work.classes)), Moments(len(names)), np.zeros(len(names), np.int64)
     by_phase = np.zeros((len(ACTIVITIES) + 1, len(work.phases)))
     shortest, longest = near_median(windows.length)
-    busy, idle_ns = [], dict[tuple[int, int, int], tuple[int, int]]()
-    own_pauses_ns = 0
+    busy, own_pauses_ns = [], 0
+    idle_ns, idle_gaps = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]]()
     for part, anatomy in work.dissect(windows, device):
         fragments, gaps, idle = anatomy.fragments, anatomy.gaps, work.find_causes(anatomy.gaps)
         near = (part.length >= shortest) & (part.length <= longest)
@@ -179,9 +181,9 @@ def dissect_device(
         rows = zip(*(column[first].tolist() for column in (idle.cause, idle.range, idle.api)), strict=True)
         sums = (np.bincount(group, weights, len(first)).tolist() for weights in (length, idle.begins))
         for key, ns, count in zip(rows, *sums, strict=True):
-            before = idle_ns.get(key, (0, 0))
-            idle_ns[key] = before[0] + int(ns), before[1] + int(count)
-    # The mean of the steps near the median is not quite the median: what a step waits is what its work leaves of it.
+            idle_ns[key] += int(ns)
+            idle_gaps[key] += int(count)
+    # The mean of the steps near the median is not quite the median. So waits are scaled to what the work leaves of it.
     in_ms = 1 / (parts.near * 1e6)
     works_ms, waits_ms = float(parts.typical[:2].sum()) * in_ms, float(parts.typical[2:].sum()) * in_ms
     works, waits = 1.0, (length_ms - works_ms) / waits_ms if waits_ms else 1.0
@@ -193,10 +195,9 @@ def dissect_device(
     of_phases = zip(*(by_phase * scales).tolist(), work.phases, strict=True)
     of_kernels = zip(names, launches.tolist(), by_kernel.of(works), strict=True)
     in_ranges = [key for key in idle_ns if key[1] != NONE]
-    for key in sorted(in_ranges, key=lambda key: -idle_ns[key][0])[_MOST_IDLE_ROWS:]:
-        (ns, count), rest = idle_ns.pop(key), (key[0], _OTHERS, NONE)
-        before = idle_ns.get(rest, (0, 0))
-        idle_ns[rest] = before[0] + ns, before[1] + count
+    for key in sorted(in_ranges, key=lambda key: -idle_ns[key])[_MOST_IDLE_ROWS:]:
+        idle_ns[key[0], _OTHER_RANGES, NONE] += idle_ns.pop(key)
+        idle_gaps[key[0], _OTHER_RANGES, NONE] += idle_gaps.pop(key)
     ranges, apis = (*work.attributed.trace.ranges.names, "other ranges", ""), work.calls.names
     return DissectedSteps(
         compute_ms=compute,
@@ -212,10 +213,10 @@ def dissect_device(
                 ranges[range_] or None,
                 apis[api].partition("_v")[0] if api != NONE else None,  # without the version that CUPTI puts behind it
                 ms := ns * in_ms * waits,
-                gaps / parts.near,
+                idle_gaps[cause, range_, api] / parts.near,
                 voters.of_idle(cause, ms, range_, api) if voters else (),
             )
-            for (cause, range_, api), (ns, gaps) in idle_ns.items()
+            for (cause, range_, api), ns in idle_ns.items()
         ),
         kernels=_longest(KernelTime(*name, count / parts.near, *ms) for name, count, ms in of_kernels),
         causes=_longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, by_cause.of(waits), strict=True)),

@@ -240,22 +240,21 @@ class _Recorder:
         yield self._track("CPU: blocking calls", "calls", calls.start, calls.end, self.names.codes(names, calls.name))
 
     def _lines(self) -> Iterator[Track]:
-        """Yields the track of the lines of the program that were sampled one after the other."""
+        """Yields the track of the program's sampled lines; a line lasts as long as samples in a row find it."""
         sampled = self.attributed.trace.stacks.get(self.process)
         if sampled is None:
             return
-        seen = np.flatnonzero((sampled.taken > self.start) & (sampled.asked < self.end))
-        seen = seen[np.argsort(sampled.asked[seen], kind="stable")]
-        start = sampled.asked[seen]
-        end = np.minimum(np.append(start[1:], self.end), sampled.taken[seen] + sampled.period_ns)
+        samples = np.flatnonzero((sampled.taken > self.start) & (sampled.asked < self.end))
+        samples = samples[np.argsort(sampled.asked[samples], kind="stable")]
+        start = sampled.asked[samples]
+        end = np.minimum(np.append(start[1:], self.end), sampled.taken[samples] + sampled.period_ns)
         boxes: list[tuple[int, int, str]] = []
         lasting: list[tuple[int, int, str]] = []
-        for begin, finish, stack in zip(start.tolist(), end.tolist(), sampled.stack[seen].tolist(), strict=True):
+        for begin, finish, stack in zip(start.tolist(), end.tolist(), sampled.stack[samples].tolist(), strict=True):
             lines = [_line(frame) for frame in reversed(sampled.stacks[stack])]
             pairs = enumerate(zip(lasting, lines, strict=False))
-            same = next(
-                (i for i, (box, line) in pairs if box[2] != line or box[1] < begin), min(len(lasting), len(lines))
-            )
+            differing = (i for i, (box, line) in pairs if box[2] != line or box[1] < begin)
+            same = next(differing, min(len(lasting), len(lines)))
             boxes += lasting[same:]
             lasting = [(first, finish, line) for first, _, line in lasting[:same]]
             lasting += [(begin, finish, line) for line in lines[same:]]

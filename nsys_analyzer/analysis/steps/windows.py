@@ -32,7 +32,7 @@ Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass
 GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
 
 _PROFILER_STEP = "ProfilerStep#"
-_NUMBER = re.compile(r"(\d{1,18})\W*$")
+_NUMBER_AT_END = re.compile(r"(\d{1,18})\W*$")
 #: GPU work that ends later than this share of a step behind its range is not of the time that the range shows.
 _LATE = 0.1
 #: A launch that waits for this share of a step, while nothing runs, waits for work of before the capture.
@@ -45,18 +45,18 @@ _MOST = 0.8
 _COMPUTING = ("matmul", "fused attention", "convolution")
 #: A step that takes so many times the median of the others, or so much less, is unlike them.
 _UNUSUAL = 1.5
-#: Steps whose lengths differ from the median by this share at most are near it.
-_NEAR = 0.01
+#: Steps are near the median if their lengths differ from it by at most this share.
+_NEAR_MEDIAN = 0.01
 #: Where what lies between steps takes more than this share of one, a last step is not whole.
 _BETWEEN = 0.1
 #: Between steps of different work there is a gap of this factor; of more where there are few operations or little time.
 _GAP, _FEW, _SHORT_NS = 1.5, 20, 50_000
 #: Steps that train in turns, as those of a GAN, are alike if so much of their work is the same.
 _SAME_WORK = 0.9
-#: From so many forward passes on, a step's range is around a generation.
-_TOKENS = 8
-#: From so many steps on, those that begin a capture and last for longer are a cold call.
-_CALL = 3
+#: A step's range is around a generation if it holds at least this many forward passes.
+_PASSES_OF_GENERATION = 8
+#: The first steps of a capture are a cold call if at least this many of them last longer.
+_COLD_CALL_STEPS = 3
 #: A server without a request does nothing for so many steps.
 _SERVER_PAUSES = 10
 
@@ -113,9 +113,9 @@ class Windows:
 
 
 def near_median(length: Ints) -> tuple[float, float]:
-    """The least and the greatest length of the steps near the median, ns; of two in the middle both are."""
+    """Returns the least and the greatest length of the steps near the median, ns; both of two middle steps are near."""
     middle = float(np.median(length))
-    reach = max(_NEAR * middle, float(np.abs(length - middle).min()))
+    reach = max(_NEAR_MEDIAN * middle, float(np.abs(length - middle).min()))
     return middle - reach, middle + reach
 
 
@@ -174,7 +174,7 @@ class Steps:
 
     @property
     def start_up(self) -> tuple[int, int] | None:
-        """When the program began the first steps that are left out, and when the next one; None where none are."""
+        """When the first steps that are left out began, and when the step after them did; None if none are left out."""
         first = sum(group.steps for group in self.groups if group.kind == "first")
         return (int(self.every.called[0]), int(self.every.left[first - 1])) if first else None
 
@@ -212,35 +212,38 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
 def _starting(
     attributed: AttributedTrace, process: int, marks: tuple[ServedStep, ...], usual: Bools, is_longer: Bools
 ) -> int:
-    """Returns how many steps at the beginning are a cold call of a model that does not train: they last for longer.
+    """Returns how many of the first steps are a cold call of a model that does not train: they last longer.
 
-    The last of them is a usual one. A server's batch may just have become smaller; that of a generation is compared.
+    They end with the last longer step that does the usual work. A server's first steps may be longer because its batch
+    was larger, so they do not count; those of a generation count if the first batch is not larger than the median.
     """
     cold = np.flatnonzero(usual[: int(np.argmin(is_longer))])
-    batches = [mark.batch or 0 for mark, one in zip(marks, usual.tolist(), strict=True) if one] if marks else [0]
+    if len(cold) < _COLD_CALL_STEPS or _trains(attributed, process):
+        return 0
+    batches = [mark.batch or 0 for mark, is_usual in zip(marks, usual.tolist(), strict=False) if is_usual]
     serves = marks and not (all(mark.inferred for mark in marks) and batches[0] <= np.median(batches))
-    is_call = len(cold) >= _CALL and not serves and not _trains(attributed, process)
-    return int(cold[-1]) + 1 if is_call else 0
+    return 0 if serves else int(cold[-1]) + 1
 
 
 def _trains(attributed: AttributedTrace, process: int) -> bool:
+    """Tells whether a process runs backward passes or an optimizer."""
     instances = attributed.instances
     phases = [instances.phases.index(name) for name in ("backward", "optimizer")]
     return bool(np.isin(instances.phase[instances.process == process], phases).any())
 
 
 def _marks(attributed: AttributedTrace, process: int, every: Windows) -> tuple[ServedStep, ...]:
-    """Returns what an engine says of each step; nothing where it does not mark all, or may not be one."""
+    """Returns an engine's mark of each step; none if a step has no mark, or if this may be no engine."""
     instances, ranges = attributed.instances, attributed.trace.ranges
     steps = [instances.phases.index(name) for name in (STEP, OTHER_STEP)]
     mine = np.flatnonzero((instances.process == process) & np.isin(instances.phase, steps))
     if every.source != "range" or not len(mine):
         return ()
     chosen = mine[np.searchsorted(instances.start[mine], every.called)]
-    marks = [served_step(ranges.names[code]) for code in ranges.name[instances.range[chosen]].tolist()]
-    found = tuple(mark for mark in marks if mark)
-    serves = any(mark.certain for mark in found) or len({mark.kind for mark in found}) > 1
-    return found if serves and len(found) == len(marks) else ()
+    names = ranges.name[instances.range[chosen]].tolist()
+    marks = tuple(mark for code in names if (mark := served_step(ranges.names[code])))
+    serves = any(mark.certain for mark in marks) or len({mark.kind for mark in marks}) > 1
+    return marks if serves and len(marks) == len(names) else ()
 
 
 def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
@@ -327,9 +330,9 @@ def _of_ranges(work: _Work) -> Windows | None:
         unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
         start, first = np.unique(instances.start[chosen], return_index=True)
         own, never = instances.end[chosen][first], np.iinfo(np.int64).max
-        name = ranges.name[instances.range[chosen][first]].tolist()
+        codes = ranges.name[instances.range[chosen][first]].tolist()
         following = np.append(begun, never)[np.searchsorted(begun, start, side="right")]
-        missing = _misses_next([ranges.names[code] for code in name]) & (not served_step(names[0]))
+        missing = _misses_next([ranges.names[code] for code in codes]) & (not served_step(names[0]))
         until = np.where((following == never) | missing, own, following)
         source: Source = "profiler_step" if by_profiler else "range"
         unit = "a step of PyTorch's profiler" if by_profiler else unit
@@ -339,15 +342,15 @@ def _of_ranges(work: _Work) -> Windows | None:
 
 
 def _misses_next(names: list[str]) -> Bools:
-    """Marks the steps behind which numbers are missing, by the numbers at the ends of their names: #3 before #8.
+    """Marks the steps after which steps are missing, by the numbers at the ends of their names: #8 follows #3.
 
     PyTorch's profiler counts every step; a program may number every tenth.
     """
-    numbers = [int(found[1]) for name in names if (found := _NUMBER.search(name))]
+    numbers = [int(match[1]) for name in names if (match := _NUMBER_AT_END.search(name))]
     if len(numbers) < len(names) or len(names) < 2:
         return np.zeros(len(names), np.bool_)
-    further = np.diff(numbers)
-    return np.append(further > (1 if names[0].startswith(_PROFILER_STEP) else max(np.median(further), 1)), False)
+    increase = np.diff(numbers)
+    return np.append(increase > (1 if names[0].startswith(_PROFILER_STEP) else max(np.median(increase), 1)), False)
 
 
 def _without_pauses(windows: Windows, work: _Work) -> Windows:
@@ -368,12 +371,14 @@ def _hold_passes(work: _Work, chosen: Bools) -> bool:
 
 
 def _hold_tokens(work: _Work, chosen: Bools) -> bool:
-    """Tells whether step ranges are each around a generation: many forward passes, of a model that does not train."""
+    """Tells whether each step range is around a generation: many forward passes of a model that does not train."""
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     in_turns = named(ranges, lambda name: name.endswith(tuple(PASSES)))[instances.range]
     forward = np.sort(instances.start[work.instances_of("forward") & ~in_turns])
     bounds = [np.searchsorted(forward, edge[chosen]) for edge in (instances.start, instances.end)]
-    return not _trains(work.attributed, work.process) and bool(np.median(bounds[1] - bounds[0]) >= _TOKENS)
+    return not _trains(work.attributed, work.process) and bool(
+        np.median(bounds[1] - bounds[0]) >= _PASSES_OF_GENERATION
+    )
 
 
 # --- phases
@@ -479,8 +484,8 @@ def _of_repetition(work: _Work) -> Windows | None:
     index, time, said = work.index[mine], work.time[mine], names.steps
     launch = work.attributed.attribution.launch[index]
     first = np.append(True, (launch[1:] != launch[:-1]) | (launch[1:] == NONE))  # of what is launched together
-    every = find_repeats(_symbols(work, index), work.ns[mine], np.diff(time, prepend=time[:1]), said, first)
-    for repeats in every:
+    pauses = np.diff(time, prepend=time[:1])
+    for repeats in find_repeats(_symbols(work, index), work.ns[mine], pauses, said, first):
         moments = time[repeats.starts]
         if not (np.diff(moments) > 0).all():  # the kernels of one graph are launched together
             moments = operations.start[index[repeats.starts]]
@@ -609,9 +614,9 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
     complete = length[1 : len(every) - has_open_end]
     is_long = own[0] > _UNUSUAL * np.median(own[1:])
     is_long |= bool(len(complete)) and length[0] > _UNUSUAL * np.median(complete) + _SHORT_NS
-    # Inference may begin with a long prompt, whose work takes longer in proportion.
-    more = compute[0] / max(np.median(compute[1:]), 1)
-    is_other_work = more > _UNUSUAL and own[0] <= _UNUSUAL * more * np.median(own[1:])
+    # Inference may begin with a long prompt. Then the step is longer in proportion to its work.
+    work_ratio = compute[0] / max(np.median(compute[1:]), 1)
+    is_other_work = work_ratio > _UNUSUAL and own[0] <= _UNUSUAL * work_ratio * np.median(own[1:])
     first = int(is_long and (_trains(attributed, process) or not is_other_work))
     between = np.median((every.left - every.ended)[first:-1]) if len(every) > first + 1 else 0
     last = len(every) - int(between > _BETWEEN * np.median(length[first:]) and has_open_end)
@@ -629,7 +634,7 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
 def _launched(attributed: AttributedTrace, process: int, every: Windows) -> tuple[Ints, Ints]:
     """Returns how many operations each step launches, and how long these compute, ns; shape (steps,).
 
-    Collectives are none of them, and copies do not compute: a first step may upload the model.
+    Collectives do not count. Copies count as operations only, because a first step may upload the model.
     """
     operations, attribution, kernels = attributed.trace.operations, attributed.attribution, attributed.kernels
     waits = np.array([*(name == COMMUNICATION for name in kernels.classes), False])[kernels.code]

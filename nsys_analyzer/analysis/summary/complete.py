@@ -58,7 +58,7 @@ def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
 
 
 def _possible(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:
-    """Attention without the rates above the GPU's peak: of kernels that skip what a mask hides the FLOPs are fewer."""
+    """Returns attention without the rates above the GPU's peak, whose kernels skip the FLOPs that a mask hides."""
     peak = (limits.peak_flops or limits.best_peak_flops) if limits else None
     if attention is None or peak is None:
         return attention
@@ -89,26 +89,26 @@ def _labelled(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary
 
 def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
     """The steps with their time without the profiler, as far as a replay or the program itself tells it."""
-    found, timed_ms = capture.diagnosis, capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
-    if found is None:
+    diagnosis, timed_ms = capture.diagnosis, capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
+    if diagnosis is None:
         step = replace(step, unprofiled_ms=UnprofiledStep(timed_ms, timed_ms, True) if timed_ms else None)
     else:
-        known = found.timed or not found.doubt
-        times = UnprofiledStep(found.step_ms_low, found.step_ms_high, found.timed) if known else None
-        path = () if found.doubt else step.critical_path
-        step = replace(step, unprofiled_ms=times, profiler_overhead_ms=found.overhead_ms, critical_path=path)
+        is_known = diagnosis.timed or not diagnosis.doubt
+        times = UnprofiledStep(diagnosis.step_ms_low, diagnosis.step_ms_high, diagnosis.timed) if is_known else None
+        path = () if diagnosis.doubt else step.critical_path
+        step = replace(step, unprofiled_ms=times, profiler_overhead_ms=diagnosis.overhead_ms, critical_path=path)
     return replace(step, busy_share=working_share(replace(capture, step=step)))
 
 
 def working_share(capture: CaptureSummary) -> float | None:
-    """The GPU's work (on a CPU that of the operators) as a share of the step as its length is said."""
+    """Returns the GPU's work, or on a CPU the operators', as a share of the step's reported length."""
     step = capture.step
     if step is None or not step.total_ms:
         return None
     if capture.on_cpu:  # the profiler makes operators longer, too
         return step.compute_ms / step.total_ms
     length, works = step.said_ms if step.unprofiled_ms else step.total_ms, step.total_ms - step.idle_ms
-    if works > length:  # collectives waited for ranks that the profiler made slower
+    if works > length:  # then collectives waited for ranks that the profiler slowed down
         works -= step.exposed_communication_ms
     return min(works / length, 1.0) if length else None
 
@@ -141,7 +141,7 @@ def _unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
 def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None:
     """The share of one phase's time in which the GPU works; None on a CPU, and without a wall time that measures it.
 
-    That of the step is the one that is said with its length. A profiler slows the CPU, not the kernels: GPU busy is
+    The step's share is the one that is reported with its length. A profiler slows the CPU, not the kernels: GPU busy is
     taken from the trace, wall time from an unprofiled run. Without one, busy ÷ profiled wall is the lower bound, and
     busy ÷ (wall − the profiler's estimated cost) about the upper one.
     """
@@ -149,9 +149,9 @@ def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None
     if capture.on_cpu or busy is None:
         return None
     if phase.phase == STEP and (step := capture.step) and (share := step.busy_share) is not None:
-        known, works = step.unprofiled_ms, step.total_ms - step.idle_ms
-        ends = (works / known.high, min(works / known.low, 1.0)) if known and known.low and not known.timed else None
-        return BusyShare(works, step.said_ms, known is not None and known.timed, share, share, ends)
+        times, works = step.unprofiled_ms, step.total_ms - step.idle_ms
+        ends = (works / times.high, min(works / times.low, 1.0)) if times and times.low and not times.timed else None
+        return BusyShare(works, step.said_ms, times is not None and times.timed, share, share, ends)
     unprofiled = capture.unprofiled.trusted_ms(phase.phase) if capture.unprofiled else None
     if unprofiled and busy <= unprofiled * (1 + _TOLERANCE):
         share = min(busy / unprofiled, 1.0)

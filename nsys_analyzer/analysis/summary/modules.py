@@ -215,7 +215,9 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
     module[classes == COMMUNICATION] = len(calls.paths) + 1
     launched = 1 - trace.operations.continues[kernels].astype(np.int64)
-    sums = [_by_module(calls, module, way, values) for values in (duration, launched)]
+    key, size = module * _WAYS + way, (len(calls.paths) + 2) * _WAYS
+    columns = (np.bincount(key, values, size) for values in (duration, launched))  # exact below 2**53
+    sums = [column.astype(np.int64).reshape(-1, _WAYS) for column in columns]
     tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
     outside, communication = (
         [tree.work([len(calls.paths) + more], direction) for direction in (FORWARD, BACKWARD)] for more in (0, 1)
@@ -254,12 +256,6 @@ def _units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tup
         return STEP, len(steps), in_step
     forwards = int((mine & is_unit["forward"]).sum())
     return ("forward", forwards, counted) if forwards else ("capture", 1, counted)
-
-
-def _by_module(calls: Calls, module: Ints, way: Ints, values: Ints) -> Ints:
-    """Returns sums (exact below 2**53), shape (modules + 2, directions)."""
-    size = (len(calls.paths) + 2) * _WAYS
-    return np.bincount(module * _WAYS + way, values, size).astype(np.int64).reshape(-1, _WAYS)
 
 
 class _Tree:

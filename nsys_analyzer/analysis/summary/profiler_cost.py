@@ -77,17 +77,17 @@ class RecordedEvents:
         return ProfilerCost(float(low), float(high))
 
 
-#: What is noted and is no cost of profiling: the driver's own work, a queue of launches that is full, and the span of
-#: the recording. Another thread than the program's flushes the buffers.
+#: Notes that are no cost of profiling: the driver's own work, a full queue of launches, the span of the recording, and
+#: flushed buffers, because a thread of the profiler's flushes them.
 _NO_COST = re.compile(f"(?i)command buffer full|compil|loading|buffer flush|{RECORDING}")
 
 
 def noted_costs(trace: Trace, process: int, threads: Ints) -> Cover:
-    """Returns when the profiler kept some threads of a process up, by its own account."""
+    """Returns when the profiler held some threads of a process up, by its own account."""
     noted = trace.noted.select(~named(trace.noted, lambda name: bool(_NO_COST.search(name))))
-    mine = noted.select(np.isin(noted.thread, [process, *threads]))
-    mine = mine.select(np.argsort(mine.start, kind="stable"))
-    return Cover.of(mine.start, mine.end)
+    noted = noted.select(np.isin(noted.thread, [process, *threads]))
+    noted = noted.select(np.argsort(noted.start, kind="stable"))
+    return Cover.of(noted.start, noted.end)
 
 
 def recorded_ranges(trace: Trace) -> Ranges:

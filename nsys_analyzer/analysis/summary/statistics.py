@@ -76,7 +76,7 @@ class Moments:
     """Sums and sums of squares over steps of what each step holds of so many kinds, ns.
 
     Attributes:
-        typical: the sums over the steps near the median alone, whose mean is told; there are ``near`` of ``steps``.
+        typical: the sums over the steps near the median alone, whose means are reported: ``near`` of ``steps``.
     """
 
     def __init__(self, kinds: int) -> None:
@@ -94,9 +94,9 @@ class Moments:
         self.steps, self.near = self.steps + len(near), self.near + int(near.sum())
 
     def of(self, scale: float) -> list[tuple[float, float | None]]:
-        """Returns of each kind, ms, scaled, the mean over the steps near the median and the standard deviation of all.
+        """Returns each kind's mean over the steps near the median, and its standard deviation over all steps.
 
-        A single step has no standard deviation.
+        Both are in ms, times ``scale``. A single step has no standard deviation.
         """
         scale /= _NS_PER_MS
         means = (self.typical / self.near * scale).tolist()
@@ -358,9 +358,9 @@ class MatmulShare:
 
 
 def peak_memory(attributed: AttributedTrace, process: int) -> tuple[int | None, int]:
-    """The most device memory of a process over its measured phases, bytes, and from how many events it is known.
+    """Returns the most device memory of a process over its measured phases, bytes, and the number of memory events.
 
-    None where memory was not recorded, or no phase was measured.
+    The former is None if memory was not recorded, or if no phase was measured.
     """
     uses, instances = attributed.trace.memory, attributed.instances
     mine = instances.measured & (instances.process == process)

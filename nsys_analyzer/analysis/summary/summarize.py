@@ -158,9 +158,9 @@ class _ProcessView:
         return "partial" if open_phases or incomplete.any() else "ok"
 
     def what_ran_out(self, gpu: Gpu | None) -> str:
-        """Says which allocation failed last, where, and of how much memory."""
-        every, ranges = self.attributed.trace.failed_allocations, self.attributed.trace.ranges
-        failed = every.select(process_of(every.thread) == self.process.global_pid)
+        """Says which allocation failed last, in which range, and how much memory the GPU has."""
+        failed, ranges = self.attributed.trace.failed_allocations, self.attributed.trace.ranges
+        failed = failed.select(process_of(failed.thread) == self.process.global_pid)
         last = int(failed.start.argmax())
         at, api = failed.start[last], failed.names[failed.name[last]].partition("_v")[0]
         around = np.flatnonzero((ranges.thread == failed.thread[last]) & (ranges.start <= at) & (ranges.end > at))

@@ -150,7 +150,7 @@ class BusyShare:
     Attributes:
         unprofiled: whether the wall time is of an unprofiled run.
         low, high: the share; equal where the wall time is unprofiled. ``high`` is 1 where nothing bounds it.
-        estimated: the ends of the one share of a step whose unprofiled length is estimated; None of any other share.
+        estimated: the lowest and the highest share if the step's unprofiled length is estimated; else None.
         verdict: that of both ends of the share; "undecided" where these differ.
     """
 
@@ -417,7 +417,7 @@ class Summary:
 
     @property
     def times_calls(self) -> bool:
-        """Whether hooks timed and counted whole generations, where the steps of the capture are those of one token."""
+        """Whether hooks timed and counted whole generations, while each step of the capture is one token."""
         of_tokens = self.serving is not None or (self.step is not None and self.step.source == "phases")
         return self.run is not None and self.run.timed_by == "hooks" and of_tokens and not self.trains
 
@@ -452,7 +452,7 @@ class CaptureSummary(Summary):
         study: some of the steps in detail, None where no launch is known.
         members: what each of its devices did step by step, where it exchanges something with others.
         tracks: every moment of its measured steps, where that was asked for.
-        memory_events: from how many events its peak memory is known.
+        memory_events: the number of events that tell its peak memory.
     """
 
     device: Gpu | None = None

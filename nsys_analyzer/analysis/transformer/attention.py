@@ -173,9 +173,9 @@ class _Parts:
         self.has_attention = bool(self.fused.any() or (self.softmax.any() and self.matmul.any()))
 
     def without_projections(self, matmuls: Bools) -> Bools:
-        """Marks the scores and values among matmuls of a range around all of attention, which may hold projections.
+        """Marks the scores and values among the matmuls of a range around all of attention, which may hold projections.
 
-        Operators tell them: they multiply batches of matrices. Else they are the matmuls next to the softmax.
+        Their operators multiply batches of matrices. Without operators, they are the matmuls next to the softmax.
         """
         trace = self.attributed.trace
         operator = launching_operators(trace, self.attributed.attribution, self.kernels)
@@ -188,9 +188,7 @@ class _Parts:
         product = np.cumsum(~sums_up[trace.operations.name[self.kernels[at]]])  # with the sum of its parts, if any
         behind = np.searchsorted(at, np.flatnonzero(self.softmax))
         neighbors = np.append(behind[behind > 0] - 1, behind[behind < len(at)])
-        beside = np.zeros(len(matmuls), np.bool_)
-        beside[at[np.isin(product, product[neighbors])]] = True
-        return beside
+        return np.isin(np.arange(len(matmuls)), at[np.isin(product, product[neighbors])])
 
     def ms(self, some: Bools) -> float | None:
         """Returns the time of some of the kernels, per unit."""

@@ -307,12 +307,11 @@ def _make_kernels(trace: KinetoTrace) -> None:
         spans.sort(key=lambda span: (span[2], -span[3]))
         for (name, place, start, end), free in zip(spans, stretches(span[2:] for span in spans), strict=True):
             is_graph = names[name].startswith(_COMPILED)
+            name = graph if is_graph else name  # equal graphs differ in the hash of their names
             for part, run in enumerate(free or [(start, start)]):
                 if is_graph or not part:
-                    name = graph if is_graph else name  # without the hash, which would part equals
                     calls.append((name, place, *(run if is_graph else (start, end)), len(calls) + 1))
-                continues = int(part > 0 and not is_graph)
-                kernels.append((name, place, *run, len(calls), 0, 0, stream, 0, 0, continues))
+                kernels.append((name, place, *run, len(calls), 0, 0, stream, 0, 0, int(part > 0 and not is_graph)))
     trace.events["runtime"] = np.array(calls, COLUMNS["runtime"])
     trace.events["kernel"] = np.array(kernels, COLUMNS["kernel"])
 
