@@ -734,7 +734,7 @@ def bad_files(here: Path) -> None:
             "is a trace in Perfetto's own format. With PyTorch's profiler, write a Chrome trace: prof.export_",
         ),
         ("host.xplane.pb", "it is an XPlane file, as the profilers of TensorFlow and JAX write it. Record the program"),
-        ("snapshot.pickle", "it is a pickle, as memory snapshots of PyTorch are (https://pytorch.org/memory_viz shows"),
+        ("snapshot.pickle", "it is a pickle, as PyTorch's memory snapshots are (see https://pytorch.org/memory_viz)"),
         ("nothing.sqlite", "--trace=cuda,nvtx"),
         ("folder", "folder holds no trace"),
         ("cut.sqlite text.sqlite", "None of 2 captures could be read"),
