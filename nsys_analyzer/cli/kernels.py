@@ -107,11 +107,11 @@ def _phase(captures: Sequence[CaptureSummary], capture: CaptureSummary, name: st
     """
     if name is None:
         return capture.whole
-    if not any(other.phase(name) for other in captures):
-        seen = sorted({phase.phase for other in captures for phase in other.phases if phase.instances})
+    if not any(process.phase(name) for process in captures):
+        phases = sorted({phase.phase for process in captures for phase in process.phases if phase.instances})
         raise ConfigurationError(
             f"The trace has no measured phase {name!r}",
-            f"It has: {', '.join(seen) or 'none'}. To name one: --phase-name {name}=RANGE",
+            f"It has: {', '.join(phases) or 'none'}. To name one: --phase-name {name}=RANGE",
         )
     return capture.phase(name)
 
@@ -122,12 +122,11 @@ _COLUMNS = ("capture", "process", "name", "class", "launches", "ms", "avg_us", "
 def _rows(
     capture: CaptureSummary, phase: PhaseSummary | None, kernel_class: str | None, top: int | None
 ) -> Iterator[_Row]:
-    chosen = [row for row in (phase.kernels if phase else ()) if kernel_class in (None, row.kernel_class)]
-    for row in chosen[:top]:
+    kernels = [row for row in (phase.kernels if phase else ()) if kernel_class in (None, row.kernel_class)]
+    for row in kernels[:top]:
+        names = (capture.name, capture.process or "", row.name, row.kernel_class)
         figures = (row.launches_per_instance, row.ms_per_instance, row.avg_us, row.share)
-        yield dict(
-            zip(_COLUMNS, (capture.name, capture.process or "", row.name, row.kernel_class, *figures), strict=True)
-        )
+        yield dict(zip(_COLUMNS, (*names, *figures), strict=True))
 
 
 def _table(rows: list[_Row]) -> Table:

@@ -59,10 +59,10 @@ def share(
 
 
 def _dropped(trace: Path, output: Path) -> list[str]:
-    """Returns the names of the tables that hold something, and are not in the copy; of a trace of nsys."""
+    """Returns the tables of an nsys trace that hold rows and are not in the copy."""
     from nsys_analyzer.trace.sources import KINETO, open_capture, source_of
 
-    if source_of(trace) is KINETO:  # its tables are made as it is read, from what is read
+    if source_of(trace) is KINETO:  # a reader makes its tables from the events that it knows
         return []
     reader, copied = open_capture(trace), open_capture(output).columns_of
     left_out = (name for name in reader.columns_of if name not in copied and not name.startswith("ENUM_"))

@@ -70,21 +70,20 @@ def verify(
     from nsys_analyzer.runs import ledger
 
     recording = Recording(profiler=profiler if profiler != "none" else "torch")
-    plan = make_plan(
-        options={} if warmup is None else {"warmup_steps": (warmup,)}, recording=recording, program=program
-    )
+    options = {} if warmup is None else {"warmup_steps": (warmup,)}
+    plan = make_plan(options=options, recording=recording, program=program)
     before = _captured(load_runs(folder, ()), plan, folder)
-    if finding and finding not in (known := [one.id for one in _findings(before)]):
-        raise ConfigurationError(f"{folder} has no finding {finding!r}", f"It has: {', '.join(known) or 'none'}")
+    if finding and finding not in (ids := [candidate.id for candidate in _findings(before)]):
+        raise ConfigurationError(f"{folder} has no finding {finding!r}", f"It has: {', '.join(ids) or 'none'}")
     output_dir.mkdir(parents=True, exist_ok=True)
     with interruptible(output_dir, ""), ExitStack() as stack:
         programs = _programs(stack, before, plan, program, old_command, commit)
         turns = _measure(programs, output_dir, time_limit, timeout)
         reasons = tuple(turns.other_work())
         after = None if profiler == "none" or reasons else _record(plan, output_dir, timeout)
-    change, told, unseen = turns.change, None, ""
+    change, prediction, unseen = turns.change, None, ""
     if not reasons:
-        told, unseen = _prediction(before, after, finding)
+        prediction, unseen = _prediction(before, after, finding)
         if not turns.is_seen:
             unseen = f"{unseen} No losses of both programs are known, nor whether they compute the same.".lstrip()
         if turns.unclear_loss:
@@ -93,8 +92,8 @@ def verify(
     entry = ledger.Entry(
         verdict=ledger.verdict_of(change, reasons), time=ledger.now(), before=_shown(programs[0]),
         after=_shown(programs[1]), before_ms=change.before_ms, after_ms=change.after_ms, change_ms=change.ms,
-        low_ms=change.low_ms, high_ms=change.high_ms, pairs=len(turns.pairs), reasons=reasons, prediction=told,
-        held=ledger.holds(told, change) if told else None, **_machine(after.run if after else made),
+        low_ms=change.low_ms, high_ms=change.high_ms, pairs=len(turns.pairs), reasons=reasons, prediction=prediction,
+        held=ledger.holds(prediction, change) if prediction else None, **_machine(after.run if after else made),
     )  # fmt: skip
     print_section(answer(entry, turns.more_pairs, unseen, _findings(after) if after else ()))
     try:
@@ -102,7 +101,7 @@ def verify(
         if after:
             _explain(before, after)
         click.echo(f"\n{LEDGER}")
-    except NsysAnalyzerError as error:  # the verdict holds all the same
+    except NsysAnalyzerError as error:  # the verdict is right without them
         tell(f"\n{error}")
     ctx.exit(EXIT_STATUS[entry.verdict])
 
@@ -174,7 +173,7 @@ def _measure(programs: tuple[Program, Program], folder: Path, limit_s: float, ti
 
 
 def _record(plan: Plan, folder: Path, timeout_s: float) -> CaptureSummary | None:
-    """Records the new program once; None where that fails, which is said."""
+    """Records the new program once; None if that fails, which it reports."""
     from nsys_analyzer.capture.jobs import locked, run_sweep
     from nsys_analyzer.experiments.loading import load_runs
     from nsys_analyzer.system.process import Progress
@@ -186,7 +185,7 @@ def _record(plan: Plan, folder: Path, timeout_s: float) -> CaptureSummary | None
         if result.status == "ok":
             return _captured(load_runs(folder, ()), plan, folder)
         tell(f"The new program could not be recorded: {result.message}")
-    except (NsysAnalyzerError, OSError) as error:  # the measurement holds all the same
+    except (NsysAnalyzerError, OSError) as error:  # the measurement is right without the recording
         tell(f"The new program could not be recorded: {error}")
     return None
 

@@ -34,7 +34,7 @@ class _Pair(click.ParamType[tuple[Any, Any]]):
 
 
 class _WhatIf(Command):
-    """The command; where a kernel class is given as an option, it says which option takes it."""
+    """The command, which suggests --class if a kernel class is given as an option of its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the words, or fails."""

@@ -193,13 +193,13 @@ def _of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
 
 
 def answers(evidence: Evidence) -> Iterator[Answer]:
-    """Yields the answers of runs of ranks and captures, the most valuable first, then once each what cannot be told."""
+    """Yields the answers of runs of ranks and captures, the most valuable first, then each unknown figure once."""
     for run in evidence.runs:
         yield from _of_run(evidence, run)
-    of_each = (list(_ranked(evidence, one)) for one in evidence.captures)
-    in_turn = [answer for several in zip_longest(*of_each) for answer in several if answer]
-    yield from (one for one in in_turn if one.cannot_answer is None)
-    missing = {(one.evidence, one.cannot_answer.why): one for one in reversed(in_turn) if one.cannot_answer}
+    by_capture = (list(_ranked(evidence, capture)) for capture in evidence.captures)
+    in_turn = [answer for ranked in zip_longest(*by_capture) for answer in ranked if answer]
+    yield from (answer for answer in in_turn if answer.cannot_answer is None)
+    missing = {(a.evidence, a.cannot_answer.why): a for a in reversed(in_turn) if a.cannot_answer}
     yield from reversed(missing.values())
 
 
@@ -208,16 +208,16 @@ def _ranked(evidence: Evidence, capture: CaptureSummary) -> Iterator[Answer]:
         name, _, key = question.partition(" ")
         for value in values_of(capture, key) if key else ("",):
             words = {key: value} if key else {}
-            asked = " ".join((name, *(f"{key}={shlex.quote(value)}" for key, value in words.items())))
-            yield _answer(evidence, capture, words, name, asked)
+            figure = " ".join((name, *(f"{key}={shlex.quote(value)}" for key, value in words.items())))
+            yield _answer(evidence, capture, words, name, figure)
 
 
 def brief(evidence: Evidence, budget: int) -> str:
-    """Returns as many answers as fit in so many bytes of JSON; behind the first that does not fit, none."""
-    found, kept = list(answers(evidence)), 0
-    while kept < len(found) and len(_written(found, kept + 1)) <= budget:
-        kept += 1
-    return _written(found, kept)
+    """Returns as many answers as fit into this many bytes of JSON; it stops at the first that does not fit."""
+    ranked, count = list(answers(evidence)), 0
+    while count < len(ranked) and len(_written(ranked, count + 1)) <= budget:
+        count += 1
+    return _written(ranked, count)
 
 
 def _written(answers: list[Answer], count: int) -> str:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.runs.timings import Timings
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 #: Reading one takes a quarter of a second, and 10 ms for each MB of its export: 44 captures of 0.1 to 6.5 MB, and one
 #: of 270 MB with 1.2 million kernels; 0.2 GB of memory, and less than twice the export's bytes.
 _SECONDS, _SECONDS_PER_BYTE = 0.25, 1e-8
@@ -114,8 +114,8 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
     return list(traces.values())
 
 
-def each_trace(path: Path, read: Callable[[Path], Found], tell: Callable[[str], None]) -> Iterator[Found]:
-    """Yields the result of ``read`` for a trace or each trace of a folder; ``tell`` reports unreadable ones.
+def each_trace(path: Path, read_trace: Callable[[Path], Result], tell: Callable[[str], None]) -> Iterator[Result]:
+    """Yields the result of ``read_trace`` for a trace or each trace of a folder; ``tell`` reports unreadable ones.
 
     Raises:
         NsysAnalyzerError: none could be read.
@@ -125,7 +125,7 @@ def each_trace(path: Path, read: Callable[[Path], Found], tell: Callable[[str], 
         raise TraceError(f"{path} holds no trace", "Give a trace, or a folder with some")
     for trace in traces:
         try:
-            yield read(trace)
+            yield read_trace(trace)
         except NsysAnalyzerError as error:
             failed.append(error)
             if len(failed) == len(traces):

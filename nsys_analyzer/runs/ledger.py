@@ -134,7 +134,7 @@ def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: Non
         raise NsysAnalyzerError(f"{path}: cannot be read ({error.strerror})", remedy) from error
     entries = []
     for number, line in enumerate(lines, 1):
-        text = line.strip(b"\0 \r")  # a crash leaves zeros where a line was to be
+        text = line.strip(b"\0 \r")  # a crash may leave zeros in place of a line
         begin = max(text.rfind(_BEGINNING), 0)
         try:
             entries += [msgspec.json.decode(text[begin:], type=Entry)] if text else []
@@ -144,7 +144,7 @@ def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: Non
                 raise NsysAnalyzerError(f"{path}: line {number} is no entry ({error})", "Remove the line") from error
             begin = len(text)
         if begin or b"\0" in line:
-            tell(f"{path}: line {number} holds an unfinished entry, which is passed over")
+            tell(f"{path}: line {number} holds an unfinished entry, which is left out")
     return tuple(entries)
 
 

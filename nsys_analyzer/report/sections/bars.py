@@ -88,21 +88,24 @@ def _parts_of(rank: RankFigures) -> tuple[float, ...]:
 
 
 def _without_small(bars: StepBars) -> StepBars:
-    """The bars without parts that none of them has, and with several small parts as one, before idle time."""
+    """Returns the bars without parts that none of them has. Several small parts become one, before idle time."""
     totals = [sum(row.ms) for row in bars.rows]
     longest = [max(row.ms[i] for row in bars.rows) for i in range(len(bars.parts))]
     drawn_parts = [i for i, ms in enumerate(longest) if ms >= NANOSECOND_MS or bars.parts[i] == IDLE]
     small = [
         i
-        for i in drawn_parts
-        if bars.parts[i] != IDLE
-        and all(row.ms[i] < LEAST_SHARE * total for row, total in zip(bars.rows, totals, strict=True))
+        for i in drawn_parts[:-1]
+        if all(row.ms[i] < LEAST_SHARE * total for row, total in zip(bars.rows, totals, strict=True))
     ]
-    kept = [i for i in drawn_parts[:-1] if i not in small or len(small) == 1]
+    separate = [i for i in drawn_parts[:-1] if i not in small or len(small) == 1]
     smaller = (f"{len(small)} smaller parts",) if len(small) > 1 else ()
 
     def ms(row: Bar) -> tuple[float, ...]:
-        return (*(row.ms[i] for i in kept), *(sum(row.ms[i] for i in small) for _ in smaller), row.ms[drawn_parts[-1]])
+        return (
+            *(row.ms[i] for i in separate),
+            *(sum(row.ms[i] for i in small) for _ in smaller),
+            row.ms[drawn_parts[-1]],
+        )
 
-    names = (*(bars.parts[i] for i in kept), *smaller, IDLE)
+    names = (*(bars.parts[i] for i in separate), *smaller, IDLE)
     return replace(bars, parts=names, rows=tuple(Bar(row.label, ms(row)) for row in bars.rows))

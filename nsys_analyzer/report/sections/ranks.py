@@ -86,19 +86,19 @@ def _of_run(run: ParallelRun) -> Iterator[Block]:
 
 
 def are_ranks(captures: Iterable[CaptureSummary], runs: Iterable[ParallelRun]) -> frozenset[str]:
-    """The titles of the captures that are ranks of a run of several."""
-    ranks = {(one.capture, one.process) for run in runs if len(run.ranks) > 1 for one in run.ranks}
-    return frozenset(c.title for c in captures if any((one.capture, one.process) in ranks for one in c.members))
+    """Returns the titles of the captures that are ranks of a run of several."""
+    ranks = {(rank.capture, rank.process) for run in runs if len(run.ranks) > 1 for rank in run.ranks}
+    return frozenset(c.title for c in captures if any((rank.capture, rank.process) in ranks for rank in c.members))
 
 
 def _sentence(run: ParallelRun) -> Words:
-    """How many ranks share the work and how, how long a step takes, who is late and why."""
+    """Returns how many ranks share the work and how, how long a step takes, and which rank is late and why."""
     count = max(len(run.ranks), run.world_size or 0)
-    what = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
+    noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
     profiled = about(max((rank.step_ms.median or 0.0) for rank in run.ranks))
     measurement = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
-    first = f"{count} {what}{shared}: {about_milliseconds(run.step_ms)} a step {measurement}."
+    first = f"{count} {noun}{shared}: {about_milliseconds(run.step_ms)} a step {measurement}."
     return joined(" ", (first, who_is_late(run)))
 
 
