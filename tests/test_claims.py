@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.experiments.loading import load_evidence
-from nsys_analyzer.report.claims import check
+from nsys_analyzer.report.claims import _is_same_or_cut, check
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.report.renderers.html import render_fragment
@@ -155,6 +155,17 @@ def test_each_sentence_of_a_report_is_judged_true(name: str, evidence: Callable[
     assert len(claims) > 40
     assert [claim.text for claim in claims if claim.holds is False] == []
     assert [claim.text for claim in claims if claim.holds is None and re.search(r"[.:] |[.:]$", claim.text)] == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "is_same"),
+    [
+        ("…/programs/train.py:22", True), ("/home/somebody/prog…", True), ("/home/somebody/programs/train.py:22", True),
+        ("…/programs/train.py:2", False), ("…/programs/train.py:23", False), ("…22", False), ("train.py:22", False),
+    ],
+)  # fmt: skip
+def test_a_terminal_may_cut_the_start_of_a_path(cell: str, is_same: bool) -> None:
+    assert _is_same_or_cut(cell, "/home/somebody/programs/train.py:22") == is_same
 
 
 @pytest.mark.parametrize("name", ["train_small256", "cpu_train"])

@@ -125,12 +125,8 @@ class _Column(NamedTuple):
         if self.is_cut or not self.is_text:
             return max(min(self.longest, _MIN_NAME_WIDTH) if self.is_cut else self.longest, title), full_width
         word = max((_width(word) for cell in self.cells for word in cell.split()), default=0)
-        return max(
-            min(
-                self.longest, max(_MIN_NAME_WIDTH, -(-self.longest // _MAX_CELL_LINES), min(word, 2 * _MIN_NAME_WIDTH))
-            ),
-            title,
-        ), full_width
+        least = max(_MIN_NAME_WIDTH, -(-self.longest // _MAX_CELL_LINES), min(word, 2 * _MIN_NAME_WIDTH))
+        return max(min(self.longest, least), title), full_width
 
     def padded(self, cell: str, width: int) -> str:
         """Returns a part of a cell or title in so many letters: text at their left, a number at their right."""
