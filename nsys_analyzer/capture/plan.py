@@ -211,8 +211,8 @@ def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tu
     if torch_hint:
         raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", torch_hint)
     _refuse(_given(options, ["nsys_option"]), "for nsys, and torch.profiler records here")
-    whole, runs_on = options.whole_program or options.runs_on, options.runs_on
-    recorder = TorchProfiler(options.memory, whole, options.delay or 0, options.duration or 0, runs_on=runs_on)
+    records_all, runs_on = options.whole_program or options.runs_on, options.runs_on
+    recorder = TorchProfiler(options.memory, records_all, options.delay or 0, options.duration or 0, runs_on=runs_on)
     if options.profiler == "torch":
         return recorder, ()
     if on_gpu:

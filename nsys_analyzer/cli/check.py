@@ -46,7 +46,7 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
             for detail in (*map(in_words, claim.answers), *claim.report):
                 click.echo(f"    {detail}")
             missing = None if claim.answers else claim.cannot_answer
-            if missing and missing.why not in explained:  # once: a text may hold much that is not judged
+            if missing and missing.why not in explained:  # one explanation of each kind is enough
                 explained.add(missing.why)
                 click.echo(f"    {missing.why}. It needs: {missing.needs}")
     verdicts = {claim.holds for claim in claims.claims}

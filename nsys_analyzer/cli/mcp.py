@@ -44,7 +44,7 @@ _SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".parquet", ".arrow", ".gz", ".js
 _TIMES_AND_MANIFESTS, _MAX_BESIDE_BYTES = (".json", ".csv"), 1_000_000
 #: Levels of folders that are read: a requested folder, its runs, and an export of a run as a folder of tables.
 _MAX_DEPTH = 3
-_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # to open a FIFO waits for its writer
+_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # or else opening a FIFO waits for its writer
 #: The path of a capture or folder, or several paths.
 _Paths = str | list[str]
 _place = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -147,9 +147,8 @@ class _Reader:
                 target.touch()
                 return
             try:
-                os.link(
-                    f"/proc/self/fd/{file.fileno()}", target, src_dir_fd=folder
-                )  # with a folder it follows the link
+                # With src_dir_fd, link follows the symbolic link in /proc to the open file.
+                os.link(f"/proc/self/fd/{file.fileno()}", target, src_dir_fd=folder)
             except OSError:  # the file is on another file system, or belongs to another user
                 with target.open("wb") as copy:
                     shutil.copyfileobj(file, copy)
@@ -235,7 +234,7 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
         return _in_markdown(Report("The modules", (section,))) if section.blocks else str(NO_MODULES)
 
     def compare(before: str, after: str) -> str:
-        """Tells what changed between two captures or folders of runs, whether by chance, and what explains it."""
+        """Tells what changed between two captures or folders of runs, whether beyond chance, and what explains it."""
         with reader.opened([before, after]) as places:
             section = compared(compare_runs(*(load_runs(place, ()) for place in places)), THRESHOLD)
         return _in_markdown(Report(section.title, (replace(section, title=""),)))

@@ -139,7 +139,7 @@ def _programs(
 
     made, target = before.run, plan.targets[0]
     words = tuple(shlex.split(old or (made.command if made else "") or ""))
-    if words[:1] == ("python",) and is_python(program[0]):  # the one that both run by, which a manifest calls so
+    if words[:1] == ("python",) and is_python(program[0]):  # a manifest's name for the program's Python
         words = (program[0], *words[1:])
     if "***" in words:
         raise ConfigurationError("The command line of BEFORE holds keys, which are not kept", _OLD)

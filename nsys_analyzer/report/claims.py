@@ -43,7 +43,7 @@ _CELL_BREAK = re.compile(r"\s*(?<!\\)\|\s*|\t|\s{2,}")
 #: Line ends that announce the text below, and line ends that complete a sentence.
 _LEAD_IN_ENDS, _SENTENCE_ENDS = tuple(":：,;，；(“\"«„'"), (".", "!", "?", "…")
 #: Limits of the search for a sentence that a terminal broke over several lines: lines of one paragraph, and joins of
-#: lines in one text. Without them, a hostile text takes hours.
+#: lines in one text. Without them, a hostile text takes too long.
 _MAX_PARAGRAPH_LINES, _MAX_JOINS = 60, 20_000
 #: Letters by which a line is recognised as the start of a sentence of the report.
 _PREFIX_LENGTH = 8

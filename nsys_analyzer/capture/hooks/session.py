@@ -470,7 +470,7 @@ class Session:
             "times_ms": self._clock.times_ms(),
         }
         if self._work:
-            # JSON has no number that is infinite or none at all.
+            # JSON has no infinity and no NaN.
             losses = [loss if math.isfinite(loss) else str(loss) for loss in self._work.losses]
             values |= {"losses": losses, "rows": self._work.rows}
         if stops:

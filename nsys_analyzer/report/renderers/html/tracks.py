@@ -97,7 +97,7 @@ def _columns(track: Track, has_path: bool) -> Iterator[tuple[str, Any]]:
     inside = _OF_STREAMS if isinstance(track, Stream) else ("stack",) if isinstance(track, IdleTrack) else ()
     if isinstance(track, Stream) and has_path:
         yield "critical", _differences(np.flatnonzero(track.critical))
-    # Ranges, calls and lines lie in each other, and have no color of their own.
+    # Ranges, calls and lines are nested, and have no color of their own.
     track_columns = ("depth",) if track.kind in ("ranges", "calls", "lines") else ("group", *inside)
     for key in ("duration", "name", *track_columns):
         yield key, getattr(track, key).tolist()
