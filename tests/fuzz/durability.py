@@ -35,7 +35,7 @@ WORDS = ("--mode", "forward", "--context-length", "16", "--profiler", "nsys")
 _TAG = "NSYS_ANALYZE_DURABILITY"
 _END_S = 60.0
 #: The commands of a sweep: a resume has one more, in the report and in the manifests of what it ran.
-_COMMANDS = re.compile(r"^nsys-analyze run(?:.*\\\n)*.*\n| --resume(?=\")", re.MULTILINE)
+_COMMANDS = re.compile(r"^(?:\n# this report\n)?nsys-analyze run(?:.*\\\n)*.*\n| --resume(?=\")", re.MULTILINE)
 #: A target listens to no signal and takes a moment, but never ends by itself once its parent or the tool, whose number
 #: the lock holds, has gone. It says where an earlier one still runs beside it.
 _TARGET = """
