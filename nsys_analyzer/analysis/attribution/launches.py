@@ -134,7 +134,7 @@ _ROUNDED_NS = 2_000
 
 
 def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
-    """Leaves out what starts before its launch, and ends that cannot be true: of calls, and of what a stream runs.
+    """Leaves out operations that start before their launch, and ends of calls and operations that cannot be true.
 
     Returns:
         The trace; of each operation left its launch, -1 for none, and by how much the clock of its device is behind the

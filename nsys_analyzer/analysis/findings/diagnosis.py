@@ -275,7 +275,7 @@ def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate], gone_m
             return 0.0, 0.0, 0.0  # other baselines differ by less
     low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=case.timed)
     most = max(_most_saved_ms(case, candidate, gone_ms), 0.0)
-    # If the cause takes less than the replay saves at least, the interval keeps its relative width.
+    # If the cause takes less than the replay saves at least, the interval keeps the ratio of its ends.
     return low if low <= most else most * low / high, min((low + high) / 2, most), min(high, most)
 
 

@@ -18,8 +18,8 @@ Part = Literal["compute", "copies", "idle", "transferring"]
 #: The ways to share work between ranks that findings ask for.
 DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 
-#: A rank is late if it is so by at least this share of a step; in a replay without the profiler, whose launching times
-#: differ from rank to rank, by at least the second share.
+#: A rank counts as late from this share of a step on. In a replay without the profiler, launching times differ from
+#: rank to rank, so the second share counts there.
 LATE, LATE_UNPROFILED = 0.02, 0.1
 
 

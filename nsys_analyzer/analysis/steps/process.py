@@ -230,7 +230,7 @@ class ProcessWork:
         start, end = np.append(first, reached), np.append(calls.start, last)
         long = (end - start >= PAUSE_NS) & bool(len(calls))
         start, end = start[long], end[long]
-        # A pause is cut where another range becomes the innermost one.
+        # A pause is divided whenever another range becomes the innermost one.
         ranges = self.attributed.trace.ranges
         edges = distinct(np.concatenate([ranges.start[self.ranges], ranges.end[self.ranges]]))
         inside = np.searchsorted(start, edges) > np.searchsorted(end, edges, side="right")

@@ -311,7 +311,7 @@ class Replay:
         return replace(freed, after=np.where(chosen, self.pause, freed.after))
 
     def with_pauses(self, chosen: Bools, ns: float | Floats) -> Replay:
-        """Pauses of at most so much behind some calls; ``ns`` may have shape (calls,)."""
+        """Returns the same steps with pauses of at most ``ns`` behind some calls; it may have shape (calls,)."""
         cut = np.where(chosen, np.maximum(self.pause - ns, 0.0), 0.0)
         return replace(self, after=self.after - cut, pause=self.pause - cut)
 

@@ -190,7 +190,7 @@ class Study:
         ahead = pieces & ~self.in_phase("backward")
         work_ns = np.where(ahead if ahead.any() else pieces, self.exposed, 0.0)
         launched_ns = np.bincount(self.replay.launch, work_ns, len(self.call)).astype(np.float64)
-        calls = set(np.diff(self.replay.first_call).tolist())  # steps of different calls have places of their own
+        calls = set(np.diff(self.replay.first_call).tolist())  # if steps differ in their calls, no two places are alike
         place = np.arange(len(self.call)) % (calls.pop() if len(calls) == 1 else len(self.call))
         return self.votes.of(launched_ns, place, self.steps) if self.votes else ()
 
@@ -298,7 +298,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         return None
     calls = replace(calls, end=calls.end - unrecorded_ns)
     behind = work.calls.start[high] if goes_on and high < len(work.calls) else max(bounds[-1], calls.end[-1])
-    if not np.isin(bounds[-1], steps.windows.called):  # what a step that is left out begins with is none of these
+    if not np.isin(bounds[-1], steps.windows.called):  # the next step is left out, and so is the work it begins with
         behind = max(min(behind, bounds[-1] + calls.start[0] - bounds[0]), calls.end[-1])
     following = np.append(calls.start[1:], behind)
     position = np.full(len(attributed.trace.launches) + 1, NONE, np.int32)
@@ -377,7 +377,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     return Study(
         replay, windows, mine,
         operations.kind[mine], operations.size[mine],
-        np.where(kernels.code[mine] == NONE, operations.copy[mine], OTHER_COPY),  # collectives are no other copies
+        np.where(kernels.code[mine] == NONE, operations.copy[mine], OTHER_COPY),  # without collectives
         kernels.code[mine], kernels.names, kernels.classes,
         work.phase[mine], work.phases,
         attributed.attention_part(mine),

@@ -483,7 +483,7 @@ def _of_repetition(work: _Work) -> Windows | None:
     mine = mine[np.lexsort((work.start[mine], work.time[mine]))]
     index, time, said = work.index[mine], work.time[mine], names.steps
     launch = work.attributed.attribution.launch[index]
-    first = np.append(True, (launch[1:] != launch[:-1]) | (launch[1:] == NONE))  # of what is launched together
+    first = np.append(True, (launch[1:] != launch[:-1]) | (launch[1:] == NONE))  # the first operation of each launch
     pauses = np.diff(time, prepend=time[:1])
     for repeats in find_repeats(_symbols(work, index), work.ns[mine], pauses, said, first):
         moments = time[repeats.starts]

@@ -73,7 +73,7 @@ def values_ms(values: Ints) -> tuple[float, ...]:
 
 
 class Moments:
-    """Sums and sums of squares over steps of what each step holds of so many kinds, ns.
+    """Sums and sums of squares, over steps, of the time that each step holds of each kind, ns.
 
     Attributes:
         typical: the sums over the steps near the median alone, whose means are reported: ``near`` of ``steps``.
@@ -84,7 +84,7 @@ class Moments:
         self.steps = self.near = 0
 
     def add(self, step: Ints, kind: Ints, ns: Ints | Floats, near: Bools) -> None:
-        """Adds pieces of whole steps, whose numbers begin at 0: shape (pieces,); ``near`` marks steps by number."""
+        """Adds the pieces of whole steps, shape (pieces,); ``near``, by step number, marks those near the median."""
         kinds = len(self.total)
         keys, key = np.unique(step * kinds + kind, return_inverse=True)
         sums = np.bincount(key, ns, len(keys))
