@@ -195,7 +195,7 @@ class _Checks:
             of = self.summary.step.in_words("of a step")
             yield (
                 f"For {about(unrecorded)} ms {of} the program waits, and no recorded work runs: the GPU works on what "
-                "was not recorded, or for another process. So much idle time may be work: no saving of it is told."
+                "was not recorded, or for another process. This idle time may be work, so no saving is reported for it."
             )
         other, step, backward = (self.summary.phase(name) for name in (OTHER_STEP, STEP, "backward"))
         if other:
