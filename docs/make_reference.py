@@ -53,7 +53,12 @@ def pages() -> dict[Path, str]:
 
 def reference() -> str:
     """Commands with their options, output formats, columns and kernel classes."""
-    lines = ["", "## Commands", "", *commands(cli, click.Context(cli, info_name="nsys-analyze"), "###")]
+    lines = [
+        "",
+        "## Commands",
+        "",
+        *commands(cli, click.Context(cli, info_name="nsys-analyze", **cli.context_settings), "###"),
+    ]
     lines += ["## Output formats", ""]
     formats = [("report --format", name, f"`{one.file}`") for name, one in RENDERERS.items()]
     formats += [("export --format", name, f"the capture's name with `{one.suffix}`") for name, one in FORMATS.items()]

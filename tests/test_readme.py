@@ -108,7 +108,9 @@ def test_a_command_line_on_a_page_has_options_that_there_are(page: Path) -> None
             assert found is not None, line
             command = found
         known = {
-            option for one in command.get_params(click.Context(command)) for option in (*one.opts, *one.secondary_opts)
+            option
+            for one in command.get_params(click.Context(command, **cli.context_settings))
+            for option in (*one.opts, *one.secondary_opts)
         }
         assert {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"} <= known, line
 
