@@ -8,10 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
+import server as serving  # noqa: E402  of examples/serving
+
 from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
 from nsys_analyzer.configuration import ATTENTIONS  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
-from profiling_targets import decoding, serving, transformer  # noqa: E402
+from profiling_targets import decoding, transformer  # noqa: E402
 from profiling_targets.decoding import Cache, DecodeCase, Decoder, generate, measure  # noqa: E402
 from profiling_targets.harness import (  # noqa: E402
     Config,

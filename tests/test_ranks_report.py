@@ -180,7 +180,7 @@ def test_explain_says_it_too(run_main: Main, apart: list[Path]) -> None:
     said = " ".join(done.out.split())
     assert "is late by" in said
     # The programs need the CPU for all of a step: without the lateness it would be as long, and nothing is to be saved.
-    assert "but a step would hardly be shorter: the other programs need" in said
+    assert "but a step would hardly be shorter. The CPU limits the other ranks, too: each needs" in said
     assert "All ranks wait for one" not in said
 
 

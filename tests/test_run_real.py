@@ -24,7 +24,6 @@ from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.machine import gpu_count
 from nsys_analyzer.runs.manifest import configuration_of, read_manifest
 from nsys_analyzer.runs.targets import Target
-from nsys_analyzer.runs.timings import read_timings
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import Progress, Result
 from tests.support.sweeping import let_time_pass
@@ -59,7 +58,7 @@ def forward_products(trace: Trace) -> list[int]:
     On a busy machine the first may be slow, and look like warm-up.
     """
     forward = trace.kernels[trace.kernels["phase"] == "forward"]
-    products = forward[forward["name"].isin(["aten::mm", "aten::bmm"])]
+    products = forward[forward["name"].isin(["aten::mm", "aten::bmm"]) & ~forward["continues"]]
     return list(Counter(products["instance"]).values())
 
 
@@ -120,7 +119,6 @@ def test_python_and_the_profiler_see_the_same_steps(on_cpu: Sweep) -> None:
 
 def test_the_report_is_made_again_from_what_is_there(on_cpu: Sweep) -> None:
     folder = on_cpu[0] / "runs"
-    assert read_timings(folder / "timings.csv").notes == ()
     again = command(folder, "report", "--csv", "timings.csv", "-o", "again/report.md", "--force")
     assert again.returncode == 0, again.stderr
     assert NAME in again.stdout

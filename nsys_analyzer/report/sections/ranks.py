@@ -136,9 +136,10 @@ def who_is_late(run: ParallelRun) -> Words:
         late.append(f"; without that a step is {shorter} shorter")
     elif is_bound:
         late.append("; but a step would hardly be shorter")
-    if is_bound:
-        late.append(f": the other programs need {about_milliseconds(run.least_cpu_ms)} of the CPU for one")
-    return joined("", (*late, "."))
+    bound = (
+        f" The CPU limits the other ranks, too: each needs {about_milliseconds(run.least_cpu_ms)}{profiled} for a step."
+    )
+    return joined("", (*late, ".", bound if is_bound else ""))
 
 
 def _loss(row: LostTime) -> Words:
