@@ -136,10 +136,11 @@ def who_is_late(run: ParallelRun) -> Words:
         late.append(f"; without that a step is {shorter} shorter")
     elif is_bound:
         late.append("; but a step would hardly be shorter")
-    bound = (
-        f" The CPU limits the other ranks, too: each needs {about_milliseconds(run.least_cpu_ms)}{profiled} for a step."
-    )
-    return joined("", (*late, ".", bound if is_bound else ""))
+    late.append(".")
+    if is_bound:
+        needed = f"{about_milliseconds(run.least_cpu_ms)}{profiled}"
+        late.append(f" The CPU limits the other ranks, too: each needs {needed} for a step.")
+    return joined("", late)
 
 
 def _loss(row: LostTime) -> Words:
