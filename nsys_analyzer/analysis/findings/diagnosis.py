@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, 
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.process import Cause
-from nsys_analyzer.analysis.steps.replay import Replay, run_together
+from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -288,8 +288,7 @@ def _most_saved_ms(case: Case, candidate: Candidate, gone_ms: float) -> float:
     changed = candidate.changes[-1](replay)
     work_ms = study.ms(changed.work < replay.work if candidate.pieces is None else candidate.pieces)
     # Waits that end sooner save the program's own time. As a rule it waits for the work that the candidate is about.
-    waited_ns = np.diff(run_together([replay])[0][0]) - replay.after
-    waits_ms = case.paused_ms(waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
+    waits_ms = case.paused_ms(case.waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
     name = candidate.place.name if candidate.place and candidate.of_cpu else ""
     launches = candidate.pieces is not None and (changed.after < replay.after).any()
     causes = {"launch"} if launches else {name, *_CAUSES_BEHIND.get(name, ())}

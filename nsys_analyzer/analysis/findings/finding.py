@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.analysis.steps.lines import Line
-from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.replay import Replay, run_together
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.text import Words, about_percent, plural
@@ -140,6 +141,13 @@ class Case:
         study = self.study
         seen = study.in_phase("backward", "optimizer") | study.of_class("optimizer") | study.named(_BACKWARD)
         return bool(seen.any()) and not self.step.kind
+
+    @cached_property
+    def waited_ns(self) -> Floats:
+        """How long each call waits in the recorded steps, ns; all candidates share this replay. Shape (calls,)."""
+        replay = self.study.replay
+        waited: Floats = np.diff(run_together([replay])[0][0]) - replay.after
+        return waited
 
     @property
     def inside(self) -> str:
