@@ -21,8 +21,8 @@ from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import STATUSES, Summary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.export import FORMATS
-from nsys_analyzer.report.ask import Answers, CannotAnswer
-from nsys_analyzer.report.claims import Claims
+from nsys_analyzer.questions.ask import Answers, CannotAnswer
+from nsys_analyzer.questions.claims import Claims
 from nsys_analyzer.report.renderers import RENDERERS, json_comparison
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
 

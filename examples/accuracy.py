@@ -23,8 +23,8 @@ from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.findings.what_if import WhatIf
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import markdown
-from nsys_analyzer.report.sections.verify import history
-from nsys_analyzer.runs.ledger import read_ledger
+from nsys_analyzer.verify.ledger import read_ledger
+from nsys_analyzer.verify.section import history
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 from faults import CHANGES, FAULTS

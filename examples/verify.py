@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from nsys_analyzer.analysis.comparison.turns import Process, Turns
-from nsys_analyzer.capture.turns import Program, take_turns
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.runs.targets import Annotation, program_target
+from nsys_analyzer.inputs.targets import Annotation, program_target
+from nsys_analyzer.verify.turns import Program, take_turns
 
 FOLDER = Path(__file__).parent / "verify"
 REPEATS = FOLDER / "repeats.jsonl"

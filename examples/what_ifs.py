@@ -14,7 +14,7 @@ from typing import Any
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.findings.what_if import WhatIf, what_if
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.inputs.captures import load_captures
 
 EXAMPLES = Path(__file__).parent
 #: bf16: matmuls and attention by the peaks of an H100, 67 and 989 TFLOP/s, and what moves its tensors half the bytes.

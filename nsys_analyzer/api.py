@@ -68,8 +68,8 @@ def summarize(
         NsysAnalyzerError: nothing could be read.
     """
     from nsys_analyzer.configuration import Run
-    from nsys_analyzer.runs.captures import load_captures
-    from nsys_analyzer.runs.timings import read_timings
+    from nsys_analyzer.inputs.captures import load_captures
+    from nsys_analyzer.inputs.timings import read_timings
 
     files = [Path(one) for one in ([timings] if isinstance(timings, str | Path) else timings)]
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
@@ -91,7 +91,7 @@ def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool =
         NsysAnalyzerError: one of them cannot be read, or nothing can be compared.
     """
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
-    from nsys_analyzer.experiments.loading import load_runs
+    from nsys_analyzer.experiments.gather import load_runs
 
     return compare_runs(load_runs(Path(before), ()), load_runs(Path(after), ()), repeats=repeats, force=force)
 

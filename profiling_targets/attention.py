@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsys_analyzer.experiments.passes import TARGET, PassesCase, PassesFigures
-from nsys_analyzer.runs.rows import Times
+from nsys_analyzer.inputs.rows import Times
 from profiling_targets.attention_variants import (
     IMPLEMENTATIONS,
     Attend,

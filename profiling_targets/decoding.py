@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nsys_analyzer.experiments.decode import TARGET, DecodeCase, DecodeFigures
-from nsys_analyzer.runs.rows import Times
+from nsys_analyzer.inputs.rows import Times
 from profiling_targets.harness import Config, allocations, config_of, main, set_precision, times_ms
 from profiling_targets.transformer import ATTENTION, SelfAttention, Transformer
 

@@ -33,7 +33,7 @@ import torch
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, model_names
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, as_json
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.runs.rows import CaseTarget, written
+from nsys_analyzer.inputs.rows import CaseTarget, written
 from nsys_analyzer.system.atomic_write import write_text
 
 C = TypeVar("C")

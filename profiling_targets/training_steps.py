@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures
-from nsys_analyzer.runs.rows import Times
+from nsys_analyzer.inputs.rows import Times
 from profiling_targets.harness import config_of, main, step_ns, synchronize
 from profiling_targets.transformer import Training
 

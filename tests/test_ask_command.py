@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.report.named_figures import FIGURES
+from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report.renderers.json_report import in_json, read_report
 from tests.conftest import DATA, ROOT, Main
 from tests.support.export import ADD, GEMM, Export

@@ -20,8 +20,8 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import results as benches
 from nsys_analyzer.experiments.model import Bench, Results
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
+from nsys_analyzer.inputs.rows import NAME, CaseTarget, Task, read_file, written
 from nsys_analyzer.report.model import Bars, Paragraph
-from nsys_analyzer.runs.rows import NAME, CaseTarget, Task, read_file, written
 from tests.conftest import ROOT
 from tests.support.rows import check, default_settings, unpadded
 from tests.support.sweeping import default_signals, wait_for

@@ -15,7 +15,7 @@ from nsys_analyzer.experiments.decode import (
     DecodeFigures,
 )
 from nsys_analyzer.experiments.model import AnyRow
-from nsys_analyzer.runs.rows import Times
+from nsys_analyzer.inputs.rows import Times
 from tests.support.rows import check, default_settings, figures, page, typed_row
 
 SHARED = {

@@ -10,8 +10,8 @@ import pytest
 from nsys_analyzer.experiments.model import AnyRow
 from nsys_analyzer.experiments.precision import BENCH
 from nsys_analyzer.experiments.steps import TARGET, StepCase
+from nsys_analyzer.inputs.rows import written
 from nsys_analyzer.report.model import Spread
-from nsys_analyzer.runs.rows import written
 from tests.support.rows import check, default_settings, figures, page, table, typed_row
 
 GIB = 2**30

@@ -13,9 +13,9 @@ import pytest
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import Bench
 from nsys_analyzer.experiments.results import BENCHES, read_finished
+from nsys_analyzer.inputs.rows import NAME
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.markdown import render
-from nsys_analyzer.runs.rows import NAME
 
 FOLDER = Path(__file__).parent.parent / "examples" / "benches"
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.experiments.loading import load_evidence
+from nsys_analyzer.experiments.gather import load_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report

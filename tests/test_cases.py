@@ -9,7 +9,7 @@ import pytest
 
 from nsys_analyzer.capture.jobs import LOG, remaining_cases, run_cases
 from nsys_analyzer.errors import ConfigurationError, NoSpaceError
-from nsys_analyzer.runs.rows import NAME, CaseTarget, Row, Task, note_command, read_file, start_file
+from nsys_analyzer.inputs.rows import NAME, CaseTarget, Row, Task, note_command, read_file, start_file
 from nsys_analyzer.system.process import Progress, Result
 from tests.support.sweeping import let_time_pass
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.experiments.loading import load_evidence
-from nsys_analyzer.report.claims import _is_same_or_cut, check
+from nsys_analyzer.experiments.gather import load_evidence
+from nsys_analyzer.questions.claims import _is_same_or_cut, check
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.report.renderers.html import render_fragment

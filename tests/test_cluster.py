@@ -23,7 +23,7 @@ import pytest
 
 from nsys_analyzer.cli.options import command_line
 from nsys_analyzer.errors import ClusterError, TraceError
-from nsys_analyzer.experiments.loading import load_evidence
+from nsys_analyzer.experiments.gather import load_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.system import cluster

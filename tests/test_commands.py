@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from nsys_analyzer import __version__
 from nsys_analyzer.cli.help import GROUPS, OTHER
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.runs.ledger import Entry, append
+from nsys_analyzer.verify.ledger import Entry, append
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, SOFTMAX, Export, training_step
 from tests.support.kineto import Kineto
@@ -429,7 +429,7 @@ def test_help_starts_at_once(calls: list[list[str]], unused: Sequence[str]) -> N
 
 
 #: What a report needs for tables of timings, for several ranks, for a cluster, for a DataFrame and for figures alone.
-UNUSED = ("nsys_analyzer.runs.timings", "nsys_analyzer.analysis.ranks.run", "distributed", "pandas", "matplotlib")
+UNUSED = ("nsys_analyzer.inputs.timings", "nsys_analyzer.analysis.ranks.run", "distributed", "pandas", "matplotlib")
 
 
 def test_a_report_of_one_rank_starts_without_what_others_need(trace: Path) -> None:

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
 from nsys_analyzer.capture.launcher import launched  # noqa: E402
 from nsys_analyzer.configuration import Run  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
-from nsys_analyzer.runs.manifest import run_from  # noqa: E402
+from nsys_analyzer.inputs.manifest import run_from  # noqa: E402
 from profiling_targets import distributed, parallelism  # noqa: E402
 from profiling_targets.distributed import Lateness, main, parse, plant  # noqa: E402
 from profiling_targets.harness import Config  # noqa: E402

@@ -14,7 +14,7 @@ from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.capture.doctor import checks, run_check
 from nsys_analyzer.capture.nsys import Check
 from nsys_analyzer.cli.doctor import doctor as command
-from nsys_analyzer.runs import machine
+from nsys_analyzer.system import machine
 from nsys_analyzer.system.nsys import Nsys, find_nsys
 from tests.test_nsys import make_command
 from tests.test_profile import IMPORTER, make_nsys

@@ -17,7 +17,7 @@ import pytest
 from nsys_analyzer import summarize
 from nsys_analyzer.experiments.model import Bench
 from nsys_analyzer.experiments.results import BENCHES
-from nsys_analyzer.runs.rows import NAME, read_file
+from nsys_analyzer.inputs.rows import NAME, read_file
 from tests.conftest import ROOT
 from tests.renew_examples import (
     ACCURACY,

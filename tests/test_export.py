@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.errors import ExportError, NoSpaceError
-from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace import sources
 from nsys_analyzer.trace.sources import export_of

@@ -21,7 +21,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.runs.captures import find_traces, load_captures
+from nsys_analyzer.inputs.captures import find_traces, load_captures
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.sources import check_no_input, export_of, open_capture
 from tests.conftest import DATA

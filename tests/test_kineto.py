@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.runs.captures import find_traces
+from nsys_analyzer.inputs.captures import find_traces
 from nsys_analyzer.trace.columns import COPIES
 from nsys_analyzer.trace.kineto import is_operator, read_tables, stretches
 from nsys_analyzer.trace.reader import write_sqlite

@@ -28,7 +28,7 @@ from nsys_analyzer.analysis.transformer.costs import (
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
 from nsys_analyzer.configuration import CountedFlops, Run
-from nsys_analyzer.report.ask import ask
+from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Table, unfolded
 from nsys_analyzer.report.renderers.json_report import report_data

@@ -26,9 +26,9 @@ from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import annotating
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.targets import Annotation
 from nsys_analyzer.report.sections.lines import in_words
-from nsys_analyzer.runs.captures import load_captures
-from nsys_analyzer.runs.targets import Annotation
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.sources import export_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.runs import machine
+from nsys_analyzer.system import machine
 from tests.test_nsys import make_command
 
 

@@ -7,7 +7,7 @@ import pytest
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.runs.manifest import (
+from nsys_analyzer.inputs.manifest import (
     ManifestError,
     configuration_of,
     find_manifest,

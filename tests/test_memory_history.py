@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures, Point
-from nsys_analyzer.runs.rows import written
+from nsys_analyzer.inputs.rows import written
 from profiling_targets import transformer
 from profiling_targets.harness import measured
 from profiling_targets.memory_history import (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.report.ask import ask
+from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.sections.decision import conditions
 from nsys_analyzer.trace.trace import Trace

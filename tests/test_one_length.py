@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.api import build_report, render, summarize
-from nsys_analyzer.report.ask import ask
+from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers.terminal import print_first_screen
 from nsys_analyzer.report.sections import first_screen

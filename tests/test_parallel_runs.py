@@ -15,8 +15,8 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranks.join import runs_of
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.report.renderers.json_report import captures_data
-from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.text import plain
 from tests.support.export import Export
 from tests.support.ranks import (

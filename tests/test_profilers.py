@@ -17,7 +17,7 @@ from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfile
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.runs.targets import Target
+from nsys_analyzer.inputs.targets import Target
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import Progress, Result
 from nsys_analyzer.trace.trace import Trace

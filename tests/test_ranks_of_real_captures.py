@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from nsys_analyzer.analysis.ranks.join import runs_of
-from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.inputs.captures import load_captures
 from tests.support.ranks import summaries
 
 ROOT = Path(__file__).parent.parent

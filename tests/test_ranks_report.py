@@ -12,7 +12,7 @@ import pytest
 
 from nsys_analyzer.analysis.ranks.join import Join, joins_of
 from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.text import plain
 from tests.conftest import Main
 from tests.support.export import global_tid

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from nsys_analyzer import summarize
 from nsys_analyzer.cli.main import cli
+from nsys_analyzer.inputs import captures
 from nsys_analyzer.report.renderers import RENDERERS
-from nsys_analyzer.runs import captures
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export
 

@@ -17,9 +17,11 @@ LAYERS = (
     ("configuration",),
     ("trace",),
     ("analysis",),
-    ("runs", "share"),
-    ("capture", "report"),
-    ("experiments", "export"),
+    ("inputs", "share"),
+    ("report",),
+    ("questions", "export", "capture"),
+    ("experiments",),
+    ("verify",),
     ("api",),
     ("package",),
     ("cli", "profiling_targets"),
@@ -88,7 +90,7 @@ def test_nothing_is_sent_anywhere() -> None:
         for module, names in IMPORTS.items()
         if any(f"{name}.".startswith(f"{one}.") for name in names for one in speaking)
     }
-    ours = ("system.cluster", "capture.launcher", "capture.side_by_side")
+    ours = ("system.cluster", "capture.launcher", "verify.side_by_side")
     assert users == {f"nsys_analyzer.{name}" for name in ours}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.capture import plan as run_plan
-from nsys_analyzer.runs.manifest import configuration_of, read_manifest
+from nsys_analyzer.inputs.manifest import configuration_of, read_manifest
 from tests.conftest import Main, Outcome
 from tests.support.sweeping import Desk, let_time_pass, make_recording_nsys, wait_for
 from tests.test_nsys import make_command

@@ -14,10 +14,10 @@ from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.runs.captures import load_captures
-from nsys_analyzer.runs.manifest import read_manifest
-from nsys_analyzer.runs.targets import Annotation, Ranks, Target, program_target
-from nsys_analyzer.runs.timings import read_timings, timings_of_sweep
+from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.manifest import read_manifest
+from nsys_analyzer.inputs.targets import Annotation, Ranks, Target, program_target
+from nsys_analyzer.inputs.timings import read_timings, timings_of_sweep
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import Result
 from nsys_analyzer.text import plain

@@ -20,10 +20,10 @@ from nsys_analyzer.capture.jobs import LOG, run_sweep
 from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.runs.captures import load_captures
-from nsys_analyzer.runs.machine import gpu_count
-from nsys_analyzer.runs.manifest import configuration_of, read_manifest
-from nsys_analyzer.runs.targets import Target
+from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.manifest import configuration_of, read_manifest
+from nsys_analyzer.inputs.targets import Target
+from nsys_analyzer.system.machine import gpu_count
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import Progress, Result
 from tests.support.sweeping import let_time_pass

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.experiments.loading import load_evidence
+from nsys_analyzer.experiments.gather import load_evidence
 from nsys_analyzer.report.model import Lines, Report
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report

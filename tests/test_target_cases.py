@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.experiments.model import option
-from nsys_analyzer.runs.rows import CaseTarget
+from nsys_analyzer.inputs.rows import CaseTarget
 from profiling_targets.harness import NotHereError, main, measured
 
 

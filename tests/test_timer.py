@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from nsys_analyzer.runs.rows import Times
+from nsys_analyzer.inputs.rows import Times
 from profiling_targets.harness import Allocations, allocations, times_ms
 
 MIB = 2**20

@@ -16,8 +16,8 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import TimingsError
-from nsys_analyzer.runs.timed import with_timings
-from nsys_analyzer.runs.timings import Timings, read_timings, timings_of_sweep, write_timings
+from nsys_analyzer.inputs.timed import with_timings
+from nsys_analyzer.inputs.timings import Timings, read_timings, timings_of_sweep, write_timings
 from tests.support.export import GEMM, Export
 
 SIZES = "768,3072,12,12"

@@ -21,11 +21,11 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.experiments.model import Bench, Results
 from nsys_analyzer.experiments.results import BENCHES, read_rows
 from nsys_analyzer.experiments.section import make_section
+from nsys_analyzer.inputs.rows import NAME, loaded, written
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report, Section
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.runs.rows import NAME, loaded, written
 from nsys_analyzer.text import Text
 from tests.conftest import ROOT
 from tests.support.export import AUTOGRAD, Export, training_step

@@ -18,15 +18,15 @@ from click.testing import CliRunner
 
 from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.comparison.turns import Process, Turns
-from nsys_analyzer.capture import side_by_side
-from nsys_analyzer.capture.turns import _run, checkout
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.verify import _prediction
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.runs.captures import load_captures
-from nsys_analyzer.runs.ledger import Entry, Prediction, append, calibrated, holds, read_ledger, verdict_of, widening
+from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.system.process import Result
+from nsys_analyzer.verify import side_by_side
+from nsys_analyzer.verify.ledger import Entry, Prediction, append, calibrated, holds, read_ledger, verdict_of, widening
+from nsys_analyzer.verify.turns import _run, checkout
 from tests.conftest import ROOT
 
 MOST = 10
@@ -329,10 +329,10 @@ def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
     before = replace(before, run=Run(command="python old.py"))
     Path("new.py").touch()
     monkeypatch.setattr(sys.modules[_prediction.__module__], "_captured", lambda *_: before)
-    monkeypatch.setattr("nsys_analyzer.experiments.loading.load_runs", lambda *_: ())
+    monkeypatch.setattr("nsys_analyzer.experiments.gather.load_runs", lambda *_: ())
 
     def invoked(*pairs: tuple[Process, Process]) -> tuple[int, str]:
-        monkeypatch.setattr("nsys_analyzer.capture.turns.take_turns", lambda *_: iter(pairs))
+        monkeypatch.setattr("nsys_analyzer.verify.turns.take_turns", lambda *_: iter(pairs))
         words = ["verify", ".", "--profiler", "none", "--time-limit", "1000", "--", "python", "new.py"]
         done = CliRunner().invoke(cli, words, catch_exceptions=False)
         return done.exit_code, done.output

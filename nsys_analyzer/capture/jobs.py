@@ -29,14 +29,14 @@ from nsys_analyzer.capture.nsys import PROCESS_ID
 from nsys_analyzer.capture.profilers import Profiler, annotating, importing, timed_command
 from nsys_analyzer.configuration import Run, as_json, overlaid
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.runs.machine import provenance
-from nsys_analyzer.runs.manifest import MANIFEST, ManifestError, manifest_of_stem, read_manifest, run_from
-from nsys_analyzer.runs.rows import Row, Task, add_row, written
-from nsys_analyzer.runs.targets import OF_RANK, Ranks, Target, capture_stems
-from nsys_analyzer.runs.timings import NAME as TIMINGS
-from nsys_analyzer.runs.timings import is_from_a_sweep, write_timings
+from nsys_analyzer.inputs.manifest import MANIFEST, ManifestError, manifest_of_stem, read_manifest, run_from
+from nsys_analyzer.inputs.rows import Row, Task, add_row, written
+from nsys_analyzer.inputs.targets import OF_RANK, Ranks, Target, capture_stems
+from nsys_analyzer.inputs.timings import NAME as TIMINGS
+from nsys_analyzer.inputs.timings import is_from_a_sweep, write_timings
 from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
+from nsys_analyzer.system.machine import provenance
 from nsys_analyzer.system.process import Job, Progress, Result, last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.stacks import SUFFIX as STACKS

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from nsys_analyzer.errors import CaptureError
-from nsys_analyzer.runs.targets import OF_RANK
+from nsys_analyzer.inputs.targets import OF_RANK
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
 from nsys_analyzer.system.nsys import Nsys, ask
 from nsys_analyzer.system.process import last_lines, run_captured

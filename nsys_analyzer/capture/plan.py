@@ -14,8 +14,8 @@ from nsys_analyzer.capture.nsys import ProfileOptions, importer_check
 from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, lack_of_torch, timed_command
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
-from nsys_analyzer.runs.machine import gpu_count, torch_version
-from nsys_analyzer.runs.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
+from nsys_analyzer.inputs.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
+from nsys_analyzer.system.machine import gpu_count, torch_version
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 
 #: What a program of the user's may be described by; the other options are those of our transformer alone.

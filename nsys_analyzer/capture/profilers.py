@@ -20,8 +20,8 @@ from nsys_analyzer.capture.launcher import launched
 from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command, start_now
 from nsys_analyzer.capture.recorder import BEGIN
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.runs.machine import answer
-from nsys_analyzer.runs.targets import OF_RANK, Annotation, Ranks, Target, is_python
+from nsys_analyzer.inputs.targets import OF_RANK, Annotation, Ranks, Target, is_python
+from nsys_analyzer.system.machine import answer
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from nsys_analyzer.trace.sources import export_of, open_capture

@@ -34,8 +34,8 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from nsys_analyzer.errors import ExportError, NoSpaceError, NsysAnalyzerError
-from nsys_analyzer.runs.machine import cpu_model, driver_module
 from nsys_analyzer.system.atomic_write import atomic_write
+from nsys_analyzer.system.machine import cpu_model, driver_module
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -18,8 +18,8 @@ CANNOT_ANSWER = 4
 
 
 def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    from nsys_analyzer.report.ask import usage
-    from nsys_analyzer.report.named_figures import FIGURES, unit_of
+    from nsys_analyzer.questions.ask import usage
+    from nsys_analyzer.questions.named_figures import FIGURES, unit_of
 
     if wanted:
         for name, named in FIGURES.items():
@@ -43,8 +43,8 @@ def ask(
     process=, rank= or capture= names one. The exit code is 4 where the capture does not tell, which is said with the
     command that would.
     """
-    from nsys_analyzer.report.ask import Answers, in_words
-    from nsys_analyzer.report.ask import ask as answer
+    from nsys_analyzer.questions.ask import Answers, in_words
+    from nsys_analyzer.questions.ask import ask as answer
     from nsys_analyzer.report.renderers.json_report import in_json, written
     from nsys_analyzer.report.screen import data_stream
 

@@ -41,7 +41,7 @@ def save(name: str, trace: Path, folder: Path) -> None:
     """
     from nsys_analyzer.analysis.comparison.comparison import reasons_against_run
     from nsys_analyzer.errors import NsysAnalyzerError
-    from nsys_analyzer.experiments.loading import load_runs
+    from nsys_analyzer.experiments.gather import load_runs
     from nsys_analyzer.report.renderers.json_report import captures_data, in_json
     from nsys_analyzer.report.writing import check_replaceable
     from nsys_analyzer.system.atomic_write import write_text

@@ -31,8 +31,8 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
     the words of the report of TRACE. Each is true, or false, with the right figure. Everything else is not judged. The
     exit code is 3 where one is false, else 4 where one is not judged. TEXT is a file, or - for standard input.
     """
-    from nsys_analyzer.report.ask import in_words
-    from nsys_analyzer.report.claims import check as checked
+    from nsys_analyzer.questions.ask import in_words
+    from nsys_analyzer.questions.claims import check as checked
     from nsys_analyzer.report.renderers.json_report import in_json, written
     from nsys_analyzer.report.screen import data_stream
 

@@ -95,7 +95,7 @@ def compare(
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.cli.run_progress import reading
     from nsys_analyzer.errors import ConfigurationError, OtherConditionsError
-    from nsys_analyzer.experiments.loading import load_runs, reports_at
+    from nsys_analyzer.experiments.gather import load_runs, reports_at
     from nsys_analyzer.report.writing import check_target
     from nsys_analyzer.system.cluster import Workers
 

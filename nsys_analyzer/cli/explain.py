@@ -38,14 +38,14 @@ def explain(
     The first block of the report, and the findings, the largest saving first: what was seen, the lines of code to try,
     and how to check it. TRACE is a capture or a folder of captures; several are the ranks of a run, say.
     """
-    from nsys_analyzer.report.ask import brief
+    from nsys_analyzer.questions.ask import brief
     from nsys_analyzer.report.renderers import markdown
     from nsys_analyzer.report.renderers.json_report import STEPS, captures_data, in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import EXPLAINING, build_report
     from nsys_analyzer.report.sections.about import count_of_warnings, warnings_of
-    from nsys_analyzer.runs.ledger import calibrated
+    from nsys_analyzer.verify.ledger import calibrated
 
     if budget and output_format != "json":
         raise click.UsageError("--budget is of --format json.")

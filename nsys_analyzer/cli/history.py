@@ -20,11 +20,11 @@ from nsys_analyzer.cli.options import format_of, ledger_option, tell
 def history(ledger: Path, calibrate: bool, output: Path | None, force: bool) -> None:
     """Print what each change that was verified brought, and whether its prediction held."""
     from nsys_analyzer.report.renderers.terminal import print_section
-    from nsys_analyzer.report.sections import verify
     from nsys_analyzer.report.writing import check_target, write_as
-    from nsys_analyzer.runs.ledger import read_ledger
+    from nsys_analyzer.verify.ledger import read_ledger
+    from nsys_analyzer.verify.section import history as history_section
 
-    built = verify.history(read_ledger(ledger, tell), calibrate=calibrate)
+    built = history_section(read_ledger(ledger, tell), calibrate=calibrate)
     form = format_of(output, None, {"markdown": ".md", "html": ".html"}, "markdown")
     if output:
         check_target(output, (ledger,), force=force)

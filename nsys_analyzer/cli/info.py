@@ -26,7 +26,7 @@ def info(trace: Path) -> None:
 
     Of a FOLDER, what each capture in it holds.
     """
-    from nsys_analyzer.runs.captures import each_trace
+    from nsys_analyzer.inputs.captures import each_trace
     from nsys_analyzer.trace.sources import is_export_folder
 
     several = trace.is_dir() and not is_export_folder(trace)

@@ -69,7 +69,7 @@ def kernel_rows(
     Raises:
         ConfigurationError: there is no such phase or class.
     """
-    from nsys_analyzer.runs.captures import each_trace
+    from nsys_analyzer.inputs.captures import each_trace
 
     summaries = each_trace(trace, lambda path: _summaries(path, trace, names), tell)
     captures = [capture for processes in summaries for capture in processes]

@@ -174,11 +174,11 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
     from nsys_analyzer.analysis.findings import what_if as changes
     from nsys_analyzer.cli.kernels import kernel_rows
     from nsys_analyzer.cli.modules import NO_MODULES
-    from nsys_analyzer.experiments.loading import load_evidence, load_runs
-    from nsys_analyzer.report import ask as questions_of
-    from nsys_analyzer.report import claims
+    from nsys_analyzer.experiments.gather import load_evidence, load_runs
+    from nsys_analyzer.questions import ask as questions_of
+    from nsys_analyzer.questions import claims
+    from nsys_analyzer.questions.named_figures import FIGURES, unit_of
     from nsys_analyzer.report.model import Report
-    from nsys_analyzer.report.named_figures import FIGURES, unit_of
     from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
     from nsys_analyzer.report.sections.comparison import answer as compared
     from nsys_analyzer.report.sections.modules import modules_section

@@ -37,7 +37,7 @@ def modules(
     Known from captures of nsys-analyze run --modules, from module calls that nsys or PyTorch's profiler wrote, and from
     ranges of the program's own around its blocks. TRACE is a capture or a folder of captures.
     """
-    from nsys_analyzer.experiments.loading import load_evidence
+    from nsys_analyzer.experiments.gather import load_evidence
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
     from nsys_analyzer.report.renderers.json_report import MODULES, captures_data, in_json

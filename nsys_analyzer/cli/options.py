@@ -214,7 +214,7 @@ def evidence_options(function: Command) -> Command:
 
         def evidence(*, with_tracks: bool = False) -> Evidence:
             from nsys_analyzer.cli.run_progress import reading
-            from nsys_analyzer.experiments.loading import load_evidence
+            from nsys_analyzer.experiments.gather import load_evidence
             from nsys_analyzer.system.cluster import Workers
 
             workers = Workers(scheduler, reading)

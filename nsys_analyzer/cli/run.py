@@ -18,7 +18,7 @@ from nsys_analyzer.errors import CaptureError, NoSpaceError
 
 if TYPE_CHECKING:
     from nsys_analyzer.capture.plan import Plan
-    from nsys_analyzer.runs.targets import Target
+    from nsys_analyzer.inputs.targets import Target
 
 #: Letters that the titles of other runs take on the screen at most.
 _MAX_TITLES_WIDTH = 200
@@ -96,13 +96,13 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     """Runs what is left of the plan and writes the report; exits with 1 where a target failed."""
     from nsys_analyzer.capture.jobs import locked, remaining, run_sweep
     from nsys_analyzer.cli.run_progress import interruptible, shown
-    from nsys_analyzer.experiments.loading import load_evidence
+    from nsys_analyzer.experiments.gather import load_evidence
+    from nsys_analyzer.inputs.manifest import capture_name
+    from nsys_analyzer.inputs.targets import capture_stems
+    from nsys_analyzer.inputs.timings import timings_of_sweep
     from nsys_analyzer.report.renderers.terminal import print_first_screen
     from nsys_analyzer.report.sections import build_report, first_screen
     from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
-    from nsys_analyzer.runs.manifest import capture_name
-    from nsys_analyzer.runs.targets import capture_stems
-    from nsys_analyzer.runs.timings import timings_of_sweep
 
     check_replaceable(folder / "report.md", ELSEWHERE)
     try:
@@ -141,8 +141,8 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
 def _what_was_run(target: Target, place: Path, *, recorded: bool) -> str:
     """Says how often a program of the user's ran, where it was stopped, and where its output is."""
     from nsys_analyzer.capture.jobs import LOG
-    from nsys_analyzer.runs.manifest import manifest_of_stem, read_manifest
-    from nsys_analyzer.runs.targets import capture_stems
+    from nsys_analyzer.inputs.manifest import manifest_of_stem, read_manifest
+    from nsys_analyzer.inputs.targets import capture_stems
 
     run = read_manifest(place / manifest_of_stem(capture_stems(target.ranks)[0]))
     if run.status != "ok":

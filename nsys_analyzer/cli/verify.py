@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.findings.finding import Finding
     from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
     from nsys_analyzer.capture.plan import Plan
-    from nsys_analyzer.capture.turns import Program
-    from nsys_analyzer.runs.ledger import Prediction
+    from nsys_analyzer.verify.ledger import Prediction
+    from nsys_analyzer.verify.turns import Program
 
 #: The exit status of each verdict; 1 and 2 are errors, as of every command.
 EXIT_STATUS = {"faster": 0, "slower": 3, "not comparable": 4, "no change that can be told": 5}
@@ -64,10 +64,10 @@ def verify(
     """
     from nsys_analyzer.capture.plan import Recording, make_plan
     from nsys_analyzer.cli.run_progress import interruptible
-    from nsys_analyzer.experiments.loading import load_runs
+    from nsys_analyzer.experiments.gather import load_runs
     from nsys_analyzer.report.renderers.terminal import print_section
-    from nsys_analyzer.report.sections.verify import answer
-    from nsys_analyzer.runs import ledger
+    from nsys_analyzer.verify import ledger
+    from nsys_analyzer.verify.section import answer
 
     recording = Recording(profiler=profiler if profiler != "none" else "torch")
     options = {} if warmup is None else {"warmup_steps": (warmup,)}
@@ -134,8 +134,8 @@ def _programs(
     Raises:
         ConfigurationError: nobody knows what the old program was.
     """
-    from nsys_analyzer.capture.turns import Program, checkout, measured
-    from nsys_analyzer.runs.targets import is_python, program_target
+    from nsys_analyzer.inputs.targets import is_python, program_target
+    from nsys_analyzer.verify.turns import Program, checkout, measured
 
     made, target = before.run, plan.targets[0]
     words = tuple(shlex.split(old or (made.command if made else "") or ""))
@@ -159,7 +159,7 @@ def _programs(
 def _measure(programs: tuple[Program, Program], folder: Path, limit_s: float, timeout_s: float) -> Turns:
     """Measures pairs of processes until they tell enough, or the time is over."""
     from nsys_analyzer.analysis.comparison.turns import Turns
-    from nsys_analyzer.capture.turns import take_turns
+    from nsys_analyzer.verify.turns import take_turns
 
     begun, pairs = time.monotonic(), list[tuple["Process", "Process"]]()
     for pair in take_turns(programs, folder, timeout_s):
@@ -175,7 +175,7 @@ def _measure(programs: tuple[Program, Program], folder: Path, limit_s: float, ti
 def _record(plan: Plan, folder: Path, timeout_s: float) -> CaptureSummary | None:
     """Records the new program once; None if that fails, which it reports."""
     from nsys_analyzer.capture.jobs import locked, run_sweep
-    from nsys_analyzer.experiments.loading import load_runs
+    from nsys_analyzer.experiments.gather import load_runs
     from nsys_analyzer.system.process import Progress
 
     silent = Progress(lambda *_: None, lambda *_: None)
@@ -194,7 +194,7 @@ def _prediction(
     before: CaptureSummary, after: CaptureSummary | None, asked: str | None
 ) -> tuple[Prediction | None, str]:
     """Returns what the finding that was acted on predicted, or why there is nothing."""
-    from nsys_analyzer.runs.ledger import Prediction
+    from nsys_analyzer.verify.ledger import Prediction
 
     gone = {one.id for one in _findings(after)} if after else set()
     found = [one for one in _findings(before) if (one.id == asked if asked else after and one.id not in gone)]

@@ -11,9 +11,9 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results, figure, option, ratio, several, single
 from nsys_analyzer.experiments.section import bars, namer, rows_table, span
 from nsys_analyzer.experiments.steps import OfModel
+from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.report.model import Block, Details, Lines
 from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT, milliseconds
-from nsys_analyzer.runs.rows import CaseTarget, Times
 from nsys_analyzer.text import phrase
 
 _DEFINITIONS = phrase(

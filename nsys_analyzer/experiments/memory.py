@@ -12,10 +12,10 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results, option, several, single
 from nsys_analyzer.experiments.section import Column, namer, rows_table
 from nsys_analyzer.experiments.steps import PHASES, OfModel
+from nsys_analyzer.inputs.rows import CaseTarget
 from nsys_analyzer.report.model import Block, Cell, Details, Lines
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number
-from nsys_analyzer.runs.rows import CaseTarget
 from nsys_analyzer.text import phrase
 
 #: Time in ms, and the bytes allocated from then on.

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.configuration import OPTIONS, Option
+from nsys_analyzer.inputs.rows import CaseTarget, Row, Task
 from nsys_analyzer.report.model import Block
-from nsys_analyzer.runs.rows import CaseTarget, Row, Task
 from nsys_analyzer.text import Words
 
 C = TypeVar("C")

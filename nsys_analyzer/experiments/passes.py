@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nsys_analyzer.experiments.model import option
-from nsys_analyzer.runs.rows import CaseTarget, Times
+from nsys_analyzer.inputs.rows import CaseTarget, Times
 
 #: ``flash`` needs a GPU; the last two are PyTorch's own.
 IMPLEMENTATIONS = ("unfused", "naive", "blocked", "fused", "tiled", "flash", "sdpa", "sdpa_flash")

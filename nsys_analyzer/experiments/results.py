@@ -14,8 +14,8 @@ from nsys_analyzer.experiments import attention, decode, flash, memory, precisio
 from nsys_analyzer.experiments import compile as compiled
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.experiments.section import make_section
+from nsys_analyzer.inputs.rows import NAME, read_file, typed
 from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
-from nsys_analyzer.runs.rows import NAME, read_file, typed
 from nsys_analyzer.text import phrase
 
 BENCHES: tuple[Bench, ...] = (

@@ -14,10 +14,10 @@ from nsys_analyzer.capture.profilers import INSTALL_TORCH
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow, Bench
 from nsys_analyzer.experiments.results import read_finished, read_rows
+from nsys_analyzer.inputs.rows import NAME, Task, note_command, start_file, written
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
-from nsys_analyzer.runs.machine import provenance, torch_version
-from nsys_analyzer.runs.rows import NAME, Task, note_command, start_file, written
+from nsys_analyzer.system.machine import provenance, torch_version
 from nsys_analyzer.system.process import Progress
 
 _NEEDS_NO_RETRY = ("ok", "oom", "unsupported")

@@ -8,7 +8,7 @@ from typing import Any
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.configuration import ATTENTIONS, DIMENSIONS, MODES, PRECISIONS
 from nsys_analyzer.experiments.model import option, single
-from nsys_analyzer.runs.rows import CaseTarget, Times
+from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.text import phrase
 
 PHASES = ("forward", "loss", "backward", "optimizer")

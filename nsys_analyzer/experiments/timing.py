@@ -8,9 +8,9 @@ from nsys_analyzer.configuration import MODES
 from nsys_analyzer.experiments.model import Bench, Results, mean_ms, several, single
 from nsys_analyzer.experiments.section import bars, curves, extremes, namer, rows_table, side_by_side, span
 from nsys_analyzer.experiments.steps import DEFINITIONS, HOW, PHASES, SHARED, TARGET, StepCase, StepFigures
+from nsys_analyzer.inputs.rows import Row
 from nsys_analyzer.report.model import Block, Details
 from nsys_analyzer.report.units import milliseconds, percent
-from nsys_analyzer.runs.rows import Row
 
 _Row = Row[StepCase, StepFigures]
 

@@ -17,9 +17,9 @@ from nsys_analyzer.analysis.ranks.member import Member, record_members
 from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.export import formats
+from nsys_analyzer.inputs.captures import find_traces
+from nsys_analyzer.inputs.manifest import find_manifest
 from nsys_analyzer.report.writing import Output, check_target
-from nsys_analyzer.runs.captures import find_traces
-from nsys_analyzer.runs.manifest import find_manifest
 from nsys_analyzer.system.atomic_write import atomic_write
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.sources import trace_stem

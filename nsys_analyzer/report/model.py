@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.findings.finding import Place
     from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
-    from nsys_analyzer.runs.rows import Row
+    from nsys_analyzer.inputs.rows import Row
 
 #: What the cells of a column are; ``report.units`` says how each is written.
 Unit = Literal["text", "code", "bar", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]

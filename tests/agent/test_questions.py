@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nsys_analyzer.experiments.loading import load_evidence
-from nsys_analyzer.report.ask import ask
+from nsys_analyzer.experiments.gather import load_evidence
+from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
 from tests.agent.truth import Capture, Times, Trace
 from tests.conftest import DATA, ROOT

@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.ranks.join import runs_of
 from nsys_analyzer.analysis.ranks.matching import group_members, match_collectives
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.inputs.captures import load_captures
 from tests.examples.rows import COUNTS, EXAMPLES
 
 CAPTURES = EXAMPLES / "ranks" / "captures"

@@ -15,7 +15,7 @@ import pandas as pd
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.transformer.models import MODEL_SIZES
 from nsys_analyzer.experiments.model import AnyRow as Row
-from nsys_analyzer.runs.rows import NAME, read_file
+from nsys_analyzer.inputs.rows import NAME, read_file
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from nsys_analyzer.experiments.model import Bench, Results, option, several
 from nsys_analyzer.experiments.section import rows_table
+from nsys_analyzer.inputs.rows import CaseTarget
 from nsys_analyzer.report.model import Block
-from nsys_analyzer.runs.rows import CaseTarget
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.experiments.loading import load_evidence
+from nsys_analyzer.experiments.gather import load_evidence
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.writing import write_as

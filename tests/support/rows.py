@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.experiments.section import make_section
+from nsys_analyzer.inputs.rows import CaseTarget, Row, typed
 from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
-from nsys_analyzer.runs.rows import CaseTarget, Row, typed
 
 C = TypeVar("C")
 F = TypeVar("F")

@@ -1,7 +1,7 @@
 """The hooks in the program's process: calls of modules, backward passes, optimizers, loaders, and ``generate``.
 
 Loaded by ``injected/sitecustomize.py`` under a name of its own. What they are asked to do is one JSON object in the
-environment, which worker processes and launchers inherit: the attributes of ``runs.targets.Annotation``; ``results``,
+environment, which worker processes and launchers inherit: the attributes of ``inputs.targets.Annotation``; ``results``,
 the file for the times of steps and phases, None where they are not wanted, as under a profiler; and ``spellings``, how
 the names of phases are written, for ranges of the program's own.
 

@@ -27,7 +27,7 @@ from .modules import Backward, Modules
 from .ranges import Clock, Ranges, Results, Work
 from .stacks import Lines, Sampler, Waits
 
-#: The variable that holds the descriptor by which two programs take turns (``capture.side_by_side``).
+#: The variable that holds the descriptor by which two programs take turns (``verify.side_by_side``).
 _TURN = "NSYS_ANALYZE_TURN"
 #: What a program writes that opens the capture range by itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")

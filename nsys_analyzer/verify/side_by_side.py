@@ -1,6 +1,6 @@
 """Runs two programs at once that take turns: while one has its steps, the other waits.
 
-    python -m nsys_analyzer.capture.side_by_side '[{"command": […], "folder": …, "variables": {…}, "log": …}, …]'
+    python -m nsys_analyzer.verify.side_by_side '[{"command": […], "folder": …, "variables": {…}, "log": …}, …]'
 
 Each program holds one end of a socket, whose number it finds in ``NSYS_ANALYZE_TURN``. It writes a byte there when it
 has done its block of steps, and goes on when it reads one. One program alone does not wait.

@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.report.ask import Answer, CannotAnswer, ask, in_words
+from nsys_analyzer.questions.ask import Answer, CannotAnswer, ask, in_words
+from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer as Quotable
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Report, Seen, StepBars, Table
-from nsys_analyzer.report.named_figures import FIGURES
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
 from nsys_analyzer.report.renderers.step_bar import legend, letter_of, lines
 from nsys_analyzer.report.sections import build_report

@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.runs.timings import Timing, Timings
+from nsys_analyzer.inputs.timings import Timing, Timings
 
 _ORDER = ("forward", "loss", "backward", "forward+backward", "optimizer", "step")
 #: The phases whose work is the same with and without an optimizer behind it.

@@ -10,8 +10,8 @@ from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, 
 from nsys_analyzer.report.sections.findings import in_a_line
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, milliseconds_between, shifted
-from nsys_analyzer.runs.ledger import Entry, widening
 from nsys_analyzer.text import plural
+from nsys_analyzer.verify.ledger import Entry, widening
 
 _SHORT = {"no change that can be told": "no change seen"}
 _HELD = {True: "yes", False: "no", None: None}

@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import DEBUG, NsysAnalyzerError, TimingsError, TraceError
-from nsys_analyzer.runs.manifest import (
+from nsys_analyzer.inputs.manifest import (
     TIMINGS,
     capture_name,
     configuration_of,
@@ -40,7 +40,7 @@ from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
-    from nsys_analyzer.runs.timings import Timings
+    from nsys_analyzer.inputs.timings import Timings
 
 Result = TypeVar("Result")
 #: Reading one takes a quarter of a second, and 10 ms for each MB of its export: 44 captures of 0.1 to 6.5 MB, and one
@@ -233,8 +233,8 @@ def load_captures(
     rows.sort(key=_order)
     if timings or step_ms:
         from nsys_analyzer.analysis.ranks.matching import group_members
-        from nsys_analyzer.runs.timed import with_timings
-        from nsys_analyzer.runs.timings import Timing, Timings
+        from nsys_analyzer.inputs.timed import with_timings
+        from nsys_analyzer.inputs.timings import Timing, Timings
 
         places = {row.name for row in rows}
         joined = group_members([member for row in rows for member in row.members]) if len(places) > 1 else []
@@ -278,7 +278,7 @@ def timings_beside(
         manifests = [] if files else [path for trace in traces for path in manifests_beside(trace)]
         if not files and not manifests:
             return None
-        from nsys_analyzer.runs.timings import Timings, of_manifest, read_timings
+        from nsys_analyzer.inputs.timings import Timings, of_manifest, read_timings
 
         names = set(_titles(traces).values())
         if manifests:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.inputs.captures import Inputs, holds_captures, load_captures, timings_beside
+from nsys_analyzer.inputs.rows import NAME
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
-from nsys_analyzer.runs.captures import Inputs, holds_captures, load_captures, timings_beside
-from nsys_analyzer.runs.rows import NAME
 from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.text import phrase
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import Summary
-    from nsys_analyzer.runs.timings import Timings
+    from nsys_analyzer.inputs.timings import Timings
 
 
 def load_evidence(
@@ -112,7 +112,7 @@ def reports_at(path: Path) -> list[Path]:
 
 
 def _read(csv_paths: Sequence[Path]) -> Timings:
-    from nsys_analyzer.runs.timings import read_timings  # a report of a trace alone starts without it
+    from nsys_analyzer.inputs.timings import read_timings  # a report of a trace alone starts without it
 
     return read_timings(*csv_paths)
 

@@ -24,9 +24,9 @@ from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_text
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Run
 from nsys_analyzer.errors import ConfigurationError, TimingsError
-from nsys_analyzer.runs.manifest import MANIFEST, TIMINGS, configuration_of, name_by_manifest, run_from
-from nsys_analyzer.runs.rows import Times
-from nsys_analyzer.runs.targets import PHASES
+from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, configuration_of, name_by_manifest, run_from
+from nsys_analyzer.inputs.rows import Times
+from nsys_analyzer.inputs.targets import PHASES
 from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.strict_json import decode_json
 

@@ -21,8 +21,8 @@ from nsys_analyzer.analysis.comparison.turns import Process
 from nsys_analyzer.capture.jobs import LOG
 from nsys_analyzer.capture.profilers import annotating, timed_command
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.runs.machine import answer
-from nsys_analyzer.runs.targets import Target, is_python
+from nsys_analyzer.inputs.targets import Target, is_python
+from nsys_analyzer.system.machine import answer
 from nsys_analyzer.system.process import Job, Result, run_job
 from nsys_analyzer.system.strict_json import decode_json
 
@@ -106,7 +106,7 @@ def _job(program: Program, place: Path, folder: Path) -> dict[str, Any]:
 
 
 def _run(jobs: Sequence[dict[str, Any]], folder: Path, timeout_s: float | None) -> Result:
-    command = [sys.executable, "-m", "nsys_analyzer.capture.side_by_side", json.dumps(jobs)]
+    command = [sys.executable, "-m", "nsys_analyzer.verify.side_by_side", json.dumps(jobs)]
     return run_job(Job(command, timeout_s=timeout_s, ends_all=True), folder / LOG)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
-from nsys_analyzer.report.named_figures import FIGURES, Case, take, unit_of
+from nsys_analyzer.questions.named_figures import FIGURES, Case, take, unit_of
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
 from nsys_analyzer.text import plain
 

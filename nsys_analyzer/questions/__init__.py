@@ -1,0 +1,1 @@
+"""Answers single figures by their names, and checks the claims of a text against them."""

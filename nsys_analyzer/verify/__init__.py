@@ -1,0 +1,1 @@
+"""Measures two programs in turns, and keeps what was predicted and measured."""
