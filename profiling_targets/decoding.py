@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nsys_analyzer.experiments.decode import TARGET, DecodeCase, DecodeFigures
 from nsys_analyzer.inputs.rows import Times
+from nsys_analyzer.trace.schema import MS_PER_S
 from profiling_targets.harness import Config, allocations, config_of, main, set_precision, times_ms
 from profiling_targets.transformer import ATTENTION, SelfAttention, Transformer
 
@@ -145,7 +146,7 @@ def measure(case: DecodeCase, figures: DecodeFigures) -> None:
     times = figures.token_times_ms = decoding.tokens_ms(case.tokens)
     figures.between_tokens = Times.of(times[1:])
     figures.between_tokens_p95_ms = statistics.quantiles(times[1:], n=20, method="inclusive")[-1]
-    figures.tokens_per_s = case.batch_size / figures.between_tokens.ms * 1e3
+    figures.tokens_per_s = case.batch_size / figures.between_tokens.ms * MS_PER_S
 
 
 if __name__ == "__main__":

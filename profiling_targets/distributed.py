@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from nsys_analyzer.configuration import OPTIONS
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 from profiling_targets import harness
 from profiling_targets.harness import Config, Times, annotate, command_line, profiler, read_options, synchronize
 from profiling_targets.parallelism import STRATEGIES, Rank, SharedTraining, Sharing
@@ -53,8 +54,8 @@ def plant(lateness: Lateness, training: SharedTraining) -> list[float]:
 
     def sleep() -> None:
         before = time.perf_counter_ns()
-        time.sleep(lateness.late_ms / 1e3)
-        delays.append((time.perf_counter_ns() - before) / 1e6)
+        time.sleep(lateness.late_ms / MS_PER_S)
+        delays.append((time.perf_counter_ns() - before) / NS_PER_MS)
 
     if training.rank.number == lateness.late_rank:
         training.before_load = sleep
@@ -98,7 +99,7 @@ def measure(
     ended = time.perf_counter_ns()  # the last step lasts until the GPU has done it
     meet()
     profiler("stop", device)
-    times["step"] = [(later - begin) / 1e6 for begin, later in pairwise([*begins, ended])]
+    times["step"] = [(later - begin) / NS_PER_MS for begin, later in pairwise([*begins, ended])]
     if delays:
         times["delay"] = delays[-config.steps :]
     return {"loss": training.value.item() if training.has_loss else None}

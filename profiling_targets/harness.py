@@ -35,6 +35,7 @@ from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Ru
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.rows import CaseTarget, written
 from nsys_analyzer.system.atomic_write import write_text
+from nsys_analyzer.trace.schema import NS_PER_MS
 
 C = TypeVar("C")
 F = TypeVar("F")
@@ -132,7 +133,7 @@ def run(
         profiler("start", device)
         for _ in range(options.steps):
             for phase, ns in step_ns(phases, device).items():
-                times.setdefault(phase, []).append(ns / 1e6)
+                times.setdefault(phase, []).append(ns / NS_PER_MS)
         profiler("stop", device)
         return {}
 
@@ -250,7 +251,7 @@ def times_ms(
         before = time.perf_counter_ns()
         work()
         synchronize(device)
-        times.append((time.perf_counter_ns() - before) / 1e6)
+        times.append((time.perf_counter_ns() - before) / NS_PER_MS)
     return times[warmup:]
 
 

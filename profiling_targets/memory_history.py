@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures, PhaseFigures, Point, SavedLine
+from nsys_analyzer.trace.schema import NS_PER_MS, US_PER_MS
 from profiling_targets.harness import NotHereError, Phases, config_of, main, step_ns
 from profiling_targets.transformer import Block, Training
 
@@ -83,7 +84,7 @@ def record(phases: Phases) -> tuple[list[MemoryEvent], list[Span], int]:
             start = time.time_ns()
             phase()
             torch.cuda.synchronize()
-            spans.append(Span(name, (start - began) / 1e6, (time.time_ns() - began) / 1e6))
+            spans.append(Span(name, (start - began) / NS_PER_MS, (time.time_ns() - began) / NS_PER_MS))
         trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
@@ -100,7 +101,7 @@ def reduced(trace: Sequence[dict[str, Any]], began_ns: int) -> list[MemoryEvent]
     events = []
     for entry in trace:
         if sign := _TENSORS.get(entry["action"]):
-            ms = entry["time_us"] / 1e3 - began_ns / 1e6
+            ms = entry["time_us"] / US_PER_MS - began_ns / NS_PER_MS
             of_model = [frame for frame in entry.get("frames", ()) if frame["filename"] == _MODEL]  # innermost first
             line, function = (of_model[0]["line"], of_model[0]["name"]) if of_model else (0, "")
             in_block = any(frame["name"] == _FORWARD.co_name and frame["line"] in _BLOCK_LINES for frame in of_model)

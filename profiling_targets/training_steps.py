@@ -9,6 +9,7 @@ import torch
 
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures
 from nsys_analyzer.inputs.rows import Times
+from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 from profiling_targets.harness import config_of, main, step_ns, synchronize
 from profiling_targets.transformer import Training
 
@@ -22,14 +23,14 @@ def measure(case: StepCase, figures: StepFigures) -> None:
     synchronize(case.device)  # what made the model is no part of the first step
     times: dict[str, list[float]] = {}
     for index in range(case.warmup_steps + case.steps):
-        step = {phase: ns / 1e6 for phase, ns in step_ns(phases, case.device).items()}
+        step = {phase: ns / NS_PER_MS for phase, ns in step_ns(phases, case.device).items()}
         if not index:
             figures.first_step_ms = step["step"]
         for phase, ms in step.items() if index >= case.warmup_steps else ():
             times.setdefault(phase, []).append(ms)
     for phase, values in times.items():
         setattr(figures, phase, Times.of(values))
-    figures.tokens_per_s = case.batch_size * case.context_length / Times.of(times["step"]).ms * 1e3
+    figures.tokens_per_s = case.batch_size * case.context_length / Times.of(times["step"]).ms * MS_PER_S
     if case.device == "cuda":
         figures.peak_allocated_bytes = torch.cuda.max_memory_allocated()
 

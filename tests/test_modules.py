@@ -24,11 +24,11 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.report.sections.modules import answer_modules
 from nsys_analyzer.text import plain
+from nsys_analyzer.trace.schema import NS_PER_MS
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, PID, Export
 
 RealCapture = Callable[[str], Path]
 RealSummary = Callable[[str], CaptureSummary]
-NS_PER_MS = 1e6
 NOTHING = Work(0.0, 0.0)
 
 

@@ -11,6 +11,7 @@ import click
 
 from nsys_analyzer.cli.help import command
 from nsys_analyzer.cli.options import folder_argument, tell
+from nsys_analyzer.trace.schema import NS_PER_MS
 
 if TYPE_CHECKING:
     from nsys_analyzer.trace.reader import Reader
@@ -112,7 +113,7 @@ def _ranges(trace: Trace) -> Iterator[str]:
     total = np.bincount(ranges.name, weights=ranges.end - ranges.start, minlength=len(ranges.names))
     order = [int(i) for i in np.argsort(-total, kind="stable") if count[i]]
     for i in order[:_RANGES_SHOWN]:
-        yield f"{ranges.names[i] or '(unnamed)'}: {count[i]:,}, {total[i] / 1e6:,.3f}"
+        yield f"{ranges.names[i] or '(unnamed)'}: {count[i]:,}, {total[i] / NS_PER_MS:,.3f}"
     if len(order) > _RANGES_SHOWN:
         yield f"and {len(order) - _RANGES_SHOWN} more names"
     for i in np.unique(trace.open_ranges.name).tolist():

@@ -18,6 +18,7 @@ from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING
 from nsys_analyzer.configuration import LEDGER, OPTIONS
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.text import listed
+from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
@@ -91,7 +92,9 @@ class _Milliseconds(click.FloatRange):
             number = float(match[1] if match else value)
         except ValueError:
             self.fail(f"{value!r} is no time, such as 35 or 35ms", param, ctx)
-        unit = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "s": 1e3}.get(match[2] if match else "", 1.0)
+        unit = {"ns": 1 / NS_PER_MS, "us": 1 / US_PER_MS, "µs": 1 / US_PER_MS, "μs": 1 / US_PER_MS, "s": MS_PER_S}.get(
+            match[2] if match else "", 1.0
+        )
         return super().convert(number * unit, param, ctx)
 
 

@@ -12,6 +12,7 @@ from nsys_analyzer.experiments.steps import HOW, PHASES, SHARED, TARGET, StepCas
 from nsys_analyzer.report.model import Block, Cell, Details
 from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.trace.schema import MS_PER_S
 
 #: Parts of a step whose speed-up is shown.
 PARTS = ("forward", "backward", "step")
@@ -36,7 +37,7 @@ def speed_up(pair: dict[bool, AnyRow], part: str) -> float | None:
 def compile_s(pair: dict[bool, AnyRow]) -> float | None:
     """Returns the first step of the compiled run without the median of the measured ones, in seconds."""
     first, step = (figure(pair.get(True), name) for name in ("first_step_ms", "step.median_ms"))
-    return None if first is None or step is None else (first - step) / 1e3
+    return None if first is None or step is None else (first - step) / MS_PER_S
 
 
 def repaid_after(pair: dict[bool, AnyRow]) -> int | None:
@@ -46,7 +47,7 @@ def repaid_after(pair: dict[bool, AnyRow]) -> int | None:
         return None
     eager, compiled = (pair[key].figures.step.median_ms for key in (False, True))
     saved_ms: float = eager - compiled
-    return round(seconds * 1e3 / saved_ms)
+    return round(seconds * MS_PER_S / saved_ms)
 
 
 def _answers(results: Results) -> Iterator[Words]:

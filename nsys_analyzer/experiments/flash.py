@@ -22,6 +22,7 @@ from nsys_analyzer.experiments.section import curves, rows_table, scientific, si
 from nsys_analyzer.report.model import Block, Cell, Details
 from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.trace.schema import MS_PER_S
 
 _IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
@@ -44,7 +45,7 @@ def flops_per_s(row: AnyRow, name: str) -> float | None:
     case, ms = row.case, mean_ms(row, name)
     length = case.context_length
     scores = case.batch_size * case.heads * (length * (length + 1) / 2 if case.causal else length**2)
-    return _FLOPS[name] * case.d_head * scores / ms * 1e3 if ms else None
+    return _FLOPS[name] * case.d_head * scores / ms * MS_PER_S if ms else None
 
 
 def over_peers(rows: dict[str, AnyRow], name: str) -> float | None:

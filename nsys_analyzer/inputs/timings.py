@@ -29,6 +29,7 @@ from nsys_analyzer.inputs.rows import Times
 from nsys_analyzer.inputs.targets import PHASES
 from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
 
 #: The table that a sweep writes, its file and its columns; times in milliseconds over the measured steps.
 NAME = TIMINGS
@@ -41,7 +42,7 @@ WRITTEN = (
 )  # fmt: skip
 #: The column of a phase's mean times, in a table with a column for each phase, and its units.
 _OF_A_PHASE = re.compile(r"(forward|loss|backward|forward\+backward|optimizer|step)_(ns|us|ms|s)")
-_UNITS_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+_UNITS_MS = {"ns": 1 / NS_PER_MS, "us": 1 / US_PER_MS, "ms": 1.0, "s": MS_PER_S}
 #: The columns of the times of one phase, which its row names.
 _OF_ONE = {f"{name}_ms": 1.0 for name in _STATISTICS}
 _OF_A_RUN = {*WRITTEN, "optimizer"} - {"phase", *_OF_ONE}  # older tables of a sweep have its name

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+#: How many of one unit of time are in another. Times are integers in ns until they are shown.
+NS_PER_US, NS_PER_MS, NS_PER_S, US_PER_MS, MS_PER_S = 1e3, 1e6, 1e9, 1e3, 1e3
 #: Stands for a time that the file does not hold, such as the end of a range that has none.
 NO_TIME = -(2**62)
 

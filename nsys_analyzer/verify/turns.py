@@ -25,6 +25,7 @@ from nsys_analyzer.inputs.targets import Target, is_python
 from nsys_analyzer.system.machine import answer
 from nsys_analyzer.system.process import Job, Result, run_job
 from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.trace.schema import MS_PER_S
 
 #: So long a block takes, and so long all of a process, about as its start; the fewest and most steps of a block, and
 #: the fewest and most blocks.
@@ -58,7 +59,7 @@ def measured(target: Target, step_ms: float | None) -> Target:
         raise ConfigurationError(
             "The steps of this program cannot be timed without a profiler", "nsys-analyze compare compares two captures"
         )
-    step_s = (step_ms or 1e3) / 1e3
+    step_s = step_ms / MS_PER_S if step_ms else 1.0
     block = min(max(round(_BLOCK_S / step_s), _STEPS[0]), _STEPS[1])
     blocks = min(max(round(_MEASURED_S / step_s / block), _BLOCKS[0]), _BLOCKS[1])
     asked = replace(target.annotation, steps=blocks * block, block=block, run_to_end=False, modules=False, stacks=False)

@@ -21,6 +21,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.system.plugins import FINDINGS, left_out_if_it_fails, plugins
 from nsys_analyzer.text import Words, about, about_percent, phrase, plural
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
+from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: What is looked for; of two findings that save as much, the one that is named first here comes first.
 RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES, *serving.RULES)
@@ -103,7 +104,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     error = study.replay.step_ns / study.measured_ns - 1 if study.measured_ns else 0.0
     unprofiled = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     baselines, scale = baselines_of(study, profiled, unprofiled)
-    replayed = [replay.step_ns / 1e6 * scale for replay in baselines]
+    replayed = [replay.step_ns / NS_PER_MS * scale for replay in baselines]
     shortest, longest = min(replayed), max(replayed)
     busy = step.total_ms - step.idle_ms
     low, high = (unprofiled or unprofiled_ms(ms, busy, profiled) for ms in (shortest, longest))
@@ -157,13 +158,15 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
 
 def _start_up(step: StepSummary, study: Study) -> str:
     """Says which calls start the program up, if these take much of the only pass; else returns an empty text."""
-    call_ns, total_ms = study.replay.after - study.replay.pause, float(study.replay.after.sum()) / 1e6
+    call_ns, total_ms = study.replay.after - study.replay.pause, float(study.replay.after.sum()) / NS_PER_MS
     slow = (call_ns >= _START_UP_NS) & (study.replay.awaited < 0) & ~np.isin(study.call, (COPY, SYNCHRONIZE))
-    ms = float(call_ns[slow].sum()) / 1e6
+    ms = float(call_ns[slow].sum()) / NS_PER_MS
     if step.instances > 1 or ms < _ONE_TIME_SHARE * total_ms or not ms:
         return ""
     longest = np.argsort(np.where(slow, -call_ns, 0))[: slow.sum()]
-    calls = listed([f"{study.apis[study.api[at]].partition('_v')[0]} {about(call_ns[at] / 1e6)} ms" for at in longest])
+    calls = listed(
+        [f"{study.apis[study.api[at]].partition('_v')[0]} {about(call_ns[at] / NS_PER_MS)} ms" for at in longest]
+    )
     share = f"whose start-up calls take {about(ms)} of {about(total_ms)} ms, as they do once ({calls})"
     return f"this is a cold start, {share}. Record steps after the warm-up"
 
@@ -181,12 +184,12 @@ def baselines_of(study: Study, length_ms: float, timed_ms: float | None) -> tupl
         most.at_pace(_CPU, study.unrecorded_ns).with_graph_launches(_GRAPH_NS, _NODE_NS),
     )
     if timed_ms:
-        step_ns = timed_ms * 1e6
+        step_ns = timed_ms * NS_PER_MS
         # A step that the GPU fills takes as long whatever launching costs: its length does not tell that cost.
         near = [replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _SAME]
         return tuple(_lasting(replay, step_ns) for replay in near or _fitted(study, most, step_ns)), 1.0
     # What a replay says of the steps that it looks at holds for the length of a step.
-    return baselines, length_ms / (study.replay.step_ns / 1e6) if study.replay.step_ns else 1.0
+    return baselines, length_ms / (study.replay.step_ns / NS_PER_MS) if study.replay.step_ns else 1.0
 
 
 def unprofiled_ms(replayed_ms: float, busy_ms: float, profiled_ms: float) -> float:
@@ -239,7 +242,7 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
     for candidate, (low, middle, high) in ranked:
         # The first change saves least; beside others a change may cost, and is not made then.
         left = [min(candidate.changes[0](replay), replay, key=lambda steps: steps.step_ns) for replay in left]
-        left_ms = [replay.step_ns / 1e6 * case.scale for replay in left]
+        left_ms = [replay.step_ns / NS_PER_MS * case.scale for replay in left]
         words = case.step.in_words
         yield Finding(
             candidate.id,
@@ -270,7 +273,7 @@ def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate], gone_m
         for explaining in before:
             baseline = min(explaining.changes[-1](baseline), baseline, key=lambda steps: steps.step_ns)
         ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
-        saved_ms += [max(saved_ns, 0.0) / 1e6 * case.scale for saved_ns in ns]
+        saved_ms += [max(saved_ns, 0.0) / NS_PER_MS * case.scale for saved_ns in ns]
         if max(saved_ms) < _NEGLIGIBLE * case.step_ms:
             return 0.0, 0.0, 0.0  # other baselines differ by less
     low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=case.timed)

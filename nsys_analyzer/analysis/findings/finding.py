@@ -19,6 +19,7 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.text import Words, about_percent, plural
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
+from nsys_analyzer.trace.schema import NS_PER_MS
 
 _BACKWARD = re.compile("(?i)backward|_bwd")
 #: Callers that are named.
@@ -162,8 +163,12 @@ class Case:
 
     def paused_ms(self, pause_ns: Floats | Ints) -> float:
         """Returns the sum of pauses in a profiled step, ms, scaled to the step's length."""
-        total_ms = float(pause_ns.sum()) / self.study.steps / 1e6
-        return total_ms * self.step.length_ms / (self.study.measured_ns / 1e6) if self.study.measured_ns else total_ms
+        total_ms = float(pause_ns.sum()) / self.study.steps / NS_PER_MS
+        return (
+            total_ms * self.step.length_ms / (self.study.measured_ns / NS_PER_MS)
+            if self.study.measured_ns
+            else total_ms
+        )
 
     def off_cpu(self, pauses: Bools) -> tuple[str, ...]:
         """Says for how much of the pauses behind some calls the program has no CPU, where that was noted."""

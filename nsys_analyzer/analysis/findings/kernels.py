@@ -29,6 +29,7 @@ from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.text import about, about_percent
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
+from nsys_analyzer.trace.schema import US_PER_MS
 
 #: So many times what a launch usually takes, the first launch of a kernel takes at least: it loads the kernel.
 _LOADING = 10
@@ -268,7 +269,8 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
         tuple(saved(share * separate) for share in (least, most)),
         (
             f"{times(study.count(separate), 'kernel')} a step, elementwise, reductions, norms and casts, take {ms:.3g} "
-            f"ms ({about_percent(ms / case.step_ms)} of the step), {ms / study.count(separate) * 1e3:.3g} µs each.",
+            f"ms ({about_percent(ms / case.step_ms)} of the step), "
+            f"{ms / study.count(separate) * US_PER_MS:.3g} µs each.",
             f"They stand in chains of {typical:.2g} kernels on average, one directly behind the other.",
         ),
         "The step is replayed with each chain of k kernels as one: 1/k to 2/k of the time of its elementwise kernels "

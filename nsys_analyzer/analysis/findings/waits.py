@@ -23,6 +23,7 @@ from nsys_analyzer.trace.columns import (
     PAGEABLE_TO_DEVICE,
     SYNCHRONIZE,
 )
+from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_S, US_PER_MS
 
 #: What it takes to get a batch that is ready: out of a queue, as far as the loop's own thread works for it, ns.
 _READY_NS = (500_000, 50_000)
@@ -116,7 +117,7 @@ def find_pageable_copy(case: Case) -> Iterator[Candidate]:
         ready = replay.with_pauses(loading, _COPIED_NS).without_waits(calls)
         return ready.without_calls(calls & (study.call == COPY)).with_work(np.where(copies, 0.0, 1.0))
 
-    size, ms = study.size[copies].sum() / study.steps, study.duration[copies].sum() / study.steps / 1e6
+    size, ms = study.size[copies].sum() / study.steps, study.duration[copies].sum() / study.steps / NS_PER_MS
     yield Candidate(
         "pageable_copy",
         f"{'Batches are' if is_batch else 'Data is'} copied from pageable memory",
@@ -148,7 +149,7 @@ def pinned_copies(study: Study) -> Change:
     """Returns a change that makes these from pinned memory: faster, and without a wait."""
     copies = pageable_copies(study)
     calls = study.copying(copies)
-    faster = np.minimum(study.size / _PINNED_BYTES_PER_S * 1e9 / np.maximum(study.duration, 1), 1.0)
+    faster = np.minimum(study.size / _PINNED_BYTES_PER_S * NS_PER_S / np.maximum(study.duration, 1), 1.0)
     return lambda replay: replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
 
 
@@ -172,7 +173,7 @@ def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
     def gone(replay: Replay) -> Replay:
         return replay.without_calls(around).with_pauses(pausing, 0.0).with_work(np.where(copies, 0.0, 1.0))
 
-    size, ms = study.size[copies].sum() / study.steps, study.duration[copies].sum() / study.steps / 1e6
+    size, ms = study.size[copies].sum() / study.steps, study.duration[copies].sum() / study.steps / NS_PER_MS
     pageable = study.size[copies & (study.copy == DEVICE_TO_PAGEABLE)].sum() / max(study.size[copies].sum(), 1)
     yield Candidate(
         "device_to_host_copy",
@@ -271,7 +272,7 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
         stalls[study.replay.first_call[1:] - 1] = False
     if not stalls.any():
         return
-    count, ms = float(stalls.sum()) / study.steps, float(pause[stalls].sum()) / study.steps / 1e6
+    count, ms = float(stalls.sum()) / study.steps, float(pause[stalls].sum()) / study.steps / NS_PER_MS
     without_loading = stalls & ~study.loading
     where = _longest_ranges(study.pause_range[without_loading], pause[without_loading], study.ranges)
     yield Candidate(
@@ -279,10 +280,10 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
         "The CPU stops launching work",
         tuple(_shorter_pauses(stalls, study.replay.pause - pause + ns) for ns in _STALL_LEFT_NS),
         (
-            f"Each step holds {times(count, 'pause')} of {_LONG_PAUSE_NS / 1e6:.0f} ms or more"
+            f"Each step holds {times(count, 'pause')} of {_LONG_PAUSE_NS / NS_PER_MS:.0f} ms or more"
             f"{'' if count == round(count) else ' on average'}, {about(ms)} ms together, "
             f"in which the program makes no CUDA call{where}.",
-            f"The longest takes {about(pause[stalls].max() / 1e6)} ms.",
+            f"The longest takes {about(pause[stalls].max() / NS_PER_MS)} ms.",
             *case.off_cpu(stalls),
         ),
         "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",
@@ -351,7 +352,7 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
 
     work = study.busy_ms
     launches = float(study.on_device.sum()) / study.steps
-    on_gpu, by_program = (about(ms / max(launches, 1) * 1e3) for ms in (work, case.step_ms))
+    on_gpu, by_program = (about(ms / max(launches, 1) * US_PER_MS) for ms in (work, case.step_ms))
     yield Candidate(
         "launch_bound",
         "The GPU waits for launches",

@@ -22,6 +22,7 @@ from nsys_analyzer.errors import ON_GPU, RECORD, CannotAnswerError, Configuratio
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import GRAPH
+from nsys_analyzer.trace.schema import NS_PER_MS
 
 Where = Literal["GPU", "CPU", "queue"]
 #: The parts of the critical path that are none of the GPU's work: three of the CPU's, and what is between both.
@@ -202,7 +203,7 @@ def _try(
     pairs = [(replay, replay) for replay in baselines for _ in range(2)]
     for change in changes.values():
         pairs = [(before, change[place % 2](after)) for place, (before, after) in enumerate(pairs)]
-    ms = [(before.step_ns / 1e6 * scale, after.step_ns / 1e6 * scale) for before, after in pairs]
+    ms = [(before.step_ns / NS_PER_MS * scale, after.step_ns / NS_PER_MS * scale) for before, after in pairs]
     bounds = [timed_ms or unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
     step_ms = sum(bounds) / 2
     saved_ms = [before - after for before, after in ms]
@@ -315,7 +316,7 @@ def _range_times(study: Study, name: str, factor: float) -> Change:
 def _work_ms(replay: Replay) -> float:
     """The GPU's work and the CPU's own time in a step, ms."""
     own = replay.own[replay.awaited >= 0]
-    return float(replay.work.sum() + replay.after.sum() + own.sum()) / replay.steps / 1e6
+    return float(replay.work.sum() + replay.after.sum() + own.sum()) / replay.steps / NS_PER_MS
 
 
 def _path(study: Study, before: Replay, after: Replay, scale: float, labels: Sequence[str]) -> tuple[PathPart, ...]:
@@ -323,7 +324,7 @@ def _path(study: Study, before: Replay, after: Replay, scale: float, labels: Seq
     sides = [_parts(study, replay, labels or ("",)) for replay in (before, after)]
     ms = {key: [side[key] * scale for side in sides] for key in sides[0]}
     parts = [PathPart(part, _PLACES.get(part, "GPU"), old, new, rank) for (part, rank), (old, new) in ms.items()]
-    least = _LEAST * before.step_ns / 1e6 * scale
+    least = _LEAST * before.step_ns / NS_PER_MS * scale
     listed = [part for part in parts if max(part.before_ms, part.after_ms) >= least]
     return tuple(sorted(listed, key=lambda part: -part.before_ms))
 
@@ -344,4 +345,4 @@ def _parts(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[st
         parts[LAUNCHING, label] = float((calls * replay.after)[mine].sum() - pauses[mine].sum())
     steps = replay.steps - 1 if replay.steps > 2 else replay.steps
     parts[LATENCY, ""] = max(replay.step_ns * steps - sum(parts.values()), 0.0)
-    return {key: ns / steps / 1e6 for key, ns in parts.items()}
+    return {key: ns / steps / NS_PER_MS for key, ns in parts.items()}

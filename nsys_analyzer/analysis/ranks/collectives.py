@@ -24,8 +24,8 @@ from nsys_analyzer.analysis.ranks.member import (
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, PIPELINE, SHARDED, CollectiveFigures
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.trace.arrays import Ints, distinct_rows
+from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
-_NS_PER_MS = 1e6
 #: A message of so few bytes carries a loss, a norm or a flag, not activations, gradients or weights.
 _SMALL = 4096
 #: Without sizes, collectives that are so much rarer than the usual ones are taken to be such, too.
@@ -99,7 +99,7 @@ def collective_figures(
             for columns in (durations, waited, is_match)
         )
         takers = len({position for position, _ in rows})
-        in_all = takers * len(steps[0]) * _NS_PER_MS  # to ms of one step of one rank
+        in_all = takers * len(steps[0]) * NS_PER_MS  # to ms of one step of one rank
         known = bool(waits) and bool(matched.any()) and not lacks_ranks
         transfer = Stats.of_ns((duration - waiting)[matched]) if known else Stats()
         link = _bytes_over_a_link(kind, size, ranks)
@@ -113,7 +113,7 @@ def collective_figures(
                 duration_ms=Stats.of_ns(duration),
                 waiting_ms=float(waiting.sum()) / in_all if known else None,
                 transfer_ms=float((duration - waiting).sum()) / in_all if known else None,
-                bus_bytes_per_s=link / (transfer.median / 1e3) if link and transfer.median else None,
+                bus_bytes_per_s=link / (transfer.median / MS_PER_S) if link and transfer.median else None,
             )
         )
     return tuple(sorted(figures, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))

@@ -37,8 +37,8 @@ from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import Words, phrase, plural
 from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.schema import NS_PER_MS
 
-_NS_PER_MS = 1e6
 #: Clocks whose error is a larger share of a step tell nothing of who waits for whom.
 _TOO_FAR = 0.05
 #: A rank that is the slowest in fewer of the steps is so by chance as well.
@@ -165,7 +165,7 @@ class Join:
         if self.own.size:
             median = np.median(self.own, axis=1)
             slowest, fastest = int(np.argmax(median)), int(np.argmin(median))
-            skew = max(float(np.median(self.own[slowest] - self.own[fastest])), 0.0) / _NS_PER_MS
+            skew = max(float(np.median(self.own[slowest] - self.own[fastest])), 0.0) / NS_PER_MS
             takes_turns = float((self.own.argmax(axis=0) == slowest).mean()) < _STEADY
         collectives: tuple[CollectiveFigures, ...] = ()
         if len(self.shared):
@@ -199,9 +199,7 @@ class Join:
         if spread > _TOO_FAR * np.median(self.walls[0]):
             return None
         one_clock = len({member.capture for member in self.members}) == 1
-        return Alignment(
-            one_clock, spread / _NS_PER_MS, min(clock.collectives for clock in others if clock.collectives)
-        )
+        return Alignment(one_clock, spread / NS_PER_MS, min(clock.collectives for clock in others if clock.collectives))
 
     def _rank(self, position: int) -> RankFigures:
         """Returns the figures of a member: means of the shared steps near the median, and all of these one by one."""
@@ -213,7 +211,7 @@ class Join:
             near = steps[(walls >= shortest) & (walls <= longest)]
 
         def ms(ns: Ints) -> float:
-            return float(ns[near].mean()) / _NS_PER_MS if len(near) else 0.0
+            return float(ns[near].mean()) / NS_PER_MS if len(near) else 0.0
 
         # What means of exposed communication and idle time are multiplied by, so that parts add up to a step's length:
         # the mean of the steps near the median is not quite the median.
@@ -222,7 +220,7 @@ class Join:
 
         exposed_ms = ms(member.exposed_communication)
         columns = [walls, self.own[position]] if self.waits else [walls]
-        rows = zip(*((column / _NS_PER_MS).tolist() for column in columns), strict=True)
+        rows = zip(*((column / NS_PER_MS).tolist() for column in columns), strict=True)
         numbers = self.numbers[position][steps].tolist()
         figures = RankFigures(
             label=member.label,
@@ -263,7 +261,7 @@ class Join:
         """Returns by how much a member's clock is ahead of the first one's: absolute times where both are known."""
         first = self.members[0]
         starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
-        return (clock.offset_ns + starts) / _NS_PER_MS
+        return (clock.offset_ns + starts) / NS_PER_MS
 
     def _notes(self) -> Iterator[Words]:
         """Yields what a reader must know of the join."""
@@ -313,7 +311,7 @@ class Join:
         pairs = zip(self.members, self.clocks, strict=True)
         offsets_ms = [abs(self._offset_ms(m, clock)) for m, clock in pairs if clock and m.started_utc_ns]
         far = max(offsets_ms, default=0.0) if self.members[0].started_utc_ns else 0.0
-        return far if far > float(np.median(self.walls[0])) / _NS_PER_MS / 2 else 0.0
+        return far if far > float(np.median(self.walls[0])) / NS_PER_MS / 2 else 0.0
 
     def _why_not_aligned(self) -> Words:
         """Returns why the clocks of several members are not aligned."""
@@ -327,7 +325,7 @@ class Join:
             return "The collectives of every step differ from rank to rank, so nothing is known to wait."
         if not self.matches:
             return "No collective of a rank can be told to be one of another rank, so nothing is known to wait."
-        spread = max(clock.spread_ns for clock in self.clocks if clock) / _NS_PER_MS
+        spread = max(clock.spread_ns for clock in self.clocks if clock) / NS_PER_MS
         return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", spread)
 
 

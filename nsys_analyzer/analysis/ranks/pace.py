@@ -18,6 +18,7 @@ from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: Steps are replayed at these costs of an event, as multiples of the highest cost; between them, they are interpolated.
 _COSTS = (0.0, 1.0, 3.0)
@@ -60,4 +61,4 @@ def _unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -> list[fl
 
 def _steps_ms(replays: Sequence[Replay], cost: float) -> list[float]:
     """Returns the length of a step of each rank if recording an event costs this multiple of the highest cost."""
-    return [replay.with_events_costing(cost).step_ns / 1e6 for replay in replays]
+    return [replay.with_events_costing(cost).step_ns / NS_PER_MS for replay in replays]

@@ -17,6 +17,7 @@ from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Floats, Ints, distinct_rows
 from nsys_analyzer.trace.columns import SYNCHRONIZE
+from nsys_analyzer.trace.schema import NS_PER_MS
 from nsys_analyzer.trace.stacks import Frame, Stacks
 
 #: Lines that are named, the share that each has at least, and the samples that tell them at least.
@@ -96,7 +97,7 @@ class Voters:
             chosen.append(some.select(np.flatnonzero(mask)))
         one = next(filter(len, chosen), chosen[0])
         if ms is None:
-            ms = int((one.end - one.start).sum()) / len(self._windows) / 1e6
+            ms = int((one.end - one.start).sum()) / len(self._windows) / NS_PER_MS
         return self.hottest(one.start, one.end, ms) + (self.of_loader() if CAUSES[cause] == "data" else ())
 
     def of_calls(self, started: Ints) -> Votes:
@@ -175,7 +176,7 @@ class Votes:
         before = np.maximum(behind - 1, 0)
         nearest = np.where(place - sampled[before] <= sampled[behind] - place, before, behind)
         rate = np.bincount(nearest, work_ns, len(sampled)) / np.bincount(at, self.weight[chosen])
-        ms = float(work_ns.sum()) / steps / 1e6
+        ms = float(work_ns.sum()) / steps / NS_PER_MS
         return _ranked(self.stacks, self.stack[chosen], self.weight[chosen] * rate[at], ms)
 
 

@@ -19,6 +19,7 @@ from nsys_analyzer.analysis.steps.windows import Steps
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import REQUEST, StepOfServing
+from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 
 #: Kernels that are kept of each kind.
 _KERNELS = 8
@@ -34,7 +35,7 @@ class Quantiles:
     @staticmethod
     def of_ns(values: Ints) -> Quantiles:
         """Returns those of durations in ns."""
-        median, p95 = np.quantile(values / 1e6, [0.5, 0.95]).tolist()
+        median, p95 = np.quantile(values / NS_PER_MS, [0.5, 0.95]).tolist()
         return Quantiles(median, p95)
 
 
@@ -132,7 +133,7 @@ class Serving:
 
         def known(kind: StepKind) -> StepKind:
             cache = None if kind.positions is None or of_position is None else of_position * kind.positions
-            least = (weights + (cache or 0)) / bytes_per_s * 1e3 if bytes_per_s else None
+            least = (weights + (cache or 0)) / bytes_per_s * MS_PER_S if bytes_per_s else None
             return replace(kind, weights_bytes=weights, cache_bytes=cache, least_ms=least, counted=counted)
 
         return replace(self, kinds=tuple(known(kind) if kind.kind == "decode" else kind for kind in self.kinds))
@@ -160,7 +161,7 @@ def _of_kind(work: ProcessWork, steps: Steps, kind: StepOfServing, chosen: Bools
     follows = np.append(steps.every.called[1:] == steps.every.left[:-1], False)[chosen]
     between = (windows.left - windows.ended)[follows]
     tokens = [mark.tokens for mark in marks if mark.tokens is not None]
-    seconds = float(windows.length.sum()) / 1e9
+    seconds = float(windows.length.sum()) / NS_PER_S
     return StepKind(
         **{one.name: getattr(main, one.name) for one in fields(DeviceSteps)},
         kind=kind,
@@ -170,7 +171,7 @@ def _of_kind(work: ProcessWork, steps: Steps, kind: StepOfServing, chosen: Bools
         tokens=_median([mark.tokens for mark in marks]),
         positions=_median([mark.positions for mark in marks]),
         tokens_per_s=sum(tokens) / seconds if len(tokens) == len(marks) and seconds else None,
-        between_ms=float(np.median(between)) / 1e6 if len(between) else None,
+        between_ms=float(np.median(between)) / NS_PER_MS if len(between) else None,
         kernels=main.kernels[:_KERNELS],
     )
 
@@ -191,7 +192,9 @@ def _held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
     held = (wait > 0) & (goes_on[decode[1:]] - goes_on[decode[:-1]] == np.diff(decode))
     if not held.any():
         return None
-    return HeldUp(int(held.sum()), len(wait), Quantiles.of_ns(wait[held]), int(wait[held].sum()) / len(wait) / 1e6)
+    return HeldUp(
+        int(held.sum()), len(wait), Quantiles.of_ns(wait[held]), int(wait[held].sum()) / len(wait) / NS_PER_MS
+    )
 
 
 def _requests(attributed: AttributedTrace, process: int, steps: Steps, kind: npt.NDArray[np.str_]) -> Requests | None:

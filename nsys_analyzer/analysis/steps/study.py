@@ -39,6 +39,7 @@ from nsys_analyzer.trace.columns import (
     process_of,
 )
 from nsys_analyzer.trace.metadata import Gpu
+from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 
 #: Steps that are studied, and the calls that they may have together.
 _FEWEST, _MOST_STEPS, _MOST_CALLS = 3, 10, 15_000
@@ -214,7 +215,7 @@ class Study:
         """The GPU's work in a step, of the steps that a replay looks at, ms."""
         left_out = 1 if self.steps >= _FEWEST else 0
         later = self.replay.launch >= self.replay.first_call[left_out]
-        return float(self.exposed[later].sum()) / (self.steps - left_out) / 1e6
+        return float(self.exposed[later].sum()) / (self.steps - left_out) / NS_PER_MS
 
     @property
     def recording_share(self) -> float:
@@ -232,7 +233,7 @@ class Study:
 
     def ms(self, pieces: Bools) -> float:
         """The work of some pieces in a step, ms."""
-        return float(self.exposed[pieces].sum()) / self.steps / 1e6
+        return float(self.exposed[pieces].sum()) / self.steps / NS_PER_MS
 
     def names(self, codes: Ints) -> list[str]:
         """The names of ranges by their codes, empty for -1."""
@@ -422,7 +423,7 @@ def _chosen(steps: Steps, called: Ints) -> Windows:
     apart = np.flatnonzero(windows.called[1:] != windows.left[:-1]) + 1
     runs = np.split(np.arange(len(windows)), apart)
     most = min(most, max(map(len, runs)))
-    total = np.append(0, np.cumsum(windows.end - windows.start)) / 1e6
+    total = np.append(0, np.cumsum(windows.end - windows.start)) / NS_PER_MS
     best = (np.inf, 0, 0)
     for many in range(most, min(most, _FEWEST) - 1, -1):
         first = np.concatenate([run[: len(run) - many + 1] for run in runs if len(run) >= many])
@@ -550,6 +551,6 @@ def _profiler_costs(attributed: AttributedTrace, process: int, start: Ints, end:
         near = events.select((events.start >= start.min()) & (events.start <= end.max()))
         times = np.sort(near.start[process_of(near.thread) == process])
         many = np.searchsorted(times, end) - np.searchsorted(times, start)
-        low += many * cost.low_us * factor * 1e3
-        high += many * cost.high_us * factor * 1e3
+        low += many * cost.low_us * factor * NS_PER_US
+        high += many * cost.high_us * factor * NS_PER_US
     return low, high

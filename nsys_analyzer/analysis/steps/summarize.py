@@ -40,6 +40,7 @@ from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import of_shapes
+from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 
 #: Operations of a process that are dissected in all, about.
 _MOST_OPERATIONS = 300_000
@@ -184,7 +185,7 @@ def dissect_device(
             idle_ns[key] += int(ns)
             idle_gaps[key] += int(count)
     # The mean of the steps near the median is not quite the median. So waits are scaled to what the work leaves of it.
-    in_ms = 1 / (parts.near * 1e6)
+    in_ms = 1 / (parts.near * NS_PER_MS)
     works_ms, waits_ms = float(parts.typical[:2].sum()) * in_ms, float(parts.typical[2:].sum()) * in_ms
     works, waits = 1.0, (length_ms - works_ms) / waits_ms if waits_ms else 1.0
     if length_ms < works_ms or not waits_ms:
@@ -247,7 +248,7 @@ def _launching(work: ProcessWork, measured: Windows, chosen: SmallInts) -> tuple
     starts, ends = (getattr(work.attributed.trace.operations, name)[mine] for name in ("start", "end"))
     order = np.lexsort((starts, launch := work.attributed.attribution.launch[mine]))
     first = np.flatnonzero(np.diff(launch[order], prepend=NONE - 1))
-    latency = (np.percentile(work.attributed.wait(mine[order[first]]), [50, 90]) / 1e3).tolist()
+    latency = (np.percentile(work.attributed.wait(mine[order[first]]), [50, 90]) / NS_PER_US).tolist()
     launched, ended = np.sort(work.launched[mine[order[first]]]), np.sort(np.maximum.reduceat(ends[order], first))
     waiting = np.maximum(np.arange(len(first)) - np.searchsorted(ended, launched, side="right"), 0)
     return LaunchLatency(*latency), Queue(float(np.median(waiting)), int(waiting.max()))

@@ -27,6 +27,7 @@ from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_l
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
 from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, MEMCPY, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, RECORDING, ServedStep, served_step
+from nsys_analyzer.trace.schema import NS_PER_MS
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
 GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
@@ -164,13 +165,13 @@ class Steps:
             if name not in (*measured, "first", "last"):
                 number = np.array([place for place, one in enumerate(self.names) if one == name])
                 windows = self.every.select(number)
-                group = StepGroup("usual", len(windows), float(np.median(windows.length)) / 1e6, measured=True)
+                group = StepGroup("usual", len(windows), float(np.median(windows.length)) / NS_PER_MS, measured=True)
                 yield name, replace(self, windows=windows, number=number, groups=(group,))
 
     @property
     def length_ms(self) -> float:
         """The length of a step: the median of those that are measured."""
-        return float(np.median(self.windows.length)) / 1e6
+        return float(np.median(self.windows.length)) / NS_PER_MS
 
     @property
     def start_up(self) -> tuple[int, int] | None:
@@ -202,7 +203,7 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
     groups = []
     for kind in get_args(GroupKind):
         if len(of_kind := length[kinds == kind]):
-            groups.append(StepGroup(kind, len(of_kind), float(np.median(of_kind)) / 1e6, kind == "usual"))
+            groups.append(StepGroup(kind, len(of_kind), float(np.median(of_kind)) / NS_PER_MS, kind == "usual"))
     measured = np.flatnonzero(kinds == "usual")
     marked = np.array([mark.kind for mark in marks] or kinds, np.object_)
     names = tuple(np.where(kinds == "first", kinds, marked).tolist())

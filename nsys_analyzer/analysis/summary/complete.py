@@ -29,6 +29,7 @@ from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES, cached_bytes
 from nsys_analyzer.analysis.transformer.peaks import memory_bytes_per_s
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import MODULE_CALL
+from nsys_analyzer.trace.schema import MS_PER_S
 
 #: An unprofiled time that is shorter than GPU busy by more than this was not of the same work.
 _TOLERANCE = 0.02
@@ -133,7 +134,7 @@ def _unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
     """The unprofiled times with what they say of a step's tokens and of the profiler."""
     step_ms, known = unprofiled.typical_ms(STEP), capture.configuration
     tokens = (known.batch_size or 0) * (known.context_length or 0) if known else 0
-    per_second = tokens / (step_ms / 1e3) if tokens and step_ms else None
+    per_second = tokens / (step_ms / MS_PER_S) if tokens and step_ms else None
     overhead = {phase: capture.profiler_overhead(phase) for phase in unprofiled.phases}
     return replace(unprofiled, tokens_per_second=per_second, profiler_overhead=overhead)
 

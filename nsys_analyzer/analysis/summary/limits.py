@@ -28,6 +28,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_peaks, memory_bytes_per_s
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.columns import COPIES, MEMCPY, ON_DEVICE
+from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
 #: What is taken to be so where several GPUs train together.
 _ONE_RANK = (
@@ -134,7 +135,7 @@ class _View:
         for name, model_flops in flops.items():
             found = None if name == STEP and is_pass else self.time_of(name)
             if found and model_flops:
-                rate = model_flops / (found[0] / 1e3)
+                rate = model_flops / (found[0] / MS_PER_S)
                 mfu, best = rate / self.peak if self.peak else None, self.rates.get(self.best or "")
                 yield PhaseRate(name, model_flops, *found, mfu, rate / best if best else None)
 
@@ -264,7 +265,7 @@ class _View:
         precision = precision or self.precision
         size, peak = ELEMENT_BYTES.get(precision or ""), self.rates.get(precision or "")
         moved = elements * size if size and elements else None
-        rate = self.below_peak(moved / (ms / 1e3)) if moved else None
+        rate = self.below_peak(moved / (ms / MS_PER_S)) if moved else None
         return ClassRate(kernel_class, phase, ms, flops, moved, rate, precision, peak)
 
     def below_peak(self, bytes_per_s: float) -> float | None:
@@ -281,8 +282,8 @@ class _View:
             ns = int(study.duration[chosen].sum())
             if ns:
                 moved = float(np.sum(study.size[chosen])) * (2 if kind == ON_DEVICE else 1) / study.steps
-                ms = ns / study.steps / 1e6
-                rate = self.below_peak(moved / (ms / 1e3))
+                ms = ns / study.steps / NS_PER_MS
+                rate = self.below_peak(moved / (ms / MS_PER_S))
                 yield ClassRate(f"copy, {name}" if name != "other" else "copy", STEP, ms, None, moved, rate)
 
     def doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> str:

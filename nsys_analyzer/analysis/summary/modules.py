@@ -23,6 +23,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import KERNEL
+from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: The two directions in which a module works, in the order of ``DIRECTIONS``'s codes.
 DIRECTIONS = ("forward", "backward")
@@ -181,7 +182,6 @@ def _sum(works: Sequence[Work]) -> Work:
     return Work(sum(work.ms for work in works), sum(work.launches for work in works), total_flops)
 
 
-_NS_PER_MS = 1e6
 _WAYS = len(DIRECTIONS)
 #: The phases, by the names of counted FLOPs, whose work is backward's: a forward pass that runs again is, too.
 _BACKWARD_PHASES = ("backward", "recomputed")
@@ -282,7 +282,7 @@ class _Tree:
         for code in self._inside.get(around, ()):
             path, below = self._calls.paths[code], self._below(code)
             if self._launches[below].any():
-                own = self._ns[code] / self._units / _NS_PER_MS
+                own = self._ns[code] / self._units / NS_PER_MS
                 yield Module(
                     path=".".join(path),
                     label=".".join(path[len(around) :]),
@@ -298,7 +298,7 @@ class _Tree:
     def work(self, modules: Sequence[int], way: int) -> Work:
         """Returns the work of some modules in one direction."""
         ns, launches = (int(values[modules, way].sum()) / self._units for values in (self._ns, self._launches))
-        return Work(ns / _NS_PER_MS, launches)
+        return Work(ns / NS_PER_MS, launches)
 
     def _below(self, code: int) -> Sequence[int]:
         """Returns a module and all inside it."""

@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.intervals import Cover
 from nsys_analyzer.trace.arrays import Ints, named
 from nsys_analyzer.trace.columns import Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_CALL, MODULE_WITH_PATH, RECORDING
+from nsys_analyzer.trace.schema import NS_PER_US, US_PER_MS
 from nsys_analyzer.trace.trace import Trace
 
 
@@ -73,7 +74,7 @@ class RecordedEvents:
         for events, each, slower in self._recorded:
             # The instance's own range starts with it and is not counted.
             count = (np.searchsorted(events, end) - np.searchsorted(events, start, side="right")).mean()
-            low, high = low + count * each.low_us * slower / 1e3, high + count * each.high_us * slower / 1e3
+            low, high = low + count * each.low_us * slower / US_PER_MS, high + count * each.high_us * slower / US_PER_MS
         return ProfilerCost(float(low), float(high))
 
 
@@ -101,7 +102,7 @@ def recorded_ranges(trace: Trace) -> Ranges:
 
 def slowness(trace: Trace) -> float:
     """How much longer than where the costs were measured the recording of an API call takes, by that of a launch."""
-    slower = trace.launch_ns / 1e3 / _LAUNCH_US if trace.launch_ns else 1.0
+    slower = trace.launch_ns / NS_PER_US / _LAUNCH_US if trace.launch_ns else 1.0
     return min(max(slower, 1.0), _SLOWEST)
 
 

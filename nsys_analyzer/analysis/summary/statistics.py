@@ -20,8 +20,8 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints, SmallInts, blocks
 from nsys_analyzer.trace.columns import GRAPH, KINDS, MemoryUses, Operations
+from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US, US_PER_MS
 
-_NS_PER_MS = 1e6
 #: A share that is shown as 0.0 %.
 _NO_DIGIT = 0.0005
 #: The statistics that are values, and not how far these lie apart.
@@ -58,7 +58,7 @@ class Stats:
     @staticmethod
     def of_ns(values: Ints | Sequence[int]) -> Stats:
         """Statistics in ms of durations in ns."""
-        ms = np.asarray(values, np.float64) / _NS_PER_MS
+        ms = np.asarray(values, np.float64) / NS_PER_MS
         if not len(ms):
             return Stats()
         std = float(ms.std(ddof=1)) if len(ms) > 1 else None
@@ -69,7 +69,7 @@ def values_ms(values: Ints) -> tuple[float, ...]:
     """Durations in ns as ms, one by one; of more than ``MOST_VALUES`` so many, evenly spread."""
     count = min(len(values), MOST_VALUES)
     chosen = np.linspace(0, len(values) - 1, count).round().astype(np.int64)
-    return tuple((values[chosen] / _NS_PER_MS).tolist())
+    return tuple((values[chosen] / NS_PER_MS).tolist())
 
 
 class Moments:
@@ -98,7 +98,7 @@ class Moments:
 
         Both are in ms, times ``scale``. A single step has no standard deviation.
         """
-        scale /= _NS_PER_MS
+        scale /= NS_PER_MS
         means = (self.typical / self.near * scale).tolist()
         if self.steps < 2:
             return [(mean, None) for mean in means]
@@ -231,8 +231,8 @@ def kernel_rows(kernels: Kernels, launches: Ints, ns: Ints, instances: int) -> t
             name=kernels.names[i],
             kernel_class=kernels.classes[i],
             launches_per_instance=int(launches[i]) / instances,
-            ms_per_instance=int(ns[i]) / instances / _NS_PER_MS,
-            avg_us=int(ns[i]) / int(launches[i]) / 1e3,
+            ms_per_instance=int(ns[i]) / instances / NS_PER_MS,
+            avg_us=int(ns[i]) / int(launches[i]) / NS_PER_US,
             share=int(ns[i]) / total if total else 0.0,
         )
         for i in np.argsort(-ns, kind="stable").tolist()
@@ -249,7 +249,7 @@ def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
         same = list(group)
         launches, ms, _ = _added(same)
         share, label = ms / total if total else 0.0, same[0].label
-        merged.append(KernelRow(name, kernel_class, launches, ms, ms * 1e3 / launches, share, label))
+        merged.append(KernelRow(name, kernel_class, launches, ms, ms * US_PER_MS / launches, share, label))
     return tuple(sorted(merged, key=lambda row: -row.ms_per_instance))
 
 
@@ -284,7 +284,7 @@ def share_of(classes: Sequence[ClassRow], kernel_class: str) -> float | None:
 def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
     """Copies, fills and opaque graphs, per one of ``instances`` instances; both arrays have shape (kinds,)."""
     return tuple(
-        MemoryRow(kind, int(count[code]) / instances, int(ns[code]) / instances / _NS_PER_MS)
+        MemoryRow(kind, int(count[code]) / instances, int(ns[code]) / instances / NS_PER_MS)
         for code, kind in enumerate(KINDS)
         if count[code]
     )

@@ -46,6 +46,7 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, named
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.metadata import Gpu
+from nsys_analyzer.trace.schema import NS_PER_MS
 from nsys_analyzer.trace.trace import Trace
 
 #: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
@@ -294,7 +295,7 @@ class _ProcessView:
 
 
 def _sum_ms(ns: Ints) -> float:
-    return int(ns.sum()) / 1e6
+    return int(ns.sum()) / NS_PER_MS
 
 
 def _with_length(phase: PhaseSummary, step: StepSummary) -> PhaseSummary:

@@ -34,6 +34,7 @@ from nsys_analyzer.analysis.transformer.peaks import Verdict, verdict_of
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.text import Words
 from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
+from nsys_analyzer.trace.schema import MS_PER_S
 
 #: What a time is: of a run without the profiler, that of the step estimated, the GPU's work alone, the profiled range.
 TimeOf = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
@@ -58,7 +59,7 @@ class PhaseRate:
     @property
     def flops_per_s(self) -> float:
         """Achieved."""
-        return self.model_flops / (self.ms / 1e3)
+        return self.model_flops / (self.ms / MS_PER_S)
 
 
 class ClassRate(msgspec.Struct, frozen=True):
@@ -85,7 +86,7 @@ class ClassRate(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Fills the rates."""
-        rate, peak = None if self.flops is None else self.flops / (self.ms / 1e3), self.peak_flops_per_s
+        rate, peak = None if self.flops is None else self.flops / (self.ms / MS_PER_S), self.peak_flops_per_s
         msgspec.structs.force_setattr(self, "flops_per_s", rate)
         msgspec.structs.force_setattr(self, "share_of_peak", rate / peak if rate is not None and peak else None)
 

@@ -21,6 +21,7 @@ from nsys_analyzer.analysis.transformer.peaks import l2_bytes, memory_bytes_per_
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import KERNEL
 from nsys_analyzer.trace.metadata import Gpu
+from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 
 FUSED = "fused attention"
 _BY_RANGE = "every kernel of the softmax ranges"
@@ -106,7 +107,7 @@ class AttentionSummary:
 
 
 def _rate(flops: int | None, ms: float | None) -> float | None:
-    return flops / (ms / 1e3) if flops and ms else None
+    return flops / (ms / MS_PER_S) if flops and ms else None
 
 
 def summarize_attention(
@@ -192,7 +193,7 @@ class _Parts:
 
     def ms(self, some: Bools) -> float | None:
         """Returns the time of some of the kernels, per unit."""
-        return int(self.duration[some].sum()) / self.units / 1e6 if some.any() else None
+        return int(self.duration[some].sum()) / self.units / NS_PER_MS if some.any() else None
 
     def launches(self, some: Bools) -> float:
         """Counts the launches of some of the kernels, per unit."""
@@ -285,7 +286,7 @@ def softmax_traffic(
     rows = batch * heads * context
     moved = rows * sum(launches * (context * (read + written) + row) for launches, _, read, written, row in counted)
     score_bytes = rows * context * max(max(read, written) for _, _, read, written, _ in counted)
-    rate, peak, cache = moved / ns * 1e9, memory_bytes_per_s(gpu), l2_bytes(gpu)
+    rate, peak, cache = moved / ns * NS_PER_S, memory_bytes_per_s(gpu), l2_bytes(gpu)
     share = rate / peak if peak else None
     fits = score_bytes <= cache if cache else None
     if share and share > 1 and not fits:

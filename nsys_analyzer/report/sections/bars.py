@@ -10,10 +10,11 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.report.evidence import said_length
 from nsys_analyzer.report.model import Bar, StepBars
 from nsys_analyzer.report.units import about_milliseconds
+from nsys_analyzer.trace.schema import NS_PER_MS
 
 IDLE = "idle"
 #: Shorter parts are left out as rounding errors of the sums.
-NANOSECOND_MS = 1e-6
+NANOSECOND_MS = 1 / NS_PER_MS
 #: Parts of a smaller share of every bar are one.
 LEAST_SHARE = 0.01
 #: Bars of ranks that are shown; of more those with the least and the most own time.

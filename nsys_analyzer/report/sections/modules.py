@@ -14,6 +14,7 @@ from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Sectio
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import Words, joined, phrase, plural, strong
+from nsys_analyzer.trace.schema import MS_PER_S
 
 #: Rows of the table in a report, and the share that a row has at least; the command shows all.
 _MOST_ROWS, _LEAST_SHARE = 10, 0.005
@@ -159,7 +160,7 @@ def _row(name: str, forward: Work, backward: Work) -> Module:
 def _flops_per_s(row: _Row) -> float | None:
     """Of both directions, as far as they are known."""
     ways = [way for way in (row[0].forward, row[0].backward) if way.flops and way.ms]
-    return sum(way.flops or 0 for way in ways) / (sum(way.ms for way in ways) / 1e3) if ways else None
+    return sum(way.flops or 0 for way in ways) / (sum(way.ms for way in ways) / MS_PER_S) if ways else None
 
 
 _FIELDS: tuple[Field[_Row], ...] = (

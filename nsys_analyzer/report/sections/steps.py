@@ -13,6 +13,7 @@ from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, counted, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plural
+from nsys_analyzer.trace.schema import US_PER_MS
 
 #: Rows of idle time, and the share of a step that a row has at least.
 _MOST_ROWS, _LEAST_SHARE = 12, 0.002
@@ -121,7 +122,7 @@ def _queue(step: StepSummary) -> str:
     """How long operations wait, and how many of them; empty where no launch is known."""
     if step.launch_latency_us is None or step.queue is None:
         return ""
-    after = about_milliseconds(step.launch_latency_us.median / 1e3)
+    after = about_milliseconds(step.launch_latency_us.median / US_PER_MS)
     waiting = counted(round(step.queue.median), "other")
     return f"An operation starts {after} after its launch, with {waiting} still queued (medians)."
 
