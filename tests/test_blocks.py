@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.intervals import unions
+from nsys_analyzer.analysis.intervals import measure_unions
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace import arrays
 from nsys_analyzer.trace.arrays import appended, blocks, compact, distinct_texts, taken
@@ -36,7 +36,7 @@ def test_unions_across_blocks(intervals: list[tuple[int, int, int]], size: int) 
     group, start, length = (np.array(column, np.int64) for column in zip(*intervals, strict=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "_BLOCK", size)
-        covered, first, last = unions(group, start, start + length, 4)
+        covered, first, last = measure_unions(group, start, start + length, 4)
     for one in range(4):
         mine = [(s, s + n) for g, s, n in intervals if g == one]
         assert covered[one] == len({moment for s, e in mine for moment in range(s, e)})

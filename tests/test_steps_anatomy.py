@@ -202,11 +202,11 @@ moments = st.lists(st.integers(-8, 45), min_size=1, max_size=8)
 @given(intervals, moments, moments)
 def test_a_cover_counts_every_covered_moment_once(rows: list[tuple[int, int]], one: list[int], two: list[int]) -> None:
     start, end = np.array(sorted(rows), np.int64).reshape(-1, 2).T
-    cover = Cover.of(start, end)
+    cover = Cover.from_intervals(start, end)
     covered = {time for first, last in rows for time in range(first, last)}
-    assert cover.until(np.array(one)).tolist() == [sum(time < bound for time in covered) for bound in one]
+    assert cover.covered_before(np.array(one)).tolist() == [sum(time < bound for time in covered) for bound in one]
     pairs = [(min(pair), max(pair)) for pair in zip(one, two, strict=False)]
     low, high = np.array(pairs, np.int64).T
-    assert cover.within(low, high).tolist() == [sum(a <= time < b for time in covered) for a, b in pairs]
+    assert cover.covered_within(low, high).tolist() == [sum(a <= time < b for time in covered) for a, b in pairs]
     assert (cover.start[1:] > cover.end[:-1]).all()
-    assert int(cover.before[-1]) == len(covered)
+    assert int(cover.covered[-1]) == len(covered)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals import merged
+from nsys_analyzer.analysis.intervals import merge_ranges
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.anatomy import Gaps
@@ -312,7 +312,7 @@ def causes_of(trace: AttributedTrace, bounds: list[int]) -> tuple[Gaps, Idle]:
     start, end = np.array(bounds[:-1]) * US, np.array(bounds[1:]) * US
     work = ProcessWork(trace, global_pid(), Windows.of("range", "a range step", np.array([0]), np.array([1200 * US])))
     pauses = work.busy.select(np.isin(work.busy.cause, [CAUSES.index("host"), CAUSES.index("data")]))
-    _, start_of_pause, end_of_pause = merged(np.zeros(len(pauses)), pauses.start, pauses.end)
+    _, start_of_pause, end_of_pause = merge_ranges(np.zeros(len(pauses)), pauses.start, pauses.end)
     assert (end_of_pause - start_of_pause >= PAUSE_NS).all()
     ((_, anatomy),) = work.dissect(Windows.of("range", "a range step", start, end), 0)
     return anatomy.gaps, work.find_causes(anatomy.gaps)

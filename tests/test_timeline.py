@@ -10,12 +10,12 @@ from nsys_analyzer.analysis.intervals import (
     LONG_AGO,
     NONE,
     Timeline,
-    any_open,
-    contained,
-    holds_any,
-    last_before,
-    merged,
-    open_count,
+    count_open_ranges,
+    find_last_before,
+    has_moments,
+    is_contained,
+    is_in_any_range,
+    merge_ranges,
 )
 from nsys_analyzer.trace.arrays import Ints
 
@@ -49,8 +49,8 @@ def opened(rows: list[Range], group: int, time: int) -> list[int]:
 
 @given(some_ranges)
 def test_the_first_and_the_last_opened(rows: list[Range]) -> None:
-    last = Timeline(*columns(rows), latest=True).at(*moments())
-    first = Timeline(*columns(rows), latest=False).at(*moments())
+    last = Timeline(*columns(rows), latest=True).open_at(*moments())
+    first = Timeline(*columns(rows), latest=False).open_at(*moments())
     for position, (group, time) in enumerate(MOMENTS):
         stack = opened(rows, group, time)
         assert last[position] == (stack[-1] if stack else NONE)
@@ -60,8 +60,8 @@ def test_the_first_and_the_last_opened(rows: list[Range]) -> None:
 @given(some_ranges)
 def test_how_many_are_open(rows: list[Range]) -> None:
     expected = [len(opened(rows, group, time)) for group, time in MOMENTS]
-    assert open_count(*columns(rows), *moments()).tolist() == expected
-    assert any_open(*columns(rows), *moments()).tolist() == [count > 0 for count in expected]
+    assert count_open_ranges(*columns(rows), *moments()).tolist() == expected
+    assert is_in_any_range(*columns(rows), *moments()).tolist() == [count > 0 for count in expected]
 
 
 @given(some_ranges)
@@ -75,12 +75,12 @@ def test_contained_ranges(rows: list[Range]) -> None:
         )
         for i, row in enumerate(rows)
     ]
-    assert contained(*columns(rows)).tolist() == expected
+    assert is_contained(*columns(rows)).tolist() == expected
 
 
 @given(some_ranges)
 def test_merged_ranges_cover_the_same_moments_once(rows: list[Range]) -> None:
-    joined = list(zip(*(column.tolist() for column in merged(*columns(rows))), strict=True))
+    joined = list(zip(*(column.tolist() for column in merge_ranges(*columns(rows))), strict=True))
     for group, time in MOMENTS:
         assert len(opened(joined, group, time)) == min(len(opened(rows, group, time)), 1)
 
@@ -91,7 +91,7 @@ def test_long_ago_is_before_every_time_and_in_64_bits() -> None:
 
 def test_ranges_that_touch_are_one() -> None:
     # [0, 10) and [10, 20) touch, [21, 30) does not; of another group is [5, 25).
-    joined = merged(*columns([(0, 10, 20), (1, 5, 25), (0, 21, 30), (0, 0, 10)]))
+    joined = merge_ranges(*columns([(0, 10, 20), (1, 5, 25), (0, 21, 30), (0, 0, 10)]))
     assert [column.tolist() for column in joined] == [[0, 0, 1], [0, 21, 5], [20, 30, 25]]
 
 
@@ -99,15 +99,15 @@ def test_many_crossing_ranges_stay_cheap() -> None:
     # 20,000 ranges, each open while 2,000 others are: 40,000 boundaries, not 40 million pieces.
     start = np.arange(20_000)
     timeline = Timeline(np.zeros(20_000, np.int64), start, start + 2_000, latest=False)
-    assert timeline.at(np.zeros(3, np.int64), np.array([0, 1_999, 2_000])).tolist() == [0, 0, 1]
+    assert timeline.open_at(np.zeros(3, np.int64), np.array([0, 1_999, 2_000])).tolist() == [0, 0, 1]
 
 
 @given(some_ranges, st.lists(st.tuples(st.sampled_from((*GROUPS, 5)), st.integers(-9, 28)), max_size=10))
 def test_moments_within_intervals_and_before_their_end(rows: list[Range], moments_: list[tuple[int, int]]) -> None:
     points = np.array(moments_, np.int64).reshape(-1, 2)
     group, start, end = columns(rows)
-    held = holds_any(points[:, 0], points[:, 1], group, start, end)
-    last = last_before(points[:, 0], points[:, 1], group, end)
+    held = has_moments(points[:, 0], points[:, 1], group, start, end)
+    last = find_last_before(points[:, 0], points[:, 1], group, end)
     for position, (wanted, first, stop) in enumerate(rows):
         times = [time for g, time in moments_ if g == wanted]
         assert held[position] == any(first <= time < stop for time in times)
@@ -128,13 +128,13 @@ def test_answers_depend_on_the_order_of_times_alone(rows: list[Range], far: list
     near, distant = (group, start, end), (group, moved(start), moved(end))
     points, far_points = (at_group, at_time), (at_group, moved(at_time))
     for latest in (False, True):
-        expected = Timeline(*near, latest=latest).at(*points)
-        assert Timeline(*distant, latest=latest).at(*far_points).tolist() == expected.tolist()
-    assert open_count(*distant, *far_points).tolist() == open_count(*near, *points).tolist()
-    assert contained(*distant).tolist() == contained(*near).tolist()
-    assert merged(*distant)[1].tolist() == moved(merged(*near)[1]).tolist()
-    assert merged(*distant)[2].tolist() == moved(merged(*near)[2]).tolist()
-    assert holds_any(*far_points, *distant).tolist() == holds_any(*points, *near).tolist()
-    last = last_before(*points, group, end)
+        expected = Timeline(*near, latest=latest).open_at(*points)
+        assert Timeline(*distant, latest=latest).open_at(*far_points).tolist() == expected.tolist()
+    assert count_open_ranges(*distant, *far_points).tolist() == count_open_ranges(*near, *points).tolist()
+    assert is_contained(*distant).tolist() == is_contained(*near).tolist()
+    assert merge_ranges(*distant)[1].tolist() == moved(merge_ranges(*near)[1]).tolist()
+    assert merge_ranges(*distant)[2].tolist() == moved(merge_ranges(*near)[2]).tolist()
+    assert has_moments(*far_points, *distant).tolist() == has_moments(*points, *near).tolist()
+    last = find_last_before(*points, group, end)
     expected = [int(moved(np.array([one]))[0]) if one != LONG_AGO else LONG_AGO for one in last.tolist()]
-    assert last_before(*far_points, group, moved(end)).tolist() == expected
+    assert find_last_before(*far_points, group, moved(end)).tolist() == expected

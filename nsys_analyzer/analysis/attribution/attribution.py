@@ -13,7 +13,15 @@ from functools import cached_property
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.launches import Captures, find_captures
-from nsys_analyzer.analysis.intervals import NONE, Axis, Timeline, any_open, holds_any, merged, open_count
+from nsys_analyzer.analysis.intervals import (
+    NONE,
+    Axis,
+    Timeline,
+    count_open_ranges,
+    has_moments,
+    is_in_any_range,
+    merge_ranges,
+)
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP, PhaseNames, module_key
 from nsys_analyzer.trace.arrays import (
     Bools,
@@ -139,9 +147,9 @@ class Attribution:
     def outermost(self, chosen: Bools) -> SmallInts:
         """Returns the outermost of some ranges around each operation, or -1: the inherited stack lies outside."""
         lines, index = timeline(self.ranges, chosen, latest=False)
-        found = lines.at(self.thread, self.time)
+        found = lines.open_at(self.thread, self.time)
         inheriting = np.flatnonzero(self.inherited != NONE)
-        inherited, launching = lines.at(self.inherited[inheriting], self.time[inheriting]), found[inheriting]
+        inherited, launching = lines.open_at(self.inherited[inheriting], self.time[inheriting]), found[inheriting]
         keeps = (inherited == NONE) | (self.inside[inheriting] & (launching != NONE))
         found[inheriting] = np.where(keeps, launching, inherited)
         return np.append(index, NONE).astype(np.int32)[found]
@@ -150,10 +158,10 @@ class Attribution:
         """Of some ranges, the innermost around some operations, or -1; those of a graph's capture lie inside."""
         lines, index = timeline(self.ranges, chosen, latest=True)
         found = np.full(len(self.launch), NONE, np.int64)
-        found[self.captures.operation] = lines.at(self.captures.thread, self.captures.time)
+        found[self.captures.operation] = lines.open_at(self.captures.thread, self.captures.time)
         found = found[operations]
         for thread in (self.thread[operations], self.inherited[operations]):
-            found = np.where(found == NONE, lines.at(thread, self.time[operations]), found)
+            found = np.where(found == NONE, lines.open_at(thread, self.time[operations]), found)
         return np.append(index, NONE)[found]
 
 
@@ -162,9 +170,9 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
     operations, launches, ranges = trace.operations, trace.launches, trace.ranges
     thread, time = taken(launches.thread, launch, NONE), taken(launches.start, launch, 0)
     phases = ranges.select(roles.any_phase)
-    in_phase = any_open(phases.thread, phases.start, phases.end, thread, time)
+    in_phase = is_in_any_range(phases.thread, phases.start, phases.end, thread, time)
     in_range = in_phase.copy()
-    in_range[~in_phase] = any_open(ranges.thread, ranges.start, ranges.end, thread[~in_phase], time[~in_phase])
+    in_range[~in_phase] = is_in_any_range(ranges.thread, ranges.start, ranges.end, thread[~in_phase], time[~in_phase])
     engine = _engine_threads(trace, roles)
     inherited, ambiguous = _inherited(trace, roles, engine, in_range, in_phase, thread, time)
     inside = in_phase & ~np.isin(thread, engine)
@@ -189,14 +197,14 @@ def _inherited(
         waiting = waiting_range(trace, roles, engine, process, at, without_ranges)
         inherited[lacking] = np.append(trace.ranges.thread, NONE)[waiting]
         phases = trace.ranges.select(roles.any_phase & ~np.isin(trace.ranges.thread, engine))
-        group, start, end = merged(phases.thread, phases.start, phases.end)
-        ambiguous[lacking] = (waiting != NONE) & (open_count(process_of(group), start, end, process, at) > 1)
+        group, start, end = merge_ranges(phases.thread, phases.start, phases.end)
+        ambiguous[lacking] = (waiting != NONE) & (count_open_ranges(process_of(group), start, end, process, at) > 1)
     # A phase on a thread without steps is part of the step that another thread has open.
     steps = trace.ranges.select(roles.mask(STEP))
     stepless = np.flatnonzero(in_phase & (inherited == NONE) & ~np.isin(thread, steps.thread))
     if len(stepless) and len(steps):
         open_step = timeline(steps, np.ones(len(steps), np.bool_), latest=True, by_process=True)[0]
-        around = open_step.at(process_of(thread[stepless]), time[stepless])
+        around = open_step.open_at(process_of(thread[stepless]), time[stepless])
         inherited[stepless] = np.append(steps.thread, NONE)[around]
     return inherited, ambiguous
 
@@ -211,7 +219,7 @@ def _engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
     backward = roles.mask("backward") & np.isin(ranges.thread, ranges.thread[roles.mask("forward")])
     phases = ranges.select(roles.any_phase)
     lines = timeline(ranges, backward, latest=True, by_process=True)[0]
-    again = roles.mask("forward", of=phases) & (lines.at(process_of(phases.thread), phases.start) != NONE)
+    again = roles.mask("forward", of=phases) & (lines.open_at(process_of(phases.thread), phases.start) != NONE)
     return np.append(autograd_threads(trace), np.setdiff1d(phases.thread[again], phases.thread[~again]))
 
 
@@ -236,7 +244,7 @@ def waiting_range(
         undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (rank < len(preferences) - 1)))
         if len(undecided):
             lines, index = timeline(trace.ranges, chosen & from_others, latest=True, by_process=True)
-            waiting[undecided] = np.append(index, NONE)[lines.at(process[undecided], time[undecided])]
+            waiting[undecided] = np.append(index, NONE)[lines.open_at(process[undecided], time[undecided])]
     return waiting
 
 
@@ -270,7 +278,7 @@ def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[St
         Codes of shape (moments,), and the stacks they stand for, as indices of ranges; the first is the empty one.
     """
     # A range without a moment in it need not be opened: most operators launch nothing.
-    index = np.flatnonzero(holds_any(thread, time, ranges.thread, ranges.start, ranges.end))
+    index = np.flatnonzero(has_moments(thread, time, ranges.thread, ranges.start, ranges.end))
     held = ranges.select(index)
     axis = Axis(held.thread, held.start, held.end)
     opened, closed = axis.place(held.thread, held.start), axis.place(held.thread, held.end)

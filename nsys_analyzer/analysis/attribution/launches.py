@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import NONE, OFF_AXIS, Axis, any_open, held
+from nsys_analyzer.analysis.intervals import NONE, OFF_AXIS, Axis, count_moments, is_in_any_range
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, taken
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
@@ -67,7 +67,7 @@ def _in_capture(launches: Launches) -> Bools:
         group.append(np.full(closed.sum(), one))
         start.append(begins[closed])
         end.append(ends[closing[closed]])
-    return any_open(np.concatenate(group), np.concatenate(start), np.concatenate(end), process, launches.start)
+    return is_in_any_range(np.concatenate(group), np.concatenate(start), np.concatenate(end), process, launches.start)
 
 
 def _axis(launches: Launches) -> tuple[Axis, Ints]:
@@ -212,7 +212,7 @@ def _with_ends_of_calls(trace: Trace) -> Trace:
     wrong = np.flatnonzero(calls.end - calls.start > _LONG_CALL_NS)
     thread, start, end = calls.thread[wrong], calls.start[wrong], calls.end[wrong]
     wrong = (
-        wrong[held(calls.thread, calls.start, thread, start + 1, end) >= _CALLS_INSIDE_WRONG_CALL]
+        wrong[count_moments(calls.thread, calls.start, thread, start + 1, end) >= _CALLS_INSIDE_WRONG_CALL]
         if len(wrong)
         else wrong
     )

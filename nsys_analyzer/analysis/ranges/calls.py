@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads, timeline
-from nsys_analyzer.analysis.intervals import NONE, Timeline, any_open
+from nsys_analyzer.analysis.intervals import NONE, Timeline, is_in_any_range
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import is_framework_name
 from nsys_analyzer.trace.arrays import Ints, distinct, named
@@ -107,7 +107,7 @@ def _of_program(attributed: AttributedTrace) -> Calls | None:
     called = named(ranges, lambda name: not (is_framework_name(name) or name in operators))
     called &= ~roles.any_phase & ~roles.mask("warmup")
     phases = ranges.select(roles.leaf & ~roles.mask("backward"))
-    called &= any_open(phases.thread, phases.start, phases.end, ranges.thread, ranges.start)
+    called &= is_in_any_range(phases.thread, phases.start, phases.end, ranges.thread, ranges.start)
     index = np.flatnonzero(called)
     names = [ranges.names[i] for i in ranges.name[index].tolist()]
     return _by_nesting(ranges, index, names, "the program's own ranges", numbered=False) if names else None
@@ -173,7 +173,7 @@ class Places:
 
     def _at(self, thread: Ints, time: Ints) -> Ints:
         lines, index = self._open
-        call: Ints = self._call_of_range[np.append(index, NONE)[lines.at(thread, time)]]
+        call: Ints = self._call_of_range[np.append(index, NONE)[lines.open_at(thread, time)]]
         return call
 
     @cached_property
@@ -186,10 +186,10 @@ class Places:
         nodes, forward = self._nodes, self._forward
         if not len(thread) or not len(nodes) or not len(forward):
             return call
-        running = Timeline(nodes.thread, nodes.start, nodes.end, latest=True).at(thread, time)
+        running = Timeline(nodes.thread, nodes.start, nodes.end, latest=True).open_at(thread, time)
         # A checkpoint's node runs a backward pass of its own, over nodes that this thread has numbered.
         index = np.flatnonzero(named(nodes, _CHECKPOINT.fullmatch))
-        around = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False).at(thread, time)
+        around = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False).open_at(thread, time)
         running = np.where(around == NONE, running, np.append(index, NONE)[around])
         for process in distinct(process_of(forward.thread)):
             made = forward.select(process_of(forward.thread) == process)

@@ -18,7 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
-from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
+from nsys_analyzer.analysis.intervals import (
+    LONG_AGO,
+    NONE,
+    Timeline,
+    has_moments,
+    is_contained,
+    is_in_any_range,
+    merge_ranges,
+)
 from nsys_analyzer.analysis.kernels.class_rules import OF_A_MODEL
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
@@ -178,7 +186,7 @@ class _Inference:
         if not threads or len(self._called(_OPTIMIZER)):
             return None
         calls = calls.select(calls.thread == threads[0])
-        calls = calls.select(~contained(calls.thread, calls.start, calls.end))
+        calls = calls.select(~is_contained(calls.thread, calls.start, calls.end))
         calls = calls.select(np.argsort(calls.start, kind="stable"))
         here = np.flatnonzero(self.launches.thread == threads[0])
         here = here[np.argsort(self.launches.start[here], kind="stable")]
@@ -207,7 +215,9 @@ class _Inference:
         if is_early and len(here):
             return None  # nothing separates one backward from the next
         launched = np.sort(self.launches.start[self.launches.thread == thread])
-        outside = launched[~any_open(here.thread, here.start, here.end, np.full(len(launched), thread), launched)]
+        outside = launched[
+            ~is_in_any_range(here.thread, here.start, here.end, np.full(len(launched), thread), launched)
+        ]
         backward = self._backward(engine, thread, outside)
         if not backward:
             return None
@@ -278,7 +288,7 @@ class _Inference:
         launches = self.launches.start[np.isin(self.launches.thread, helpers)]
         start = np.concatenate([engine.start, operators.start, launches])
         end = np.concatenate([engine.end, operators.end, launches + 1])
-        return merged(np.zeros(len(start), np.int64), start, end)
+        return merge_ranges(np.zeros(len(start), np.int64), start, end)
 
     def _optimizer(self, backward: _Spans) -> tuple[_Spans, tuple[str, ...]]:
         """The optimizers by the framework's ranges, and the names of the ranges that hold a backward.
@@ -299,7 +309,7 @@ class _Inference:
         """
         zeroing = self._called(_ZERO_GRAD)
         group = np.full(len(outside), thread)
-        outside = outside[~any_open(zeroing.thread, zeroing.start, zeroing.end, group, outside)]
+        outside = outside[~is_in_any_range(zeroing.thread, zeroing.start, zeroing.end, group, outside)]
         bounds = np.sort(np.array([*(end for _, end in (*backward, *optimizer)), *self.bounds], np.int64))
         operators = self.operators.select(self.operators.thread == thread)
         opened = Timeline(operators.thread, operators.start, operators.end, latest=False)
@@ -308,7 +318,7 @@ class _Inference:
             bound = int(bounds[before - 1]) if before else LONG_AGO
             launched = outside[np.searchsorted(outside, bound) : np.searchsorted(outside, start)]
             if len(launched):
-                outermost = int(opened.at(np.array([thread]), launched[:1])[0])
+                outermost = int(opened.open_at(np.array([thread]), launched[:1])[0])
                 yield (int(launched[0]) if outermost == NONE else max(int(operators.start[outermost]), bound)), start
 
 
@@ -325,15 +335,15 @@ def _columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
 
 
 def _outermost(spans: _Spans) -> _Spans:
-    return list(compress(spans, ~contained(*_columns(spans))))
+    return list(compress(spans, ~is_contained(*_columns(spans))))
 
 
 def _apart(spans: _Spans, others: _Spans) -> _Spans:
     """The outermost of the spans in which none of the others starts, and which start in none of the others."""
     group, start, _ = _columns(others)
-    spans = _outermost(list(compress(spans, ~holds_any(group, start, *_columns(spans)))))
+    spans = _outermost(list(compress(spans, ~has_moments(group, start, *_columns(spans)))))
     group, start, _ = _columns(spans)
-    return list(compress(spans, ~any_open(*_columns(others), group, start)))
+    return list(compress(spans, ~is_in_any_range(*_columns(others), group, start)))
 
 
 def _behind(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:

@@ -25,7 +25,15 @@ from nsys_analyzer.analysis.attribution.attribution import (
     waiting_range,
 )
 from nsys_analyzer.analysis.attribution.launches import consistent, dropped_launches, waits
-from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, last_before
+from nsys_analyzer.analysis.intervals import (
+    LONG_AGO,
+    NONE,
+    Timeline,
+    find_last_before,
+    has_moments,
+    is_contained,
+    is_in_any_range,
+)
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, OTHER
 from nsys_analyzer.analysis.kernels.classes import OF_LIBRARY, classify, is_collective, open_classes
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
@@ -86,7 +94,7 @@ def _innermost_operators(trace: Trace, attribution: Attribution, operations: Int
     thread, time = attribution.thread.copy(), attribution.time.copy()
     captures = attribution.captures
     thread[captures.operation], time[captures.operation] = captures.thread, captures.time
-    return lines.at(thread[operations], time[operations])
+    return lines.open_at(thread[operations], time[operations])
 
 
 def collectives_around(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
@@ -216,7 +224,7 @@ def _decodes(trace: Trace, launch: SmallInts) -> bool:
         return False
     ranges, ns, placed = trace.ranges.select(is_mark), operations.end - operations.start, launch != NONE
     calls = trace.launches.thread[launch[placed]], trace.launches.start[launch[placed]]
-    inside = any_open(ranges.thread, ranges.start, ranges.end, *calls)
+    inside = is_in_any_range(ranges.thread, ranges.start, ranges.end, *calls)
     return bool(ns[placed][inside].sum() >= _SHARE_OF_DECODES * ns.sum())
 
 
@@ -269,7 +277,7 @@ class AttributedTrace:
         process = process_of(picked.thread)
         # Steps that hold no backward pass, in processes where others do, are evaluation as a rule.
         is_step, backward = phase == phases.index(STEP), picked.select(phase == phases.index("backward"))
-        trains = is_step & holds_any(process_of(backward.thread), backward.start, process, picked.start, picked.end)
+        trains = is_step & has_moments(process_of(backward.thread), backward.start, process, picked.start, picked.end)
         phase[is_step & ~trains & np.isin(process, process[trains])] = phases.index(OTHER_STEP)
         incomplete = self._lacks_gpu_activity(picked, process) | self._ends_out_of_memory(picked, process)
         return Instances(
@@ -279,10 +287,10 @@ class AttributedTrace:
     def _lacks_gpu_activity(self, picked: Ranges, process: Ints) -> Bools:
         """The ranges with launches whose kernel is missing or impossible, or with operations whose API call is."""
         lacking = self.trace.launches.select(np.concatenate([self.lost, self.unmeasured]))
-        lacks = holds_any(process_of(lacking.thread), lacking.start, process, picked.start, picked.end)
+        lacks = has_moments(process_of(lacking.thread), lacking.start, process, picked.start, picked.end)
         if any(one.table in schema.RUNTIME.aliases and not one.starts_count for one in self.trace.left_out):
             unlaunched = self.trace.operations.select(self.attribution.launch == NONE)
-            lacks |= holds_any(unlaunched.process, unlaunched.start, process, picked.start, picked.end)
+            lacks |= has_moments(unlaunched.process, unlaunched.start, process, picked.start, picked.end)
         return lacks
 
     def _ends_out_of_memory(self, picked: Ranges, process: Ints) -> Bools:
@@ -291,8 +299,8 @@ class AttributedTrace:
         if not len(failed.start):
             return np.zeros(len(picked), np.bool_)
         launched = self.trace.launches.select(self.trace.launches.call == LAUNCH)
-        last_failure = last_before(process_of(failed.thread), failed.start, process, picked.end)
-        goes_on = holds_any(process_of(launched.thread), launched.start, process, last_failure, picked.end)
+        last_failure = find_last_before(process_of(failed.thread), failed.start, process, picked.end)
+        goes_on = has_moments(process_of(launched.thread), launched.start, process, last_failure, picked.end)
         ends: Bools = (last_failure >= picked.start) & ~goes_on
         return ends
 
@@ -305,7 +313,7 @@ class AttributedTrace:
         endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, of=self.trace.open_ranges))
         if not len(ended) and not len(endless) and not self.start_ups:
             return np.zeros(len(time), np.bool_)
-        warm = any_open(process_of(ended.thread), ended.start, ended.end, process, time)
+        warm = is_in_any_range(process_of(ended.thread), ended.start, ended.end, process, time)
         for one, (start, end) in self.start_ups.items():
             warm |= (process == one) & (time >= start) & (time < end)
         for one, start in zip(process_of(endless.thread), endless.start, strict=True):
@@ -317,7 +325,7 @@ class AttributedTrace:
         ranges = self.trace.ranges
         index = np.flatnonzero(family)
         instance = family.copy()
-        instance[index] = ~contained(ranges.thread[index], ranges.start[index], ranges.end[index])
+        instance[index] = ~is_contained(ranges.thread[index], ranges.start[index], ranges.end[index])
         # A phase that autograd's thread opens while another thread is in one (a recomputed forward) is part of it.
         engine = self.attribution.engine
         autograd = np.flatnonzero(np.isin(ranges.thread, engine) & family)
@@ -392,7 +400,7 @@ class AttributedTrace:
         is_leaf = self.roles.leaf & (process_of(ranges.thread) == process)
         inner = np.flatnonzero(is_leaf)
         lines, index = timeline(ranges, is_leaf, latest=False)
-        around = lines.at(ranges.thread[inner], ranges.start[inner])
+        around = lines.open_at(ranges.thread[inner], ranges.start[inner])
         inner, outer = inner[around != NONE], index[around[around != NONE]]
         phase = self.roles.codes(self.roles.names.leaf_phases)
         chosen = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
@@ -414,7 +422,7 @@ class AttributedTrace:
         ranges, free = self.trace.ranges, {*self.trace.started, *self.roles.inferred}
         pushed = self.roles.any_phase & named(ranges, lambda name: name not in free)
         lines, first = timeline(ranges, pushed & (process_of(ranges.thread) == process), latest=True)
-        second = np.append(first, NONE)[lines.at(ranges.thread[first], ranges.end[first] - 1)]
+        second = np.append(first, NONE)[lines.open_at(ranges.thread[first], ranges.end[first] - 1)]
         crosses = (ranges.end[second] > ranges.end[first]) & (ranges.end[first] - ranges.start[second] > _ROUNDED_NS)
         pairs = zip(ranges.name[first[crosses]].tolist(), ranges.name[second[crosses]].tolist(), strict=True)
         return Counter((ranges.names[outlasting], ranges.names[inner]) for outlasting, inner in pairs)

@@ -60,10 +60,12 @@ def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequ
         collectives = member.collectives
         until = np.minimum(collectives.start + last_start - start, collectives.end)
         order = np.argsort(until, kind="stable")
-        transfers = Cover.of(until[order], collectives.end[order])
-        running = Cover.of(collectives.start, collectives.end)
-        all_wait = (transfers.without(*stretches) for stretches in ((running.start, running.end), member.exposed))
-        in_steps = (Cover.of(begin, end).within(member.start, member.end) for _, begin, end in all_wait)
+        transfers = Cover.from_intervals(until[order], collectives.end[order])
+        running = Cover.from_intervals(collectives.start, collectives.end)
+        all_wait = (transfers.find_gaps(*stretches) for stretches in ((running.start, running.end), member.exposed))
+        in_steps = (
+            Cover.from_intervals(begin, end).covered_within(member.start, member.end) for _, begin, end in all_wait
+        )
         waits.append(Waits(until, *in_steps))
     return waits
 

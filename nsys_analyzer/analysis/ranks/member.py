@@ -141,7 +141,7 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
     waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_CALL_NS)
     calls = np.flatnonzero(waits & (process_of(launches.thread) == process.global_pid))
     calls = calls[np.argsort(launches.start[calls], kind="stable")]
-    cpu = end - begin - Cover.of(launches.start[calls], launches.end[calls]).within(begin, end)
+    cpu = end - begin - Cover.from_intervals(launches.start[calls], launches.end[calls]).covered_within(begin, end)
     world = trace.ranks.get(process.global_pid) or trace.ranks.get(0)
     members = []
     for device in devices:
@@ -149,13 +149,13 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
         is_copy = operations.kind[on_device] == MEMCPY
         exchange = is_collective[on_device]
         compute, work, communication, busy = (
-            Cover.of(operations.start[on_device[mask]], operations.end[on_device[mask]])
+            Cover.from_intervals(operations.start[on_device[mask]], operations.end[on_device[mask]])
             for mask in (~is_copy & ~exchange, ~exchange, exchange, np.ones_like(is_copy))
         )
         compute_ns, work_ns, communication_ns, busy_ns = (
-            cover.within(windows.start, windows.end) for cover in (compute, work, communication, busy)
+            cover.covered_within(windows.start, windows.end) for cover in (compute, work, communication, busy)
         )
-        _, *exposed = work.without(communication.start, communication.end)
+        _, *exposed = work.find_gaps(communication.start, communication.end)
         members.append(
             Member(
                 capture=capture,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import overlaps
+from nsys_analyzer.analysis.intervals import find_overlaps
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Codes, Floats, Integers, Ints
 from nsys_analyzer.trace.columns import Operations
@@ -82,7 +82,7 @@ def dissect(windows: Windows, operations: Operations, chosen: Integers, rank: Co
 
 
 def _fragments(windows: Windows, operations: Operations, chosen: Integers, rank: Codes) -> Fragments:
-    parts = overlaps(windows.start, windows.end, operations.start[chosen], operations.end[chosen])
+    parts = find_overlaps(windows.start, windows.end, operations.start[chosen], operations.end[chosen])
     order = np.argsort(parts[2], kind="stable")  # the later parts of what spans several steps
     index, window, start, end = (column[order] for column in parts)
     operation = chosen[index].astype(np.int64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import overlaps
+from nsys_analyzer.analysis.intervals import find_overlaps
 from nsys_analyzer.analysis.steps.anatomy import reached_before
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
 from nsys_analyzer.analysis.steps.windows import Windows
@@ -79,7 +79,7 @@ class Voters:
         busy = np.isin(idle.cause, [CAUSES.index(cause) for cause in ("allocator", "host", "data")])
         left = Stretches(idle.start, idle.end, idle.cause, idle.range, idle.api).select(~busy)
         # A pause in which the device has work to do delays nothing.
-        _, delaying, _, _ = overlaps(work.busy.start, work.busy.end, idle.start[busy], idle.end[busy])
+        _, delaying, _, _ = find_overlaps(work.busy.start, work.busy.end, idle.start[busy], idle.end[busy])
         self.stretches = [self._inside(waits), work.busy.select(np.unique(delaying)), left]
 
     def of_idle(
@@ -217,7 +217,7 @@ def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[
 
 def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:
     """The samples in stretches that do not overlap: which sample, in which stretch, and the time that it counts for."""
-    sample, stretch, low, high = overlaps(start, end, np.minimum(stacks.asked, stacks.taken - 1), stacks.taken)
+    sample, stretch, low, high = find_overlaps(start, end, np.minimum(stacks.asked, stacks.taken - 1), stacks.taken)
     return sample, stretch, (high - low + stacks.period_ns * (high == stacks.taken[sample])).astype(np.float64)
 
 

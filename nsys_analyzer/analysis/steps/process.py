@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, overlaps
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
@@ -212,7 +212,7 @@ class ProcessWork:
         ended = np.sort(operations.end[operations.process == self.process])
         last = np.append(LONG_AGO, ended)[np.searchsorted(ended, calls.end + _SKEW_NS, side="right")]
         last = np.clip(last, calls.start, calls.end)
-        beyond = calls.end - last - self.noted.within(last, calls.end)
+        beyond = calls.end - last - self.noted.covered_within(last, calls.end)
         self.unrecorded = np.where(waits & (calls.call == SYNCHRONIZE) & (beyond >= _UNRECORDED_NS), beyond, 0)
 
     def _find_busy(self, first: int, last: int) -> Stretches:
@@ -246,7 +246,7 @@ class ProcessWork:
             loads = (name == NONE) & self._before_a_batch(start, end)[pause] & (until - begin >= PAUSE_NS)
         pauses = (begin, until, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
         columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]
-        place, *bounds = self.noted.without(*columns[:2])
+        place, *bounds = self.noted.find_gaps(*columns[:2])
         parts = [*bounds, *(column[place] for column in columns[2:])]
         noted = np.full(len(self.noted.start), NONE)
         by_profiler = (self.noted.start, self.noted.end, np.full_like(noted, _PROFILER), noted, noted)
@@ -274,18 +274,18 @@ class ProcessWork:
 
     def innermost(self, time: Ints) -> Ints:
         """Returns the innermost range that the program has open at some moments, or -1."""
-        return np.append(self.ranges, NONE)[self._open.at(np.full(len(time), self.process), time)]
+        return np.append(self.ranges, NONE)[self._open.open_at(np.full(len(time), self.process), time)]
 
     def ranges_at(self, time: Ints) -> Ints:
         """Returns the code of the name of the innermost range at some moments; -1 in none but a step's."""
-        return self._names[self._open.at(np.full(len(time), self.process), time)]
+        return self._names[self._open.open_at(np.full(len(time), self.process), time)]
 
     def pauses_between(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Returns how long the program loads a batch in each stretch, ns, and the range in which it pauses.
 
         The range is the code of its name, or -1: that of the longest part in which it loads, else of the longest part.
         """
-        stretch, piece, begin, until = overlaps(self.busy.start, self.busy.end, start, end)
+        stretch, piece, begin, until = find_overlaps(self.busy.start, self.busy.end, start, end)
         loads, lasting = self.busy.cause[piece] == _DATA, until - begin
         order = np.lexsort((lasting, loads, stretch))
         where = self.ranges_at((start + end) // 2)
@@ -324,7 +324,7 @@ class ProcessWork:
         launch = np.maximum(launch, np.where(known, returned[self.attributed.attribution.launch[gaps.next]], 0))
         queued = known & (launch <= gaps.start - _SKEW_NS)
         until = np.where(queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
-        gap, place, start, end = overlaps(self.busy.start, self.busy.end, gaps.start, until)
+        gap, place, start, end = find_overlaps(self.busy.start, self.busy.end, gaps.start, until)
         own = queued & (gaps.end - gaps.start <= _QUEUED_NS)
         # Besides what fills ``busy``, a gap is due to the call that waits when it begins.
         waiting = self.waiting
@@ -342,7 +342,7 @@ class ProcessWork:
         range_, api = np.full((2, len(call)), NONE)
         range_[called] = self.ranges_at(self.calls.start[call[called]])
         api[called] = self.calls.name[call[called]]
-        left, *bounds = Cover.of(start, end).without(gaps.start, gaps.end)
+        left, *bounds = Cover.from_intervals(start, end).find_gaps(gaps.start, gaps.end)
         begins = [np.append(True, one[1:] != one[:-1])[: len(one)] for one in (place, left)]
         busy = self.busy.select(place)
         parts = (

@@ -341,7 +341,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
     ran_before = np.array([ended.max(initial=LONG_AGO) for ended in ran])
     joins = _joins(calls, launch, stream, begin, end)
     # If the profiler works inside a launch, the operation is launched that much later.
-    held_up = work.noted.within(calls.start, calls.end)[launch]
+    held_up = work.noted.covered_within(calls.start, calls.end)[launch]
     latency, spacing, gap = _gpu_side(begin, end, calls.start[launch] + held_up, stream, joins, ran_before)
     replay = Replay(
         after,
@@ -359,7 +359,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         joins,
         gap,
         once=windows.source == "pass",
-        noted=work.noted.within(following - after.astype(np.int64), following).astype(np.float64),
+        noted=work.noted.covered_within(following - after.astype(np.int64), following).astype(np.float64),
     )
     if replay.steps >= _FEWEST:
         lengths = replay.lengths_of(np.append(calls.start, behind), np.append(end, ran_before.max()))
@@ -403,7 +403,9 @@ def _off_cpu(known: Mapping[int, tuple[Ints, Ints]], calls: Launches, following:
     thread, off = np.append(calls.thread[1:], calls.thread[-1:]), np.full(len(calls), np.nan)
     for one in set(known).intersection(np.unique(thread).tolist()):
         mine = thread == one
-        off[mine] = Cover.of(*known[one]).within(np.minimum(calls.end, following)[mine], following[mine])
+        off[mine] = Cover.from_intervals(*known[one]).covered_within(
+            np.minimum(calls.end, following)[mine], following[mine]
+        )
     return off
 
 

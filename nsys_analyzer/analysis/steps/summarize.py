@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
-from nsys_analyzer.analysis.intervals import NONE, Cover, overlaps
+from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
@@ -123,7 +123,7 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     works = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
     yield from _longest(works)
     idle, others = work.find_idle(windows, step.device), critical[~is_own]
-    index, stretch, start, end = overlaps(idle.start, idle.end, operations.start[others], operations.end[others])
+    index, stretch, start, end = find_overlaps(idle.start, idle.end, operations.start[others], operations.end[others])
     order = np.argsort(start, kind="stable")
     elsewhere, cause = others[index[order]], idle.cause[stretch[order]]
     ms_of_cause = {row.cause: row.ms for row in step.causes}
@@ -272,7 +272,7 @@ def _by_ranges(work: ProcessWork, windows: Windows, device: DissectedSteps, vote
         spans.append((name, instances.start[chosen], instances.end[chosen]))
     for name, start, end in spans:
         order = np.argsort(start, kind="stable")
-        ns = Cover.of(start[order], end[order]).within(windows.start, windows.end).sum()
+        ns = Cover.from_intervals(start[order], end[order]).covered_within(windows.start, windows.end).sum()
         ms = min(float(ns) / wall * device.total_ms, left) if wall else 0.0
         compute = min(computes.get(name, 0.0), ms)
         if ms:

@@ -367,8 +367,8 @@ def _hold_passes(work: _Work, chosen: Bools) -> bool:
     """Tells whether step ranges hold the passes of the model; a range `step` may be around the optimizer alone."""
     instances = work.attributed.instances
     time = instances.start[work.instances_of("forward", "backward") & instances.measured]
-    steps = Cover.of(instances.start[chosen], instances.end[chosen])
-    return bool(steps.within(time, time + 1).sum() >= 0.5 * len(time))
+    steps = Cover.from_intervals(instances.start[chosen], instances.end[chosen])
+    return bool(steps.covered_within(time, time + 1).sum() >= 0.5 * len(time))
 
 
 def _hold_tokens(work: _Work, chosen: Bools) -> bool:

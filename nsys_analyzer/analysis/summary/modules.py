@@ -249,7 +249,7 @@ def _units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tup
         counted &= instances.phase != instances.phases.index(name)
     steps = np.flatnonzero(mine & is_unit[STEP])
     lines = Timeline(instances.process[steps], instances.start[steps], instances.end[steps], latest=True)
-    step = lines.at(instances.process, instances.start)
+    step = lines.open_at(instances.process, instances.start)
     in_step = counted & (step != NONE)
     if len(steps) and by_ranges:
         in_step[np.delete(steps, distinct(step[in_step]))] = True

@@ -88,7 +88,7 @@ def noted_costs(trace: Trace, process: int, threads: Ints) -> Cover:
     noted = trace.noted.select(~named(trace.noted, lambda name: bool(_NO_COST.search(name))))
     noted = noted.select(np.isin(noted.thread, [process, *threads]))
     noted = noted.select(np.argsort(noted.start, kind="stable"))
-    return Cover.of(noted.start, noted.end)
+    return Cover.from_intervals(noted.start, noted.end)
 
 
 def recorded_ranges(trace: Trace) -> Ranges:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from nsys_analyzer.analysis.intervals import unions
+from nsys_analyzer.analysis.intervals import measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
@@ -161,7 +161,7 @@ def gpu_clocks(operations: Operations, instance: SmallInts, instances: int) -> G
     """The clocks of so many instances; ``instance``, shape (operations,), is that of each operation, -1 for none."""
     # Operations without an instance are a group of their own, dropped at the end: cheaper than leaving them out.
     group, groups = instance + 1, instances + 1
-    busy, first, last = unions(group, operations.start, operations.end, groups)
+    busy, first, last = measure_unions(group, operations.start, operations.end, groups)
     kernels = operations.kernels
     of_instance = instance[kernels]
     no_code = np.broadcast_to(np.int32(0), len(of_instance))

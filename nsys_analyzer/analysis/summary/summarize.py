@@ -12,7 +12,7 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
-from nsys_analyzer.analysis.intervals import NONE, holds_any
+from nsys_analyzer.analysis.intervals import NONE, has_moments
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, PhaseNames, is_framework_name
@@ -211,7 +211,7 @@ class _ProcessView:
             busy_values_ms=values_ms(clocks.busy[measured]),
             synchronized=self._synchronized(measured, clocks),
             # A backward pass starts inside the first of the instances.
-            holds_backward=bool(holds_any(instances.process[backward], instances.start[backward], *first).any()),
+            holds_backward=bool(has_moments(instances.process[backward], instances.start[backward], *first).any()),
             inferred=inferred,
             profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
             kernels_least=int(kernels.min()) if len(kernels) else 0,
