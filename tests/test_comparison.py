@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.summary.summary import Summary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.report.model import Answer, Block, Listing, Shift, Table, unfolded
+from nsys_analyzer.report.model import Answer, Block, Listing, SignedChange, Table, unfold
 from nsys_analyzer.report.sections.comparison import answer
 from nsys_analyzer.text import plain
 from tests.examples import comparing
@@ -57,7 +57,7 @@ def compared(before: Summary, after: Summary) -> Comparison:
 
 def blocks_of(*pairs: Comparison) -> list[Block]:
     """What is written of comparisons, folded or not."""
-    return [*unfolded(answer(Comparisons(pairs, (), ()), 0.05).blocks)]
+    return [*unfold(answer(Comparisons(pairs, (), ()), 0.05).blocks)]
 
 
 def remarks_of(before: Summary, after: Summary) -> list[str]:
@@ -87,7 +87,7 @@ def test_parts_and_kernels_add_up(before: Any, after: Any) -> None:
 def test_the_table_of_parts_adds_up(before: Any, after: Any) -> None:
     """Each column to its last row, the step, but for what four digits of it do not show."""
     table = next(block for block in blocks_of(compare(before, after)) if isinstance(block, Table))
-    figures = [[cell.value if isinstance(cell, Shift) else cell for cell in row[1:]] for row in table.rows]
+    figures = [[cell.value if isinstance(cell, SignedChange) else cell for cell in row[1:]] for row in table.rows]
     for column in zip(*figures, strict=True):
         longest = max(*figures[-1][:2], 1e-6)
         assert sum(column[:-1]) == pytest.approx(column[-1], abs=0.001 * longest)

@@ -29,11 +29,11 @@ from nsys_analyzer.report.model import (
     Paragraph,
     Report,
     Section,
-    Seen,
-    Shift,
+    SignedChange,
     StepBars,
     Table,
-    unfolded,
+    TimelineLink,
+    unfold,
 )
 from nsys_analyzer.report.renderers import html
 from nsys_analyzer.report.renderers.html.blocks import Blocks
@@ -114,7 +114,7 @@ def sweep() -> Report:
 @pytest.mark.parametrize("name", ["train", "late_rank", "sweep"])
 def test_every_table_is_that_of_markdown(request: pytest.FixtureRequest, name: str) -> None:
     report: Report = request.getfixturevalue(name)
-    blocks = (block for section in report.sections for block in unfolded(section.blocks))
+    blocks = (block for section in report.sections for block in unfold(section.blocks))
     expected = [in_markdown(block) for block in blocks if isinstance(block, Table)]
     assert len(expected) > 10
     assert Page(html.render(report, {})).tables == expected
@@ -198,7 +198,7 @@ def test_ranks_stand_above_each_other_on_one_clock(late_rank: Report) -> None:
 
 
 def test_findings_lead_to_the_timeline_where_there_is_one(train: Report) -> None:
-    place = Seen(Place("idle", "launch"), "a <b>")
+    place = TimelineLink(Place("idle", "launch"), "a <b>")
     button = Blocks({}, {}, {"a <b>"}).render(place)
     assert 'data-kind="idle" data-name="launch" data-seen="a &lt;b&gt;"' in button
     assert Blocks({}, {}, {"another"}).render(place) == ""
@@ -220,7 +220,7 @@ def test_a_short_name_unfolds_to_the_full_one() -> None:
 
 
 def test_cells_are_sorted_by_their_figures() -> None:
-    table = Table((Column("change", "ms"),), ((Shift(-2.5, -3.0, -2.0),), (1250,)))
+    table = Table((Column("change", "ms"),), ((SignedChange(-2.5, -3.0, -2.0),), (1250,)))
     text = Blocks({}, {}).render(table)
     assert re.findall(r'data-value="([^"]*)"', text) == ["-2.5", "1250"]
 
@@ -246,7 +246,7 @@ def test_no_text_acts_on_a_page(text: str) -> None:
         Table((Column(text), Column(text, "code")), ((text, text),), text, text),
         StepBars((text, text), (Bar(text, (1.0, 2.0)),), text, text, text),
         Details(text, (Paragraph(text),), text),
-        Seen(Place("kernel", text), text),
+        TimelineLink(Place("kernel", text), text),
     )
     plain_page = Page(html.render(Report("title", (Section("a", "a", tuple(map(_with, blocks, "w" * 8))),)), {}))
     page = Page(html.render(Report(text, (Section(text, text, blocks),)), {}))
@@ -269,7 +269,7 @@ def _with(block: Any, word: str) -> Any:
             return StepBars((word, word), (Bar(word, (1.0, 2.0)),), word, word, word)
         case Details():
             return Details(word, (Paragraph(word),), word)
-    return Seen(Place("kernel", word), word)
+    return TimelineLink(Place("kernel", word), word)
 
 
 def test_the_worst_text_is_shown_letter_by_letter() -> None:

@@ -30,7 +30,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, 
 from nsys_analyzer.configuration import CountedFlops, Run
 from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.model import Answer, Block, Table, unfolded
+from nsys_analyzer.report.model import Answer, Block, Table, unfold
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections import build_report, limits
 from nsys_analyzer.trace.metadata import CPU, Gpu
@@ -333,7 +333,7 @@ def test_nothing_of_a_cpu_or_of_lost_kernels() -> None:
 
 def blocks_of(capture: CaptureSummary) -> list[Block]:
     (whole,) = complete([capture])
-    return list(unfolded(tuple(limits.answer_limits(whole))))
+    return list(unfold(tuple(limits.answer_limits(whole))))
 
 
 def said_of(capture: CaptureSummary) -> str:

@@ -32,7 +32,7 @@ from nsys_analyzer.report.model import Answer, Details, Interval
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.sections.bars import bars_of_step
-from nsys_analyzer.report.units import about_milliseconds, format_cell, milliseconds_between
+from nsys_analyzer.report.units import format_cell, format_ms, format_ms_range
 from nsys_analyzer.text import plain
 from tests.support.rows import unpadded
 from tests.test_report_command import two_steps
@@ -309,10 +309,10 @@ def test_every_cause_has_its_words() -> None:
     ],
 )
 def test_times_between_two_bounds(low: float, high: float, said: str) -> None:
-    assert clear(milliseconds_between(low, high)) == said
+    assert clear(format_ms_range(low, high)) == said
     assert clear(plain(format_cell(Interval(low, high), "ms"))) == said.removesuffix(" ms").replace("–", " – ")
 
 
 @pytest.mark.parametrize(("value", "said"), [(88.0, "88 ms"), (9.365, "9.37 ms"), (100.0, "100 ms"), (0.0, "0 ms")])
 def test_estimated_times(value: float, said: str) -> None:
-    assert clear(about_milliseconds(value)) == said
+    assert clear(format_ms(value)) == said

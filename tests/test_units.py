@@ -1,14 +1,14 @@
 import pytest
 
-from nsys_analyzer.report.model import Cell, Spread, Typical, Unit
+from nsys_analyzer.report.model import Cell, MedianRange, Spread, Unit
 from nsys_analyzer.report.units import (
-    about_milliseconds,
-    counted,
     format_cell,
+    format_count,
+    format_ms,
+    format_ms_range,
     format_number,
-    milliseconds,
-    milliseconds_between,
-    percent,
+    format_percent,
+    format_precise_ms,
 )
 
 SPACE = "\N{NO-BREAK SPACE}"
@@ -71,31 +71,31 @@ def test_cells(value: Cell, unit: Unit, text: str) -> None:
 
 
 def test_in_sentences() -> None:
-    assert milliseconds(20.9) == f"20.90{SPACE}ms"
-    assert milliseconds(None) == "an unknown time"
-    assert percent(0.239) == f"23.9{SPACE}%"
+    assert format_precise_ms(20.9) == f"20.90{SPACE}ms"
+    assert format_precise_ms(None) == "an unknown time"
+    assert format_percent(0.239) == f"23.9{SPACE}%"
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.204, "20.4 %"), (-0.006, "−0.6 %"), (0.0004, "0.0 %"), (-0.0004, "0.0 %"), (0.0, "0.0 %")]
 )
 def test_percentages(value: float, text: str) -> None:
-    assert percent(value).replace(SPACE, " ") == text
+    assert format_percent(value).replace(SPACE, " ") == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Typical(34.829, 33.76, 51.97), "35 (34 – 52)"),  # a range of 18 ms leaves whole milliseconds a meaning
-        (Typical(22.171, 22.14, 22.2), "22.17 (22.14 – 22.20)"),
-        (Typical(9.0447, 9.0446, 9.0448), "9.045"),
-        (Typical(105.3, 102.5, 105.5), "105.3 (102.5 – 105.5)"),
-        (Typical(4.0, 4.0, 4.0), "4.000"),
-        (Typical(3000.0, 1000.0, 9000.0), "3,000 (1,000 – 9,000)"),
-        (Typical(2.0, -29.0, 25.0), "2 (−29 – 25)"),  # as a rank that is not late
+        (MedianRange(34.829, 33.76, 51.97), "35 (34 – 52)"),  # a range of 18 ms leaves whole milliseconds a meaning
+        (MedianRange(22.171, 22.14, 22.2), "22.17 (22.14 – 22.20)"),
+        (MedianRange(9.0447, 9.0446, 9.0448), "9.045"),
+        (MedianRange(105.3, 102.5, 105.5), "105.3 (102.5 – 105.5)"),
+        (MedianRange(4.0, 4.0, 4.0), "4.000"),
+        (MedianRange(3000.0, 1000.0, 9000.0), "3,000 (1,000 – 9,000)"),
+        (MedianRange(2.0, -29.0, 25.0), "2 (−29 – 25)"),  # as a rank that is not late
     ],
 )
-def test_a_median_has_the_digits_that_its_range_supports(value: Typical, text: str) -> None:
+def test_a_median_has_the_digits_that_its_range_supports(value: MedianRange, text: str) -> None:
     assert format_cell(value, "ms").replace(SPACE, " ") == text
 
 
@@ -107,8 +107,8 @@ def test_a_median_has_the_digits_that_its_range_supports(value: Typical, text: s
     ],
 )  # fmt: skip
 def test_three_digits_and_none_below_a_nanosecond(value: float, text: str) -> None:
-    assert about_milliseconds(value) == f"{text}{SPACE}ms"
-    assert milliseconds_between(0.0, 7.11e-15) == f"0.00{SPACE}ms"
+    assert format_ms(value) == f"{text}{SPACE}ms"
+    assert format_ms_range(0.0, 7.11e-15) == f"0.00{SPACE}ms"
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_three_digits_and_none_below_a_nanosecond(value: float, text: str) -> No
     ],
 )
 def test_a_number_of_things(number: float, noun: str, text: str) -> None:
-    assert counted(number, noun).replace(SPACE, " ") == text
+    assert format_count(number, noun).replace(SPACE, " ") == text

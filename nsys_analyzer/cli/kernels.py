@@ -18,7 +18,7 @@ from nsys_analyzer.text import FORMULA
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-    from nsys_analyzer.report.model import Table
+    from nsys_analyzer.report.model import Field, Table, make_table
 
 #: A row of the table, as JSON and CSV have it.
 _Row = dict[str, Any]
@@ -131,7 +131,6 @@ def _rows(
 
 def _table(rows: list[_Row]) -> Table:
     from nsys_analyzer.analysis.kernels.labels import short_labels
-    from nsys_analyzer.report.tables import Field, table
 
     labels = short_labels(sorted({row["name"] for row in rows}))
     fields: tuple[Field[_Row], ...] = (
@@ -144,4 +143,4 @@ def _table(rows: list[_Row]) -> Table:
         Field("avg µs", "us", lambda row: row["avg_us"]),
         Field("share", "percent", lambda row: row["share"]),
     )
-    return table(fields, rows, names=2)
+    return make_table(fields, rows, names=2)

@@ -13,7 +13,7 @@ from nsys_analyzer.experiments.section import bars, namer, rows_table, span
 from nsys_analyzer.experiments.steps import OfModel
 from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.report.model import Block, Details, Lines
-from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT, milliseconds
+from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT, format_precise_ms
 from nsys_analyzer.text import phrase
 
 _DEFINITIONS = phrase(
@@ -100,7 +100,7 @@ def _answers(results: Results) -> Iterator[str]:
         without = next_ms(results.beside(best, cache=False))
         yield (
             f"With the cache inter-token latency is {span(gain for gain, _ in gains)} shorter: {name(best)} needs "
-            f"{milliseconds(next_ms(best))} a token, {milliseconds(without)} without."
+            f"{format_precise_ms(next_ms(best))} a token, {format_precise_ms(without)} without."
         )
     parts = {
         "prefill": [gain for row in cached if (gain := results.gain(row, "first_token", attention="unfused"))],

@@ -13,8 +13,7 @@ from nsys_analyzer.experiments.model import AnyRow, Bench, Results, option, seve
 from nsys_analyzer.experiments.section import Column, namer, rows_table
 from nsys_analyzer.experiments.steps import PHASES, OfModel
 from nsys_analyzer.inputs.rows import CaseTarget
-from nsys_analyzer.report.model import Block, Cell, Details, Lines
-from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.model import Block, Cell, Details, Field, Lines, make_table
 from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import phrase
 
@@ -153,7 +152,7 @@ def _blocks(results: Results) -> Iterator[Block]:
         top = max(trained, key=_saved)
         by_line = f"{name(top)}: alive at the end of forward, by the line that asked for it, mean of the layers:"
         lines = [*(top.figures.layer_saves or ()), SavedLine("sum", "", 0, _saved(top))]
-        yield Details("What a layer saves for backward", (table(_SAVED_LINES, lines, by_line),))
+        yield Details("What a layer saves for backward", (make_table(_SAVED_LINES, lines, by_line),))
 
 
 def _peak_of(phase: str) -> Column:

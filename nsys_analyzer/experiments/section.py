@@ -26,6 +26,7 @@ from nsys_analyzer.report.model import (
     Block,
     Cell,
     Details,
+    Field,
     Lines,
     Listing,
     Paragraph,
@@ -33,9 +34,9 @@ from nsys_analyzer.report.model import (
     Spread,
     Table,
     Unit,
+    make_table,
 )
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import format_number, percent
+from nsys_analyzer.report.units import format_number, format_percent
 from nsys_analyzer.text import Words, emphasis, joined, phrase
 
 #: A column: its heading, its unit, and a figure's path or what makes the cell of a row.
@@ -86,8 +87,10 @@ def _unsteady(rows: Sequence[AnyRow]) -> Iterator[Words]:
         chosen = {"step": known["step"]} if "step" in known else known
         times |= {f"{words(key)} of {name(row)}": getattr(found, "cv", None) or 0 for key, found in chosen.items()}
     if far := {what: cv for what, cv in times.items() if cv > _UNSTEADY}:
-        which = _named(f"{what}: {percent(cv)}" for what, cv in far.items())
-        yield phrase("**Unsteady times**, CV above {}: {}. A busy machine adds to it.", percent(_UNSTEADY), which)
+        which = _named(f"{what}: {format_percent(cv)}" for what, cv in far.items())
+        yield phrase(
+            "**Unsteady times**, CV above {}: {}. A busy machine adds to it.", format_percent(_UNSTEADY), which
+        )
 
 
 def _endings(rows: Sequence[AnyRow]) -> Iterator[str]:
@@ -112,7 +115,7 @@ def _messages(rows: Sequence[AnyRow]) -> Iterator[Block]:
             Field("status", "text", lambda row: row.status),
             Field("message", "text", shortened),
         )
-        yield Details(f"What was not measured, and why: {len(lacking)} rows", (table(columns, lacking),))
+        yield Details(f"What was not measured, and why: {len(lacking)} rows", (make_table(columns, lacking),))
 
 
 def _named(names: Iterable[str]) -> str:
@@ -187,7 +190,7 @@ def rows_table(rows: Sequence[AnyRow], caption: Words, *columns: Column, status:
     cells: list[Field[AnyRow]] = [Field(title, unit, cell(of)) for title, unit, of in columns]
     if status and not all(row.ok for row in rows):
         cells.append(Field("status", "text", lambda row: row.status))
-    return table([*names, *cells], rows, caption, names=len(names))
+    return make_table([*names, *cells], rows, caption, names=len(names))
 
 
 def groups(rows: Sequence[AnyRow], option: str) -> list[dict[Any, AnyRow]]:
@@ -221,7 +224,7 @@ def side_by_side(
     names = _names(rows, differing(rows, [option]), lambda group: next(iter(group.values())).case)
     cells = [Field(title, unit, of_one(value, of)) for value, (title, unit, of) in columns.items()]
     last: list[Field[Any]] = [Field(title, unit, cell(of)) for title, unit, of in more]
-    return table([*names, *cells, *last], groups(rows, option), caption, names=len(names))
+    return make_table([*names, *cells, *last], groups(rows, option), caption, names=len(names))
 
 
 def _names(rows: Sequence[AnyRow], options: Iterable[str], case: Callable[[Any], Any]) -> list[Field[Any]]:

@@ -10,7 +10,7 @@ from nsys_analyzer.experiments.section import bars, curves, extremes, namer, row
 from nsys_analyzer.experiments.steps import DEFINITIONS, HOW, PHASES, SHARED, TARGET, StepCase, StepFigures
 from nsys_analyzer.inputs.rows import Row
 from nsys_analyzer.report.model import Block, Details
-from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.report.units import format_percent, format_precise_ms
 
 _Row = Row[StepCase, StepFigures]
 
@@ -26,13 +26,13 @@ def _answers(results: Results) -> Iterator[str]:
     name, measured = namer(rows), [row for row in rows if row.ok]
     yield f"Of {len(rows)} configurations {len(measured)} were measured."
     if steps := [(step.ms, name(row)) for row in _of_longest_mode(rows) if (step := row.figures.step)]:
-        yield f"A step takes {extremes(steps, milliseconds)}."
+        yield f"A step takes {extremes(steps, format_precise_ms)}."
     both = [(row.figures.forward, row.figures.backward) for row in rows]
     if ratios := [backward.ms / forward.ms for forward, backward in both if forward and backward]:
         yield f"Backward takes {span(ratios)} the forward pass."
     if varied := [(step.cv, name(row)) for row in rows if (step := row.figures.step) and step.cv is not None]:
         most, where = max(varied)
-        yield f"Steps vary by {percent(most)} at most (CV; {where})."
+        yield f"Steps vary by {format_percent(most)} at most (CV; {where})."
 
 
 def _blocks(results: Results) -> Iterator[Block]:

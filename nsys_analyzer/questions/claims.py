@@ -22,7 +22,7 @@ from nsys_analyzer.questions.ask import Answer, CannotAnswer, ask, in_words
 from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer as Quotable
-from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Report, Seen, StepBars, Table
+from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Report, StepBars, Table, TimelineLink
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
 from nsys_analyzer.report.renderers.step_bar import legend, letter_of, lines
 from nsys_analyzer.report.sections import build_report
@@ -199,7 +199,7 @@ class _ReportIndex:
                     # A terminal has the title and the keys in one line, and a page has them apart.
                     for text in (on_a_terminal, title, *(key for _, key in keys), note):
                         self._add(text, subject, title_id)
-                case Seen():
+                case TimelineLink():
                     pass
                 case _:
                     self._add(block.title, subject, title_id, "heading")

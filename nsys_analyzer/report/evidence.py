@@ -12,8 +12,8 @@ from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.model import FinishedBench, Typical
-from nsys_analyzer.report.units import about_milliseconds
+from nsys_analyzer.report.model import FinishedBench, MedianRange
+from nsys_analyzer.report.units import format_ms
 from nsys_analyzer.text import Words
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ class Evidence:
             yield from capture.whole.kernels if capture.whole else ()
 
 
-def typical(stats: Stats | None) -> Typical | float | None:
+def typical(stats: Stats | None) -> MedianRange | float | None:
     """Median, least and most as a cell, the mean where a timing says no more; None without figures."""
     if stats is None:
         return None
     if stats.median is None or stats.min is None or stats.max is None:
         return stats.typical
-    return Typical(stats.median, stats.min, stats.max)
+    return MedianRange(stats.median, stats.min, stats.max)
 
 
 def kernel_word(*captures: CaptureSummary) -> str:
@@ -115,7 +115,7 @@ def peak_memory(capture: CaptureSummary) -> int | None:
 def said_length(step: StepSummary) -> str:
     """The one length of a step, in three digits: ≈ where it is estimated."""
     estimated = step.unprofiled_ms is not None and not step.unprofiled_ms.timed
-    return f"{'≈ ' if estimated else ''}{about_milliseconds(step.said_ms)}"
+    return f"{'≈ ' if estimated else ''}{format_ms(step.said_ms)}"
 
 
 def status_of(status: str, message: str = "") -> str:

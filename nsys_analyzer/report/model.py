@@ -1,13 +1,13 @@
-"""The report as data: sections of paragraphs, tables and figures, without a word of formatting.
+"""The report as data: sections of paragraphs, tables and figures, independent of any output format.
 
-A string is plain text; where more than that may stand, it is ``Words``: a string, or a text with spans.
+A ``str`` is plain text. ``Words`` is either a ``str`` or a ``Text`` with code, emphasis or links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from nsys_analyzer.text import Words, plain
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.inputs.rows import Row
 
-#: What the cells of a column are; ``report.units`` says how each is written.
+#: The unit of the cells of a column. ``report.units`` defines how each unit is formatted.
 Unit = Literal["text", "code", "bar", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]
 
-#: The units of what stands at the left of its column; a bar is a share that is drawn.
+#: The units whose cells are aligned to the left. A bar is a share that is drawn.
 TEXT_UNITS = ("text", "code", "bar")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean with its standard deviation (None below two samples)."""
+    """A mean with its standard deviation, which is None if there are fewer than two samples."""
 
     mean: float
     std: float | None
 
 
 @dataclass(frozen=True)
-class Typical:
-    """A median with the least and the most of its samples."""
+class MedianRange:
+    """A median with the minimum and the maximum of the samples."""
 
     median: float
     least: float
@@ -43,22 +43,22 @@ class Typical:
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure that lies between two bounds; equal where it is known."""
+    """A lower and an upper bound of a figure; they are equal if the figure is known."""
 
     low: float
     high: float
 
 
 @dataclass(frozen=True)
-class Shift:
-    """A change of a figure, and the interval that it lies in; None where nothing tells it."""
+class SignedChange:
+    """A change of a figure, and the bounds of its confidence interval, which are None if it is unknown."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
 
-Cell: TypeAlias = "Words | int | float | Spread | Typical | Interval | Shift | None"
+Cell: TypeAlias = "Words | int | float | Spread | MedianRange | Interval | SignedChange | None"
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; a cell of None is a figure that does not exist.
+    """A table. A cell is None if its figure does not exist.
 
     Attributes:
-        capture: the one below whose answer it stands, or empty.
-        names: how many of the columns, the first ones, name the row.
+        capture: the title of the capture that the table describes, or empty.
+        names: the number of leading columns that name the row.
     """
 
     columns: tuple[Column, ...]
@@ -85,9 +85,46 @@ class Table:
     names: int = 1
 
 
+RowData = TypeVar("RowData")
+
+
+@dataclass(frozen=True)
+class Field(Generic[RowData]):
+    """A column of a table, and the function that makes its cells.
+
+    Attributes:
+        cell: computes the cell from the data of a row.
+        fills: tells whether a cell justifies showing the column.
+    """
+
+    title: str
+    unit: Unit
+    cell: Callable[[RowData], Cell]
+    fills: Callable[[Cell], bool] = lambda cell: cell is not None
+
+
+def make_table(
+    fields: Sequence[Field[RowData]],
+    rows: Iterable[RowData],
+    caption: Words = "",
+    *,
+    capture: str = "",
+    names: int = 1,
+) -> Table:
+    """Makes a table without empty rows and columns.
+
+    The first ``names`` fields name the row. They are always shown, and a row without any other figure is left out.
+    """
+    all_cells = [tuple(field.cell(row) for field in fields) for row in rows]
+    filled = [cells for cells in all_cells if any(cell is not None for cell in cells[names:])]
+    shown = [i for i, field in enumerate(fields) if i < names or any(field.fills(cells[i]) for cells in filled)]
+    columns = tuple(Column(fields[i].title, fields[i].unit) for i in shown)
+    return Table(columns, tuple(tuple(cells[i] for i in shown) for cells in filled), caption, capture, names)
+
+
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of text; ``capture`` is the one that it tells of, or empty."""
+    """A paragraph of text. ``capture`` is the title of the capture that it describes, or empty."""
 
     text: Words
     capture: str = ""
@@ -95,7 +132,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Answer:
-    """A sentence that answers a question and can be quoted; ``capture`` is the one that it tells of, or empty."""
+    """A quotable sentence that answers a question. ``capture`` is the title of the described capture, or empty."""
 
     text: Words
     capture: str = ""
@@ -103,9 +140,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines of text that stand together: commands, lines of Python or C, or warnings as bullets.
+    """A group of lines: commands, lines of Python or C, or warnings as bullets.
 
-    ``capture`` is the one that they tell of, or empty.
+    ``capture`` is the title of the capture that they describe, or empty.
     """
 
     lines: tuple[Words, ...]
@@ -114,8 +151,8 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Where a timeline shows what a finding is about; a format without a timeline leaves it out."""
+class TimelineLink:
+    """A link to the place on the timeline that a finding is about. Formats without a timeline omit it."""
 
     place: Place
     capture: str
@@ -123,7 +160,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks that are folded away under a title; ``capture`` is the one that they tell of, or empty."""
+    """Blocks that are folded under a title. ``capture`` is the title of the capture that they describe, or empty."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -131,7 +168,7 @@ class Details:
 
 
 class Bar(NamedTuple):
-    """One bar of ``StepBars``: its label, empty where it is the only one, and the ms of each part."""
+    """One bar of ``StepBars``: the ms of each part, and a label, which is empty if there is only one bar."""
 
     label: str
     ms: tuple[float, ...]
@@ -139,7 +176,15 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class StepBars:
-    """Steps as bars on one scale, of the same ``parts``; ``title`` says what they are of, ``note`` what they omit."""
+    """Steps drawn as bars on one scale.
+
+    Attributes:
+        parts: the names of the parts that every bar consists of.
+        rows: the bars.
+        title: what the bars show.
+        note: what the bars omit, or empty.
+        capture: the title of the capture that they describe, or empty.
+    """
 
     parts: tuple[str, ...]
     rows: tuple[Bar, ...]
@@ -150,10 +195,11 @@ class StepBars:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart; ``key`` is the name of its file.
+    """A bar chart; its file is named after ``key``.
 
     Attributes:
-        series: name and one value per group (None: nothing known).
+        series: pairs of a name and its values, one for each group; a value is None if it is unknown.
+        axis: the label of the value axis.
     """
 
     key: str
@@ -164,19 +210,19 @@ class Bars:
     kind: Literal["grouped", "stacked"] = "grouped"
 
 
-#: The name and the points of each curve; a curve breaks where y is None.
+#: The name and the points of each curve. A curve is interrupted where y is None.
 Curves: TypeAlias = "tuple[tuple[str, tuple[tuple[float, float | None], ...]], ...]"
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over a numeric axis.
+    """A chart of curves over a numeric axis; its file is named after ``key``.
 
     Attributes:
-        log_x: whether x is logarithmic, to the base of 2.
-        log_y: whether y is logarithmic where its values span more than a decade.
-        spans: name, start and end along x of stretches that are shaded, such as the phases of a step.
-        steps: whether a value holds until the next one, as of memory, instead of a straight line between points.
+        log_x: whether the x axis is logarithmic to the base of 2.
+        log_y: whether the y axis is logarithmic if its values span more than a decade.
+        spans: name, start and end of the shaded intervals of the x axis, such as the phases of a step.
+        steps: whether each value holds until the next point, as memory does, and is not connected by a straight line.
     """
 
     key: str
@@ -191,21 +237,21 @@ class Lines:
 
 
 Figure: TypeAlias = "Bars | Lines"
-Block: TypeAlias = "Paragraph | Answer | Listing | Table | StepBars | Details | Seen | Figure"
+Block: TypeAlias = "Paragraph | Answer | Listing | Table | StepBars | Details | TimelineLink | Figure"
 
 
-def unfolded(blocks: tuple[Block, ...]) -> Iterator[Block]:
-    """The blocks, those inside folded ones in place of these."""
+def unfold(blocks: tuple[Block, ...]) -> Iterator[Block]:
+    """Yields the blocks, with each ``Details`` replaced by the blocks inside it."""
     for block in blocks:
         if isinstance(block, Details):
-            yield from unfolded(block.blocks)
+            yield from unfold(block.blocks)
         else:
             yield block
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the report: a title, empty for the first one below the report's own, and its blocks."""
+    """A section of the report: its title and blocks. The first section may have an empty title."""
 
     key: str
     title: str
@@ -214,7 +260,7 @@ class Section:
 
 @dataclass(frozen=True)
 class FinishedBench:
-    """An experiment that has run: its section, its rows, and its commands."""
+    """A finished experiment: its section, its rows, and the commands that ran it."""
 
     name: str
     section: Section
@@ -224,10 +270,10 @@ class FinishedBench:
 
 @dataclass(frozen=True)
 class Report:
-    """A title and sections in order, and the data behind them.
+    """A title, the sections in order, and the data that they were made from.
 
     Attributes:
-        labels: a short label of every kernel name.
+        labels: the short label of each kernel, by the kernel's name.
     """
 
     title: str
@@ -238,11 +284,11 @@ class Report:
     runs: tuple[ParallelRun, ...] = ()
 
     def __repr__(self) -> str:
-        """Returns one line: a session or a notebook shows it."""
+        """Returns one line, as an interactive session or a notebook shows it."""
         return f"<Report {plain(self.title)}: {', '.join(section.key for section in self.sections)}>"
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Every figure of the report."""
-        blocks = (block for section in self.sections for block in unfolded(section.blocks))
+        """Returns all figures of the report."""
+        blocks = (block for section in self.sections for block in unfold(section.blocks))
         return tuple(block for block in blocks if isinstance(block, Bars | Lines))

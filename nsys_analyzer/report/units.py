@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nsys_analyzer.report.model import Cell, Interval, Shift, Spread, Typical, Unit
+from nsys_analyzer.report.model import Cell, Interval, MedianRange, SignedChange, Spread, Unit
 from nsys_analyzer.text import MAX_DECIMALS, Text, Words, code, fixed, plural
 from nsys_analyzer.text import NO_BREAK_SPACE as _SPACE
 from nsys_analyzer.text import about as about
@@ -31,16 +31,16 @@ def format_cell(value: Cell, unit: Unit) -> Words:
     if isinstance(value, Spread):
         std = "" if value.std is None else f"{_SPACE}±{_SPACE}{value.std:,.{_decimals(value.mean)}f}"
         return format_number(value.mean, unit) + std
-    if isinstance(value, Typical):
+    if isinstance(value, MedianRange):
         return _typical(value)
     if isinstance(value, Interval):
         return _between(value.low, value.high, f"{_SPACE}–{_SPACE}")
-    if isinstance(value, Shift):
-        return shifted(value, unit)
+    if isinstance(value, SignedChange):
+        return format_change(value, unit)
     return format_number(value, unit)
 
 
-def shifted(shift: Shift, unit: Unit) -> str:
+def format_change(shift: SignedChange, unit: Unit) -> str:
     """A change with its sign, and in brackets its interval: −14.90 (−15.10 to −14.70)."""
     sizes = [abs(one) for one in (shift.value, shift.low, shift.high) if one is not None]
     value, low, high = (
@@ -60,7 +60,7 @@ def _signed(value: float, largest: float, unit: Unit) -> str:
     return f"{_MINUS if scaled < 0 else '+' if scaled > 0 else ''}{text}"
 
 
-def _typical(value: Typical) -> str:
+def _typical(value: MedianRange) -> str:
     """The median, and in brackets the range, in no more digits than the range leaves a meaning."""
     spread = value.most - value.least
     fewest = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else _decimals(value.median)
@@ -118,27 +118,27 @@ def _scaled(value: float, unit: str) -> str:
     return f"{value / scale:.3g}{_SPACE}{prefix}{unit}"
 
 
-def counted(number: float, noun: str) -> str:
+def format_count(number: float, noun: str) -> str:
     """A number of things, for sentences: 1 launch, 0.5 launches, 644 launches."""
     written = format_number(number, "count")
     return f"{written}{_SPACE}{plural(1 if written == '1' else number, noun)}"
 
 
-def milliseconds(value: float | None) -> str:
+def format_precise_ms(value: float | None) -> str:
     """A time with its unit, for sentences."""
     return "an unknown time" if value is None else f"{_digits(value)}{_SPACE}ms"
 
 
-def milliseconds_between(low: float, high: float) -> str:
+def format_ms_range(low: float, high: float) -> str:
     """A time between two bounds with its unit, for sentences: 41–45 ms."""
     return f"{_between(low, high, '–')}{_SPACE}ms"
 
 
-def about_milliseconds(value: float) -> str:
+def format_ms(value: float) -> str:
     """A time in three digits with its unit, for sentences: 88 ms, 9.37 ms."""
     return f"{about(value)}{_SPACE}ms"
 
 
-def percent(value: float) -> str:
+def format_percent(value: float) -> str:
     """A fraction as a percentage, for sentences."""
     return format_number(value, "percent")

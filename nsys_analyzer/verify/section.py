@@ -6,10 +6,21 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Report, Section, Shift
+from nsys_analyzer.report.model import (
+    Answer,
+    Block,
+    Field,
+    Interval,
+    Lines,
+    Listing,
+    Paragraph,
+    Report,
+    Section,
+    SignedChange,
+    make_table,
+)
 from nsys_analyzer.report.sections.findings import in_a_line
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, milliseconds_between, shifted
+from nsys_analyzer.report.units import format_change, format_ms, format_ms_range
 from nsys_analyzer.text import plural
 from nsys_analyzer.verify.ledger import Entry, widening
 
@@ -30,7 +41,7 @@ def answer(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Fin
 
 
 def _blocks(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Finding]) -> Iterator[Block]:
-    times = f"{about_milliseconds(entry.before_ms)} → {about_milliseconds(entry.after_ms)}"
+    times = f"{format_ms(entry.before_ms)} → {format_ms(entry.after_ms)}"
     pairs = f"{entry.pairs} {plural(entry.pairs, 'pair')} of processes that took turns, without a profiler"
     yield Answer(f"{entry.verdict.capitalize()}: a step takes {times}{_interval(entry)}, in {pairs}.")
     if entry.reasons:
@@ -42,7 +53,7 @@ def _blocks(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Fi
         )
         yield Paragraph(f"{more} more {plural(more_pairs or 2, 'pair')} would tell: give more --time-limit.")
     if told := entry.prediction:
-        predicted = f"`{told.finding}` ({told.title}) was to save {milliseconds_between(told.low_ms, told.high_ms)}"
+        predicted = f"`{told.finding}` ({told.title}) was to save {format_ms_range(told.low_ms, told.high_ms)}"
         held = {
             True: "it held: the measured interval and the predicted one meet",
             False: f"it did not hold: {'more' if entry.saved_ms > told.high_ms else 'less'} is saved",
@@ -58,7 +69,7 @@ def _blocks(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Fi
 def _interval(entry: Entry) -> str:
     """The change as a share of the step before, with its interval of 95 %."""
     bounds = [bound for bound in (entry.low_ms, entry.high_ms) if bound is not None]
-    change, *ends = (shifted(Shift(ms / entry.before_ms), "percent") for ms in (entry.change_ms, *bounds))
+    change, *ends = (format_change(SignedChange(ms / entry.before_ms), "percent") for ms in (entry.change_ms, *bounds))
     return f" ({change}, {' to '.join(ends)} at 95\N{NO-BREAK SPACE}%)" if len(ends) == 2 else f" ({change})"
 
 
@@ -103,7 +114,7 @@ def history(entries: Sequence[Entry], *, calibrate: bool = False) -> Report:
             blocks.append(Paragraph(f"For 80\N{NO-BREAK SPACE}% of what was measured to lie inside, {wider}"))
         except NsysAnalyzerError as error:  # the table above is right without it
             blocks.append(Paragraph(f"{error}."))
-    blocks.append(table(_FIELDS, entries))
+    blocks.append(make_table(_FIELDS, entries))
     series = (
         ("before", tuple((float(place), one.before_ms) for place, one in enumerate(entries, 1))),
         ("after", tuple((float(place), one.after_ms) for place, one in enumerate(entries, 1))),

@@ -17,9 +17,9 @@ from nsys_analyzer.report.model import (
     Listing,
     Paragraph,
     Report,
-    Seen,
     StepBars,
     Table,
+    TimelineLink,
 )
 from nsys_analyzer.report.renderers.step_bar import lines
 from nsys_analyzer.report.units import ABSENT, format_cell
@@ -105,7 +105,7 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
         yield ("bullet_list_open", "ul")
         for line in block.lines:
             yield from (("list_item_open", "li"), *_paragraph(line))
-    elif not isinstance(block, Seen):  # a page alone shows where
+    elif not isinstance(block, TimelineLink):  # a page alone shows where
         language = "sh" if block.kind == "commands" else "python"
         yield ("fence", language, "\n".join(visible(plain(line)) for line in block.lines).rstrip("\n"))
 

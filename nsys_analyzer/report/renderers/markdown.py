@@ -14,9 +14,9 @@ from nsys_analyzer.report.model import (
     Listing,
     Paragraph,
     Report,
-    Seen,
     StepBars,
     Table,
+    TimelineLink,
 )
 from nsys_analyzer.report.renderers.inline import alternative, answer, cell, fence, heading, line, summary, target
 from nsys_analyzer.report.renderers.step_bar import lines as bar_lines
@@ -57,7 +57,7 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
         case Details(title, blocks):
             inner = "\n\n".join(filter(None, (render_block(one, figures, folded=True) for one in blocks)))
             return f"<details><summary>{summary(title)}</summary>\n\n{inner}\n\n</details>" if inner else ""
-        case Seen():
+        case TimelineLink():
             return ""
         case _:
             path = figures.get(block.key)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsys_analyzer.report.figures.palette import CLASSES, GRAY, PARTS, text_color
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, NANOSECOND_MS
-from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds_between
+from nsys_analyzer.report.units import about_percent, format_ms, format_ms_range
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,8 +76,7 @@ def lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool = Fal
     totals = [sum(row.ms) for row in bars.rows]
     labels = [f"{row.label}  " if row.label else "" for row in bars.rows]
     behind = [
-        f"  {_joined(about_milliseconds(total))}" if row.label else ""
-        for row, total in zip(bars.rows, totals, strict=True)
+        f"  {_joined(format_ms(total))}" if row.label else "" for row, total in zip(bars.rows, totals, strict=True)
     ]
     left, right = max(map(len, labels)), max(map(len, behind))
     if width - left - right < _LEAST_WIDTH:
@@ -124,9 +123,9 @@ def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]
     for i, part in enumerate(bars.parts):
         times = [row.ms[i] for row in bars.rows]
         if len(times) > 1 and max(times) >= NANOSECOND_MS:
-            yield part, f"{part} {milliseconds_between(min(times), max(times))}"
+            yield part, f"{part} {format_ms_range(min(times), max(times))}"
         elif times[0] >= NANOSECOND_MS:
-            yield part, f"{part} {about_milliseconds(times[0])} {about_percent(times[0] / totals[0])}"
+            yield part, f"{part} {format_ms(times[0])} {about_percent(times[0] / totals[0])}"
 
 
 def _joined(text: str) -> str:

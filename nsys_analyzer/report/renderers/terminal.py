@@ -24,7 +24,7 @@ from nsys_analyzer.report.model import (
 )
 from nsys_analyzer.report.renderers.step_bar import draw
 from nsys_analyzer.report.screen import console
-from nsys_analyzer.report.units import counted, format_cell
+from nsys_analyzer.report.units import format_cell, format_count
 from nsys_analyzer.text import Words, plain, visible
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _print_table(screen: Console, block: Table, most: int | None = None) -> None
         _print_lines(screen, _lines(columns, widths, head), "bold")
         for row in zip(*(column.cells for column in columns), strict=True):
             _print_lines(screen, _lines(columns, widths, [*map(_fitted, row, columns, widths)]))
-    hidden += [counted(len(block.rows) - len(rows), "row")] if len(block.rows) > len(rows) else []
+    hidden += [format_count(len(block.rows) - len(rows), "row")] if len(block.rows) > len(rows) else []
     if hidden:
         _print_text(screen, f"Not shown: {', '.join(hidden)}. See the report.")
 

@@ -10,9 +10,8 @@ from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, IDLE
 from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.report.evidence import Evidence, kernel_word, shortened, status_of
-from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_percent, percent
+from nsys_analyzer.report.model import Block, Details, Field, Listing, Paragraph, Section, make_table
+from nsys_analyzer.report.units import about_percent, format_percent
 from nsys_analyzer.text import Words, code, emphasis, joined, phrase, plural
 
 
@@ -68,12 +67,12 @@ _ASKED = (_CAPTURE, *(_asked(option) for option in OPTIONS.values() if option.co
 
 def _conditions(evidence: Evidence) -> Iterator[Block]:
     """What was captured, where, how, and what the runs were asked for."""
-    yield table(_CAPTURES, evidence.captures)
-    yield table(_MACHINES, evidence.captures)
+    yield make_table(_CAPTURES, evidence.captures)
+    yield make_table(_MACHINES, evidence.captures)
     unread = sorted({name for c in evidence.captures if c.metadata for name in c.metadata.unread_tables})
     if unread:
         yield Paragraph(phrase("Recorded, and not read: {}.", joined(", ", map(code, unread))))
-    asked = table(_ASKED, evidence.captures, "What was asked for, as each run's manifest says:")
+    asked = make_table(_ASKED, evidence.captures, "What was asked for, as each run's manifest says:")
     if asked.rows:
         yield asked
 
@@ -98,7 +97,7 @@ def _steps(capture: CaptureSummary) -> int | None:
 def _precision(capture: CaptureSummary) -> str | None:
     known = {name: share for name, share in capture.precisions.items() if name != "unknown"}
     total = sum(known.values())
-    named = (name if len(known) == 1 else f"{name} {percent(share / total)}" for name, share in known.items())
+    named = (name if len(known) == 1 else f"{name} {format_percent(share / total)}" for name, share in known.items())
     return ", ".join(named) or None
 
 
@@ -129,7 +128,7 @@ def _attribution(evidence: Evidence) -> Iterator[Block]:
     """Attributed + unattributed = all, in count and in time."""
     covered = [(capture.title, capture.coverage) for capture in evidence.captures if capture.coverage]
     if covered:
-        yield table(_COUNTS, covered)
+        yield make_table(_COUNTS, covered)
         yield Paragraph(_SUM)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import CAPTURE, FORWARD, MEMORY_BOUND, AttentionSummary
-from nsys_analyzer.report.model import Answer, Block, Paragraph
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, counted, format_number, percent
+from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, make_table
+from nsys_analyzer.report.units import format_count, format_ms, format_number, format_percent
 from nsys_analyzer.text import phrase
 
 _FIELDS: tuple[Field[AttentionSummary], ...] = (
@@ -32,7 +31,7 @@ def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
     if attention is None:
         return
     yield Answer(_sentence(attention), capture.title)
-    figures = table(_FIELDS, [attention], capture=capture.title)
+    figures = make_table(_FIELDS, [attention], capture=capture.title)
     if len(figures.columns) > 2:  # of fused attention without FLOPs the sentence holds the only figure
         yield figures
     named = capture.phase(FORWARD)
@@ -42,17 +41,17 @@ def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
 
 
 def _ranges(attention: AttentionSummary) -> str:
-    return counted(attention.occurrences or 0, "attention range")
+    return format_count(attention.occurrences or 0, "attention range")
 
 
 def _sentence(attention: AttentionSummary) -> str:
     softmax, matmul = attention.softmax_ms, attention.matmul_ms
     of = {FORWARD: "one forward pass", CAPTURE: _ranges(attention)}.get(attention.per, "one step")
     if softmax is None or matmul is None or attention.runtime_ratio is None:
-        fused = about_milliseconds(attention.fused_ms or 0.0)
+        fused = format_ms(attention.fused_ms or 0.0)
         return f"Attention is fused: {fused} in {of}, with the softmax inside, in registers."
     ratio = format_number(attention.runtime_ratio, "factor")
-    times = f"{about_milliseconds(matmul)} against {about_milliseconds(softmax)} in {of}"
+    times = f"{format_ms(matmul)} against {format_ms(softmax)} in {of}"
     if attention.flop_ratio is None:
         return f"The attention matmuls take {ratio} the time of softmax: {times}.{_bytes(attention)}"
     flops = f"{attention.flop_ratio:.1f}×"
@@ -65,14 +64,13 @@ def _bytes(attention: AttentionSummary) -> str:
     if traffic is None or traffic.peak_share is None:
         return ""
     rate = format_number(traffic.bytes_per_s, "bytes/s")
-    text = f" Softmax moves {rate} at least, {percent(traffic.peak_share)} of the memory's peak"
+    text = f" Softmax moves {rate} at least, {format_percent(traffic.peak_share)} of the memory's peak"
     if traffic.fits_in_l2:
         return f"{text}: its scores fit into the L2 cache, which may serve a part of it."
     if traffic.memory_bound is None:
         return f"{text}."
-    return (
-        f"{text}: {'memory-bound' if traffic.memory_bound else f'below the {percent(MEMORY_BOUND)} of memory-bound'}."
-    )
+    limit = f"below the {format_percent(MEMORY_BOUND)} of memory-bound kernels"
+    return f"{text}: {'memory-bound' if traffic.memory_bound else limit}."
 
 
 HOW_TO_ANNOTATE = phrase(

@@ -19,16 +19,26 @@ from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.report.evidence import CAUSE_WORDS
-from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Shift, Table
-from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.model import (
+    Answer,
+    Block,
+    Details,
+    Field,
+    Listing,
+    Paragraph,
+    Section,
+    SignedChange,
+    Table,
+    make_table,
+)
 from nsys_analyzer.report.units import (
     about_percent,
-    counted,
     format_cell,
+    format_change,
+    format_count,
+    format_ms_range,
     format_number,
-    milliseconds,
-    milliseconds_between,
-    shifted,
+    format_precise_ms,
 )
 from nsys_analyzer.text import Words, joined, phrase
 from nsys_analyzer.trace.metadata import CPU
@@ -89,17 +99,21 @@ def _overview(pairs: Sequence[Comparison], limit: float) -> Table:
         Field("pair", "text", _title),
         Field("before", "ms", lambda pair: pair.headline.before_ms if pair.headline else None),
         Field("after", "ms", lambda pair: pair.headline.after_ms if pair.headline else None),
-        Field("change", "percent", lambda pair: Shift(pair.headline.share or 0.0) if pair.headline else None),
+        Field("change", "percent", lambda pair: SignedChange(pair.headline.share or 0.0) if pair.headline else None),
         Field("verdict", "text", lambda pair: pair.verdict(limit)),
         Field("what changed most", "text", _most),
     )
-    return table(fields, pairs, "The step of each pair, ms: without the profiler where both sides were timed so.")
+    return make_table(fields, pairs, "The step of each pair, ms: without the profiler where both sides were timed so.")
 
 
 def _most(pair: Comparison) -> str | None:
     """The part of the step that changed most, where it is more than chance."""
     parts = [part for part in pair.step.parts if part.change.is_change] if pair.step else []
-    return f"{_part(parts[0])}, {shifted(Shift(parts[0].change.ms), 'ms')}\N{NO-BREAK SPACE}ms" if parts else None
+    return (
+        f"{_part(parts[0])}, {format_change(SignedChange(parts[0].change.ms), 'ms')}\N{NO-BREAK SPACE}ms"
+        if parts
+        else None
+    )
 
 
 def _of_pair(pair: Comparison, limit: float) -> Iterator[Block]:
@@ -130,28 +144,30 @@ def _budgets(pair: Comparison, title: str) -> Table:
         Field("verdict", "text", lambda one: one.verdict),
     )
     clock = "without" if pair.unprofiled else "under"
-    return table(fields, pair.budgets, f"Budgets of a step, ms; it and its phases {clock} the profiler:", capture=title)
+    return make_table(
+        fields, pair.budgets, f"Budgets of a step, ms; it and its phases {clock} the profiler:", capture=title
+    )
 
 
 def _changed(change: Change, clock: str) -> str:
     """The step before and after, and the change as a share of what was before, with its interval."""
     cell, before = _shift(change), format_number(change.before_ms, "ms")
-    by = f"{shifted(Shift(change.ms), 'ms')}\N{NO-BREAK SPACE}ms{f' ({cell})' if cell else ''}"
-    if isinstance(cell, Shift):
-        by = shifted(cell, "percent").replace("(", "(95\N{NO-BREAK SPACE}% interval ")
-    return f"a step takes {before} → {milliseconds(change.after_ms)} {clock} the profiler, {by}."
+    by = f"{format_change(SignedChange(change.ms), 'ms')}\N{NO-BREAK SPACE}ms{f' ({cell})' if cell else ''}"
+    if isinstance(cell, SignedChange):
+        by = format_change(cell, "percent").replace("(", "(95\N{NO-BREAK SPACE}% interval ")
+    return f"a step takes {before} → {format_precise_ms(change.after_ms)} {clock} the profiler, {by}."
 
 
-def _shift(change: Change, unit: Literal["ms", "percent"] = "percent") -> Shift | str | None:
+def _shift(change: Change, unit: Literal["ms", "percent"] = "percent") -> SignedChange | str | None:
     """A change in ms or as a share of what was before, with its interval, where that tells anything."""
     if unit == "ms":
-        return Shift(change.ms, change.low_ms, change.high_ms)
+        return SignedChange(change.ms, change.low_ms, change.high_ms)
     if change.share is None:
         return None
     low, high = change.low_share, change.high_share
     if low is not None and high is not None and high - low > 2 and not change.is_change:
         return "too short to tell"
-    return Shift(change.share, low, high)
+    return SignedChange(change.share, low, high)
 
 
 def _remarks(pair: Comparison, limit: float) -> Iterator[Words]:
@@ -162,7 +178,7 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[Words]:
     if change:
         counts = len(pair.before.runs), len(pair.after.runs)
         numbers, noun = (counts, "run") if max(counts) > 1 else ((change.before_n, change.after_n), "step")
-        before, after = (counted(n, noun) if n else "an unknown number of steps" for n in numbers)
+        before, after = (format_count(n, noun) if n else "an unknown number of steps" for n in numbers)
         yield f"Compared: {before} before, {after} after."
     if pair.unprofiled and step:
         yield _changed(step.wall, "under").capitalize()
@@ -215,7 +231,7 @@ def _table(what: str, rows: Sequence[_Row], unit: Literal["ms", "percent"], capt
         Field("after", "ms", lambda row: row[1].after_ms),
         Field("change (95\N{NO-BREAK SPACE}% interval)", unit, lambda row: _shift(row[1], unit)),
     )
-    return table(fields, rows, caption, capture=title)
+    return make_table(fields, rows, caption, capture=title)
 
 
 def _part(part: PartChange) -> str:
@@ -247,7 +263,7 @@ def _figures(pair: Comparison, title: str) -> Iterator[Block]:
 
 
 def _finding(one: FindingChange) -> Words:
-    savings = (milliseconds_between(each.saves_ms_low, each.saves_ms_high) for each in (one.before, one.after) if each)
+    savings = (format_ms_range(each.saves_ms_low, each.saves_ms_high) for each in (one.before, one.after) if each)
     return phrase("**{}**: {} ({})", one.status, one.finding.title, " → ".join(dict.fromkeys(savings)))
 
 
@@ -284,11 +300,11 @@ def _kernels(step: StepChange, title: str) -> Table:
         Field("launches", "text", lambda row: _launches(row[1].before_launches, row[1].after_launches)),
         Field("before", "ms", lambda row: row[1].change.before_ms),
         Field("after", "ms", lambda row: row[1].change.after_ms),
-        Field("change", "ms", lambda row: Shift(row[1].change.ms)),
+        Field("change", "ms", lambda row: SignedChange(row[1].change.ms)),
     )
     caption = "Kernels whose time changed most, ms and launches of a step:"
     shown = sorted(changed, key=lambda row: -abs(row[1].change.ms))[:_MOST_KERNELS]
-    return table(fields, shown, caption, capture=title, names=2)
+    return make_table(fields, shown, caption, capture=title, names=2)
 
 
 def _names(one: KernelChange) -> tuple[str, ...]:

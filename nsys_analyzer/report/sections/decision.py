@@ -20,14 +20,13 @@ from nsys_analyzer.report.evidence import (
     status_of,
     step_noun,
 )
-from nsys_analyzer.report.model import Answer, Block, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, Table, make_table
 from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, to_fix
 from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
 from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.sections.serving import kinds_of_steps
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about, about_milliseconds, about_percent, format_number, milliseconds_between
+from nsys_analyzer.report.units import about, about_percent, format_ms, format_ms_range, format_number
 from nsys_analyzer.text import Text, Words, code, joined, listed, phrase, plural, spans
 
 #: An interval that is narrower than this share of its middle is not shown.
@@ -79,7 +78,7 @@ def _of_step(capture: CaptureSummary) -> Iterator[Block]:
     if step is None:
         why = capture.findings_missing or capture.message or "Nothing of this capture was measured."
         ms = capture.unprofiled.typical_ms(STEP) if capture.unprofiled else None
-        yield Answer(f"{about_milliseconds(ms)} a step, timed without a profiler" if ms else why, title)
+        yield Answer(f"{format_ms(ms)} a step, timed without a profiler" if ms else why, title)
         return
     yield Answer(_length(capture, step), title)
     if bars := bars_of_step(step, title, on_cpu=capture.on_cpu):
@@ -127,7 +126,7 @@ def _in_brackets(step: StepSummary) -> str:
     if known.timed:
         return f" (measured; profiled {profiled})"
     wide = known.high - known.low > _NARROW * (known.high + known.low) / 2
-    between = milliseconds_between(known.low, known.high).removesuffix("\N{NO-BREAK SPACE}ms")
+    between = format_ms_range(known.low, known.high).removesuffix("\N{NO-BREAK SPACE}ms")
     return f" ({f'{between}, ' if wide else ''}estimated; profiled {profiled})"
 
 
@@ -142,7 +141,7 @@ def _do_first(capture: CaptureSummary) -> Table:
         Field("", "bar", lambda row: row[1].saves_ms / most),
         Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
     )
-    return table(fields, enumerate(first, 1), capture=capture.title, names=2)
+    return make_table(fields, enumerate(first, 1), capture=capture.title, names=2)
 
 
 #: A phase by its name, and what was recorded of it.
@@ -181,7 +180,7 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
         Field(f"matmul, of {kernel} time", "percent", lambda part: _matmul(capture, *part)),
         Field(f"top {kernel} ({plural(2, launch_word(capture))} a pass)", "text", lambda part: _top(part[1], labels)),
     )  # fmt: skip
-    phases = table(fields, parts, capture=capture.title)
+    phases = make_table(fields, parts, capture=capture.title)
     if phases.rows:
         yield phases
 

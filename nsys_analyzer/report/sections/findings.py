@@ -9,10 +9,19 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import step_noun
-from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Section, Seen
+from nsys_analyzer.report.model import (
+    Block,
+    Details,
+    Field,
+    Interval,
+    Listing,
+    Paragraph,
+    Section,
+    TimelineLink,
+    make_table,
+)
 from nsys_analyzer.report.sections.lines import lines_of_program
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_percent, milliseconds_between
+from nsys_analyzer.report.units import about_percent, format_ms_range
 from nsys_analyzer.text import Words, joined, phrase, plural, strong
 
 #: Findings that stand in full view.
@@ -37,7 +46,7 @@ def saving(finding: Finding) -> Interval:
 
 def in_a_line(finding: Finding, noun: str = "a step") -> str:
     """A finding and what it saves: "The GPU waits for launches: saves 12–21 ms a step (30 %)"."""
-    saves = milliseconds_between(finding.saves_ms_low, finding.saves_ms_high)
+    saves = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
     return f"{finding.title}: saves {saves} {noun} ({about_percent(finding.share_of_step)})"
 
 
@@ -76,7 +85,7 @@ def _explained(finding: Finding, capture: str) -> tuple[Block, ...]:
         Paragraph(joined(" ", finding.evidence[:_SENTENCES]), capture),
         *lines_of_program(finding.lines, capture),
         *_remedy(finding, capture),
-        *((Seen(finding.place, capture),) if finding.place else ()),
+        *((TimelineLink(finding.place, capture),) if finding.place else ()),
         Details(
             "How the saving is derived, and how to check it",
             (Listing((*finding.evidence[_SENTENCES:], *_reasons(finding))),),
@@ -128,7 +137,7 @@ def shared_findings(captures: Sequence[CaptureSummary]) -> Section:
         first = rows[0][1]
         reasons = Listing(_reasons(first))
         code = _remedy(first)
-        shown = table(_IN_CAPTURES, rows)
+        shown = make_table(_IN_CAPTURES, rows)
         if place <= FIRST:
             blocks += [Paragraph(strong(heading)), *code, Details("The captures", (shown, reasons))]
         else:

@@ -10,9 +10,8 @@ from nsys_analyzer.analysis.summary.complete import compared_phases, parts_and_e
 from nsys_analyzer.analysis.summary.statistics import ClassShares, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import kernel_word, launch_word
-from nsys_analyzer.report.model import Answer, Bars, Block, Table
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import counted, percent
+from nsys_analyzer.report.model import Answer, Bars, Block, Field, Table, make_table
+from nsys_analyzer.report.units import format_count, format_percent
 from nsys_analyzer.text import joined, phrase
 
 _MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
@@ -28,8 +27,8 @@ def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Ite
         return
     said = [
         phrase(
-            "in {} `{}`, {} in {}", _of(one.scope), labels[one.kernel.name], percent(one.kernel.share),
-            counted(one.kernel.launches_per_instance, noun),
+            "in {} `{}`, {} in {}", _of(one.scope), labels[one.kernel.name], format_percent(one.kernel.share),
+            format_count(one.kernel.launches_per_instance, noun),
         )
         for one in found
     ]  # fmt: skip
@@ -54,7 +53,7 @@ def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> 
     for phase in compared_phases(capture):
         others = [row for row in phase.classes if row.kernel_class != MATMUL and row.share >= _MATTERS]
         names = ("its own kernels" if row.kernel_class == phase.phase else row.kernel_class for row in others)
-        named = ", ".join(f"{name} {percent(row.share)}" for name, row in zip(names, others, strict=True))
+        named = ", ".join(f"{name} {format_percent(row.share)}" for name, row in zip(names, others, strict=True))
         said.append(f"in {_of(phase.phase)} {named or 'nothing above 3 %'}")
     if not said:
         return
@@ -79,7 +78,7 @@ def _kernel_table(capture: CaptureSummary, phases: Sequence[PhaseSummary], label
         Field("class", "text", lambda key: key[1]),
         *(field for phase in phases for field in _in_phase(phase)),
     )
-    return table(fields, [*keys, *copies], capture=capture.title, names=2)
+    return make_table(fields, [*keys, *copies], capture=capture.title, names=2)
 
 
 def _in_phase(phase: PhaseSummary) -> tuple[Field[_Key], ...]:
@@ -106,7 +105,7 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
         return Field(shares.scope, "percent", lambda name: shares.of(name) or None)
 
     fields: tuple[Field[str], ...] = (Field("class", "text", lambda name: name), *map(share_in, scopes))
-    yield table(fields, names, capture=capture.title)
+    yield make_table(fields, names, capture=capture.title)
     kernel = kernel_word(capture)
     series = tuple((name, tuple(one.of(name) * 100 for one in scopes)) for name in names)
     yield Bars(
@@ -126,7 +125,7 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
         return f"Matmul is {said}: the capture lacks names of kernels."
     said = ", ".join(f"{_matmul(one)} of {_of(one.scope)}" for one in share.scopes)
     text = f"Matmul is {said}, by total {kernel_word(capture)} time."
-    if fused := [f"{percent(one.of(FUSED))} of {_of(one.scope)}" for one in phases if one.of(FUSED)]:
+    if fused := [f"{format_percent(one.of(FUSED))} of {_of(one.scope)}" for one in phases if one.of(FUSED)]:
         text += f" Fused attention is counted apart: {', '.join(fused)}."
     if inference and step:
         of = f"of {share.inference_of}" if share.inference_of else "the forward pass"
@@ -139,13 +138,13 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
 def _bounds(shares: ClassShares) -> str:
     """Between what values matmul's share lies, where kernels without a name may be of it or not."""
     least, unnamed = shares.of(MATMUL), shares.of(UNKNOWN)
-    return f"{percent(least)} to {percent(least + unnamed)}" if unnamed < 1 else "not known"
+    return f"{format_percent(least)} to {format_percent(least + unnamed)}" if unnamed < 1 else "not known"
 
 
 def _matmul(shares: ClassShares) -> str:
     """Matmul's share, and behind it that of what computes, where there is communication."""
-    computing = percent(shares.computing().of(MATMUL))
-    return percent(shares.of(MATMUL)) + (f" ({computing} without communication)" if shares.communicates else "")
+    computing = format_percent(shares.computing().of(MATMUL))
+    return format_percent(shares.of(MATMUL)) + (f" ({computing} without communication)" if shares.communicates else "")
 
 
 def _change(inference: ClassShares, step: ClassShares, there: str) -> str:
@@ -157,7 +156,7 @@ def _change(inference: ClassShares, step: ClassShares, there: str) -> str:
     towards = -1 if change < 0 else 1
     change_of = {name: (inference.of(name) - step.of(name)) * towards for name in others}
     named = [
-        f"{name} takes {percent(step.of(name))} instead of {percent(inference.of(name))}"
+        f"{name} takes {format_percent(step.of(name))} instead of {format_percent(inference.of(name))}"
         for name in sorted(others, key=lambda name: (-change_of[name], name))[:2]
         if change_of[name] >= _SMALL
     ]

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate
-from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, format_number, percent
+from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, make_table
+from nsys_analyzer.report.units import format_ms, format_number, format_percent
 from nsys_analyzer.text import Text, Words, joined, listed, phrase
 
 #: What a time is.
@@ -49,10 +48,10 @@ def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
         Field("FLOP per byte", "count", lambda one: one.intensity),
     )
     if limits.phases:
-        yield table(phases, limits.phases, capture=capture.title)
+        yield make_table(phases, limits.phases, capture=capture.title)
     if limits.notes:
         yield Listing(limits.notes, capture=capture.title)
-    rates = table(classes, limits.classes, "While kernels of a class run:", capture=capture.title, names=2)
+    rates = make_table(classes, limits.classes, "While kernels of a class run:", capture=capture.title, names=2)
     if rates.rows:
         yield rates
         if limits.source:
@@ -71,11 +70,11 @@ def _sentence(limits: Limits) -> Words:
     if limits.doubt or chief is None:
         return why_unknown(limits)
     name = "the step" if chief.phase == STEP else chief.phase
-    time = f"{about_milliseconds(chief.ms)} {_TIMES[chief.time_of]}"
+    time = f"{format_ms(chief.ms)} {_TIMES[chief.time_of]}"
     rate = f"{format_number(chief.flops_per_s, 'flop/s')} in {time}"
     if chief.mfu is None:
         return joined("", [f"{name.capitalize()} does {rate}. ", why_unknown(limits)])
-    return f"MFU of {name} is {percent(chief.mfu)} of the GPU's {_precisions(limits)} peak: {rate}."
+    return f"MFU of {name} is {format_percent(chief.mfu)} of the GPU's {_precisions(limits)} peak: {rate}."
 
 
 def _precisions(limits: Limits) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.report.model import Block, Details, Listing
-from nsys_analyzer.report.units import about, about_milliseconds, about_percent
+from nsys_analyzer.report.units import about, about_percent, format_ms
 from nsys_analyzer.text import Words, phrase
 
 
@@ -16,7 +16,7 @@ def in_words(line: Line) -> Words:
     share = about_percent(line.share)
     part = f" · {share} of {'the time of a process that loads data' if line.loads else 'the samples'}"
     if line.ms is not None:
-        part = f" · {about(line.ms)} of {about_milliseconds(line.ms / line.share)} ({share})"
+        part = f" · {about(line.ms)} of {format_ms(line.ms / line.share)} ({share})"
     return phrase("`{}` in `{}`", line.place, line.function) + called + part
 
 

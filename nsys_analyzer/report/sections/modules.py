@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from nsys_analyzer.analysis.summary.modules import Module, Modules, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import kernel_word
-from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, Section, Table, make_table
+from nsys_analyzer.report.units import format_percent, format_precise_ms
 from nsys_analyzer.text import Words, joined, phrase, plural, strong
 from nsys_analyzer.trace.schema import MS_PER_S
 
@@ -61,7 +60,7 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[
     yield _table(title, modules, modules.modules if every else folded, time, every=every)
     if outliers and not every:
         unlike = [(_called(one.path, modules), one) for one in outliers[:_MOST_OUTLIERS]]
-        times = [(path, milliseconds(one.ms), milliseconds(one.median_ms)) for path, one in unlike]
+        times = [(path, format_precise_ms(one.ms), format_precise_ms(one.median_ms)) for path, one in unlike]
         lines = [phrase("`{}` takes {}, the layers of its kind {} (median).", *one) for one in times]
         yield Listing(tuple(lines), capture=title)
     if experts := _experts(modules):
@@ -71,7 +70,7 @@ def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[
         said = phrase(
             "Which modules backward belongs to is not known for {} of its time. "
             "`nsys-analyze run --modules` records it, and for our own targets `--nsys-option --pytorch=autograd-nvtx`.",
-            percent(1 - covered),
+            format_percent(1 - covered),
         )
         yield Paragraph(said, capture=title)
 
@@ -82,16 +81,17 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -
     heaviest = sorted(folded, key=lambda one: -_own_ms(one))[:_NAMED]
     first = [one for one in heaviest if _own_ms(one) >= _MATTERS * total] or heaviest[:1]
     named = joined(
-        ", ", [phrase("`{}` {}", _called(one.path, modules), percent(_own_ms(one) / total)) for one in first]
+        ", ", [phrase("`{}` {}", _called(one.path, modules), format_percent(_own_ms(one) / total)) for one in first]
     )
     covered = [
-        f"{percent(share)} of that of {name}"
+        f"{format_percent(share)} of that of {name}"
         for name, share in (("forward", modules.forward_coverage), ("backward", modules.backward_coverage))
         if share is not None
     ]
     text = phrase(
         "Of the {} of {} ({} a {}), these modules have the most of their own: {}. {} {} to a module, by {}.",
-        time, "forward and backward" if modules.backward_ms else "forward", milliseconds(total), modules.per, named,
+        time, "forward and backward" if modules.backward_ms else "forward", format_precise_ms(total), modules.per,
+        named,
         " and ".join(covered), "belong" if len(covered) > 1 else "belongs", modules.source,
     )  # fmt: skip
     return Answer(text, title)
@@ -149,7 +149,7 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], time: str, *, 
     ]
     rows = [*kept, *(one for one in others if one.ms)]
     cells = [(one, total) for one in rows]
-    return table(_FIELDS, cells, f"Modules{rest}, ms of {time} a {modules.per}:", capture=title)
+    return make_table(_FIELDS, cells, f"Modules{rest}, ms of {time} a {modules.per}:", capture=title)
 
 
 def _row(name: str, forward: Work, backward: Work) -> Module:

@@ -18,17 +18,18 @@ from nsys_analyzer.report.model import (
     Block,
     Cell,
     Details,
+    Field,
     Lines,
     Paragraph,
     Section,
     Table,
     Unit,
+    make_table,
 )
 from nsys_analyzer.report.sections.findings import saving, to_fix
 from nsys_analyzer.report.sections.kernels import top_kernel
 from nsys_analyzer.report.sections.limits import mfu_of_step
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import milliseconds_between
+from nsys_analyzer.report.units import format_ms_range
 
 #: Models and contexts that a variant needs for a table of its own.
 _LEAST = 2
@@ -58,7 +59,7 @@ def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> S
     step, *others = (_cells(captures, places, one.value) for one in measures)
     faster = _speed_ups(step)
     capture: Field[CaptureSummary] = Field("capture", "text", lambda c: c.title)
-    rows = table((capture, *(Field(one.title, one.unit, one.value) for one in measures)), captures)
+    rows = make_table((capture, *(Field(one.title, one.unit, one.value) for one in measures)), captures)
     folded = [_grid(cells, one.title, one.unit) for cells, one in zip(others, measures[1:], strict=True) if cells]
     folded += [_grid(faster, "Speed-up of the step", "factor")] if faster else []
     folded += [rows] if step else []
@@ -145,7 +146,7 @@ def _most_often(captures: Sequence[CaptureSummary]) -> str:
         return ""
     (title, count), *_ = Counter(finding.title for finding in first).most_common(1)
     those = [finding for finding in first if finding.title == title]
-    saves = milliseconds_between(min(one.saves_ms_low for one in those), max(one.saves_ms_high for one in those))
+    saves = format_ms_range(min(one.saves_ms_low for one in those), max(one.saves_ms_high for one in those))
     analyzed = sum(one.diagnosis is not None for one in captures)
     return f"Do first in {count} of {analyzed} profiled captures: {title} (saves {saves} a step)."
 
@@ -239,7 +240,7 @@ def _grid(cells: Mapping[Place, Cell], title: str, unit: Unit) -> Table:
         Field("variant", "text", lambda row: str(row[1]) or None, fills=bool),
         *map(at, sorted({place.context for place in cells})),
     ]
-    return table(fields, sorted(rows, key=lambda row: models.index(row[0])), f"{title}, by context length:")
+    return make_table(fields, sorted(rows, key=lambda row: models.index(row[0])), f"{title}, by context length:")
 
 
 def _speed_ups(cells: Mapping[Place, Cell]) -> dict[Place, float]:

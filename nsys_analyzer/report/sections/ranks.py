@@ -9,11 +9,10 @@ from nsys_analyzer.analysis.ranks.run import LATE
 from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
-from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section
+from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import bars_of_run
 from nsys_analyzer.report.sections.findings import findings_of_run
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about, about_milliseconds, about_percent, milliseconds, milliseconds_between
+from nsys_analyzer.report.units import about, about_percent, format_ms, format_ms_range, format_precise_ms
 from nsys_analyzer.text import Words, joined, phrase, plain, plural, strong
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _of_run(run: ParallelRun) -> Iterator[Block]:
     if bars := bars_of_run(run):
         yield bars
     yield from findings_of_run(run)
-    tables: list[Block] = [table(_RANKS, run.ranks, _CAPTION, capture=run.name)]
+    tables: list[Block] = [make_table(_RANKS, run.ranks, _CAPTION, capture=run.name)]
     tables += _losses(run)
     tables += _collectives(run)
     said = [*([_clocks(run.alignment)] if run.alignment else []), *run.notes]
@@ -98,7 +97,7 @@ def _sentence(run: ParallelRun) -> Words:
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
     profiled = about(max((rank.step_ms.median or 0.0) for rank in run.ranks))
     measurement = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
-    first = f"{count} {noun}{shared}: {about_milliseconds(run.step_ms)} a step {measurement}."
+    first = f"{count} {noun}{shared}: {format_ms(run.step_ms)} a step {measurement}."
     return joined(" ", (first, who_is_late(run)))
 
 
@@ -107,7 +106,7 @@ def who_is_late(run: ParallelRun) -> Words:
     slowest = run.slowest_rank
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
         return "Who waits for whom is not known."
-    skew = about_milliseconds(run.skew_ms)
+    skew = format_ms(run.skew_ms)
     if run.skew_ms < LATE * slowest.step_ms.median:
         return f"No rank is late: their own times differ by {skew}."
     profiled = " under the profiler" if run.unprofiled_ms or run.later_ms else ""
@@ -123,7 +122,7 @@ def who_is_late(run: ParallelRun) -> Words:
         return f"The longest stage is {slowest.label}'s, by {skew} of own time{profiled}."
     most = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
     if run.later_ms:
-        skew = f"{about_milliseconds(run.later_ms[-1])} without the profiler, by a replay, and under it by {skew}"
+        skew = f"{format_ms(run.later_ms[-1])} without the profiler, by a replay, and under it by {skew}"
     late: list[Words] = [
         f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps"
     ]
@@ -132,20 +131,20 @@ def who_is_late(run: ParallelRun) -> Words:
     own = slowest.own_ms.median if slowest.own_ms else None
     is_bound = own and own - run.least_cpu_ms < run.skew_ms / 2
     if finding:
-        shorter = milliseconds_between(finding.saves_ms_low, finding.saves_ms_high)
+        shorter = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
         late.append(f"; without that a step is {shorter} shorter")
     elif is_bound:
         late.append("; but a step would hardly be shorter")
     late.append(".")
     if is_bound:
-        needed = f"{about_milliseconds(run.least_cpu_ms)}{profiled}"
+        needed = f"{format_ms(run.least_cpu_ms)}{profiled}"
         late.append(f" The CPU limits the other ranks, too: each needs {needed} for a step.")
     return joined("", late)
 
 
 def _loss(row: LostTime) -> Words:
     """A loss in words: "13.5 ms of idle (launching) in forward"."""
-    why, lost = _why(row), f"{about_milliseconds(row.ms)} of {row.part}"
+    why, lost = _why(row), f"{format_ms(row.ms)} of {row.part}"
     what = phrase("{} ({})", lost, why) if plain(why) else lost
     if row.part == "transferring":
         return what
@@ -158,8 +157,8 @@ def _communication(run: ParallelRun) -> str:
     ms, step, waits = most.exposed_communication_ms, most.step_ms.median, most.exposed_waiting_ms
     share = f", {about_percent(ms / step)} of it" if step else ""
     a_step = "Under the profiler a step" if run.unprofiled_ms else "A step"
-    sentence = f"{a_step} of {most.label} has {about_milliseconds(ms)} of exposed communication{share}"
-    return f"{sentence}." if waits is None else f"{sentence}: {about_milliseconds(waits)} of waiting."
+    sentence = f"{a_step} of {most.label} has {format_ms(ms)} of exposed communication{share}"
+    return f"{sentence}." if waits is None else f"{sentence}: {format_ms(waits)} of waiting."
 
 
 def _losses(run: ParallelRun) -> Iterator[Block]:
@@ -176,7 +175,7 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
     rows += [("", "all", "", sum(row.ms for row in run.lost))]
     fast = run.ranks[run.fastest].label
     caption = f"Where {slowest.label} loses time to {fast}, profiled, ms of a step (below zero: where it needs less):"
-    yield table(_LOSSES, rows, caption, capture=run.name, names=3)
+    yield make_table(_LOSSES, rows, caption, capture=run.name, names=3)
 
 
 def _why(row: LostTime) -> Words:
@@ -195,7 +194,7 @@ def _collectives(run: ParallelRun) -> Iterator[Block]:
     rest = f" ({len(rows) - _MOST_ROWS} smaller rows left out)" if len(rows) > _MOST_ROWS else ""
     caption = f"The collectives{rest}; waiting and transferring: ms of a step, mean of the ranks; of one: median ms:"
     fields = [one for one in _COLLECTIVES if one.title != "ranks" or len({row.ranks for row in rows}) > 1]
-    yield table(fields, rows[:_MOST_ROWS], caption, capture=run.name)
+    yield make_table(fields, rows[:_MOST_ROWS], caption, capture=run.name)
     if all(row.bytes is None for row in rows):
         yield Paragraph(_NO_SIZES, capture=run.name)
 
@@ -204,10 +203,10 @@ def _clocks(known: Alignment) -> str:
     """How well the clocks agree."""
     counted = f"{known.collectives:,} {plural(known.collectives, 'collective')}"
     if known.one_clock:
-        return f"All ranks are on one clock: the ends of {counted} agree to {milliseconds(known.spread_ms)}."
+        return f"All ranks are on one clock: the ends of {counted} agree to {format_precise_ms(known.spread_ms)}."
     return (
         f"The captures' clocks were aligned on the ends of {counted} that the ranks share; aligned, they differ by "
-        f"{milliseconds(known.spread_ms)} (standard deviation)."
+        f"{format_precise_ms(known.spread_ms)} (standard deviation)."
     )
 
 

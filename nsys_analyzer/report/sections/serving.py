@@ -10,15 +10,14 @@ from nsys_analyzer.analysis.steps.step import IdleTime, KernelTime
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks
 from nsys_analyzer.report.evidence import CAUSE_WORDS
-from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Table
-from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Table, make_table
 from nsys_analyzer.report.units import (
     INTER_TOKEN,
     LEAST_READ,
     TOKENS_PER_S,
     TTFT,
-    about_milliseconds,
     about_percent,
+    format_ms,
     format_number,
 )
 from nsys_analyzer.text import Words, joined, phrase, plural
@@ -64,7 +63,7 @@ def kinds_of_steps(capture: CaptureSummary) -> Iterator[Table]:
     )
     if serving:
         caption = "Steps by kind under the profiler; lengths are medians in ms:"
-        yield table(fields, serving.kinds, caption, capture=capture.title)
+        yield make_table(fields, serving.kinds, caption, capture=capture.title)
 
 
 def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
@@ -103,9 +102,9 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
     why = [(one, row) for one in serving.kinds for row in one.idle_by_cause[:_ROWS]]
     why = [(one, row) for one, row in why if row.ms >= _LEAST_SHARE * one.total_ms]
     tables = (
-        table(fills, [row for one in serving.kinds for row in _parts(one)], capture=title, names=2),
-        table(idle, why, capture=title, names=4),
-        table(kernels, [(one, row) for one in serving.kinds for row in one.kernels], capture=title, names=3),
+        make_table(fills, [row for one in serving.kinds for row in _parts(one)], capture=title, names=2),
+        make_table(idle, why, capture=title, names=4),
+        make_table(kernels, [(one, row) for one in serving.kinds for row in one.kernels], capture=title, names=3),
     )
     yield Details(
         "What fills a step of each kind, and why the GPU idles in it",
@@ -125,8 +124,8 @@ def _kind(kind: StepKind, works: str) -> str:
 
 
 def _times(times: Quantiles, count: int) -> str:
-    median = about_milliseconds(times.median)
-    return f"{median} (median; 95th percentile {about_milliseconds(times.p95)})" if count > 1 else median
+    median = format_ms(times.median)
+    return f"{median} (median; 95th percentile {format_ms(times.p95)})" if count > 1 else median
 
 
 def _said(serving: Serving) -> Iterator[Words]:
@@ -139,7 +138,7 @@ def _said(serving: Serving) -> Iterator[Words]:
         yield (
             f"{held.steps:,} of {held.of:,} decode steps that follow another one wait behind prefill, each for "
             f"{_times(held.wait_ms, held.steps)}: so much later do the sequences of the batch get their next token, "
-            f"{about_milliseconds(held.per_step_ms)} for each decode step on average. The steps are no shorter without."
+            f"{format_ms(held.per_step_ms)} for each decode step on average. The steps are no shorter without."
         )
     if serving.inferred:
         yield (
@@ -157,7 +156,7 @@ def _least(kind: StepKind) -> Words:
         "",
         (
             f"A decode step reads {format_number(kind.weights_bytes, 'bytes')} of weights{cache} at the least "
-            f"({LEAST_READ}): {about_milliseconds(kind.least_ms)} at the memory's peak{without}. The step takes ",
+            f"({LEAST_READ}): {format_ms(kind.least_ms)} at the memory's peak{without}. The step takes ",
             f"{kind.length_ms.median / kind.least_ms:.3g} times as long, the GPU's work in it "
             f"{(kind.total_ms - kind.idle_ms) / kind.least_ms:.3g} times.{'' if kind.counted else _BY_DIMENSIONS}",
         ),

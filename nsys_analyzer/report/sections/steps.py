@@ -8,10 +8,9 @@ from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.steps.step import PROGRAM, DeviceSteps, PhaseParts, StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
-from nsys_analyzer.report.model import Block, Cell, Details, Paragraph, Table
+from nsys_analyzer.report.model import Block, Cell, Details, Field, Paragraph, Table, make_table
 from nsys_analyzer.report.sections.lines import lines_of_program
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, counted, milliseconds_between
+from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import Words, joined, phrase, plural
 from nsys_analyzer.trace.schema import US_PER_MS
 
@@ -79,7 +78,7 @@ def _table(
     fields: tuple[Field[_Row], ...], rows: list[_Row], step: StepSummary, capture: str, caption: str = ""
 ) -> Table:
     several = len(step.devices) > 1
-    return table(fields if several else fields[1:], rows, caption, capture=capture, names=1 + several)
+    return make_table(fields if several else fields[1:], rows, caption, capture=capture, names=1 + several)
 
 
 def _parts(device: DeviceSteps, step: StepSummary) -> Iterator[_Row]:
@@ -122,8 +121,8 @@ def _queue(step: StepSummary) -> str:
     """How long operations wait, and how many of them; empty where no launch is known."""
     if step.launch_latency_us is None or step.queue is None:
         return ""
-    after = about_milliseconds(step.launch_latency_us.median / US_PER_MS)
-    waiting = counted(round(step.queue.median), "other")
+    after = format_ms(step.launch_latency_us.median / US_PER_MS)
+    waiting = format_count(round(step.queue.median), "other")
     return f"An operation starts {after} after its launch, with {waiting} still queued (medians)."
 
 
@@ -134,7 +133,7 @@ def what_is_a_step(step: StepSummary) -> Words:
             "Nothing in the capture tells where a pass of the program's loop begins, so that all of it is one. If it "
             "holds several, say which range is around each (--step RANGE), or how many there are (--steps N)."
         )
-    spread = milliseconds_between(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
+    spread = format_ms_range(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
     many = f"There are {step.instances:,}, of {spread} under the profiler." if step.instances > 1 else "There is one."
     said: tuple[Words, ...] = (phrase("What counts as a step: {}. {}", step.unit, many), *_groups(step))
     return joined(" ", (*said, *([_ON_GPU] if step.on_gpu_timeline else [])))
@@ -143,7 +142,7 @@ def what_is_a_step(step: StepSummary) -> Words:
 def _groups(step: StepSummary) -> Iterator[str]:
     """The steps that are not like most, with their counts, and what that means for the figures."""
     for group in step.groups:
-        median = about_milliseconds(group.median_ms)
+        median = format_ms(group.median_ms)
         if group.kind == "first":
             several = f"The first {group.steps:,} steps take {median} (median)", "they are"
             takes, are = (f"The first step takes {median}", "it is") if group.steps == 1 else several

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, whole_beside
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import typical
-from nsys_analyzer.report.model import Answer, Block, Paragraph, Table
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, format_number
+from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Table, make_table
+from nsys_analyzer.report.units import format_ms, format_number
 
 _BY_TARGET = (
     "Timed in a run of its own. The device is synchronised after each phase, so that a phase holds its GPU work."
@@ -45,16 +44,16 @@ def _phase(capture: CaptureSummary, phase: PhaseSummary, *, timed: bool) -> str:
     """A phase with its time and the work in it: "forward takes 10.2 ms (GPU busy 8.93 ms)"."""
     stats = phase.python_ms if timed else phase.wall_ms
     ms = stats.typical if stats else None
-    busy = about_milliseconds(phase.gpu_busy_ms.typical or 0.0)
+    busy = format_ms(phase.gpu_busy_ms.typical or 0.0)
     works = "operators" if capture.on_cpu else "GPU busy"
     if ms is None:  # the whole capture, which has no range
         return f"the {phase.label} takes {busy} of {'operators' if capture.on_cpu else 'GPU work'}"
-    takes = f"{phase.label} takes {about_milliseconds(ms)}"
+    takes = f"{phase.label} takes {format_ms(ms)}"
     if not phase.gpu_ms:
         return f"{takes} (no work on the GPU)"
     if timed or phase.synchronized:
         return f"{takes} ({works} {busy})"
-    return f"the range of {phase.label} lasts {about_milliseconds(ms)} and launches {busy} of work"
+    return f"the range of {phase.label} lasts {format_ms(ms)} and launches {busy} of work"
 
 
 def _table(capture: CaptureSummary, phases: list[PhaseSummary]) -> Table:
@@ -73,4 +72,4 @@ def _table(capture: CaptureSummary, phases: list[PhaseSummary]) -> Table:
         Field("at most", "percent", lambda phase: phase.busy_share.high if phase.busy_share else None),
         Field("verdict", "text", lambda phase: phase.busy_share.verdict if phase.busy_share else None),
     )
-    return table(fields, phases, capture=capture.title, names=2)
+    return make_table(fields, phases, capture=capture.title, names=2)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.findings.what_if import PathPart, Saving, WhatIf, Where
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.report.model import Answer, Block, Paragraph, Section, Shift
-from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds_between
+from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, SignedChange, make_table
+from nsys_analyzer.report.units import about_percent, format_ms, format_ms_range
 
 #: Of less work than this share is saved, something else limits the step.
 _ALL = 0.9
@@ -26,7 +25,7 @@ _GROUPS: tuple[Field[Saving], ...] = (
     Field("count", "count", lambda row: row.steps),
     Field("before ms", "ms", lambda row: row.step_ms),
     Field("after ms", "ms", lambda row: row.new_step_ms),
-    Field("change ms", "ms", lambda row: Shift(-row.saves_ms, -row.saves_ms_high, -row.saves_ms_low)),
+    Field("change ms", "ms", lambda row: SignedChange(-row.saves_ms, -row.saves_ms_high, -row.saves_ms_low)),
 )
 
 
@@ -36,15 +35,15 @@ def answer(found: WhatIf) -> Section:
 
 
 def _blocks(found: WhatIf) -> Iterator[Block]:
-    step, new = about_milliseconds(found.step_ms), about_milliseconds(found.new_step_ms)
+    step, new = format_ms(found.step_ms), format_ms(found.new_step_ms)
     low, high = found.saves_ms_low, found.saves_ms_high
     share = f" ({about_percent(abs(found.saves_ms) / found.step_ms)})"
     if max(abs(low), abs(high)) < _NOTHING * found.step_ms:
         change, share = "as long", ""
     elif low < 0 < high:
-        change = f"between {about_milliseconds(high)} shorter and {about_milliseconds(-low)} longer"
+        change = f"between {format_ms(high)} shorter and {format_ms(-low)} longer"
     else:
-        change = f"{milliseconds_between(*sorted((abs(low), abs(high))))} {'shorter' if high > 0 else 'longer'}"
+        change = f"{format_ms_range(*sorted((abs(low), abs(high))))} {'shorter' if high > 0 else 'longer'}"
     yield Answer(f"A step would take {new} instead of {step} without the profiler: {change}{share}.")
     sides: tuple[Where, ...] = ("GPU", "CPU")
     where, (before, after) = max(
@@ -52,25 +51,23 @@ def _blocks(found: WhatIf) -> Iterator[Block]:
     )
     if 0 <= found.saves_ms < _ALL * found.less_ms:
         limit = (
-            f"since the step then waits for the {where}: {about_milliseconds(after)} of its critical path, "
-            f"{about_milliseconds(before)} before"
+            f"since the step then waits for the {where}: {format_ms(after)} of its critical path, "
+            f"{format_ms(before)} before"
         )
         why = limit if after > before else "since the rest of it is not on the critical path"
         each = " on each rank" if found.ranks else ""
-        yield Paragraph(
-            f"{about_milliseconds(found.less_ms)} less to do{each} save {about_milliseconds(found.saves_ms)}, {why}."
-        )
+        yield Paragraph(f"{format_ms(found.less_ms)} less to do{each} save {format_ms(found.saves_ms)}, {why}.")
     if found.ranks:
         rank = max(found.ranks, key=lambda label: found.on_path_ms(label)[1])
         before, after = found.on_path_ms(rank)
         yield Paragraph(
-            f"The ranks wait for each other: of the critical path {about_milliseconds(after)} are then on {rank}, "
-            f"{about_milliseconds(before)} before."
+            f"The ranks wait for each other: of the critical path {format_ms(after)} are then on {rank}, "
+            f"{format_ms(before)} before."
         )
     if found.groups:
-        yield table(_GROUPS, found.groups, "A step of each group, and of all by how many there are.")
+        yield make_table(_GROUPS, found.groups, "A step of each group, and of all by how many there are.")
     caption = "The critical path of a step: what makes the step shorter, if it is shorter."
-    yield table(_PATH, found.path, caption)
+    yield make_table(_PATH, found.path, caption)
     if not found.ranks and any(part.part == COMMUNICATION for part in found.path):
         yield Paragraph(
             "Other ranks are left as they are: a collective that waits for one of them waits as long, and how much of "

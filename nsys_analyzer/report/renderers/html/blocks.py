@@ -16,19 +16,19 @@ from nsys_analyzer.report.model import (
     Details,
     Interval,
     Listing,
+    MedianRange,
     Paragraph,
     Section,
-    Seen,
-    Shift,
+    SignedChange,
     Spread,
     StepBars,
     Table,
-    Typical,
+    TimelineLink,
 )
 from nsys_analyzer.report.renderers.html.inline import inline, name
 from nsys_analyzer.report.renderers.step_bar import color_of, legend
 from nsys_analyzer.report.sections.bars import IDLE
-from nsys_analyzer.report.units import about_milliseconds, format_cell
+from nsys_analyzer.report.units import format_cell, format_ms
 from nsys_analyzer.text import Text, plain, visible
 
 _NO_ANCHOR = re.compile(r"[^a-z0-9]+")
@@ -84,7 +84,7 @@ class Blocks:
                 if not inner:
                     return ""
                 return f"<details{_of(capture)}><summary>{escape(visible(title))}</summary>\n{inner}\n</details>"
-            case Seen(place, capture):
+            case TimelineLink(place, capture):
                 return self._seen(place.kind, place.name, capture)
             case _:
                 drawn = self._figures.get(block.key)
@@ -138,13 +138,13 @@ def _bars(bars: StepBars) -> str:
     drawn = []
     for row, total in zip(bars.rows, totals, strict=True):
         parts = "".join(
-            f'<span style="flex:{ms:.6g};{_paint(part)}" title="{escape(f"{part} {about_milliseconds(ms)}")}">'
+            f'<span style="flex:{ms:.6g};{_paint(part)}" title="{escape(f"{part} {format_ms(ms)}")}">'
             f"<b>{escape(part)}</b></span>"
             for part, ms in zip(bars.parts, row.ms, strict=True)
             if ms
         )
         label = f"<strong>{escape(visible(row.label))}</strong>" if row.label else ""
-        time = f"<i>{escape(about_milliseconds(total))}</i>" if row.label else ""
+        time = f"<i>{escape(format_ms(total))}</i>" if row.label else ""
         share = total / (max(totals) or 1.0)
         bar = f'<div class="bar"><div style="width:{share:.1%}">{parts}</div></div>'
         drawn.append(f'<div class="row">{label}{bar}{time}</div>')
@@ -169,11 +169,11 @@ def number(cell: Cell) -> float | None:
             return float(cell)
         case Spread(mean, _):
             return mean
-        case Typical(median, _, _):
+        case MedianRange(median, _, _):
             return median
         case Interval(low, high):
             return (low + high) / 2
-        case Shift(value, _, _):
+        case SignedChange(value, _, _):
             return value
     return None
 
