@@ -54,6 +54,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "steps/study": ("replay", "findings", "steps_summary"),
     "steps/summarize": ("steps_summary", "steps_idle"),
     "steps/windows": ("steps_windows", "steps_summary"),
+    "statistics": ("summary",),
     "summary/statistics": ("summary", "kernels", "whole_capture"),
     "summary/summarize": ("summary", "instances", "whole_capture", "causality", "inference"),
 }

@@ -16,7 +16,7 @@ import yaml
 
 from nsys_analyzer.analysis.comparison.budgets import Budgets, check
 from nsys_analyzer.analysis.comparison.pairs import compare_runs
-from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError, OtherConditionsError
 from tests.conftest import ROOT, Main, Outcome

@@ -16,9 +16,9 @@ from msgspec import structs
 from nsys_analyzer.analysis.comparison.compare import Spread, compare, match_kernels
 from nsys_analyzer.analysis.comparison.comparison import Comparison
 from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun, compare_runs, match
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import Summary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.comparison.change import Change, Figure, Order, median_error, student_t
-from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.statistics import Stats
 
 TIMES = st.lists(st.floats(0.001, 1e4), min_size=2, max_size=30)
 

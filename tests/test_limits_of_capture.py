@@ -15,9 +15,10 @@ from msgspec import structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.finding import Diagnosis
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.limits import limits_of
-from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats, class_rows
+from nsys_analyzer.analysis.summary.statistics import KernelRow, class_rows
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import api
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.serving import Serving, StepKind
 from nsys_analyzer.analysis.summary.complete import complete
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run

@@ -12,9 +12,9 @@ from rich.color import Color
 from rich.console import Console
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, StepSummary
 from nsys_analyzer.analysis.steps.windows import StepGroup
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.report.figures.palette import CLASSES, PARTS
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.renderers.step_bar import LETTERS, cells, draw

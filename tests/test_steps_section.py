@@ -9,6 +9,7 @@ from msgspec import structs
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.diagnosis import why_missing
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import (
     PROGRAM,
@@ -24,7 +25,7 @@ from nsys_analyzer.analysis.steps.step import (
     narrowed,
 )
 from nsys_analyzer.analysis.steps.windows import StepGroup
-from nsys_analyzer.analysis.summary.statistics import MemoryRow, Stats
+from nsys_analyzer.analysis.summary.statistics import MemoryRow
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence

@@ -14,18 +14,16 @@ from msgspec import structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.instances import Kernels
+from nsys_analyzer.analysis.statistics import MOST_VALUES, Moments, values_ms
 from nsys_analyzer.analysis.summary.statistics import (
-    MOST_VALUES,
     ClassRow,
     ClassShares,
     KernelRow,
     MemoryRow,
-    Moments,
     class_rows,
     kernel_rows,
     merge_kernels,
     share_of,
-    values_ms,
 )
 from nsys_analyzer.analysis.summary.summarize import check_attribution, summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary

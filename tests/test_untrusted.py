@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from msgspec import Struct, structs
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.complete import complete
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, ProfilerCost
 from nsys_analyzer.analysis.summary.complete import busy_share, complete
-from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, ProfilerCost
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Unprofiled
 from nsys_analyzer.report.evidence import Evidence

@@ -15,8 +15,8 @@ from nsys_analyzer.analysis.kernels.frame import operation_frame
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
+from nsys_analyzer.analysis.steps.tracks import memory_levels
 from nsys_analyzer.analysis.steps.windows import find_steps
-from nsys_analyzer.analysis.summary.statistics import memory_levels
 from nsys_analyzer.export.perfetto_packets import (
     MARK,
     Arguments,

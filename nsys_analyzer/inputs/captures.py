@@ -17,9 +17,9 @@ from nsys_analyzer.analysis.kernels.classes import given_classes, use_classes
 from nsys_analyzer.analysis.kernels.own_classes import OwnClasses
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.member import BY_ORDER
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
 from nsys_analyzer.analysis.summary.complete import complete, with_counted_flops
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model

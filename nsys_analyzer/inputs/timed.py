@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run

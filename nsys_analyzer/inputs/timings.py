@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 from msgspec import structs
 
-from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_text
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Run
 from nsys_analyzer.errors import ConfigurationError, TimingsError

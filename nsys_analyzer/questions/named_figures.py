@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import known_classes
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
-from nsys_analyzer.analysis.summary.statistics import Stats, share_of
+from nsys_analyzer.analysis.summary.statistics import share_of
 from nsys_analyzer.errors import NODES, ON_GPU, PROGRAM, RECORD, CannotAnswerError, ConfigurationError
 from nsys_analyzer.report.sections.limits import OPTIONS, why_unknown
 from nsys_analyzer.text import plain, plural

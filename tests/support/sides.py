@@ -9,9 +9,9 @@ import numpy as np
 
 from nsys_analyzer.analysis.comparison.comparison import Side
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import CauseTime, ClassTime, KernelTime, StepSummary
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import Summary, Unprofiled
 from tests.support.steps import H200
 

@@ -14,12 +14,12 @@ import numpy as np
 from nsys_analyzer.analysis.findings.finding import Case
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, Cause, is_loading
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import DeviceSteps, IdleTime, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.windows import StepGroup, Windows
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.trace import columns
 from nsys_analyzer.trace.columns import ALLOCATE, FREE, KERNEL, MEMCPY

@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.trace.arrays import Floats, Ints
 
 #: By how much the GPU's work differs between runs of one program, a standard deviation as a share of it; its pauses

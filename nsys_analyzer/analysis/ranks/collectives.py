@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.ranks.member import (
     Member,
 )
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, PIPELINE, SHARDED, CollectiveFigures
-from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.trace.arrays import Ints, distinct_rows
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 

@@ -32,8 +32,8 @@ from nsys_analyzer.analysis.ranks.run import (
     RanksFrom,
     RankStep,
 )
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.windows import near_median
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import Words, phrase, plural
 from nsys_analyzer.trace.arrays import Ints

@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import Cause
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.text import Words
 
 RanksFrom = Literal["file names", "order of the call"]

@@ -23,8 +23,8 @@ from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNK
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Gaps, dissect, reached_before
+from nsys_analyzer.analysis.steps.profiler_cost import noted_costs
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.analysis.summary.profiler_cost import noted_costs
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct, taken
 from nsys_analyzer.trace.columns import (
     ALLOCATE,

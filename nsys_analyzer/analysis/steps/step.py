@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.windows import Source, StepGroup
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.text import Text, Words
 
 if TYPE_CHECKING:

@@ -15,9 +15,7 @@ from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import shares_of
 from nsys_analyzer.analysis.steps.lines import Line, Votes
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
-from nsys_analyzer.analysis.steps.replay import Replay, before_on
-from nsys_analyzer.analysis.steps.windows import Steps, Windows
-from nsys_analyzer.analysis.summary.profiler_cost import (
+from nsys_analyzer.analysis.steps.profiler_cost import (
     API_CALL,
     NVTX_RANGE,
     OPERATOR,
@@ -25,6 +23,8 @@ from nsys_analyzer.analysis.summary.profiler_cost import (
     recorded_ranges,
     slowness,
 )
+from nsys_analyzer.analysis.steps.replay import Replay, before_on
+from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.trace.arrays import Bools, Codes, Floats, Integers, Ints, SmallInts, dense_codes
 from nsys_analyzer.trace.columns import (
     COPY,

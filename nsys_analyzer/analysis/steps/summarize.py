@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.statistics import Moments, Stats, values_ms
 from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, dissect, shares_of
 from nsys_analyzer.analysis.steps.lines import Line, Voters
 from nsys_analyzer.analysis.steps.process import AT_ONCE, CAUSES, OUTSIDE, ProcessWork, is_loading
@@ -36,7 +37,6 @@ from nsys_analyzer.analysis.steps.step import (
 )
 from nsys_analyzer.analysis.steps.study import Study, study_groups
 from nsys_analyzer.analysis.steps.windows import Steps, Windows, near_median
-from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import of_shapes

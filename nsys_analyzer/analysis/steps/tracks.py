@@ -18,9 +18,8 @@ from nsys_analyzer.analysis.steps.lines import hottest_stacks
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.study import study_steps
 from nsys_analyzer.analysis.steps.windows import Steps, Windows, find_steps
-from nsys_analyzer.analysis.summary.statistics import memory_levels
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
-from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, pid_of, process_of
+from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, MemoryUses, pid_of, process_of
 from nsys_analyzer.trace.phase_names import REQUEST
 from nsys_analyzer.trace.stacks import Frame
 
@@ -379,3 +378,14 @@ def _thread_title(attributed: AttributedTrace, thread: int) -> str:
     if own == pid_of(thread):
         return "main thread"
     return f"thread {attributed.trace.metadata.thread_names.get(thread) or own}"
+
+
+def memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
+    """The events of a process in order, and the bytes in use before the first one and after each: shape (events + 1,).
+
+    They are what the pool of each says, or what the events add up to.
+    """
+    events = uses.select(uses.process == process)
+    events = events.select(np.argsort(events.start, kind="stable"))
+    level = np.where(events.alive >= 0, events.alive, events.bytes.cumsum())
+    return events, np.concatenate([level[:1] - events.bytes[:1] if len(events) else [0], level])

@@ -17,16 +17,16 @@ from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.ranks.member import record_members
+from nsys_analyzer.analysis.statistics import Stats, values_ms
+from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.steps.serving import summarize_serving
 from nsys_analyzer.analysis.steps.step import UNPHASED, StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
 from nsys_analyzer.analysis.steps.windows import Steps, find_steps
 from nsys_analyzer.analysis.summary.modules import summarize_modules
-from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.summary.statistics import (
     GpuClocks,
-    Stats,
     Totals,
     class_rows,
     gpu_clocks,
@@ -36,7 +36,6 @@ from nsys_analyzer.analysis.summary.statistics import (
     precision_shares,
     sums_of,
     totals,
-    values_ms,
 )
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary
 from nsys_analyzer.analysis.summary.warnings import capture_warnings

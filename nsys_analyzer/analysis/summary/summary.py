@@ -13,21 +13,14 @@ from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.class_rules import OF_A_MODEL
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import Member
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import Ms, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.tracks import Tracks
 from nsys_analyzer.analysis.summary.modules import Modules
-from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
-from nsys_analyzer.analysis.summary.statistics import (
-    ClassRow,
-    KernelRow,
-    Leader,
-    MatmulShare,
-    MemoryRow,
-    Stats,
-    share_of,
-)
+from nsys_analyzer.analysis.summary.statistics import ClassRow, KernelRow, Leader, MatmulShare, MemoryRow, share_of
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.analysis.transformer.peaks import Verdict, verdict_of
