@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from nsys_analyzer import summarize
-from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, Change, Figure, Order
-from nsys_analyzer.analysis.comparison.compare import Spread
+from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, Change, Estimate, SerialCorrelation
+from nsys_analyzer.analysis.comparison.compare import RunSpread
 from nsys_analyzer.analysis.steps.step import StepSummary
 
 FOLDER = Path(__file__).parent / "comparison"
 PROGRAMS = {"gpu_bound": "the GPU is the limit", "launch_bound": "launching is the limit"}
-SPREAD = Spread(CPU_SPREAD)
+SPREAD = RunSpread(CPU_SPREAD)
 _INTRODUCTION = (
     "Two programs ([program.py](program.py)) ran side by side on two H200s of a shared host, 30 steps a run, each run",
     "in a process of its own: timed without a profiler, then recorded with nsys ([record.sh](record.sh), which was",
@@ -116,9 +116,9 @@ def change(clock: Clock, before: Row, after: Row, *, between_runs: bool = True) 
     """The change of a clock from one run to another; without what runs differ by, by their steps alone."""
     figures = []
     for row in (before, after):
-        figure = Figure.of_values(clock.values(row))
-        figures.append(figure.between_runs(between_runs * clock.spread_ms(row.step, figure.ms)))
-    return Change.of(figures[0], figures[1], Order.of(clock.values(before), clock.values(after)))
+        figure = Estimate.of_values(clock.values(row))
+        figures.append(figure.with_run_error(between_runs * clock.spread_ms(row.step, figure.ms)))
+    return Change.of(figures[0], figures[1], SerialCorrelation.of(clock.values(before), clock.values(after)))
 
 
 def of_halves(clock: Clock, row: Row) -> Change:
@@ -126,8 +126,9 @@ def of_halves(clock: Clock, row: Row) -> Change:
     values = clock.values(row)
     middle = len(values) // 2
     halves = values[:middle], values[middle : 2 * middle]
-    figures = [Figure.of_values(half) for half in halves]
-    return Change.of(*(one.between_runs(clock.spread_ms(row.step, one.ms)) for one in figures), Order.of(*halves))
+    figures = [Estimate.of_values(half) for half in halves]
+    estimates = [figure.with_run_error(clock.spread_ms(row.step, figure.ms)) for figure in figures]
+    return Change.of(*estimates, SerialCorrelation.of(*halves))
 
 
 def of_program(every: Sequence[Row], program: str, planted: float | None = 0.0) -> list[Row]:

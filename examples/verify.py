@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from nsys_analyzer.analysis.comparison.turns import Process, Turns
+from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.inputs.targets import Annotation, program_target
 from nsys_analyzer.verify.turns import Program, take_turns
@@ -46,9 +46,9 @@ class Repeat(msgspec.Struct, frozen=True):
     pairs: list[tuple[list[float], list[float]]]
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> ProcessPairs:
         """Returns the pairs, each block as one step."""
-        return Turns(tuple((Process(tuple(one)), Process(tuple(other))) for one, other in self.pairs))
+        return ProcessPairs(tuple((TimedProcess(tuple(one)), TimedProcess(tuple(other))) for one, other in self.pairs))
 
 
 def repeat(planted: float) -> Repeat:
@@ -59,11 +59,11 @@ def repeat(planted: float) -> Repeat:
         asked = Annotation(warmup_steps=5, steps=16 * _BLOCK, block=_BLOCK)
         target = program_target(words, Run(), asked)
         programs.append(Program(name, target, Path.cwd()))
-    pairs: list[tuple[Process, Process]] = []
+    pairs: list[tuple[TimedProcess, TimedProcess]] = []
     with tempfile.TemporaryDirectory() as folder:
         for pair in islice(take_turns(programs, Path(folder), 600), PAIRS):
             pairs.append(pair)
-            if Turns(tuple(pairs)).is_enough:
+            if ProcessPairs(tuple(pairs)).is_enough:
                 break
     blocks = [([*map(rounded, one.blocks_ms)], [*map(rounded, other.blocks_ms)]) for one, other in pairs]
     return Repeat(planted, os.getloadavg()[0], blocks)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.comparison.comparison import THRESHOLD, Comparison
+from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD, Comparison
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.analysis.findings.what_if import what_if as what_if
 from nsys_analyzer.analysis.kernels.frame import kernel_frame
@@ -139,9 +139,9 @@ def _summary_as_html(summary: CaptureSummary) -> str:
 
 def _comparisons_as_html(found: Comparisons) -> str:
     """Returns what ``nsys-analyze compare`` says."""
-    from nsys_analyzer.report.sections.comparison import answer
+    from nsys_analyzer.report.sections.comparison import answer_comparison
 
-    return _report_as_html(Report("", (answer(found, THRESHOLD),)))
+    return _report_as_html(Report("", (answer_comparison(found, DEFAULT_THRESHOLD),)))
 
 
 def _comparison_as_html(comparison: Comparison) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nsys_analyzer.analysis.comparison.budgets import Budgets, check
+from nsys_analyzer.analysis.comparison.budgets import Budgets, check_budgets
 from nsys_analyzer.analysis.comparison.pairs import compare_runs
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.configuration import Run
@@ -105,7 +105,7 @@ def test_other_hardware_and_other_ways_to_time() -> None:
 
 
 def verdicts(budgets: Budgets, *runs: Any) -> dict[str, tuple[float | None, str]]:
-    return {one.what: (one.value, one.verdict) for one in check(budgets, side(*runs))}
+    return {one.what: (one.value, one.verdict) for one in check_budgets(budgets, side(*runs))}
 
 
 def test_budgets() -> None:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from nsys_analyzer.analysis.comparison.compare import Spread, compare, match_kernels
+from nsys_analyzer.analysis.comparison.compare import RunSpread, compare, match_kernels
 from nsys_analyzer.analysis.comparison.comparison import Comparison
-from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun, compare_runs, match
+from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun, compare_runs, match_runs
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.model import Answer, Block, Listing, SignedChange, Table, unfold
-from nsys_analyzer.report.sections.comparison import answer
+from nsys_analyzer.report.sections.comparison import answer_comparison
 from nsys_analyzer.text import plain
 from tests.examples import comparing
 from tests.support.sides import finding, kernel, run, side
@@ -57,7 +57,7 @@ def compared(before: Summary, after: Summary) -> Comparison:
 
 def blocks_of(*pairs: Comparison) -> list[Block]:
     """What is written of comparisons, folded or not."""
-    return [*unfold(answer(Comparisons(pairs, (), ()), 0.05).blocks)]
+    return [*unfold(answer_comparison(Comparisons(pairs, (), ()), 0.05).blocks)]
 
 
 def remarks_of(before: Summary, after: Summary) -> list[str]:
@@ -324,7 +324,7 @@ def uneven(last_kernel_ms: float, last_copy_ms: float) -> StepSummary:
 @pytest.mark.parametrize("more", [(0.0, 0.0), (50.0, 0.0), (0.0, 90.0)])
 def test_one_long_step_does_not_change_what_the_median_one_differs_by(more: tuple[float, float]) -> None:
     """10 ms of compute, 0.25 % of which runs differ by, and 1 ms of waiting, 25 %."""
-    step, spread = uneven(*more), Spread(0.25)
+    step, spread = uneven(*more), RunSpread(0.25)
     assert spread.of_step(step, 11.0) == pytest.approx((0.025**2 + 0.25**2) ** 0.5)
     assert spread.of_busy(step) == pytest.approx(0.025)
 
@@ -424,7 +424,7 @@ def matched(
     before: list[Summary], after: list[Summary], *, repeats: bool = False
 ) -> tuple[list[str], list[UnmatchedRun]]:
     """The pairs in words, and the runs without one."""
-    pairs, unmatched = match(before, after, repeats=repeats)
+    pairs, unmatched = match_runs(before, after, repeats=repeats)
     return [" | ".join("+".join(run.title for run in side.runs) for side in pair) for pair in pairs], unmatched
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.comparison.change import Change, Figure, Order, median_error, student_t
+from nsys_analyzer.analysis.comparison.change import Change, Estimate, SerialCorrelation, median_error, student_t
 from nsys_analyzer.analysis.statistics import Stats
 
 TIMES = st.lists(st.floats(0.001, 1e4), min_size=2, max_size=30)
@@ -43,7 +43,7 @@ def test_student() -> None:
 
 def test_a_change_of_means() -> None:
     """10 ± 1 and 12 ± 1 of 4 each: errors 0.5, together √0.5, of 6 degrees of freedom: 2 ± 2.447 × 0.7071."""
-    change = Change.of(Figure.of_mean(10.0, 1.0, 4), Figure.of_mean(12.0, 1.0, 4))
+    change = Change.of(Estimate.of_mean(10.0, 1.0, 4), Estimate.of_mean(12.0, 1.0, 4))
     assert (change.ms, change.share) == (2.0, 0.2)
     assert change.low_ms == pytest.approx(2 - 2.447 * math.sqrt(0.5))
     # The logarithm of 1.2 is 0.1823, 2 ms as a share of their logarithmic mean, 10.97 ms: so is half the interval.
@@ -54,7 +54,7 @@ def test_a_change_of_means() -> None:
 
 def test_what_runs_differ_by_widens_the_interval() -> None:
     """Without any error inside, 1 ms and 1 ms between runs: ± 1.96 × √2."""
-    before, after = (Figure.of_mean(ms, 0.0, 10).between_runs(1.0) for ms in (10.0, 12.0))
+    before, after = (Estimate.of_mean(ms, 0.0, 10).with_run_error(1.0) for ms in (10.0, 12.0))
     change = Change.of(before, after)
     assert (change.low_ms, change.high_ms) == pytest.approx((2 - 1.96 * math.sqrt(2), 2 + 1.96 * math.sqrt(2)))
     assert not change.is_change
@@ -65,12 +65,12 @@ def test_what_runs_differ_by_widens_the_interval() -> None:
     ("before", "after", "low", "high"),
     [
         # 74.5 ± 29.5 ms, and not −104 % to −45 %: the logarithm of 0.255 is −1.366, and 29.5 ÷ 74.5 of it are 0.541.
-        (Figure(100, 10, 0.0, 29.5 / 1.96), Figure(25.5, 10, 0.0), 0.255 * math.exp(-0.541) - 1, 0.438 - 1),
-        (Figure(2.0, 10, 0.0, 0.5), Figure(0.0, 10, 0.0), -1.0, -1 + 1.96 * 0.25),  # nothing has no logarithm
-        (Figure(2.0, 10, 0.0, 0.5), Figure(2.0, 10, 0.0), math.exp(-0.49) - 1, math.exp(0.49) - 1),
+        (Estimate(100, 10, 0.0, 29.5 / 1.96), Estimate(25.5, 10, 0.0), 0.255 * math.exp(-0.541) - 1, 0.438 - 1),
+        (Estimate(2.0, 10, 0.0, 0.5), Estimate(0.0, 10, 0.0), -1.0, -1 + 1.96 * 0.25),  # nothing has no logarithm
+        (Estimate(2.0, 10, 0.0, 0.5), Estimate(2.0, 10, 0.0), math.exp(-0.49) - 1, math.exp(0.49) - 1),
     ],
 )
-def test_nothing_gets_shorter_by_more_than_itself(before: Figure, after: Figure, low: float, high: float) -> None:
+def test_nothing_gets_shorter_by_more_than_itself(before: Estimate, after: Estimate, low: float, high: float) -> None:
     change = Change.of(before, after)
     assert (change.low_share, change.high_share) == pytest.approx((low, high), abs=1e-3)
 
@@ -80,7 +80,7 @@ def test_a_relative_interval_leaves_0_out_where_that_in_ms_does(
     a: float, b: float, first: float, second: float
 ) -> None:
     """And the change back has the reciprocal ends."""
-    before, after = Figure(a, 10, 0.0, first), Figure(b, 10, 0.0, second)
+    before, after = Estimate(a, 10, 0.0, first), Estimate(b, 10, 0.0, second)
     there, back = Change.of(before, after), Change.of(after, before)
     assert there.low_share is not None
     assert there.high_share is not None
@@ -95,30 +95,30 @@ def test_a_relative_interval_leaves_0_out_where_that_in_ms_does(
 
 
 def test_a_single_instance_tells_no_interval() -> None:
-    change = Change.of(Figure.of_values([10.0]), Figure.of_values([20.0]))
+    change = Change.of(Estimate.of_values([10.0]), Estimate.of_values([20.0]))
     assert (change.low_ms, change.high_ms, change.low_share, change.is_change) == (None, None, None, False)
 
 
 def test_of_statistics_alone() -> None:
     """A median of 16 values of deviation 2: its error is √(π ÷ 2) × 2 ÷ 4; a mean's 2 ÷ 4; of unknown number none."""
-    median = Figure.of_stats(Stats(16, 10.0, 2.0, None, 9.0, None))
+    median = Estimate.of_stats(Stats(16, 10.0, 2.0, None, 9.0, None))
     assert (median.ms, median.error_ms) == (9.0, pytest.approx(math.sqrt(math.pi / 2) / 2))
-    assert Figure.of_stats(Stats(16, 10.0, 2.0)) == Figure(10.0, 16, 0.5)
-    assert Figure.of_stats(Stats(None, 10.0, 2.0)) == Figure(10.0, None, None), "of an unknown number"
-    assert Figure.of_stats(Stats(10, 10.0)).error_ms is None
+    assert Estimate.of_stats(Stats(16, 10.0, 2.0)) == Estimate(10.0, 16, 0.5)
+    assert Estimate.of_stats(Stats(None, 10.0, 2.0)) == Estimate(10.0, None, None), "of an unknown number"
+    assert Estimate.of_stats(Stats(10, 10.0)).error_ms is None
 
 
 def test_runs_tell_what_they_differ_by() -> None:
     """10, 11 and 12: a mean of 11, a deviation of 1, an error of 1 ÷ √3; what was assumed of each counts no more."""
-    figure = Figure.of_runs([Figure(ms, 30, 0.1, 5.0) for ms in (10.0, 11.0, 12.0)])
-    assert figure == Figure(11.0, 3, pytest.approx(1 / math.sqrt(3)), 0.0)
-    assert Figure.of_runs([Figure(10.0, 30, 0.1, 5.0)]) == Figure(10.0, 30, 0.1, 5.0)
+    figure = Estimate.of_runs([Estimate(ms, 30, 0.1, 5.0) for ms in (10.0, 11.0, 12.0)])
+    assert figure == Estimate(11.0, 3, pytest.approx(1 / math.sqrt(3)), 0.0)
+    assert Estimate.of_runs([Estimate(10.0, 30, 0.1, 5.0)]) == Estimate(10.0, 30, 0.1, 5.0)
 
 
 def test_what_both_runs_have_in_common_is_no_error() -> None:
     """Both get slower in the same way, by 1 ms a step: their differences hardly vary."""
     slower = np.arange(20.0)
-    order = Order.of(slower, slower + np.tile([0.0, 0.1], 10))
+    order = SerialCorrelation.of(slower, slower + np.tile([0.0, 0.1], 10))
     assert order is not None
     assert order.factor < 0.001
 
@@ -126,7 +126,7 @@ def test_what_both_runs_have_in_common_is_no_error() -> None:
 def test_steps_that_follow_each_other_tell_less() -> None:
     """A run whose second half is slower, against one that is the same throughout: two stretches, not 20 steps."""
     halves = np.repeat([0.0, 1.0], 10)
-    order = Order.of(halves, np.zeros(20))
+    order = SerialCorrelation.of(halves, np.zeros(20))
     assert order is not None
     assert order.factor > 5
     assert order.freedom < 3
@@ -134,11 +134,11 @@ def test_steps_that_follow_each_other_tell_less() -> None:
 
 def test_runs_of_different_length() -> None:
     """Each by itself: alike within, so that both together tell less than independent steps."""
-    order = Order.of(np.repeat([0.0, 1.0], 10), np.repeat([0.0, 1.0], 8))
+    order = SerialCorrelation.of(np.repeat([0.0, 1.0], 10), np.repeat([0.0, 1.0], 8))
     assert order is not None
     assert order.factor > 5
-    assert Order.of([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) is None, "too few to tell"
-    assert Order.of([1.0] * 10, [2.0] * 10) is None, "nothing varies"
+    assert SerialCorrelation.of([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) is None, "too few to tell"
+    assert SerialCorrelation.of([1.0] * 10, [2.0] * 10) is None, "nothing varies"
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 10, 30])
@@ -148,7 +148,9 @@ def test_false_alarms_of_independent_steps(n: int, kind: str) -> None:
     random = np.random.default_rng(n)
     draw: Callable[..., np.ndarray] = getattr(random, kind)
     pairs = draw(size=(600, 2, n))
-    called = sum(Change.of(*map(Figure.of_values, pair), Order.of(*pair)).is_change for pair in pairs.tolist())
+    called = sum(
+        Change.of(*map(Estimate.of_values, pair), SerialCorrelation.of(*pair)).is_change for pair in pairs.tolist()
+    )
     assert called <= 600 * 0.05 + 3 * math.sqrt(600 * 0.05 * 0.95)
 
 
@@ -161,8 +163,10 @@ def test_false_alarms_of_steps_that_are_alike(n: int) -> None:
     for i in range(1, n + 20):
         values[..., i] = 0.7 * values[..., i - 1] + noise[..., i]
     pairs = values[..., 20:].tolist()
-    figures = [[Figure.of_values(run) for run in pair] for pair in pairs]
+    figures = [[Estimate.of_values(run) for run in pair] for pair in pairs]
     alone = sum(Change.of(*two).is_change for two in figures)
-    called = sum(Change.of(*two, Order.of(*pair)).is_change for two, pair in zip(figures, pairs, strict=True))
+    called = sum(
+        Change.of(*two, SerialCorrelation.of(*pair)).is_change for two, pair in zip(figures, pairs, strict=True)
+    )
     assert alone > 600 * 0.2
     assert called < alone / 2

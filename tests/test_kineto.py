@@ -19,7 +19,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.kernels.frame import kernel_frame, operation_frame
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranks.join import runs_of
+from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
@@ -199,7 +199,7 @@ def test_two_ranks_of_the_profiler_have_sizes_and_bandwidth(tmp_path: Path) -> N
             all_reduce = noted(("allreduce", 1_000_000, 1_000_000, "Float", 2, 0))
             trace.kernel("ncclDevKernel_AllReduce()", 10 + step, begun, at + 400 - begun, stream=20, **all_reduce)
         found += summarize(Trace.load(trace.write(tmp_path / f"{rank}.json")), str(rank))
-    (run,) = runs_of(found)
+    (run,) = find_runs(found)
     (row,) = run.collectives
     assert (row.kind, row.bytes, row.ranks) == ("all-reduce", 4_000_000, 2)
     assert row.bus_bytes_per_s == pytest.approx(40e9)

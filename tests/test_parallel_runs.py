@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.ranks.join import runs_of
+from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.inputs.captures import load_captures
@@ -361,7 +361,7 @@ def test_files_of_one_name_are_of_clocks_of_their_own(tmp_path: Path) -> None:
         (tmp_path / str(rank.number)).mkdir()
         path = rank.export.write(tmp_path / str(rank.number) / "trace.sqlite")
         captures += summarize(Trace.load(path), f"{rank.number}/trace")
-    (run,) = runs_of(captures)
+    (run,) = find_runs(captures)
     assert run.ranks[1].offset_ms == pytest.approx(5.0)
     assert seen(run, "waiting") == {"waiting": [100, 0]}
 
@@ -667,7 +667,7 @@ def test_a_loss_that_is_averaged_is_no_strategy(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_missing_ranks(work: Sequence[str], chosen: list[int], expected: dict[str, Any], tmp_path: Path) -> None:
     ranks = do(own_captures(len(work)), *work)
-    (run,) = runs_of(summaries(write([ranks[number] for number in chosen], tmp_path)))
+    (run,) = find_runs(summaries(write([ranks[number] for number in chosen], tmp_path)))
     assert seen(run, *expected) == expected
     # Who comes last is not known, so bandwidth is not said; NCCL notes of how many ranks a communicator is made.
     assert (only(run).transfer_ms, only(run).bus_bytes_per_s, only(run).ranks) == (None, None, len(work))
@@ -680,14 +680,14 @@ def test_the_captures_at_hand_are_no_measure_of_a_communicator(chosen: list[int]
     ranks = tensor_and_data(own_captures(4, noted))
     for rank in ranks:
         rank.init(TENSOR[rank.number], 2)
-    (run,) = runs_of(summaries(write([ranks[number] for number in chosen], tmp_path)))
+    (run,) = find_runs(summaries(write([ranks[number] for number in chosen], tmp_path)))
     assert {row.phase: row.ranks for row in run.collectives} == {"forward": 2, "backward": None}
     assert run.world_size == 4
 
 
 @both_ways
 def test_one_device_of_an_unknown_number_of_ranks(made: Ranks, tmp_path: Path) -> None:
-    (run,) = runs_of(summaries(write(do(made(1, "none"), *DDP), tmp_path)))
+    (run,) = find_runs(summaries(write(do(made(1, "none"), *DDP), tmp_path)))
     assert (run.world_size, only(run).ranks) == (None, None)
 
 
@@ -723,7 +723,7 @@ APART: list[tuple[str, Callable[[], Sequence[Rank]]]] = [
 def test_captures_that_are_not_of_one_run(why: str, ranks: Callable[[], Sequence[Rank]], tmp_path: Path) -> None:
     """Each capture has its own figures, and it is said why."""
     paths = [rank.export.write(tmp_path / f"{name}.sqlite") for name, rank in zip("ab", ranks(), strict=True)]
-    runs = runs_of(summaries(paths))
+    runs = find_runs(summaries(paths))
     assert [(len(run.ranks), run.slowest) for run in runs] == [(1, None)] * 2
     notes = [note for run in runs for note in seen(run, "notes")["notes"]]
     assert [note for note in notes if "not joined" in note] == [f"`a` and `b` are not joined: {why}."]
@@ -745,7 +745,7 @@ def test_a_copy_counts_once_and_is_said_where_it_belongs(tmp_path: Path) -> None
     for original, others in ((paths[1], [*one, *paths]), (write(do(one_capture(2), *DDP), tmp_path, "all")[0], [])):
         copy = tmp_path / "zero.sqlite"
         shutil.copy(original, copy)
-        runs = runs_of(summaries([*(others or [original]), copy]))
+        runs = find_runs(summaries([*(others or [original]), copy]))
         said = [f"`zero` is the same capture as `{original.stem}`, and counts once."]
         of_run = {run.ranks[0].capture: (len(run.ranks), seen(run, "notes")["notes"]) for run in runs}
         assert of_run == ({"rank0": (2, []), "other0": (2, said)} if others else {"all": (2, said)})
@@ -773,7 +773,7 @@ def test_a_world_of_no_size_that_there_is(tmp_path: Path) -> None:
 
 
 def test_nothing_comes_of_nothing() -> None:
-    assert runs_of([]) == ()
+    assert find_runs([]) == ()
 
 
 def test_the_worlds_communicator_is_above_63_bits() -> None:

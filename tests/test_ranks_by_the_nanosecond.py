@@ -17,7 +17,7 @@ from msgspec import structs
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranks.join import joins_of, runs_of
+from nsys_analyzer.analysis.ranks.join import find_runs, join_members
 from nsys_analyzer.analysis.ranks.member import Member, record_members
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.windows import find_steps
@@ -125,7 +125,7 @@ def read(ranks: Sequence[Rank]) -> list[Member]:
 
 
 def only(members: Sequence[Member]) -> ParallelRun:
-    (join,) = joins_of(members)
+    (join,) = join_members(members)
     return join.run()
 
 
@@ -266,7 +266,7 @@ def test_the_order_of_captures_changes_nothing(case: Case, random: Random) -> No
     members = read(build(case, own_captures(len(case), offsets=[0, 333, 777])))
     turned = list(members)
     random.shuffle(turned)
-    assert [join.run() for join in joins_of(turned)] == [join.run() for join in joins_of(members)]
+    assert [join.run() for join in join_members(turned)] == [join.run() for join in join_members(members)]
 
 
 @given(cases())
@@ -279,7 +279,7 @@ def test_the_parts_are_those_of_the_captures_steps(case: Case) -> None:
     assume(not steps_apart(case))
     with tempfile.TemporaryDirectory() as folder:
         captures = summaries(write(build(case, one_capture(len(case))), Path(folder)))
-    (run,) = runs_of(captures)
+    (run,) = find_runs(captures)
     for rank, capture in zip(run.ranks, captures, strict=True):
         assert capture.step is not None
         same = "compute", "exposed_copy", "exposed_communication", "idle"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nsys_analyzer.analysis.ranks.join import runs_of
+from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.inputs.captures import load_captures
 from tests.support.ranks import summaries
 
@@ -169,7 +169,7 @@ def unpacked(name: str, folder: Path) -> Path:
 def test_every_figure_is_that_of_a_plain_computation(name: str, count: tuple[int, int], tmp_path: Path) -> None:
     path = unpacked(name, tmp_path)
     captures = summaries([path])
-    (run,) = runs_of(captures)
+    (run,) = find_runs(captures)
     ranks = rows_of(path)
     assert [(len(one.steps), sum(row.kind == "collective" for row in one.work)) for one in ranks] == [count] * 2
     # Which bounds the steps have is another question, answered by the steps of each capture.
@@ -190,7 +190,7 @@ def test_the_late_rank_of_a_real_run(tmp_path: Path) -> None:
 
     Of the last step of device 1 the time to a next one is not known: two steps are of both.
     """
-    (run,) = runs_of(summaries([unpacked("tests/data/ddp2_small256.sqlite.xz", tmp_path)]))
+    (run,) = find_runs(summaries([unpacked("tests/data/ddp2_small256.sqlite.xz", tmp_path)]))
     first, second = run.ranks
     assert run.slowest_rank is first
     assert first.communication_ms == pytest.approx(2.46, abs=0.05)
@@ -204,7 +204,7 @@ def test_the_late_rank_of_a_real_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CAPTURES)
 def test_the_ends_of_a_real_collective_agree(name: str, tmp_path: Path) -> None:
     """Which is what clocks are aligned by: to 10 µs on one clock. No rank waits longer than its collectives run."""
-    (run,) = runs_of(summaries([unpacked(name, tmp_path)]))
+    (run,) = find_runs(summaries([unpacked(name, tmp_path)]))
     assert run.alignment
     assert run.alignment.one_clock
     assert run.alignment.spread_ms < 0.020

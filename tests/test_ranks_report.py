@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.analysis.ranks.join import Join, joins_of
+from nsys_analyzer.analysis.ranks.join import Join, join_members
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.text import plain
@@ -84,9 +84,9 @@ def test_json_of_a_capture_of_each_rank(run_main: Main, apart: list[Path], monke
 
     def counted(members: Sequence[Member]) -> list[Join]:
         joins.append(len(members))
-        return joins_of(members)
+        return join_members(members)
 
-    monkeypatch.setattr("nsys_analyzer.analysis.ranks.join.joins_of", counted)
+    monkeypatch.setattr("nsys_analyzer.analysis.ranks.join.join_members", counted)
     found = data(run_main, *apart)
     assert joins == [2]
     assert_late(found, ["rank0", "rank1"])
@@ -320,8 +320,8 @@ def test_a_rank_that_only_the_profiler_makes_late_is_not_named(run_main: Main, t
     (run,) = load_captures(launching(tmp_path, (10, 0), (15, 0)), step_ms=0.4).runs
     assert (run.unprofiled_ms, run.slowest) == (0.4, 1)
     assert run.skew_ms == pytest.approx(0.15)
-    assert run.later_ms is not None
-    assert abs(run.later_ms[0]) < 0.02
+    assert run.later_than_others_ms is not None
+    assert abs(run.later_than_others_ms[0]) < 0.02
     assert not any(finding.id == "late_rank" for finding in run.findings)
     assert [rank.late_unprofiled_ms for rank in run.ranks] == pytest.approx([0, 0], abs=0.02)
     asked = run_main("ask", tmp_path, "late_ms rank=1", "--step-ms", "0.4").out
@@ -334,7 +334,7 @@ def test_a_rank_that_only_the_profiler_makes_late_is_not_named(run_main: Main, t
 def test_a_rank_that_is_late_without_the_profiler_too_is_named(run_main: Main, tmp_path: Path) -> None:
     """Rank 1 does something else for 150 µs in each step, whatever launching takes."""
     (run,) = load_captures(launching(tmp_path, (10, 0), (10, 150)), step_ms=0.45).runs
-    assert run.later_ms == (pytest.approx(0.15, abs=0.01),)
+    assert run.later_than_others_ms == (pytest.approx(0.15, abs=0.01),)
     (finding,) = (finding for finding in run.findings if finding.id == "late_rank")
     assert (finding.step_ms, finding.saves_ms_high) == (0.45, pytest.approx(0.15, abs=0.01))
     said = " ".join(run_main("explain", tmp_path, "--step-ms", "0.45").out.split()).replace("\N{NO-BREAK SPACE}", " ")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace, summarize
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranks.together import replayable
+from nsys_analyzer.analysis.ranks.together import join_replays
 from nsys_analyzer.analysis.steps.replay import OF_CALLS, OF_PIECES, Replay, run_together
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
@@ -219,7 +219,7 @@ def test_a_replay_of_ranks_gives_their_steps(name: str, tmp_path: Path) -> None:
     for path in sorted(folder.glob(f"{name.partition('/')[2] or name}*.sqlite.xz")):
         paths.append(tmp_path / path.stem)
         paths[-1].write_bytes(lzma.decompress(path.read_bytes()))
-    (run,) = replayable(summarize(*paths))
+    (run,) = join_replays(summarize(*paths))
     assert run.study is not None
     assert len(run.labels) == 2
     started, ended = run.study.started, run.study.begin + run.study.duration

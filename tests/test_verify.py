@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.analysis.comparison.change import Change
-from nsys_analyzer.analysis.comparison.turns import Process, Turns
+from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.verify import _prediction
 from nsys_analyzer.configuration import Run
@@ -32,13 +32,13 @@ from tests.conftest import ROOT
 MOST = 10
 
 
-def series(change: float, seed: int, spread: float = 0.02) -> Turns:
+def series(change: float, seed: int, spread: float = 0.02) -> ProcessPairs:
     """As many pairs as tell enough, ten at most: processes differ by 5 %, the two of a pair by ``spread``."""
     random, pairs = np.random.default_rng(seed), []
     while len(pairs) < MOST:
         ms = 10 * np.exp(random.normal(0, 0.05) + random.normal(0, spread / 2**0.5, 2))
-        pairs.append((Process((ms[0],) * 6), Process((ms[1] * (1 + change),) * 6)))
-        if (turns := Turns(tuple(pairs))).is_enough:
+        pairs.append((TimedProcess((ms[0],) * 6), TimedProcess((ms[1] * (1 + change),) * 6)))
+        if (turns := ProcessPairs(tuple(pairs))).is_enough:
             break
     return turns
 
@@ -59,9 +59,9 @@ def test_planted_changes_are_found_and_their_interval_holds_them(change: float, 
 
 
 def test_one_pair_tells_nothing_and_more_pairs_are_asked_for() -> None:
-    one = Turns(((Process((10.0,) * 6), Process((9.0,) * 6)),))
+    one = ProcessPairs(((TimedProcess((10.0,) * 6), TimedProcess((9.0,) * 6)),))
     assert (one.change.low_ms, one.change.is_change, one.is_enough, one.more_pairs) == (None, False, False, 3)
-    assert not one.is_seen  # no losses
+    assert not one.has_losses  # no losses
     # Four pairs are the fewest that may tell: with 16 = 1 + 3 · 5, t of three has no end, as (√16 ÷ 0.04)^(2/3) = 21.5.
     unclear = series(0.0, 1, spread=0.05)
     assert not unclear.change.is_change
@@ -88,13 +88,13 @@ def test_a_change_that_is_large_beyond_doubt_ends_the_measurement(change: float,
 
 def test_where_pairs_or_blocks_differ_by_more_than_any_should_one_pair_tells_nothing() -> None:
     # Blocks of −60, −86 and +11 %: a deviation of the logarithm of 0.85, of which three tell a pair to 0.49.
-    after = Process((4.0, 4.0, 1.4, 1.4, 11.1, 11.1), block=2)
-    turns = Turns(((Process((10.0,) * 6, block=2), after),))
+    after = TimedProcess((4.0, 4.0, 1.4, 1.4, 11.1, 11.1), block=2)
+    turns = ProcessPairs(((TimedProcess((10.0,) * 6, block=2), after),))
     assert not turns.is_enough
     assert not turns.change.is_change
     # Pairs of −80 % and −20 %: a deviation of 0.98.
-    two = [(Process((10.0,) * 6), Process((ms,) * 6)) for ms in (2.0, 8.0)]
-    assert not Turns((*two,)).change.is_change
+    two = [(TimedProcess((10.0,) * 6), TimedProcess((ms,) * 6)) for ms in (2.0, 8.0)]
+    assert not ProcessPairs((*two,)).change.is_change
 
 
 def test_programs_whose_starts_differ_by_much_are_rarely_called_changed() -> None:
@@ -108,13 +108,13 @@ def test_a_program_without_a_seed_is_compared_with_itself() -> None:
     for _ in range(100):
         losses = 2 * np.exp(random.normal(0, 0.2, (6, 2, 5)))
         ms = np.where(np.arange(2), 4.0, 10.0)  # a change that one pair would tell
-        pairs = [tuple(Process((ms[side],) * 6, losses=tuple(pair[side])) for side in (0, 1)) for pair in losses]
-        first = Turns((pairs[0],))  # type: ignore[arg-type]
+        pairs = [tuple(TimedProcess((ms[side],) * 6, losses=tuple(pair[side])) for side in (0, 1)) for pair in losses]
+        first = ProcessPairs((pairs[0],))  # type: ignore[arg-type]
         assert not [*first.other_work()]
         assert first.unclear_loss.startswith("Loss ")
         assert not first.is_enough
         assert not first.change.is_change
-        every = [Turns((*pairs[:n],)) for n in (2, 3, 4, 5, 6)]  # type: ignore[arg-type]
+        every = [ProcessPairs((*pairs[:n],)) for n in (2, 3, 4, 5, 6)]  # type: ignore[arg-type]
         decided += [said for turns in every for said in turns.other_work()]
         assert every[1].is_enough
     assert len(decided) <= 5  # of 100 programs, looked at again and again
@@ -122,35 +122,35 @@ def test_a_program_without_a_seed_is_compared_with_itself() -> None:
 
 @pytest.mark.parametrize("ended", [float("nan"), float("inf")])
 def test_losses_that_are_no_numbers(ended: float) -> None:
-    def side(*losses: float) -> Process:
-        return Process((10.0,) * 6, losses=losses)
+    def side(*losses: float) -> TimedProcess:
+        return TimedProcess((10.0,) * 6, losses=losses)
 
-    both = Turns(((side(2.0, ended), side(2.0, ended)),) * 2)
+    both = ProcessPairs(((side(2.0, ended), side(2.0, ended)),) * 2)
     assert not [*both.other_work()]
-    after = Turns(((side(2.0, 2.0), side(2.0, ended)),) * 2)
+    after = ProcessPairs(((side(2.0, 2.0), side(2.0, ended)),) * 2)
     assert [*after.other_work()] == [f"Loss 2 is 2 before, and {ended} after"]
-    before = Turns(((side(ended, 2.0), side(2.0, 9.0)),) * 2)
+    before = ProcessPairs(((side(ended, 2.0), side(2.0, 9.0)),) * 2)
     assert [*before.other_work()] == [f"Loss 1 is {ended} before, and 2 after"]
-    once = Turns(((side(2.0, 2.0), side(2.0, ended)), (side(2.0, 2.0), side(2.0, 2.0)), (side(2.0, 2.0),) * 2))
+    once = ProcessPairs(((side(2.0, 2.0), side(2.0, ended)), (side(2.0, 2.0), side(2.0, 2.0)), (side(2.0, 2.0),) * 2))
     assert not [*once.other_work()]  # a start that ended so by chance
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (Process((9.0,) * 6, losses=(2.3, 2.2), rows=(8, 8)), []),
-        (Process((9.0,) * 6, losses=(2.31, 2.25), rows=(8, 8)), []),  # within 5 % of the largest
-        (Process((9.0,) * 6, losses=(2.3, 9.0), rows=(8, 8)), ["Loss 2 is 2.2 before, and 9 after"]),
-        (Process((9.0,) * 6, losses=(2.3, float("nan"))), ["Loss 2 is 2.2 before, and nan after"]),
+        (TimedProcess((9.0,) * 6, losses=(2.3, 2.2), rows=(8, 8)), []),
+        (TimedProcess((9.0,) * 6, losses=(2.31, 2.25), rows=(8, 8)), []),  # within 5 % of the largest
+        (TimedProcess((9.0,) * 6, losses=(2.3, 9.0), rows=(8, 8)), ["Loss 2 is 2.2 before, and 9 after"]),
+        (TimedProcess((9.0,) * 6, losses=(2.3, float("nan"))), ["Loss 2 is 2.2 before, and nan after"]),
         (
-            Process((9.0,) * 6, losses=(2.3, 2.2), rows=(4, 4)),
+            TimedProcess((9.0,) * 6, losses=(2.3, 2.2), rows=(4, 4)),
             ["A step computes 8 rows before, and 4 after: another batch"],
         ),
     ],
 )
-def test_another_computation_is_no_faster_one(other: Process, said: list[str]) -> None:
-    before = Process((10.0,) * 6, losses=(2.3, 2.2), rows=(8, 8))
-    turns = Turns(((before, other),) * 4)
+def test_another_computation_is_no_faster_one(other: TimedProcess, said: list[str]) -> None:
+    before = TimedProcess((10.0,) * 6, losses=(2.3, 2.2), rows=(8, 8))
+    turns = ProcessPairs(((before, other),) * 4)
     assert list(turns.other_work()) == said
     assert verdict_of(turns.change, said) == ("not comparable" if said else "faster")
 
@@ -331,7 +331,7 @@ def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
     monkeypatch.setattr(sys.modules[_prediction.__module__], "_captured", lambda *_: before)
     monkeypatch.setattr("nsys_analyzer.experiments.gather.load_runs", lambda *_: ())
 
-    def invoked(*pairs: tuple[Process, Process]) -> tuple[int, str]:
+    def invoked(*pairs: tuple[TimedProcess, TimedProcess]) -> tuple[int, str]:
         monkeypatch.setattr("nsys_analyzer.verify.turns.take_turns", lambda *_: iter(pairs))
         words = ["verify", ".", "--profiler", "none", "--time-limit", "1000", "--", "python", "new.py"]
         done = CliRunner().invoke(cli, words, catch_exceptions=False)
@@ -340,7 +340,7 @@ def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
     return invoked
 
 
-PAIR = (Process((10.0,) * 6, losses=(2.0,)), Process((4.0,) * 6, losses=(2.0,)))
+PAIR = (TimedProcess((10.0,) * 6, losses=(2.0,)), TimedProcess((4.0,) * 6, losses=(2.0,)))
 
 
 def test_the_verdict_is_said_where_the_ledger_cannot_be_written(verified: Callable[..., tuple[int, str]]) -> None:

@@ -91,7 +91,7 @@ def compare(
     their configuration, and several runs of one are taken together. BEFORE may be the folder of a baseline, too.
     """
     from nsys_analyzer.analysis.comparison.budgets import read_budgets
-    from nsys_analyzer.analysis.comparison.comparison import THRESHOLD
+    from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.cli.run_progress import reading
     from nsys_analyzer.errors import ConfigurationError, OtherConditionsError
@@ -114,7 +114,7 @@ def compare(
         same = {run.hardware for run in sides[1]}
         sides[0] = tuple(run for run in sides[0] if run.hardware in same) or sides[0]
     found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force, budgets=budgets)
-    _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
+    _write(found, DEFAULT_THRESHOLD if fail_above is None else fail_above, output_format, target)
     asked = [budget for pair in found.compared for budget in pair.budgets]
     of_budgets = {
         verdict: [one.what for one in asked if one.verdict == verdict] for verdict in ("exceeded", "not known")
@@ -143,16 +143,16 @@ def _write(found: Comparisons, limit: float, output_format: str, target: Path | 
     from nsys_analyzer.report.renderers.json_report import in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
-    from nsys_analyzer.report.sections.comparison import answer
+    from nsys_analyzer.report.sections.comparison import answer_comparison
     from nsys_analyzer.system.atomic_write import write_text
 
     if output_format == "json":
         text = in_json(comparison_data(found, limit))
     elif output_format == "markdown" or target:
-        section = answer(found, limit)
+        section = answer_comparison(found, limit)
         text = markdown.render(Report(section.title, (replace(section, title=""),)), {})
     else:
-        print_section(answer(found, limit, detailed=False))
+        print_section(answer_comparison(found, limit, detailed=False))
         return
     if target is None:
         click.echo(text, nl=False, file=data_stream() if output_format == "json" else None)

@@ -169,7 +169,7 @@ class _Reader:
 
 def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) -> tuple[Callable[..., str], ...]:
     """Returns the tools; each calls a function of the package, and a new tool is a function here."""
-    from nsys_analyzer.analysis.comparison.comparison import THRESHOLD
+    from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.analysis.findings import what_if as changes
     from nsys_analyzer.cli.kernels import kernel_rows
@@ -180,7 +180,7 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
     from nsys_analyzer.questions.named_figures import FIGURES, unit_of
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
-    from nsys_analyzer.report.sections.comparison import answer as compared
+    from nsys_analyzer.report.sections.comparison import answer_comparison
     from nsys_analyzer.report.sections.modules import modules_section
 
     reader = _Reader(folders, refused)
@@ -236,7 +236,7 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
     def compare(before: str, after: str) -> str:
         """Tells what changed between two captures or folders of runs, whether beyond chance, and what explains it."""
         with reader.opened([before, after]) as places:
-            section = compared(compare_runs(*(load_runs(place, ()) for place in places)), THRESHOLD)
+            section = answer_comparison(compare_runs(*(load_runs(place, ()) for place in places)), DEFAULT_THRESHOLD)
         return _in_markdown(Report(section.title, (replace(section, title=""),)))
 
     def what_if(

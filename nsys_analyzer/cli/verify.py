@@ -17,7 +17,7 @@ from nsys_analyzer.configuration import LEDGER
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.comparison.turns import Process, Turns
+    from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
     from nsys_analyzer.analysis.findings.finding import Finding
     from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
     from nsys_analyzer.capture.plan import Plan
@@ -84,7 +84,7 @@ def verify(
     change, prediction, unseen = turns.change, None, ""
     if not reasons:
         prediction, unseen = _prediction(before, after, finding)
-        if not turns.is_seen:
+        if not turns.has_losses:
             unseen = f"{unseen} No losses of both programs are known, nor whether they compute the same.".lstrip()
         if turns.unclear_loss:
             unseen = f"{unseen} {turns.unclear_loss}: more pairs would tell whether that is chance.".lstrip()
@@ -156,15 +156,15 @@ def _programs(
     return Program("old", measured(former, step_ms), place, moved), new
 
 
-def _measure(programs: tuple[Program, Program], folder: Path, limit_s: float, timeout_s: float) -> Turns:
+def _measure(programs: tuple[Program, Program], folder: Path, limit_s: float, timeout_s: float) -> ProcessPairs:
     """Measures pairs of processes until they tell enough, or the time is over."""
-    from nsys_analyzer.analysis.comparison.turns import Turns
+    from nsys_analyzer.analysis.comparison.turns import ProcessPairs
     from nsys_analyzer.verify.turns import take_turns
 
-    begun, pairs = time.monotonic(), list[tuple["Process", "Process"]]()
+    begun, pairs = time.monotonic(), list[tuple["TimedProcess", "TimedProcess"]]()
     for pair in take_turns(programs, folder, timeout_s):
         pairs.append(pair)
-        turns, took = Turns(tuple(pairs)), time.monotonic() - begun
+        turns, took = ProcessPairs(tuple(pairs)), time.monotonic() - begun
         old, new = (one.step_ms for one in pair)
         click.echo(f"pair {len(pairs)}: {old:.4g} → {new:.4g} ms a step, {took:.0f} s", err=True)
         if turns.is_enough or any(turns.other_work()) or took * (1 + 1 / len(pairs)) > limit_s:
@@ -225,13 +225,13 @@ def _explain(before: CaptureSummary, after: CaptureSummary) -> None:
     """Prints what explains the change, as compare does."""
     from dataclasses import replace
 
-    from nsys_analyzer.analysis.comparison.comparison import THRESHOLD
+    from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.report.model import Table
     from nsys_analyzer.report.renderers.terminal import print_section
-    from nsys_analyzer.report.sections.comparison import answer
+    from nsys_analyzer.report.sections.comparison import answer_comparison
 
-    section = answer(compare_runs((before,), (after,), repeats=True), THRESHOLD, detailed=False)
+    section = answer_comparison(compare_runs((before,), (after,), repeats=True), DEFAULT_THRESHOLD, detailed=False)
     tables = tuple(one for one in section.blocks if isinstance(one, Table))
     if tables:
         print_section(replace(section, title="", blocks=tables))

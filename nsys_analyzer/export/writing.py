@@ -11,7 +11,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.ranks.join import clocks_of
+from nsys_analyzer.analysis.ranks.join import find_clocks
 from nsys_analyzer.analysis.ranks.matching import Clock
 from nsys_analyzer.analysis.ranks.member import Member, record_members
 from nsys_analyzer.analysis.steps.windows import find_steps
@@ -128,7 +128,7 @@ def on_one_clock(captures: Sequence[Capture], tell: Callable[[str], None]) -> tu
             for member in record_members(attributed, process, steps, key) if steps else ():
                 run = manifest.group if manifest and manifest.group else ""
                 members.append(replace(member, run=run))
-    clocks = clocks_of(members)
+    clocks = find_clocks(members)
     placed = [replace(one, clock=clocks.get(str(one.path), ("", Clock()))[1]) for one in captures]
     begins = [int(one.shared(np.array([ns]))[0]) for one, ns in zip(placed, first_ns, strict=True)]
     placed = [one.later_by(-min(*begins, 0)) for one in placed]

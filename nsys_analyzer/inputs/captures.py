@@ -249,9 +249,9 @@ def load_captures(
     summaries = complete(rows)  # all that findings and rates rest on is known now
     runs: tuple[ParallelRun, ...] = ()
     if any(row.members for row in rows):
-        from nsys_analyzer.analysis.ranks.join import runs_of  # captures of one rank need none of it
+        from nsys_analyzer.analysis.ranks.join import find_runs  # captures of one rank need none of it
 
-        runs = runs_of(summaries)
+        runs = find_runs(summaries)
     return Inputs(summaries, runs)
 
 

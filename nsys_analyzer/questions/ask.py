@@ -176,7 +176,7 @@ def values_of(capture: CaptureSummary, key: str) -> tuple[str, ...]:
 
 def _of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
     """Yields which rank of a run is late, and what findings about all its ranks save."""
-    from nsys_analyzer.report.sections.ranks import who_is_late  # captures of one rank need none of it
+    from nsys_analyzer.report.sections.ranks import describe_late_rank  # captures of one rank need none of it
 
     late = RestsOn(run.name)
     if rank := run.slowest_rank:
@@ -185,7 +185,7 @@ def _of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
         answer = ask(evidence, " ".join(("late_ms", *conditions)))
         if answer.cannot_answer is None:
             late = replace(answer.evidence, capture=run.name)
-            yield replace(answer, title=plain(who_is_late(run)))
+            yield replace(answer, title=plain(describe_late_rank(run)))
     for finding in run.findings:
         saves, of = (_rounded(finding.saves_ms_low), _rounded(finding.saves_ms_high)), "a step of all ranks, replayed"
         title = ". ".join((finding.title, *map(plain, finding.evidence[:1])))

@@ -131,7 +131,7 @@ FIGURES: dict[str, Named] = {
     "model_flops": Named("limits.phases[phase].model_flops", "The model's FLOPs."),
     "peak_memory_bytes": Named("peak_memory_bytes", "The most device memory.", ("memory",), _GPU),
     "tokens_per_s": Named("unprofiled.tokens_per_second", "Tokens ÷ the unprofiled step.", _TIMES),
-    "late_ms": Named("rank.known_late_ms", "A rank's own time less that of the fastest."),
+    "late_ms": Named("rank.lateness_ms", "A rank's own time less that of the fastest."),
     "collectives_ms": Named("rank.communication_ms", "Its collectives, hidden or not."),
     "waiting_ms": Named("rank.waiting_ms", "Of these, until the last rank starts."),
 }  # fmt: skip
@@ -202,7 +202,7 @@ def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
     rows = {one.kind: one.operations_per_instance * phase.instances for one in phase.memory}
     rows |= {"kernel": phase.kernels_per_instance * phase.instances, "range": phase.instances}
     rows |= {"memory": capture.memory_events, "timing": 1}
-    if named.path == "rank.known_late_ms" and not isinstance(value, Stats):
+    if named.path == "rank.lateness_ms" and not isinstance(value, Stats):
         of = "a step without the profiler, replayed"
     if isinstance(value, Stats):
         of = of if value.median is None else of.replace("mean of", "median of")

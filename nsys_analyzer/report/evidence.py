@@ -65,9 +65,9 @@ class Evidence:
             return self.joined
         if not any(capture.members for capture in self.captures):
             return ()
-        from nsys_analyzer.analysis.ranks.join import runs_of  # a report of one rank starts without it
+        from nsys_analyzer.analysis.ranks.join import find_runs  # a report of one rank starts without it
 
-        return runs_of(self.captures)
+        return find_runs(self.captures)
 
     @cached_property
     def labels(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.analysis.comparison.turns import Process
+from nsys_analyzer.analysis.comparison.turns import TimedProcess
 from nsys_analyzer.capture.jobs import LOG
 from nsys_analyzer.capture.profilers import annotating, timed_command
 from nsys_analyzer.errors import CaptureError, ConfigurationError
@@ -66,7 +66,9 @@ def measured(target: Target, step_ms: float | None) -> Target:
     return replace(target, annotation=asked)
 
 
-def take_turns(programs: Sequence[Program], folder: Path, timeout_s: float | None) -> Iterator[tuple[Process, Process]]:
+def take_turns(
+    programs: Sequence[Program], folder: Path, timeout_s: float | None
+) -> Iterator[tuple[TimedProcess, TimedProcess]]:
     """Yields pairs of processes of two programs, for as long as they are asked for.
 
     Args:
@@ -111,7 +113,7 @@ def _run(jobs: Sequence[dict[str, Any]], folder: Path, timeout_s: float | None) 
     return run_job(Job(command, timeout_s=timeout_s, ends_all=True), folder / LOG)
 
 
-def _measured(program: Program, place: Path, folder: Path) -> Process:
+def _measured(program: Program, place: Path, folder: Path) -> TimedProcess:
     results = place / f"{program.name}.json"
     values = decode_json(results.read_bytes()) if results.is_file() else {}
     steps_ms = values.get("times_ms", {}).get("step", ())
@@ -119,7 +121,9 @@ def _measured(program: Program, place: Path, folder: Path) -> Process:
         why = values.get("not_annotated") or "no step of it was found"
         raise CaptureError(f"The {program.name} program: {why}", f"Its output is in {folder}")
     block = program.target.annotation.block if program.target.annotation else 1
-    return Process(tuple(steps_ms), block, tuple(map(float, values.get("losses", ()))), tuple(values.get("rows", ())))
+    return TimedProcess(
+        tuple(steps_ms), block, tuple(map(float, values.get("losses", ()))), tuple(values.get("rows", ()))
+    )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from nsys_analyzer.analysis.ranks.join import runs_of
+from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.matching import group_members, match_collectives
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -37,7 +37,7 @@ def captures() -> tuple[CaptureSummary, ...]:
 @cache
 def runs() -> dict[str, ParallelRun]:
     """The runs by their names."""
-    return {run.name.partition(" ")[0]: run for run in runs_of(captures())}
+    return {run.name.partition(" ")[0]: run for run in find_runs(captures())}
 
 
 def unprofiled_ms(run: str) -> float:

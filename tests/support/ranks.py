@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.ranks.join import runs_of
+from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -182,5 +182,5 @@ def summaries(paths: Sequence[Path]) -> list[CaptureSummary]:
 
 def joined(ranks: Sequence[Rank], folder: Path) -> ParallelRun:
     """The one run that some ranks are of."""
-    (run,) = runs_of(summaries(write(ranks, folder)))
+    (run,) = find_runs(summaries(write(ranks, folder)))
     return run

@@ -8,8 +8,15 @@ from typing import Annotated
 
 import msgspec
 
-from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, Change, Figure
-from nsys_analyzer.analysis.comparison.compare import Spread, parts_of, phase_busy, phase_wall, step_wall, timed
+from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, Change, Estimate
+from nsys_analyzer.analysis.comparison.compare import (
+    RunSpread,
+    estimate_parts,
+    phase_busy,
+    phase_wall,
+    step_wall,
+    unprofiled_estimate,
+)
 from nsys_analyzer.analysis.comparison.comparison import Budget, BudgetUnit, BudgetVerdict, Side
 from nsys_analyzer.analysis.kernels.classes import known_classes
 from nsys_analyzer.analysis.ranges.phases import STEP
@@ -45,12 +52,13 @@ def read_budgets(path: Path) -> Budgets:
     return budgets
 
 
-def check(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) -> Iterator[Budget]:
+def check_budgets(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) -> Iterator[Budget]:
     """Yields each budget with what the runs of a side take of it.
 
     Of steps and phases that is the time without the profiler, where all of the runs were timed so.
     """
-    spread, of_timed = Spread(cpu_spread), all(timed(run, STEP, Spread(cpu_spread)) for run in side.runs)
+    spread = RunSpread(cpu_spread)
+    of_timed = all(unprofiled_estimate(run, STEP, spread) for run in side.runs)
     most = {
         STEP: budgets.step_ms,
         _LAUNCHES: budgets.launches,
@@ -62,8 +70,8 @@ def check(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) -> Itera
     for what, limit in most.items():
         unit: BudgetUnit = "count" if what == _LAUNCHES else "bytes" if what == _MEMORY else "ms"
         if limit is not None and all(what in figures for figures in of_runs):
-            figure = Figure.of_runs([figures[what] for figures in of_runs])
-            is_more = Change.of(Figure(limit, None, 0.0), figure).is_change
+            figure = Estimate.of_runs([figures[what] for figures in of_runs])
+            is_more = Change.of(Estimate(limit, None, 0.0), figure).is_change
             verdict: BudgetVerdict = (
                 "kept" if figure.ms <= limit else "exceeded" if is_more else "above, perhaps by chance"
             )
@@ -76,11 +84,11 @@ def _of_class(name: str) -> str:
     return f"compute: {name}"
 
 
-def _figures(run: Summary, spread: Spread, *, of_timed: bool) -> dict[str, Figure]:
+def _figures(run: Summary, spread: RunSpread, *, of_timed: bool) -> dict[str, Estimate]:
     """Returns all that a budget may be of, in one run."""
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Estimate] = {}
     if of_timed and run.unprofiled:
-        times = {name: timed(run, name, spread) for name in run.unprofiled.phases}
+        times = {name: unprofiled_estimate(run, name, spread) for name in run.unprofiled.phases}
         figures = {name: figure for name, figure in times.items() if figure}
     elif run.step:
         figures = {
@@ -88,9 +96,9 @@ def _figures(run: Summary, spread: Spread, *, of_timed: bool) -> dict[str, Figur
         }
         figures[STEP] = step_wall(run.step, spread)
     if run.step:
-        parts = parts_of(run.step, spread)
-        figures |= {_of_class(one): parts.get(("compute", one), Figure(0.0, None, 0.0)) for one in known_classes()}
-        figures[_LAUNCHES] = Figure(run.step.launches, None, 0.0)
+        parts = estimate_parts(run.step, spread)
+        figures |= {_of_class(one): parts.get(("compute", one), Estimate(0.0, None, 0.0)) for one in known_classes()}
+        figures[_LAUNCHES] = Estimate(run.step.launches, None, 0.0)
     if run.unprofiled and run.unprofiled.peak_memory_bytes:
-        figures[_MEMORY] = Figure(run.unprofiled.peak_memory_bytes, None, 0.0)
+        figures[_MEMORY] = Estimate(run.unprofiled.peak_memory_bytes, None, 0.0)
     return figures

@@ -37,7 +37,7 @@ _LARGEST_LOGARITHM = 700.0
 
 
 @dataclass(frozen=True)
-class Figure:
+class Estimate:
     """A figure of one run, or of several runs of one program, ms.
 
     Attributes:
@@ -52,43 +52,43 @@ class Figure:
     run_error_ms: float = 0.0
 
     @staticmethod
-    def of_values(values: Sequence[float], n: int | None = None) -> Figure:
+    def of_values(values: Sequence[float], n: int | None = None) -> Estimate:
         """Returns the median of some values, which may stand for ``n`` instances; their error is that of so few."""
-        return Figure(float(np.median(values)), n or len(values), median_error(values))
+        return Estimate(float(np.median(values)), n or len(values), median_error(values))
 
     @staticmethod
-    def of_mean(ms: float, std_ms: float | None, n: int) -> Figure:
+    def of_mean(ms: float, std_ms: float | None, n: int) -> Estimate:
         """Returns the mean of ``n`` instances."""
-        return Figure(ms, n, None if std_ms is None else std_ms / math.sqrt(n))
+        return Estimate(ms, n, None if std_ms is None else std_ms / math.sqrt(n))
 
     @staticmethod
-    def of_stats(stats: Stats) -> Figure:
+    def of_stats(stats: Stats) -> Estimate:
         """Returns the median of instances of which the statistics alone are known, or else the mean."""
         wider = 1.0 if stats.median is None else _MEDIAN_TO_MEAN
         n, std = stats.n, stats.std
         error = None if std is None or n is None or n < 2 else wider * std / math.sqrt(n)
-        return Figure(stats.typical or 0.0, n, error)
+        return Estimate(stats.typical or 0.0, n, error)
 
     @staticmethod
-    def of_runs(figures: Sequence[Figure]) -> Figure:
+    def of_runs(figures: Sequence[Estimate]) -> Estimate:
         """Returns the mean over runs of one program, which tell by themselves how much they differ."""
         if len(figures) == 1:
             return figures[0]
         ms = [figure.ms for figure in figures]
-        return Figure.of_mean(statistics.fmean(ms), statistics.stdev(ms), len(ms))
+        return Estimate.of_mean(statistics.fmean(ms), statistics.stdev(ms), len(ms))
 
     @staticmethod
-    def nothing(n: int) -> Figure:
+    def nothing(n: int) -> Estimate:
         """Returns what none of ``n`` instances has."""
-        return Figure(0.0, n, 0.0)
+        return Estimate(0.0, n, 0.0)
 
-    def between_runs(self, run_error_ms: float) -> Figure:
+    def with_run_error(self, run_error_ms: float) -> Estimate:
         """Returns the figure, with what it differs by from run to run."""
         return replace(self, run_error_ms=run_error_ms)
 
 
 @dataclass(frozen=True)
-class Order:
+class SerialCorrelation:
     """What the order of the steps says of the error of a difference.
 
     Steps that follow each other are alike: a GPU gets warm, a host is busy for a while. So they say less than as many
@@ -104,7 +104,7 @@ class Order:
     freedom: float
 
     @staticmethod
-    def of(before: Sequence[float], after: Sequence[float]) -> Order | None:
+    def of(before: Sequence[float], after: Sequence[float]) -> SerialCorrelation | None:
         """Returns that of the steps of two runs; None where they are too few to tell, or all alike."""
         runs = [np.asarray(values, np.float64) for values in (before, after)]
         if min(map(len, runs)) < _FEWEST or not any(run.var() for run in runs):
@@ -115,7 +115,7 @@ class Order:
         longer = [(1 + alike) / (1 - alike) for alike in map(_likeness, runs)]
         errors = [float(run.var()) / len(run) * times for run, times in zip(runs, longer, strict=True)]
         freedoms = [max(len(run) / times - 1, 1.0) for run, times in zip(runs, longer, strict=True)]
-        return Order(sum(errors) / independent, _joined_freedom(errors, freedoms))
+        return SerialCorrelation(sum(errors) / independent, _joined_freedom(errors, freedoms))
 
 
 def _likeness(values: Floats) -> float:
@@ -166,7 +166,7 @@ class Change:
         vars(self)["is_change"] = low is not None and high is not None and (low > 0 or high < 0)
 
     @staticmethod
-    def of(before: Figure, after: Figure, order: Order | None = None) -> Change:
+    def of(before: Estimate, after: Estimate, order: SerialCorrelation | None = None) -> Change:
         """Returns the change from one run to another: Student's t × the difference's standard error to either side."""
         difference = after.ms - before.ms
         if before.error_ms is None or after.error_ms is None:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import TypeAlias, TypeVar
 
-from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, PAUSES_SPREAD, Change, Figure, Order
+from nsys_analyzer.analysis.comparison.change import (
+    CPU_SPREAD,
+    GPU_SPREAD,
+    PAUSES_SPREAD,
+    Change,
+    Estimate,
+    SerialCorrelation,
+)
 from nsys_analyzer.analysis.comparison.comparison import (
     Comparison,
     FindingChange,
@@ -21,7 +28,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
     PhaseChange,
     Side,
     StepChange,
-    differences,
+    compare_settings,
     reasons_against,
 )
 from nsys_analyzer.analysis.findings.finding import Finding
@@ -48,11 +55,11 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
         cpu_spread: by how much the time that the GPU waits for the program differs from run to run, a standard
             deviation as a share of that time. Where a side has several runs, these tell it.
     """
-    spread = Spread(cpu_spread)
+    spread = RunSpread(cpu_spread)
     return Comparison(
         before,
         after,
-        differences(before, after),
+        compare_settings(before, after),
         _step_change(before, after, spread),
         _unprofiled(before, after, STEP, spread),
         tuple(_phase_changes(before, after, spread)),
@@ -69,7 +76,7 @@ def _figures(run: Summary) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True)
-class Spread:
+class RunSpread:
     """By how much figures of one program differ from run to run, standard deviations in ms.
 
     The GPU's work differs little, the time that it waits for the program much.
@@ -100,23 +107,23 @@ class Spread:
 # --- the step
 
 
-def _step_change(before: Side, after: Side, spread: Spread) -> StepChange | None:
+def _step_change(before: Side, after: Side, spread: RunSpread) -> StepChange | None:
     sides = [[run.step for run in side.runs if run.step] for side in (before, after)]
     if not all(sides):
         return None
 
-    def busy_of(step: StepSummary) -> Figure:
-        return Figure.of_values(step.busy_values_ms, step.instances).between_runs(spread.of_busy(step))
+    def busy_of(step: StepSummary) -> Estimate:
+        return Estimate.of_values(step.busy_values_ms, step.instances).with_run_error(spread.of_busy(step))
 
     wall, wall_order = _clock_changed(sides, lambda step: step.wall_values_ms, lambda step: step_wall(step, spread))
     busy, busy_order = _clock_changed(sides, lambda step: step.busy_values_ms, busy_of)
     kernels = _kernel_changes(sides, busy_order)
-    parts = [[(step, parts_of(step, spread)) for step in side] for side in sides]
+    parts = [[(step, estimate_parts(step, spread)) for step in side] for side in sides]
     changes = []
     for key in dict.fromkeys(key for side in parts for _, of_step in side for key in of_step):
         kind, name = key
         # A run without the part has 0 in each step.
-        figures = [[of_step.get(key, Figure.nothing(step.instances)) for step, of_step in side] for side in parts]
+        figures = [[of_step.get(key, Estimate.nothing(step.instances)) for step, of_step in side] for side in parts]
         change = _changed(figures, busy_order if kind == "compute" else wall_order)
         of_class = tuple(each for kernel_class, each in kernels if key == ("compute", kernel_class))
         changes.append(PartChange(kind, name, change, of_class))
@@ -124,56 +131,58 @@ def _step_change(before: Side, after: Side, spread: Spread) -> StepChange | None
     return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
 
 
-def step_wall(step: StepSummary, spread: Spread) -> Figure:
+def step_wall(step: StepSummary, spread: RunSpread) -> Estimate:
     """Returns the length of a run's steps under the profiler."""
-    figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
-    return figure.between_runs(spread.of_step(step, figure.ms))
+    figure = replace(Estimate.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
+    return figure.with_run_error(spread.of_step(step, figure.ms))
 
 
-def _changed(sides: Iterable[Sequence[Figure]], order: Order | None = None) -> Change:
+def _changed(sides: Iterable[Sequence[Estimate]], order: SerialCorrelation | None = None) -> Change:
     """Returns the change of a figure of two sides, of which each has that of its runs."""
-    before, after = map(Figure.of_runs, sides)
+    before, after = map(Estimate.of_runs, sides)
     return Change.of(before, after, order)
 
 
 def _clock_changed(
     sides: Sequence[Sequence[_Clocked]],
     values: Callable[[_Clocked], Sequence[float]],
-    figure: Callable[[_Clocked], Figure],
-) -> tuple[Change, Order | None]:
+    figure: Callable[[_Clocked], Estimate],
+) -> tuple[Change, SerialCorrelation | None]:
     """Returns the change of a clock of steps or of a phase, and what the order of its instances says.
 
     It says something where each side is a single run; several runs tell their error themselves.
     """
     runs = [values(run) for side in sides for run in side]
-    order = Order.of(*runs) if len(runs) == len(sides) else None
+    order = SerialCorrelation.of(*runs) if len(runs) == len(sides) else None
     return _changed(([figure(run) for run in side] for side in sides), order), order
 
 
-def parts_of(step: StepSummary, spread: Spread) -> dict[_Key, Figure]:
+def estimate_parts(step: StepSummary, spread: RunSpread) -> dict[_Key, Estimate]:
     """Returns the parts of a step, which add up to its mean duration."""
     n = step.instances
-    parts: dict[_Key, Figure] = {}
+    parts: dict[_Key, Estimate] = {}
     for kernels in step.classes:
-        figure = Figure.of_mean(kernels.ms, kernels.std_ms, n)
-        parts["compute", kernels.kernel_class] = figure.between_runs(spread.of_kernels(step, kernels.ms))
+        figure = Estimate.of_mean(kernels.ms, kernels.std_ms, n)
+        parts["compute", kernels.kernel_class] = figure.with_run_error(spread.of_kernels(step, kernels.ms))
     if ms := step.exposed_copy_ms:
-        figure = Figure.of_mean(ms, step.exposed_copy_std_ms, n)
-        parts["exposed copies", ""] = figure.between_runs(spread.of(0.0, ms))
+        figure = Estimate.of_mean(ms, step.exposed_copy_std_ms, n)
+        parts["exposed copies", ""] = figure.with_run_error(spread.of(0.0, ms))
     if ms := step.exposed_communication_ms:
-        figure = Figure.of_mean(ms, step.exposed_communication_std_ms, n)
-        parts["exposed communication", ""] = figure.between_runs(spread.of(0.0, ms))
+        figure = Estimate.of_mean(ms, step.exposed_communication_std_ms, n)
+        parts["exposed communication", ""] = figure.with_run_error(spread.of(0.0, ms))
     for cause in step.causes:
         own = step.own_pauses_ms if cause.cause == "launch" else 0.0
-        figure = Figure.of_mean(cause.ms, cause.std_ms, n)
-        parts["idle", cause.cause] = figure.between_runs(spread.of(0.0, cause.ms - own, own))
+        figure = Estimate.of_mean(cause.ms, cause.std_ms, n)
+        parts["idle", cause.cause] = figure.with_run_error(spread.of(0.0, cause.ms - own, own))
     return parts
 
 
 # --- kernels
 
 
-def _kernel_changes(sides: Sequence[Sequence[StepSummary]], order: Order | None) -> list[tuple[str, KernelChange]]:
+def _kernel_changes(
+    sides: Sequence[Sequence[StepSummary]], order: SerialCorrelation | None
+) -> list[tuple[str, KernelChange]]:
     """Returns every kernel that computes with its class, the largest change first."""
     tables = [_kernels(side) for side in sides]
     changes = []
@@ -181,7 +190,7 @@ def _kernel_changes(sides: Sequence[Sequence[StepSummary]], order: Order | None)
         figures = [
             table[kernel.name, kernel.kernel_class][1]
             if kernel
-            else Figure.of_runs([Figure.nothing(step.instances) for step in side])
+            else Estimate.of_runs([Estimate.nothing(step.instances) for step in side])
             for side, table, kernel in zip(sides, tables, pair, strict=True)
         ]
         before, after = ((kernel.name, kernel.launches) if kernel else (None, 0.0) for kernel in pair)
@@ -191,18 +200,18 @@ def _kernel_changes(sides: Sequence[Sequence[StepSummary]], order: Order | None)
     return sorted(changes, key=lambda change: -abs(change[1].change.ms))
 
 
-def _kernels(steps: Sequence[StepSummary]) -> dict[_Kernel, tuple[KernelTime, Figure]]:
+def _kernels(steps: Sequence[StepSummary]) -> dict[_Kernel, tuple[KernelTime, Estimate]]:
     """Returns the kernels of some runs, each with its means over them."""
     tables = [{(kernel.name, kernel.kernel_class): kernel for kernel in step.kernels} for step in steps]
-    means: dict[_Kernel, tuple[KernelTime, Figure]] = {}
+    means: dict[_Kernel, tuple[KernelTime, Estimate]] = {}
     for key in dict.fromkeys(chain.from_iterable(tables)):
         figures, launches = [], 0.0
         for table, step in zip(tables, steps, strict=True):
             kernel, n = table.get(key), step.instances
             launches += kernel.launches / len(steps) if kernel else 0.0
-            figure = Figure.of_mean(kernel.ms, kernel.std_ms, n) if kernel else Figure.nothing(n)
-            figures.append(figure.between_runs(Spread.of_kernels(step, figure.ms)))
-        pooled = Figure.of_runs(figures)
+            figure = Estimate.of_mean(kernel.ms, kernel.std_ms, n) if kernel else Estimate.nothing(n)
+            figures.append(figure.with_run_error(RunSpread.of_kernels(step, figure.ms)))
+        pooled = Estimate.of_runs(figures)
         means[key] = KernelTime(*key, launches, pooled.ms, None), pooled
     return means
 
@@ -233,7 +242,7 @@ def match_kernels(
 # --- phases, times without the profiler, findings
 
 
-def _phase_changes(before: Side, after: Side, spread: Spread) -> Iterator[PhaseChange]:
+def _phase_changes(before: Side, after: Side, spread: RunSpread) -> Iterator[PhaseChange]:
     """Yields the phases that every run has, but the step."""
     for name in (phase.phase for phase in before.runs[0].phases if phase.phase not in (STEP, OTHER_STEP)):
         sides = [[phase for run in side.runs if (phase := run.phase(name))] for side in (before, after)]
@@ -245,36 +254,38 @@ def _phase_changes(before: Side, after: Side, spread: Spread) -> Iterator[PhaseC
             yield PhaseChange(name, unprofiled, wall, busy, synchronized)
 
 
-def phase_wall(phase: PhaseSummary, spread: Spread) -> Figure:
+def phase_wall(phase: PhaseSummary, spread: RunSpread) -> Estimate:
     """Returns the length of a run's phase under the profiler."""
     # One that nobody waits for lasts as long as launching takes.
-    figure = Figure.of_values(phase.wall_values_ms, phase.instances)
-    busy_ms = Figure.of_values(phase.busy_values_ms).ms if phase.synchronized else 0.0
-    return figure.between_runs(spread.of(busy_ms, figure.ms - busy_ms))
+    figure = Estimate.of_values(phase.wall_values_ms, phase.instances)
+    busy_ms = Estimate.of_values(phase.busy_values_ms).ms if phase.synchronized else 0.0
+    return figure.with_run_error(spread.of(busy_ms, figure.ms - busy_ms))
 
 
-def phase_busy(phase: PhaseSummary, spread: Spread) -> Figure:
+def phase_busy(phase: PhaseSummary, spread: RunSpread) -> Estimate:
     """Returns the GPU's work in a run's phase."""
-    figure = Figure.of_values(phase.busy_values_ms, phase.instances)
-    return figure.between_runs(spread.of(figure.ms, 0.0))
+    figure = Estimate.of_values(phase.busy_values_ms, phase.instances)
+    return figure.with_run_error(spread.of(figure.ms, 0.0))
 
 
-def _unprofiled(before: Side, after: Side, phase: str, spread: Spread) -> Change | None:
+def _unprofiled(before: Side, after: Side, phase: str, spread: RunSpread) -> Change | None:
     """Returns the change of a phase's time without the profiler; None where a side was not timed so."""
-    sides = [[figure for run in side.runs if (figure := timed(run, phase, spread))] for side in (before, after)]
+    sides = [
+        [figure for run in side.runs if (figure := unprofiled_estimate(run, phase, spread))] for side in (before, after)
+    ]
     return _changed(sides) if all(sides) else None
 
 
-def timed(run: Summary, name: str, spread: Spread) -> Figure | None:
+def unprofiled_estimate(run: Summary, name: str, spread: RunSpread) -> Estimate | None:
     """Returns a phase of a run without the profiler; None where it was not timed so."""
     stats = run.unprofiled.trusted(name) if run.unprofiled else None
     if stats is None or stats.typical is None:
         return None
-    figure, phase = Figure.of_stats(stats), run.phase(name)
+    figure, phase = Estimate.of_stats(stats), run.phase(name)
     if name == STEP and run.step:
-        return figure.between_runs(spread.of_step(run.step, figure.ms))
-    busy = Figure.of_values(phase.busy_values_ms).ms if phase else 0.0
-    return figure.between_runs(spread.of(busy, figure.ms - busy))  # timed as it is: synchronized
+        return figure.with_run_error(spread.of_step(run.step, figure.ms))
+    busy = Estimate.of_values(phase.busy_values_ms).ms if phase else 0.0
+    return figure.with_run_error(spread.of(busy, figure.ms - busy))  # timed as it is: synchronized
 
 
 def _findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:

@@ -18,7 +18,7 @@ BudgetUnit = Literal["ms", "count", "bytes"]
 BudgetVerdict = Literal["kept", "exceeded", "above, perhaps by chance", "not known"]
 PartKind = Literal["compute", "exposed copies", "exposed communication", "idle"]
 #: A change of the step that is looked for where no other is named, as a share of it.
-THRESHOLD = 0.05
+DEFAULT_THRESHOLD = 0.05
 #: What makes another program of a run, by the key of the report's JSON; then the dimensions that the model stands for.
 _WORK = ("model", "context_length", "batch_size", "mode")
 _DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
@@ -234,7 +234,7 @@ class Comparison:
         }
         return self.unprofiled is None and len(hidden) > 1
 
-    def verdict(self, threshold: float = THRESHOLD) -> Verdict:
+    def verdict(self, threshold: float = DEFAULT_THRESHOLD) -> Verdict:
         """Returns whether the step changed; ``unclear`` where a change of this share would not have been seen."""
         change = self.headline
         if self.same:
@@ -258,16 +258,16 @@ class Comparison:
 # --- what the sides say of themselves
 
 
-def value_of(run: Summary, key: str) -> Any:
+def setting_of(run: Summary, key: str) -> Any:
     """Returns what a run says of itself under a key of its configuration or manifest; None where it says nothing."""
     known = getattr(run.configuration, "model_name" if key == "model" else key, None)
     return getattr(run.run, key, None) if known is None else known
 
 
-def differences(before: Side, after: Side) -> tuple[Difference, ...]:
+def compare_settings(before: Side, after: Side) -> tuple[Difference, ...]:
     """Returns what both sides know, and say otherwise: first what was asked for, then versions."""
     runs = before.runs[0], after.runs[0]
-    asked = list(differing(*runs, (*_WORK, *_DIMENSIONS, *_OPTIONS)))
+    asked = list(differing_settings(*runs, (*_WORK, *_DIMENSIONS, *_OPTIONS)))
     # Of most of the matmul time; empty where no precision has so much.
     precisions = [
         next((name for name, share in run.precisions.items() if share > _MOSTLY and name != "unknown"), "")
@@ -275,14 +275,14 @@ def differences(before: Side, after: Side) -> tuple[Difference, ...]:
     ]
     if all(precisions) and precisions[0] != precisions[1] and all(known.key != "precision" for known in asked):
         asked.append(Difference("matmul precision", *precisions))
-    return (*asked, *differing(*runs, _VERSIONS))
+    return (*asked, *differing_settings(*runs, _VERSIONS))
 
 
-def differing(before: Summary, after: Summary, keys: Iterable[str], unknown: str = "") -> Iterator[Difference]:
+def differing_settings(before: Summary, after: Summary, keys: Iterable[str], unknown: str = "") -> Iterator[Difference]:
     """Yields the keys under which two runs say otherwise; with a word for ``unknown``, also what one leaves out."""
     words = {None: unknown, True: "on", False: "off"}
     for key in keys:
-        values = value_of(before, key), value_of(after, key)
+        values = setting_of(before, key), setting_of(after, key)
         if values[0] != values[1] and (unknown or None not in values):
             texts = (words[value] if value is None or isinstance(value, bool) else str(value) for value in values)
             yield Difference(key, *texts)
@@ -312,13 +312,13 @@ def _other_conditions(one: Summary, other: Summary) -> Iterator[Words]:
     first, last = sorted((one.hardware, other.hardware))
     if first and first != last and not (first == CPU and last.startswith(CPU)):  # of one the processor is not known
         yield f"{one.title} is of {one.hardware}, {other.title} of {other.hardware}"
-    clocks = [clocks_of(run) for run in (one, other)]
+    clocks = [timing_methods(run) for run in (one, other)]
     if all(clocks) and clocks[0].isdisjoint(clocks[1]):
         how = [" and ".join(sorted(names)) for names in clocks]
         yield f"{one.title} was timed {how[0]}, {other.title} {how[1]}"
 
 
-def clocks_of(run: Summary) -> set[str]:
+def timing_methods(run: Summary) -> set[str]:
     """Returns how the steps of a run were timed."""
     under = {f"under {run.profiler}"} if run.step and run.profiler else set()
     return under | ({"without a profiler"} if run.unprofiled and run.unprofiled.trusted_ms(STEP) else set())
@@ -327,7 +327,7 @@ def clocks_of(run: Summary) -> set[str]:
 def _reasons_against_pair(one: Summary, other: Summary) -> Iterator[Words]:
     """Yields why two runs cannot be compared with each other."""
     yield from _other_conditions(one, other)
-    for difference in differing(one, other, (*_WORK, *_DIMENSIONS)):
+    for difference in differing_settings(one, other, (*_WORK, *_DIMENSIONS)):
         what = difference.key.replace("_", " ")
         yield f"The {what} of {one.title} is {difference.before}, that of {other.title} {difference.after}"
     # Those whose FLOPs were counted while the program ran, by their paths and classes.

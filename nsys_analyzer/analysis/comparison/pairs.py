@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from nsys_analyzer.analysis.comparison.budgets import Budgets, check
+from nsys_analyzer.analysis.comparison.budgets import Budgets, check_budgets
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD
 from nsys_analyzer.analysis.comparison.compare import compare
 from nsys_analyzer.analysis.comparison.comparison import (
     CONFIGURATION,
     Comparison,
     Side,
-    differing,
+    differing_settings,
     reasons_against_run,
-    value_of,
+    setting_of,
 )
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import CannotAnswerError, NsysAnalyzerError, OtherConditionsError
@@ -77,7 +77,7 @@ def compare_runs(
         OtherConditionsError: they ran on other hardware, or were timed in other ways.
         NsysAnalyzerError: nothing can be compared.
     """
-    pairs, unmatched = match(before, after, repeats=repeats)
+    pairs, unmatched = match_runs(before, after, repeats=repeats)
     compared: list[Comparison] = []
     refused: list[Comparison] = []
     for pair in pairs:
@@ -94,7 +94,7 @@ def compare_runs(
             unmatched += bad if good else []
         comparison = compare(sides[0], sides[1], cpu_spread)
         if budgets:
-            comparison = replace(comparison, budgets=tuple(check(budgets, sides[1], cpu_spread)))
+            comparison = replace(comparison, budgets=tuple(check_budgets(budgets, sides[1], cpu_spread)))
         (refused if comparison.cautions and not force else compared).append(comparison)
     if compared:
         unmatched.sort(key=lambda run: _SIDES.index(run.side))
@@ -105,7 +105,7 @@ def compare_runs(
         raise kind(f"These cannot be compared: {listed}", "To compare them all the same, add --force")
     if not before or not after:
         raise NsysAnalyzerError("One of the sides holds no run", "Give captures, or folders that hold them")
-    apart = differing(before[0], after[0], CONFIGURATION, unknown="unknown")
+    apart = differing_settings(before[0], after[0], CONFIGURATION, unknown="unknown")
     listed = ", ".join(f"{one.key.replace('_', ' ')} ({one.before} and {one.after})" for one in apart)
     raise CannotAnswerError(
         f"No run of one side has exactly the configuration of one of the other; {before[0].title} and "
@@ -114,7 +114,7 @@ def compare_runs(
     )
 
 
-def match(
+def match_runs(
     before: Sequence[Summary], after: Sequence[Summary], *, repeats: bool = False
 ) -> tuple[list[tuple[Side, Side]], list[UnmatchedRun]]:
     """Returns the runs that stand against each other, and those that stand against none.
@@ -132,9 +132,9 @@ def match(
         of_side: defaultdict[object, list[Summary]] = defaultdict(list)
         for run, place in _placed(side):
             # As texts: what a file says may be of any type.
-            known = tuple(None if (value := value_of(run, key)) is None else str(value) for key in CONFIGURATION)
+            known = tuple(None if (value := setting_of(run, key)) is None else str(value) for key in CONFIGURATION)
             # Without a model, what else is known is true of many programs.
-            named = known if value_of(run, "model") is not None else (*known, run.name)
+            named = known if setting_of(run, "model") is not None else (*known, run.name)
             of_side[(place,) if by_process else (place, *named)].append(run)
         groups.append(of_side)
     shared = [key for key in groups[0] if key in groups[1]]

@@ -46,7 +46,7 @@ _MOST_PAIRS = 1_000
 
 
 @dataclass(frozen=True)
-class Process:
+class TimedProcess:
     """What a process of a program was measured to do.
 
     Attributes:
@@ -75,10 +75,10 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Turns:
+class ProcessPairs:
     """Pairs of processes of two programs, in the order in which they ran."""
 
-    pairs: tuple[tuple[Process, Process], ...]
+    pairs: tuple[tuple[TimedProcess, TimedProcess], ...]
 
     @cached_property
     def _blocks(self) -> list[Floats]:
@@ -178,7 +178,7 @@ class Turns:
         return f"Loss {step + 1} is {before:.4g} before, and {after:.4g} after"
 
     @property
-    def is_seen(self) -> bool:
+    def has_losses(self) -> bool:
         """Returns whether losses of both are known."""
         return all(process.losses for pair in self.pairs for process in pair)
 

@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.findings.diagnosis import baselines_of, interval_of,
 from nsys_analyzer.analysis.findings.finding import Change, saved_work
 from nsys_analyzer.analysis.findings.waits import cheaper_launches, pageable_copies, pinned_copies
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
-from nsys_analyzer.analysis.ranks.together import Replayable, replayable
+from nsys_analyzer.analysis.ranks.together import ReplayedCaptures, join_replays
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
@@ -158,7 +158,7 @@ def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[
         raise ConfigurationError(f"A network's factor is a number from {smallest} to {largest}", remedy)
     if asked == Question():
         raise ConfigurationError("Nothing is changed", "Say what: a kernel class, a range, launches, or copies")
-    for subject in replayable(captures):
+    for subject in join_replays(captures):
         doubtful = next((row for row in subject.captures if not row.diagnosis or row.diagnosis.doubt), None)
         if subject.study is None or doubtful:
             why = plain((doubtful or subject.captures[0]).findings_missing or "Its steps are not known.", "`")
@@ -167,7 +167,7 @@ def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[
         yield _answer(subject, subject.study, asked)
 
 
-def _answer(subject: Replayable, study: Study, asked: Question) -> WhatIf:
+def _answer(subject: ReplayedCaptures, study: Study, asked: Question) -> WhatIf:
     """Returns the answer about the steps of a capture, or of all ranks of a run."""
     _check(subject, (study, *(other.study for other in study.others)), asked)
     diagnoses = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
@@ -227,7 +227,7 @@ def _groups(study: Study, asked: Question, saving: dict[str, Any], step: StepSum
         yield from (*savings, Saving(**mean, group="all", steps=count))
 
 
-def _check(subject: Replayable, studies: Sequence[Study], asked: Question) -> None:
+def _check(subject: ReplayedCaptures, studies: Sequence[Study], asked: Question) -> None:
     """Raises ``ConfigurationError`` where none of the steps hold what is asked about."""
     codes = [(study.classes, np.unique(study.kernel).tolist()) for study in studies]
     classes = {names[code] for names, kernels in codes for code in kernels if code >= 0} - {""}

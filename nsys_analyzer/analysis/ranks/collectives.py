@@ -74,7 +74,7 @@ def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequ
 _Key = tuple[int, str, int, int]
 
 
-def collective_figures(
+def summarize_collectives(
     members: Sequence[Member], matches: Sequence[Match], steps: Sequence[Ints], waits: Sequence[Waits],
     *, lacks_ranks: bool,
 ) -> tuple[CollectiveFigures, ...]:  # fmt: skip

@@ -159,20 +159,20 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
         return
     # No step is shorter than what the programs of the other ranks need of the CPU.
     own = slowest.own_ms.median or 0.0 if slowest.own_ms else 0.0
-    later = run.later_ms or tuple(min(late - other, own - run.least_cpu_ms) for other in reversed(others))
+    later = run.later_than_others_ms or tuple(min(late - other, own - run.least_cpu_ms) for other in reversed(others))
     least, most = later[0], later[len(later) // 2]
     most_lost = run.lost[0] if run.lost else None
     apart = _CPU_RUNS if most_lost and most_lost.part == "idle" else _GPUS
     place = most_lost.range or most_lost.module if most_lost else ""
     basis = "but no more than the other programs' CPU time allows"
-    if run.later_ms:
+    if run.later_than_others_ms:
         basis = "both replayed without the profiler"
     look = (f"# {slowest.label} loses most of that in {place}: look there first",) if place else ()
     yield Finding(
         "late_rank",
         "All ranks wait for one",
         max(least, 0.0) * (1 - apart),
-        min(max(most, 0.0) * (1 + apart), max(later[-1] if run.later_ms else late, 0.0)),
+        min(max(most, 0.0) * (1 + apart), max(later[-1] if run.later_than_others_ms else late, 0.0)),
         step_ms,
         step_ms,
         (

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.ranks.collectives import collective_figures, find_waits, name_strategies
+from nsys_analyzer.analysis.ranks.collectives import find_waits, name_strategies, summarize_collectives
 from nsys_analyzer.analysis.ranks.findings import find_in_run, find_losses
 from nsys_analyzer.analysis.ranks.matching import (
     Clock,
@@ -19,12 +19,12 @@ from nsys_analyzer.analysis.ranks.matching import (
     knows_communicators,
     match_collectives,
     missing_ranks,
-    numbers_of,
+    step_numbers,
 )
 from nsys_analyzer.analysis.ranks.member import BY_ORDER, Member
 from nsys_analyzer.analysis.ranks.pace import own_steps_ms
 from nsys_analyzer.analysis.ranks.run import (
-    LATE,
+    LATE_SHARE,
     Alignment,
     CollectiveFigures,
     ParallelRun,
@@ -52,7 +52,7 @@ _NAMED, _LISTED = 3, 16
 _RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
 
 
-def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
+def find_runs(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     """Returns the runs that captures are of, as far as these exchange something with others; that of most ranks first.
 
     Each has its findings, and where its ranks lose time to the one with least own time.
@@ -60,22 +60,22 @@ def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     pairs = [(member, capture) for capture in captures for member in capture.members]
     capture_of = {(member.capture, member.process, member.device): capture for member, capture in pairs}
     runs = []
-    for join in joins_of([member for member, _ in pairs]):
+    for join in join_members([member for member, _ in pairs]):
         of_ranks = [capture_of[member.capture, member.process, member.device] for member in join.members]
         run = _at_unprofiled_pace(_with_losses(join.run(), of_ranks), join, of_ranks)
         runs.append(structs.replace(run, findings=find_in_run(run)))
     return tuple(runs)
 
 
-def joins_of(members: Sequence[Member]) -> list[Join]:
+def join_members(members: Sequence[Member]) -> list[Join]:
     """Returns the members of each run joined, the run of most ranks first."""
     return [Join(*group) for group in group_members(members)]
 
 
-def clocks_of(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
+def find_clocks(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
     """Returns, by capture of a run whose clocks agree, the one whose clock is the run's, and its own against that."""
     clocks: dict[str, tuple[str, Clock]] = {}
-    for join in joins_of(members):
+    for join in join_members(members):
         if join.alignment:
             first = join.members[0].capture
             pairs = zip(join.members, join.clocks, strict=True)
@@ -113,7 +113,7 @@ def _at_unprofiled_pace(run: ParallelRun, join: Join, captures: Sequence[Capture
     studies = [capture.study for capture in captures if capture.study]
     profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
     is_known = join.waits and run.slowest is not None and len({id(study) for study in studies}) == len(run.ranks)
-    may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE * profiled_ms
+    may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
     if not may_be_late or (run.unprofiled_ms or 0.0) >= _AS_LONG * profiled_ms:
         return run
     # Of many ranks, a few that are evenly spread over the ranks' own times tell as much as all.
@@ -136,7 +136,7 @@ class Join:
     def __init__(self, members: tuple[Member, ...], notes: tuple[Words, ...]) -> None:
         self.members, self.notes = members, notes
         self.missing = missing_ranks(self.members)
-        self.numbers = numbers_of(self.members)
+        self.numbers = step_numbers(self.members)
         self.matches, self.common, self.apart = match_collectives(self.members)
         alike: Ints = np.setdiff1d(self.common, self.apart)
         #: Whether there is no step of all ranks in which their collectives are the same.
@@ -170,7 +170,7 @@ class Join:
         collectives: tuple[CollectiveFigures, ...] = ()
         if len(self.shared):
             lacks_ranks = len(self.missing) > 0
-            collectives = collective_figures(
+            collectives = summarize_collectives(
                 self.members, self.matches, self.steps, self.waits, lacks_ranks=lacks_ranks
             )
         return ParallelRun(

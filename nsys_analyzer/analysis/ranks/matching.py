@@ -197,7 +197,7 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
     Those that a program launches between two steps, such as a loss that is averaged, are matched among themselves. They
     are of no step, but a rank may wait for them when the next one has begun.
     """
-    numbers, *others = numbers_of(members)
+    numbers, *others = step_numbers(members)
     for other in others:
         numbers = np.intersect1d(numbers, other)
     # A communicator without an ID is known by the place of its stream among such.
@@ -220,7 +220,7 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
     return matches, numbers, sorted(apart)
 
 
-def numbers_of(members: Sequence[Member]) -> list[Ints]:
+def step_numbers(members: Sequence[Member]) -> list[Ints]:
     """Returns the number of each step of each member; their places, where the ranges of some alone say the numbers."""
     alike = len({member.numbered for member in members}) == 1
     return [member.number if alike else np.arange(len(member)) for member in members]
@@ -250,7 +250,7 @@ def _match(members: Sequence[Member], users: Match, numbers: Ints) -> tuple[Matc
 
     There are two places for collectives in each step: launched in it, and launched behind it, before the next one.
     """
-    numbers_of_member = numbers_of(members)
+    numbers_of_member = step_numbers(members)
     indices, places = [], []
     for position, every in users.items():
         collectives = members[position].collectives

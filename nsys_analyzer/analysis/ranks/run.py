@@ -20,7 +20,7 @@ DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)"
 
 #: A rank counts as late from this share of a step on. In a replay without the profiler, launching times differ from
 #: rank to rank, so the second share counts there.
-LATE, LATE_UNPROFILED = 0.02, 0.1
+LATE_SHARE, LATE_UNPROFILED_SHARE = 0.02, 0.1
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class RankFigures:
     steps: tuple[RankStep, ...] = ()
 
     @property
-    def known_late_ms(self) -> Stats | float | None:
+    def lateness_ms(self) -> Stats | float | None:
         """Returns how late it is: without the profiler if that is known."""
         return self.late_ms if self.late_unprofiled_ms is None else self.late_unprofiled_ms
 
@@ -209,7 +209,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
         return self.unprofiled_ms or max((rank.step_ms.median or 0.0) for rank in self.ranks)
 
     @property
-    def later_ms(self) -> tuple[float, ...] | None:
+    def later_than_others_ms(self) -> tuple[float, ...] | None:
         """Returns by how much the slowest rank is later than each other rank without the profiler, the least first.
 
         None if the profiler makes no step longer, or if no replay tells it.
@@ -223,8 +223,8 @@ class ParallelRun(msgspec.Struct, frozen=True):
     @property
     def is_late_unprofiled(self) -> bool:
         """Returns whether the slowest rank is certainly later than the middle one without the profiler, too."""
-        later = self.later_ms
-        return later is None or later[len(later) // 2] >= LATE_UNPROFILED * self.step_ms
+        later = self.later_than_others_ms
+        return later is None or later[len(later) // 2] >= LATE_UNPROFILED_SHARE * self.step_ms
 
     @property
     def slowest_rank(self) -> RankFigures | None:

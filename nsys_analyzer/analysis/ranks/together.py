@@ -26,7 +26,7 @@ _Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Replayable:
+class ReplayedCaptures:
     """The steps of a capture, or of all ranks of a run, with their numbers and what they are called."""
 
     title: str
@@ -36,7 +36,7 @@ class Replayable:
     labels: tuple[str, ...] = ()
 
 
-def replayable(captures: Sequence[CaptureSummary]) -> Iterator[Replayable]:
+def join_replays(captures: Sequence[CaptureSummary]) -> Iterator[ReplayedCaptures]:
     """Yields the ranks of each run together, where it is known who waits for whom, and any other capture by itself."""
     capture_of = {(member.capture, member.process): one for one in captures for member in one.members}
     alone = {id(capture): capture for capture in captures}
@@ -45,10 +45,10 @@ def replayable(captures: Sequence[CaptureSummary]) -> Iterator[Replayable]:
         ranks = tuple(capture_of[member.capture, member.process] for member in join.members)
         if study := _study_together(join, ranks):
             numbers, labels = zip(*((member.rank, member.label) for member in join.members), strict=True)
-            yield Replayable(run_name(join.members), ranks, study, numbers, labels)
+            yield ReplayedCaptures(run_name(join.members), ranks, study, numbers, labels)
             for capture in ranks:
                 alone.pop(id(capture), None)
-    yield from (Replayable(capture.title, (capture,), capture.study) for capture in alone.values())
+    yield from (ReplayedCaptures(capture.title, (capture,), capture.study) for capture in alone.values())
 
 
 def _study_together(join: Join, captures: Sequence[CaptureSummary]) -> Study | None:

@@ -71,7 +71,7 @@ def build_report(evidence: Evidence) -> Report:
         (capture,) = evidence.captures
         title, sections = capture.title, [*_of_one(capture, evidence)]
     else:
-        members = ranks.are_ranks(evidence.captures, evidence.runs)
+        members = ranks.find_rank_titles(evidence.captures, evidence.runs)
         of_one_run = len(evidence.runs) == 1 and len(members) == len(evidence.captures)
         title = evidence.runs[0].name if of_one_run else f"{len(evidence.captures)} captures"
         sections = [*_of_several(evidence, members)]
@@ -82,7 +82,7 @@ def build_report(evidence: Evidence) -> Report:
 def _of_one(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     """The sections of one capture, from the decision to the details."""
     yield decide(capture, evidence)
-    yield ranks.answer(evidence)
+    yield ranks.answer_ranks(evidence)
     yield findings_of_capture(capture)
     yield from _answers(capture, evidence)
 
@@ -90,7 +90,7 @@ def _of_one(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
 def _of_several(evidence: Evidence, members: frozenset[str]) -> Iterator[Section]:
     """The overview, the runs of several ranks, the findings that captures share, and each capture folded."""
     others = [one for one in evidence.captures if one.title not in members]
-    of_ranks = ranks.answer(evidence)
+    of_ranks = ranks.answer_ranks(evidence)
     if others:
         yield overview(evidence.captures, evidence.labels)
         yield of_ranks

@@ -68,7 +68,7 @@ _GLOSSARY: tuple[Words, ...] = (
 )  # fmt: skip
 
 
-def answer(found: Comparisons, limit: float, *, detailed: bool = True) -> Section:
+def answer_comparison(found: Comparisons, limit: float, *, detailed: bool = True) -> Section:
     """What changed in each pair; of several a table, and the figures of each folded, or left out.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.ranks.run import LATE
+from nsys_analyzer.analysis.ranks.run import LATE_SHARE
 from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
@@ -47,16 +47,16 @@ _NO_SIZES = phrase(
 )
 
 
-def answer(evidence: Evidence) -> Section:
+def answer_ranks(evidence: Evidence) -> Section:
     """Each run of several ranks: its steps, the rank that the others wait for, and what would make a step shorter."""
     blocks: list[Block] = []
     for run in evidence.runs:
         blocks += [Paragraph(strong(run.name))] if len(evidence.runs) > 1 else []
         blocks += _of_run(run)
-    return Section("ranks", "Ranks", (*of_one_side(evidence), *blocks))
+    return Section("ranks", "Ranks", (*note_unjoined_captures(evidence), *blocks))
 
 
-def of_one_side(evidence: Evidence) -> list[Paragraph]:
+def note_unjoined_captures(evidence: Evidence) -> list[Paragraph]:
     """What captures with collectives leave open that are joined with no other one, and the line that joins them."""
     # A process may be the only one of its run; of others each is one side.
     alone = [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]
@@ -84,7 +84,7 @@ def _of_run(run: ParallelRun) -> Iterator[Block]:
     yield Details(f"Rank by rank: {run.name}", tuple(tables), run.name)
 
 
-def are_ranks(captures: Iterable[CaptureSummary], runs: Iterable[ParallelRun]) -> frozenset[str]:
+def find_rank_titles(captures: Iterable[CaptureSummary], runs: Iterable[ParallelRun]) -> frozenset[str]:
     """Returns the titles of the captures that are ranks of a run of several."""
     ranks = {(rank.capture, rank.process) for run in runs if len(run.ranks) > 1 for rank in run.ranks}
     return frozenset(c.title for c in captures if any((rank.capture, rank.process) in ranks for rank in c.members))
@@ -98,18 +98,18 @@ def _sentence(run: ParallelRun) -> Words:
     profiled = about(max((rank.step_ms.median or 0.0) for rank in run.ranks))
     measurement = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
     first = f"{count} {noun}{shared}: {format_ms(run.step_ms)} a step {measurement}."
-    return joined(" ", (first, who_is_late(run)))
+    return joined(" ", (first, describe_late_rank(run)))
 
 
-def who_is_late(run: ParallelRun) -> Words:
+def describe_late_rank(run: ParallelRun) -> Words:
     """Returns the sentence on the rank that the others wait for, or that there is none."""
     slowest = run.slowest_rank
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
         return "Who waits for whom is not known."
     skew = format_ms(run.skew_ms)
-    if run.skew_ms < LATE * slowest.step_ms.median:
+    if run.skew_ms < LATE_SHARE * slowest.step_ms.median:
         return f"No rank is late: their own times differ by {skew}."
-    profiled = " under the profiler" if run.unprofiled_ms or run.later_ms else ""
+    profiled = " under the profiler" if run.unprofiled_ms or run.later_than_others_ms else ""
     if run.takes_turns:
         return f"No rank is late throughout: they take turns, and their own times differ by {skew}{profiled}."
     if not run.is_late_unprofiled:
@@ -121,8 +121,9 @@ def who_is_late(run: ParallelRun) -> Words:
     if run.is_pipeline:
         return f"The longest stage is {slowest.label}'s, by {skew} of own time{profiled}."
     most = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
-    if run.later_ms:
-        skew = f"{format_ms(run.later_ms[-1])} without the profiler, by a replay, and under it by {skew}"
+    if run.later_than_others_ms:
+        unprofiled = format_ms(run.later_than_others_ms[-1])
+        skew = f"{unprofiled} without the profiler, by a replay, and under it by {skew}"
     late: list[Words] = [
         f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps"
     ]
@@ -165,7 +166,7 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
     slowest = run.slowest_rank
     if slowest is None or run.fastest is None or run.skew_ms is None:
         return
-    if run.skew_ms < LATE * (slowest.step_ms.median or 0.0):
+    if run.skew_ms < LATE_SHARE * (slowest.step_ms.median or 0.0):
         return
     step = slowest.step_ms.median or 0.0
     shown = [row for row in run.lost if abs(row.ms) >= _MIN_ROW_SHARE * step][:_MOST_ROWS]
