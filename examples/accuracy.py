@@ -20,7 +20,7 @@ from what_ifs import QUESTIONS, Tried, asked_of, of_benches, of_ranks, tried_tab
 
 from nsys_analyzer import summarize
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.findings.what_if import WhatIf
+from nsys_analyzer.analysis.what_if import WhatIf
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.verify.ledger import read_ledger

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.findings.what_if import WhatIf, what_if
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.what_if import WhatIf, what_if
 from nsys_analyzer.inputs.captures import load_captures
 
 EXAMPLES = Path(__file__).parent

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.analysis.findings import diagnosis
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, saved_work
+from nsys_analyzer.analysis.findings.finding import Candidate, StepsToExplain, saved_work
 from nsys_analyzer.analysis.kernels import class_rules, classes
 from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.ranges import phases
@@ -60,20 +60,20 @@ def test_a_finding_is_a_function_and_an_entry(
 ) -> None:
     """Gradients that are accumulated over four steps leave a quarter of the optimizer's work, over ten a tenth."""
 
-    def find(case: Case) -> Iterator[Candidate]:
-        work = case.study.in_phase("optimizer")
+    def find(steps: StepsToExplain) -> Iterator[Candidate]:
+        work = steps.study.in_phase("optimizer")
         yield Candidate(
             "frequent_optimizer",
             "The optimizer runs in every step",
             (saved_work(work * (1 - 1 / 4)), saved_work(work * (1 - 1 / 10))),
-            (f"It takes {case.study.ms(work):.3g} ms.",),
+            (f"It takes {steps.study.ms(work):.3g} ms.",),
             "The step is replayed with a quarter and with a tenth of its work.",
             ("if step % 4 == 0: optimizer.step()",),
             "Call it in every tenth step: if the step is no shorter, the GPU had other work.",
         )
 
     monkeypatch.setattr(diagnosis, "RULES", (*diagnosis.RULES, find))
-    monkeypatch.setattr(diagnosis, "LEAST", 0.0)
+    monkeypatch.setattr(diagnosis, "SMALLEST_SAVING", 0.0)
     path = real_capture("train_small256")
     (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]
     (found,) = (one for one in capture["findings"] if one["id"] == "frequent_optimizer")

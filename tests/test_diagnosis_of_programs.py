@@ -45,7 +45,7 @@ def test_a_slow_first_step_is_no_overhead_of_the_profiler(tmp_path: Path) -> Non
         end = step(program, end, lead=0 if number else 2_000_000) + 20
     diagnosis = diagnosed(program, tmp_path)
     assert diagnosis.profiled_ms == pytest.approx(10.03)
-    assert diagnosis.error == pytest.approx(0, abs=0.01)
+    assert diagnosis.replay_error == pytest.approx(0, abs=0.01)
     assert "profiler_overhead" not in ids(diagnosis)
 
 
@@ -73,7 +73,7 @@ def test_a_thread_that_waits_beside_the_one_that_launches(tmp_path: Path) -> Non
             program.work((at + 100 + i * 980, at + 105 + i * 980), (at + 110 + i * 980, at + 810 + i * 980))
         program.step(at, at + 10_000)
     diagnosis = diagnosed(program, tmp_path)
-    assert diagnosis.error == pytest.approx(0, abs=0.02)
+    assert diagnosis.replay_error == pytest.approx(0, abs=0.02)
     assert "host_sync" not in ids(diagnosis)
 
 

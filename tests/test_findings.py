@@ -145,7 +145,7 @@ def test_findings_of_a_capture(name: str) -> None:
     assert {one.id for one in diagnosis.findings} <= IDS
     obeys_the_laws(diagnosis)
     # the replayed steps are the recorded ones
-    assert abs(diagnosis.error) < 0.05
+    assert abs(diagnosis.replay_error) < 0.05
 
 
 def obeys_the_laws(diagnosis: Diagnosis) -> None:
@@ -527,9 +527,9 @@ def calls() -> Steps:
 def test_a_step_without_the_profiler_is_estimated() -> None:
     """10 · 80 µs recorded. The profiler takes 40 % to all of 10 · 20; without one the CPU needs 0.84 of the rest."""
     diagnosis = found(calls(), low_share=0.4)
-    assert not diagnosis.timed
+    assert not diagnosis.is_timed
     assert (diagnosis.step_ms_low, diagnosis.step_ms_high) == pytest.approx((0.600 * 0.84, 0.720))
-    assert (diagnosis.profiled_ms, diagnosis.busy_ms, diagnosis.error) == pytest.approx((0.8, 0.050, 0))
+    assert (diagnosis.profiled_ms, diagnosis.busy_ms, diagnosis.replay_error) == pytest.approx((0.8, 0.050, 0))
 
 
 @pytest.mark.parametrize("unprofiled_us", [200, 600, 799])
@@ -539,7 +539,7 @@ def test_a_step_that_was_timed(unprofiled_us: float) -> None:
     20 % less may be saved, but no more: 50 µs are the GPU's work, which stays, and 700 the idle time for launches.
     """
     diagnosis = found(calls(), unprofiled_us=unprofiled_us, launch=0.7)
-    assert diagnosis.timed
+    assert diagnosis.is_timed
     assert diagnosis.step_ms_low == diagnosis.step_ms_high == unprofiled_us / US
     launches = of(diagnosis, "launch_bound")
     saved = (unprofiled_us - 50) / US
@@ -646,7 +646,7 @@ def test_a_copy_in_each_layer_is_no_batch(layers: int, titled: str) -> None:
 
 def test_words_about_one_pass_name_no_step() -> None:
     case = checkpoint("save").kernel(100).sync().case()
-    case = replace(case, step=replace(case.step, source="pass"))
+    case = replace(case, summary=replace(case.summary, source="pass"))
     titles = [candidate.title for rule in (find_device_to_host_copy, find_host_sync) for candidate in rule(case)]
     assert titles == ["Tensors are copied to the host", "The program waits for the GPU"]
 
@@ -683,17 +683,17 @@ def test_a_timed_step_that_no_profiler_explains(unprofiled_us: float) -> None:
 
 def test_the_profiler_slows_the_step_down() -> None:
     """800 µs under the profiler, 480 without: 40 % is the profiler's; of 800 and 561 it is less than 30 %."""
-    assert found(calls(), unprofiled_us=480).overhead_ms == pytest.approx((0.32, 0.32))
-    assert found(calls(), unprofiled_us=561).overhead_ms is None
+    assert found(calls(), unprofiled_us=480).profiler_overhead_ms == pytest.approx((0.32, 0.32))
+    assert found(calls(), unprofiled_us=561).profiler_overhead_ms is None
 
 
 def test_a_profiler_that_records_every_operator_hides_the_program(real_capture: Callable[[str], Path]) -> None:
     """A range for each operator: 151 ms a step, of which 52 to 94 are the program's."""
     diagnosis = next(iter(summarize(real_capture("mem_small256")))).diagnosis
     assert diagnosis is not None
-    assert diagnosis.overhead_ms is not None
-    assert diagnosis.overhead_ms[0] == pytest.approx(diagnosis.profiled_ms - diagnosis.step_ms_high)
-    assert diagnosis.overhead_ms[0] > 0.3 * diagnosis.profiled_ms
+    assert diagnosis.profiler_overhead_ms is not None
+    assert diagnosis.profiler_overhead_ms[0] == pytest.approx(diagnosis.profiled_ms - diagnosis.step_ms_high)
+    assert diagnosis.profiler_overhead_ms[0] > 0.3 * diagnosis.profiled_ms
 
 
 def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:

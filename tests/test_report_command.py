@@ -638,7 +638,7 @@ def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
     step = {"n": None, "mean": 10.0, "std": None, "min": None, "median": None, "max": None}
     assert capture["unprofiled"]["phases"] == {"step": step}
     assert (capture["step"]["unprofiled_ms"]["timed"], capture["step"]["unprofiled_ms"]["low"]) == (True, 10.0)
-    assert summarize(timed / "small_ctx256.sqlite", step_ms=10.0)[0].diagnosis.timed  # type: ignore[union-attr]
+    assert summarize(timed / "small_ctx256.sqlite", step_ms=10.0)[0].diagnosis.is_timed  # type: ignore[union-attr]
     text = report("small_ctx256.sqlite", "--step-ms", "10", "-o", "-")
     assert "**10 ms a step (measured; profiled 12)" in text.replace("\N{NO-BREAK SPACE}", " ")
     assert "Timed in a run of its own" not in text

@@ -12,8 +12,8 @@ import pytest
 
 from nsys_analyzer import render, summarize, what_if
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
-from nsys_analyzer.analysis.findings.what_if import LAUNCHING, WhatIf
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.what_if import LAUNCHING, WhatIf
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.sections.what_if import answer

@@ -169,9 +169,9 @@ class _Reader:
 
 def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) -> tuple[Callable[..., str], ...]:
     """Returns the tools; each calls a function of the package, and a new tool is a function here."""
+    from nsys_analyzer.analysis import what_if as changes
     from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
-    from nsys_analyzer.analysis.findings import what_if as changes
     from nsys_analyzer.cli.kernels import kernel_rows
     from nsys_analyzer.cli.modules import NO_MODULES
     from nsys_analyzer.experiments.gather import load_evidence, load_runs

@@ -96,7 +96,7 @@ def what_if(
     The recorded steps are replayed with all the changes that you give: the new step, what it saves, and what limits it
     then. The ranks of a run are replayed together, and any other capture by itself.
     """
-    from nsys_analyzer.analysis.findings import what_if as question
+    from nsys_analyzer.analysis import what_if as question
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
     from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written

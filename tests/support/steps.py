@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.finding import Case
+from nsys_analyzer.analysis.findings.finding import StepsToExplain
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.statistics import Stats
@@ -174,11 +174,11 @@ class Steps:
         before_copy = bool(following) and place + 1 in copies
         return one.after >= PAUSE and (is_loading(one.pause) if one.pause else before_copy)
 
-    def case(self, **idle_ms: float) -> Case:
+    def case(self, **idle_ms: float) -> StepsToExplain:
         """What a rule looks at, where no profiler cost anything; ``idle_ms`` is by cause."""
         study = self.study()
         step = replace(step_summary(study, idle_ms), kind=self.kind, batch=self.batch)
-        return Case(step, study, (study.replay,), 1.0, study.replay.step_ns / 1e6)
+        return StepsToExplain(step, study, (study.replay,), 1.0, study.replay.step_ns / 1e6)
 
     def capture(
         self, *, unprofiled_us: float | None = None, measured_us: float | None = None, low_share: float = 1.0,

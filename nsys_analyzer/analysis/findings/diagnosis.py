@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from nsys_analyzer.analysis.findings import kernels, serving, waits
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule, listed
+from nsys_analyzer.analysis.findings.finding import Candidate, Diagnosis, Finding, Place, Rule, StepsToExplain, listed
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.process import Cause
@@ -26,7 +26,7 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 #: What is looked for; of two findings that save as much, the one that is named first here comes first.
 RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES, *serving.RULES)
 #: What saves less than this share of a step is not listed.
-LEAST = 0.03
+SMALLEST_SAVING = 0.03
 #: CPU time without a profiler ÷ CPU time under it, at least, after the recording of events is taken off: a program runs
 #: faster when no profiler runs beside it.
 _CPU = 0.84
@@ -122,17 +122,19 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     why = happens_once or why
     findings: list[Finding] = []
     if not why:
-        case = Case(step, study, baselines, scale, (low + high) / 2, capture.is_torch, bool(unprofiled), high)
-        candidates = [candidate for rule in RULES for candidate in rule(case)]
+        steps = StepsToExplain(
+            step, study, baselines, scale, (low + high) / 2, capture.is_torch, bool(unprofiled), high
+        )
+        candidates = [candidate for rule in RULES for candidate in rule(steps)]
         for point, rule in plugins(FINDINGS):
             with left_out_if_it_fails(point):
-                of_plugin = [*rule(case)]
-                _ = [_saves(case, candidate, (), 0.0) for candidate in of_plugin]  # its changes fail here, if they do
+                of_plugin = [*rule(steps)]
+                _ = [_saves(steps, candidate, (), 0.0) for candidate in of_plugin]  # its changes fail here, if they do
                 candidates += of_plugin
         candidates = list(map(serving.of_serving, candidates)) if step.kind else candidates
-        if not case.is_torch:
+        if not steps.is_torch:
             candidates = [replace(candidate, remedy=()) for candidate in candidates]
-        findings = list(_ranked(case, candidates))
+        findings = list(_ranked(steps, candidates))
     explained = {"unrecorded", "profiler", *(finding.place.name for finding in findings if finding.place)}
     # The findings of the whole run say what the collectives of a process wait for.
     if any(len(member.collectives) and member.world_size != 1 for member in capture.members):
@@ -224,7 +226,7 @@ def _lasting(replay: Replay, step_ns: float) -> Replay:
     return replace(replay, **{name: getattr(replay, name) * pace for name in _TIMES})
 
 
-def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
+def _ranked(steps: StepsToExplain, candidates: Sequence[Candidate]) -> Iterator[Finding]:
     """Yields the findings worth a change, the largest saving first, each with what is left after all up to it.
 
     The saving of a candidate that others explain is what it saves after these, and no more than the idle time that
@@ -233,35 +235,37 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
     explaining = [candidate for candidate in candidates if candidate.explains]
     ranked, explained_ms = [], 0.0
     for candidate in sorted(candidates, key=lambda candidate: candidate.explained):
-        saves = _saves(case, candidate, *((explaining, explained_ms) if candidate.explained else ((), 0.0)))
-        if saves[1] >= LEAST * case.step_ms:
+        saves = _saves(steps, candidate, *((explaining, explained_ms) if candidate.explained else ((), 0.0)))
+        if saves[1] >= SMALLEST_SAVING * steps.step_ms:
             ranked.append((candidate, saves))
             explained_ms += saves[2] if candidate.explains else 0.0
     ranked.sort(key=lambda pair: -pair[1][1])
-    left = list(case.baselines)
+    left = list(steps.baselines)
     for candidate, (low, middle, high) in ranked:
         # The first change saves least; beside others a change may cost, and is not made then.
-        left = [min(candidate.changes[0](replay), replay, key=lambda steps: steps.step_ns) for replay in left]
-        left_ms = [replay.step_ns / NS_PER_MS * case.scale for replay in left]
-        words = case.step.in_words
+        left = [min(candidate.changes[0](replay), replay, key=lambda replay: replay.step_ns) for replay in left]
+        left_ms = [replay.step_ns / NS_PER_MS * steps.scale for replay in left]
+        words = steps.summary.in_words
         yield Finding(
             candidate.id,
             candidate.title,
             low,
             high,
-            case.step_ms,
+            steps.step_ms,
             (min(left_ms) + max(left_ms)) / 2,
             tuple(map(words, candidate.evidence)),
             words(candidate.derivation),
             candidate.remedy,
             words(candidate.disproof),
             candidate.place,
-            candidate.lines(case.study),
+            candidate.lines(steps.study),
             middle,
         )
 
 
-def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate], gone_ms: float) -> tuple[float, float, float]:
+def _saves(
+    steps: StepsToExplain, candidate: Candidate, before: Sequence[Candidate], gone_ms: float
+) -> tuple[float, float, float]:
     """Returns the least, the middle and the most that a candidate's changes save of a step on any baseline, ms.
 
     They save no more than the candidate's cause takes.
@@ -269,39 +273,39 @@ def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate], gone_m
     ``before``: the candidates whose most saving changes are made first, and ``gone_ms`` the most that these save.
     """
     saved_ms: list[float] = []
-    for baseline in case.baselines:
+    for baseline in steps.baselines:
         for explaining in before:
-            baseline = min(explaining.changes[-1](baseline), baseline, key=lambda steps: steps.step_ns)
+            baseline = min(explaining.changes[-1](baseline), baseline, key=lambda replay: replay.step_ns)
         ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
-        saved_ms += [max(saved_ns, 0.0) / NS_PER_MS * case.scale for saved_ns in ns]
-        if max(saved_ms) < _NEGLIGIBLE * case.step_ms:
+        saved_ms += [max(saved_ns, 0.0) / NS_PER_MS * steps.scale for saved_ns in ns]
+        if max(saved_ms) < _NEGLIGIBLE * steps.step_ms:
             return 0.0, 0.0, 0.0  # other baselines differ by less
-    low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=case.timed)
-    most = max(_most_saved_ms(case, candidate, gone_ms), 0.0)
+    low, high = interval_of(saved_ms, of_cpu=candidate.of_cpu, timed=steps.is_timed)
+    most = max(_most_saved_ms(steps, candidate, gone_ms), 0.0)
     # If the cause takes less than the replay saves at least, the interval keeps the ratio of its ends.
     return low if low <= most else most * low / high, min((low + high) / 2, most), min(high, most)
 
 
-def _most_saved_ms(case: Case, candidate: Candidate, gone_ms: float) -> float:
+def _most_saved_ms(steps: StepsToExplain, candidate: Candidate, gone_ms: float) -> float:
     """Returns what the cause of a candidate takes of a step, ms, but no more than the step less the work that stays.
 
     ``gone_ms``: what the changes before this one save of the step.
     """
-    study, step, replay = case.study, case.step, case.study.replay
+    study, step, replay = steps.study, steps.summary, steps.study.replay
     changed = candidate.changes[-1](replay)
     work_ms = study.ms(changed.work < replay.work if candidate.pieces is None else candidate.pieces)
     # Waits that end sooner save the program's own time. As a rule it waits for the work that the candidate is about.
-    waits_ms = case.paused_ms(case.waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
+    waits_ms = steps.paused_ms(steps.waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
     name = candidate.place.name if candidate.place and candidate.of_cpu else ""
     launches = candidate.pieces is not None and (changed.after < replay.after).any()
     causes = {"launch"} if launches else {name, *_CAUSES_BEHIND.get(name, ())}
     idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
     busy_ms = step.total_ms - step.idle_ms
-    stays_ms = min(busy_ms, case.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
+    stays_ms = min(busy_ms, steps.step_ms) * max(1 - work_ms / busy_ms, 0.0) if busy_ms else 0.0
     # A step that was timed without the profiler may be longer than the profiled one, and so may each of its parts.
-    pace = max(case.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
-    left_ms = max(case.longest_ms, case.step_ms) - stays_ms - gone_ms
-    return min((max(work_ms, waits_ms) + idle_ms) * pace, left_ms, case.step_ms)
+    pace = max(steps.step_ms / step.length_ms, 1.0) if step.length_ms else 1.0
+    left_ms = max(steps.longest_step_ms, steps.step_ms) - stays_ms - gone_ms
+    return min((max(work_ms, waits_ms) + idle_ms) * pace, left_ms, steps.step_ms)
 
 
 def interval_of(saved_ms: Sequence[float], *, of_cpu: bool, timed: bool) -> tuple[float, float]:

@@ -92,9 +92,10 @@ class Diagnosis:
         step_ms_low, step_ms_high: what a step takes without the profiler; equal where that was timed.
         profiled_ms: the length of a step under the profiler.
         busy_ms: the GPU's work in a step, which no change of the program's own time makes shorter.
-        error: the replayed steps ÷ the recorded ones − 1.
-        timed: whether the step was timed without the profiler.
-        overhead_ms: the least and the most that the profiler takes of a step, where that hides the program; else None.
+        replay_error: the length of the replayed steps ÷ that of the recorded ones − 1.
+        is_timed: whether the step was timed without the profiler.
+        profiler_overhead_ms: the least and the most that the profiler adds to a step, if it adds so much that it hides
+            what the program does; else None.
         doubt: why nothing is looked for, empty where findings can be trusted.
     """
 
@@ -102,9 +103,9 @@ class Diagnosis:
     step_ms_high: float
     profiled_ms: float
     busy_ms: float
-    error: float
-    timed: bool
-    overhead_ms: tuple[float, float] | None
+    replay_error: float
+    is_timed: bool
+    profiler_overhead_ms: tuple[float, float] | None
     findings: tuple[Finding, ...]
     doubt: str = ""
 
@@ -115,33 +116,35 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class Case:
-    """The steps of a capture.
+class StepsToExplain:
+    """The steps of a capture, in which each rule looks for its finding.
 
     Attributes:
-        baselines: the steps without the profiler, by the least and by the most that it may have cost.
+        summary: the figures of the steps under the profiler.
+        study: a few of them in full detail.
+        baselines: replays of these without the profiler, by the least and by the most that it may have cost.
         scale: the length of a step ÷ that of the replayed steps.
-        step_ms: what a step takes without the profiler, the middle of both.
-        is_torch: whether PyTorch runs, whose functions a remedy may name.
-        timed: whether the step was timed without the profiler.
-        longest_ms: the longest that a step may take without the profiler, if that is an estimate.
+        step_ms: the estimated length of a step without the profiler: the middle of its interval.
+        is_torch: whether the program uses PyTorch, whose functions a remedy may name.
+        is_timed: whether the step was timed without the profiler.
+        longest_step_ms: the upper end of the interval of ``step_ms``, if that is an estimate.
     """
 
-    step: StepSummary
+    summary: StepSummary
     study: Study
     baselines: tuple[Replay, ...]
     scale: float
     step_ms: float
     is_torch: bool = True
-    timed: bool = False
-    longest_ms: float = 0.0
+    is_timed: bool = False
+    longest_step_ms: float = 0.0
 
     @property
     def trains(self) -> bool:
         """Whether a backward pass or an optimizer is seen, by the phases or the names of kernels."""
         study = self.study
         seen = study.in_phase("backward", "optimizer") | study.of_class("optimizer") | study.named(_BACKWARD)
-        return bool(seen.any()) and not self.step.kind
+        return bool(seen.any()) and not self.summary.kind
 
     @cached_property
     def waited_ns(self) -> Floats:
@@ -153,7 +156,7 @@ class Case:
     @property
     def inside(self) -> str:
         """The words " inside the step", or none if the capture is one pass."""
-        return "" if self.step.is_pass else " inside the step"
+        return "" if self.summary.is_pass else " inside the step"
 
     def recurring(self, pieces: Bools) -> Bools:
         """Returns these pieces, or none if only the last of several steps has any: then they come after the loop."""
@@ -165,7 +168,7 @@ class Case:
         """Returns the sum of pauses in a profiled step, ms, scaled to the step's length."""
         total_ms = float(pause_ns.sum()) / self.study.steps / NS_PER_MS
         return (
-            total_ms * self.step.length_ms / (self.study.measured_ns / NS_PER_MS)
+            total_ms * self.summary.length_ms / (self.study.measured_ns / NS_PER_MS)
             if self.study.measured_ns
             else total_ms
         )
@@ -237,7 +240,7 @@ class Candidate:
         return self.of_cpu and not self.explained
 
 
-Rule = Callable[[Case], Iterator[Candidate]]
+Rule = Callable[[StepsToExplain], Iterator[Candidate]]
 
 
 def saved_work(share: Shares) -> Change:
@@ -246,16 +249,16 @@ def saved_work(share: Shares) -> Change:
     return lambda replay: replay.with_work(kept)
 
 
-def saved_launches(case: Case, share: Shares) -> Change:
+def saved_launches(steps: StepsToExplain, share: Shares) -> Change:
     """Returns a change that saves a share of the work of each piece, and as much of the call before it.
 
     A call that launches several, a CUDA graph, keeps its time. None saves more than what launching takes as a rule:
     what else the program does before the next call stays.
     """
-    replay = case.study.replay
-    many = np.bincount(replay.launch, minlength=len(case.study.call))
+    replay = steps.study.replay
+    many = np.bincount(replay.launch, minlength=len(steps.study.call))
     alone = many[replay.launch] == 1
-    after = np.ones(len(case.study.call))
+    after = np.ones(len(steps.study.call))
     after[replay.launch[alone]] = 1 - share[alone]
     work, most = (1 - share).astype(np.float64), replay.launching_ns
     return lambda replay: replay.with_launching(after, most).with_work(work)

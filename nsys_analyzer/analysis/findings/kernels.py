@@ -11,11 +11,11 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
-    Case,
     Change,
     Place,
     Rule,
     Shares,
+    StepsToExplain,
     percent_between,
     saved_launches,
     saved_work,
@@ -76,9 +76,9 @@ _COPIES = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
 _GATHERING = re.compile(r"(?i)cat_?array|index|gather|scatter")
 
 
-def find_fp32_matmul(case: Case) -> Iterator[Candidate]:
+def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds matmuls whose kernels multiply in fp32 on CUDA cores, on a GPU whose TF32 peak is known."""
-    study = case.study
+    study = steps.study
     peaks = find_peaks(study.gpu.name if study.gpu else None)
     if peaks is None or "tf32" not in peaks.flops_per_s:
         return
@@ -96,7 +96,7 @@ def find_fp32_matmul(case: Case) -> Iterator[Candidate]:
         (saved_work(slow_matmuls * (1 - 1 / slow)), saved_work(slow_matmuls * (1 - 1 / fast))),
         (
             f"{times(study.count(slow_matmuls), 'kernel')} of matmuls a step run in fp32 for {about(ms)} ms "
-            f"({about_percent(ms / case.step_ms)} of the step).",
+            f"({about_percent(ms / steps.step_ms)} of the step).",
             f"The {peaks.name} does {peaks.flops_per_s['fp32'] / 1e12:.3g} TFLOP/s in fp32, "
             f"{peaks.flops_per_s['tf32'] / 1e12:.3g} in TF32 and {peaks.flops_per_s['bf16'] / 1e12:.3g} in bf16.",
         ),
@@ -114,9 +114,9 @@ def find_fp32_matmul(case: Case) -> Iterator[Candidate]:
     )
 
 
-def find_small_grids(case: Case) -> Iterator[Candidate]:
+def find_small_grids(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds long kernels of fewer blocks than the GPU has multiprocessors, collectives left out."""
-    study = case.study
+    study = steps.study
     units = study.gpu.sm_count if study.gpu else 0
     small = (study.kind == KERNEL) & (study.size > 0) & (study.size < units) & (study.duration >= _LONG_KERNEL_NS)
     small &= ~study.of_class("communication")
@@ -145,10 +145,10 @@ def find_small_grids(case: Case) -> Iterator[Candidate]:
     )
 
 
-def find_unfused_attention(case: Case) -> Iterator[Candidate]:
+def find_unfused_attention(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds attention with kernels over the scores, by its ranges or by its softmax."""
-    study = case.study
-    matmuls, chain = _attention_work(case)
+    study = steps.study
+    matmuls, chain = _attention_work(steps)
     if not matmuls.any() or not chain.any() or study.of_class("fused attention").any():
         return
     fused_ms, chain_ms = study.ms(matmuls), study.ms(chain)
@@ -170,13 +170,13 @@ def find_unfused_attention(case: Case) -> Iterator[Candidate]:
     )
 
 
-def _attention_work(case: Case) -> tuple[Bools, Bools]:
+def _attention_work(steps: StepsToExplain) -> tuple[Bools, Bools]:
     """Marks the pieces that are attention's matmuls, and those that work on its scores, forward and backward.
 
     Softmax stands between them: in a forward pass behind one matmul and before another, in a backward pass behind two
     and before two. Where the program's ranges name the parts of attention, these say it of the forward pass.
     """
-    study = case.study
+    study = steps.study
     matmul, moving = study.of_class("matmul"), study.of_class(*_ON_SCORES)
     matmuls = study.in_part("scores", "values") & matmul
     part = study.in_part(*ATTENTION_PARTS)
@@ -210,19 +210,19 @@ def _attention_work(case: Case) -> tuple[Bools, Bools]:
                 matmuls[between] = True
                 chain[between[0] : between[-1]] |= moving[between[0] : between[-1]]
     if chain.any() and not backward.any():
-        more = _by_grids(case, part, chain)
+        more = _by_grids(steps, part, chain)
         return matmuls | more[0], chain | more[1]
     return matmuls, chain
 
 
-def _by_grids(case: Case, part: Bools, chain: Bools) -> tuple[Bools, Bools]:
+def _by_grids(steps: StepsToExplain, part: Bools, chain: Bools) -> tuple[Bools, Bools]:
     """Marks the same of a backward pass without a softmax by name.
 
     Kernels of as many thread blocks as those of the forward pass work on the same scores, and the matmuls beside them
     are attention's. Where the forward pass has kernels of as many blocks outside of attention, too, that says little of
     the backward pass, and nothing of its matmuls.
     """
-    study = case.study
+    study = steps.study
     moving, matmul = study.of_class(*_ON_SCORES), study.of_class("matmul")
     outside = study.in_phase("forward", "loss") & ~part & ~chain & moving
     backward = study.in_phase("backward") & ~part & moving
@@ -242,21 +242,21 @@ def _by_grids(case: Case, part: Bools, chain: Bools) -> tuple[Bools, Bools]:
     return beside, backward & np.isin(study.size, mostly)
 
 
-def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
+def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds elementwise kernels, casts and the like that no compiler made, outside the optimizer.
 
     A compiler makes one kernel of a chain of k that follow each other: between 1/k and 2/k of their time is left.
     Kernels that are one pass already (a norm, a softmax, a sum) are part of a chain, and keep their time.
     """
-    study = case.study
+    study = steps.study
     separate = study.of_class(*_ONE_PASS_CLASSES) & ~study.named(_COMPILED) & ~study.in_phase("optimizer")
     # Those have findings of their own.
-    separate &= ~_attention_work(case)[1] & ~_layout_chains(case)
+    separate &= ~_attention_work(steps)[1] & ~_layout_chains(steps)
     if study.count(separate) < 2:
         return
     # Each compiled region costs the CPU time of its own. Where launching is the limit, that may take all that fewer
     # launches save: of two models so bound, compiling made one 43 % faster, the other 2 %.
-    saved = saved_work if case.idle_share >= IDLE else partial(saved_launches, case)
+    saved = saved_work if steps.idle_share >= IDLE else partial(saved_launches, steps)
     # Of each kernel, how many stand in a row around it.
     index, length = np.flatnonzero(separate), np.ones(len(separate))
     length[index] = _row_lengths(np.append(True, np.diff(index) > 1))
@@ -269,7 +269,7 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
         tuple(saved(share * separate) for share in (least, most)),
         (
             f"{times(study.count(separate), 'kernel')} a step, elementwise, reductions, norms and casts, take {ms:.3g} "
-            f"ms ({about_percent(ms / case.step_ms)} of the step), "
+            f"ms ({about_percent(ms / steps.step_ms)} of the step), "
             f"{ms / study.count(separate) * US_PER_MS:.3g} µs each.",
             f"They stand in chains of {typical:.2g} kernels on average, one directly behind the other.",
         ),
@@ -282,20 +282,20 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
     )
 
 
-def find_layout_copies(case: Case) -> Iterator[Candidate]:
+def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds runs of copies on the device, one directly behind the other: casts and layouts that go forth and back."""
-    study = case.study
-    chained = _layout_chains(case)
+    study = steps.study
+    chained = _layout_chains(steps)
     if not chained.any():
         return
     ms = study.ms(chained)
     yield Candidate(
         "layout_copies",
         "Chains of redundant copies",
-        tuple(saved_launches(case, chained * share) for share in _SAVED_OF_CHAIN),
+        tuple(saved_launches(steps, chained * share) for share in _SAVED_OF_CHAIN),
         (
             f"{times(study.count(chained), 'copy')} a step stand in chains of {_CHAIN} or more, one directly "
-            f"behind the other, and take {about(ms)} ms ({about_percent(ms / case.step_ms)} of the step).",
+            f"behind the other, and take {about(ms)} ms ({about_percent(ms / steps.step_ms)} of the step).",
         ),
         f"The step is replayed without {percent_between(_SAVED_OF_CHAIN)} of them: a chain ends in one copy or none.",
         (
@@ -308,13 +308,13 @@ def find_layout_copies(case: Case) -> Iterator[Candidate]:
     )
 
 
-def _layout_chains(case: Case) -> Bools:
+def _layout_chains(steps: StepsToExplain) -> Bools:
     """Marks the copies on the device that stand in a chain, outside the optimizer.
 
     A chain copies one tensor: of neighbours neither has many times the other's thread blocks. (Under autocast the
     casts of a weight, its bias and an input stand side by side, and are no chain.)
     """
-    study = case.study
+    study = steps.study
     of_one = study.named(_COPIES) & ~study.named(_GATHERING)
     copies = (study.of_class("copy/layout") & of_one) | (study.copy == ON_DEVICE)
     copies &= ~study.in_phase("optimizer")
@@ -336,9 +336,9 @@ def _row_lengths(starts: Bools) -> Ints:
     return np.repeat(lengths, lengths)
 
 
-def find_unfused_optimizer(case: Case) -> Iterator[Candidate]:
+def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds an optimizer of many kernels, none of them fused: a fused one reads and writes each parameter once."""
-    study = case.study
+    study = steps.study
     updates = study.in_phase("optimizer") & study.of_class("optimizer", "elementwise", "reduction", "copy/layout")
     if study.count(updates) < _FUSED_KERNELS or (study.named(_FUSED_OPTIMIZER) & updates).any():
         return

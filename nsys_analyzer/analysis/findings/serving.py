@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Place, Rule, percent_between, saved_launches, times
+from nsys_analyzer.analysis.findings.finding import (
+    Candidate,
+    Place,
+    Rule,
+    StepsToExplain,
+    percent_between,
+    saved_launches,
+    times,
+)
 from nsys_analyzer.text import about, about_percent
 from nsys_analyzer.trace.columns import ON_DEVICE
 
@@ -46,15 +54,15 @@ def of_serving(candidate: Candidate) -> Candidate:
     return replace(candidate, remedy=REMEDIES.get(candidate.id, candidate.remedy), disproof=disproof)
 
 
-def find_between_steps(case: Case) -> Iterator[Candidate]:
+def find_between_steps(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds time between steps in which the program calls nothing of CUDA's: scheduling, sampling, detokenization."""
-    study = case.study
+    study = steps.study
     between = np.zeros(len(study.call), np.bool_)
     between[study.replay.first_call[1:] - 1] = True
     between &= study.replay.pause > 0
-    if not case.step.kind or not between.any():
+    if not steps.summary.kind or not between.any():
         return
-    ms = case.paused_ms(case.study.replay.pause[between])
+    ms = steps.paused_ms(steps.study.replay.pause[between])
     yield Candidate(
         "between_steps",
         "The GPU waits between the steps",
@@ -70,20 +78,20 @@ def find_between_steps(case: Case) -> Iterator[Candidate]:
     )
 
 
-def find_cache_copies(case: Case) -> Iterator[Candidate]:
+def find_cache_copies(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds tensors that each decode step concatenates or copies on the device, as a cache that grows does."""
-    study = case.study
+    study = steps.study
     copies = study.named(_CONCATENATING) | (study.copy == ON_DEVICE)
-    if case.step.kind != "decode" or not copies.any():
+    if steps.summary.kind != "decode" or not copies.any():
         return
     ms = study.ms(copies)
     yield Candidate(
         "cache_copies",
         "Decode copies tensors as large as the cache",
-        tuple(saved_launches(case, copies * share) for share in _SAVED_OF_COPIES),
+        tuple(saved_launches(steps, copies * share) for share in _SAVED_OF_COPIES),
         (
             f"{times(study.count(copies), 'copy')} a step concatenate tensors or copy them on the device, for "
-            f"{about(ms)} ms ({about_percent(ms / case.step_ms)} of the step).",
+            f"{about(ms)} ms ({about_percent(ms / steps.step_ms)} of the step).",
         ),
         f"The step is replayed without {percent_between(_SAVED_OF_COPIES)} of them, as where new "
         "keys and values are written into their place.",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.finding import Candidate, Case, Change, Place, Rule, listed, times
+from nsys_analyzer.analysis.findings.finding import Candidate, Change, Place, Rule, StepsToExplain, listed, times
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
@@ -65,16 +65,16 @@ IDLE = 0.3
 _CLOSE_CALLS = 20
 
 
-def find_data_loading(case: Case) -> Iterator[Candidate]:
+def find_data_loading(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds pauses of the program in the input pipeline: a batch is loaded in the loop, on the thread that launches."""
-    study = case.study
+    study = steps.study
     loading = study.loading
     if not loading.any():
         return
     not_loading_ns = study.replay.pause - study.loading_ns
-    ms = case.paused_ms(study.loading_ns)
+    ms = steps.paused_ms(study.loading_ns)
     names = listed(study.names(study.pause_range[loading]))
-    before = "before a batch is copied" if case.step.is_pass else "between two steps, before the batch is copied"
+    before = "before a batch is copied" if steps.summary.is_pass else "between two steps, before the batch is copied"
     where = f"in the range {names}" if names else before
     has_workers = "MultiProcessingDataLoader" in names
     yield Candidate(
@@ -84,7 +84,7 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
         (
             f"For {about(ms)} ms of each step the program calls nothing of CUDA's {where}: "
             f"{times(study.calls(loading), 'stretch')}.",
-            *case.off_cpu(loading),
+            *steps.off_cpu(loading),
         ),
         "The step is replayed with batches that are ready when they are asked for: 0.05 to 0.5 ms each.",
         (
@@ -100,15 +100,15 @@ def find_data_loading(case: Case) -> Iterator[Candidate]:
     )
 
 
-def find_pageable_copy(case: Case) -> Iterator[Candidate]:
+def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds large copies from memory that is not pinned: they are slow, and the program waits for them."""
-    study = case.study
-    copies = case.recurring(pageable_copies(study))
+    study = steps.study
+    copies = steps.recurring(pageable_copies(study))
     if not copies.any():
         return
     calls, pinned = study.copying(copies), pinned_copies(study)
     # The tensors of a batch are copied one directly behind the other, ahead of the work on them.
-    is_batch = case.is_torch and study.count(copies & ~np.append(False, copies[:-1])) <= _TENSORS_OF_BATCH
+    is_batch = steps.is_torch and study.count(copies & ~np.append(False, copies[:-1])) <= _TENSORS_OF_BATCH
     name = "batch" if is_batch else "data"
     # A batch that is in pinned memory ahead of its use saves the time of fetching it, not that of making it.
     loading = study.loading & (study.replay.pause <= study.duration[copies].max())
@@ -126,7 +126,7 @@ def find_pageable_copy(case: Case) -> Iterator[Candidate]:
             f"{times(study.count(copies), 'copy')} a step from pageable memory: {size / 2**20:,.1f} MiB in "
             f"{ms:.3g} ms, {size / max(ms, 1e-9) / 1e6:.3g} GB/s.",
             "The program waits for each: such a copy goes through a buffer of the driver's.",
-            *case.called_by(calls),
+            *steps.called_by(calls),
         ),
         f"The step is replayed with copies that do not block, at {_PINNED_BYTES_PER_S / 1e9:.0f} GB/s on the same "
         "stream, and hidden altogether.",
@@ -153,17 +153,17 @@ def pinned_copies(study: Study) -> Change:
     return lambda replay: replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
 
 
-def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
+def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds copies to the host that are more than values: a checkpoint, or outputs that are logged."""
-    study = case.study
-    copies = case.recurring(np.isin(study.copy, INTO_HOST) & ~_small_copies(case))
+    study = steps.study
+    copies = steps.recurring(np.isin(study.copy, INTO_HOST) & ~_small_copies(steps))
     if not copies.any():
         return
     calls = study.copying(copies)
     names = listed(study.names(study.range[calls]))
-    around = calls | _in_ranges(case, calls, study.range)
+    around = calls | _in_ranges(steps, calls, study.range)
     # Between two of these copies the program makes room for the next one.
-    pausing = _in_ranges(case, calls, study.pause_range) | (calls & np.append(calls[1:], False))
+    pausing = _in_ranges(steps, calls, study.pause_range) | (calls & np.append(calls[1:], False))
     if (around & study.calls_of(study.kind == KERNEL)).any():  # the ranges hold more than copies
         around = calls
 
@@ -177,7 +177,7 @@ def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
     pageable = study.size[copies & (study.copy == DEVICE_TO_PAGEABLE)].sum() / max(study.size[copies].sum(), 1)
     yield Candidate(
         "device_to_host_copy",
-        f"{'Tensors are' if case.is_torch else 'Data is'} copied to the host{case.inside}",
+        f"{'Tensors are' if steps.is_torch else 'Data is'} copied to the host{steps.inside}",
         (asynchronous, gone),
         (
             f"{times(study.count(copies), 'copy')} a step from the GPU: {size / 2**20:,.1f} MiB in {about(ms)} ms, "
@@ -199,24 +199,24 @@ def find_device_to_host_copy(case: Case) -> Iterator[Candidate]:
     )
 
 
-def _small_copies(case: Case) -> Bools:
+def _small_copies(steps: StepsToExplain) -> Bools:
     """Marks the copies of values to the host."""
-    values: Bools = np.isin(case.study.copy, INTO_HOST) & (case.study.size <= _VALUE_BYTES)
+    values: Bools = np.isin(steps.study.copy, INTO_HOST) & (steps.study.size <= _VALUE_BYTES)
     return values
 
 
-def _in_ranges(case: Case, calls: Bools, around: Ints) -> Bools:
+def _in_ranges(steps: StepsToExplain, calls: Bools, around: Ints) -> Bools:
     """Marks the calls around which is a range that holds the copies, and no phase of the step."""
-    study = case.study
+    study = steps.study
     codes = [code for code in np.unique(study.range[calls]).tolist() if code >= 0]
     inside: Bools = np.isin(around, [code for code in codes if study.ranges[code] not in study.phase_ranges])
     return inside
 
 
-def find_host_sync(case: Case) -> Iterator[Candidate]:
+def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds synchronizations, and small copies to the host, which wait: launches then come from an empty queue."""
-    study = case.study
-    values = _small_copies(case)
+    study = steps.study
+    values = _small_copies(steps)
     reading = study.calls_of(values)
     syncs = study.call == SYNCHRONIZE
     # A call directly behind one that copies more than a value waits for that copy.
@@ -238,21 +238,21 @@ def find_host_sync(case: Case) -> Iterator[Candidate]:
     def without(replay: Replay) -> Replay:
         return replay.without_calls(waiting).with_work(gone)
 
-    reading_remedy = _READING_IN_TRAINING if case.trains else _READING
+    reading_remedy = _READING_IN_TRAINING if steps.trains else _READING
     remedy = reading_remedy if reads >= 1 else _SYNCHRONIZING
     yield Candidate(
         "host_sync",
-        f"The program waits for the GPU{case.inside}",
+        f"The program waits for the GPU{steps.inside}",
         (without_waiting, without),
         (
             f"Each step waits in {times(study.calls(waits), 'call')}: {apis}"
             f"{f', in ranges such as {names}' if ', ' in names else f', in the range {names}' if names else ''}.",
             *(
-                [f"{times(reads, 'value')} a step are copied to the host{_AS_TORCH if case.is_torch else ''}."]
+                [f"{times(reads, 'value')} a step are copied to the host{_AS_TORCH if steps.is_torch else ''}."]
                 if reads >= 1
                 else []
             ),
-            *case.called_by(waiting),
+            *steps.called_by(waiting),
         ),
         "The step is replayed without the waits and half of what the program does for them, and without the calls and "
         "their copies altogether.",
@@ -262,13 +262,13 @@ def find_host_sync(case: Case) -> Iterator[Candidate]:
     )
 
 
-def find_host_stall(case: Case) -> Iterator[Candidate]:
+def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds pauses outside the input pipeline: the program calls nothing of CUDA's, and the GPU runs out of work."""
-    study = case.study
+    study = steps.study
     pause = study.replay.pause - study.loading_ns - study.unrecorded_ns
     stalls = pause >= _LONG_PAUSE_NS
-    stalls[:1] &= not case.step.is_pass  # the program starts up before its first call
-    if case.step.kind:  # what lies between the steps of an engine is a finding of its own
+    stalls[:1] &= not steps.summary.is_pass  # the program starts up before its first call
+    if steps.summary.kind:  # what lies between the steps of an engine is a finding of its own
         stalls[study.replay.first_call[1:] - 1] = False
     if not stalls.any():
         return
@@ -284,7 +284,7 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
             f"{'' if count == round(count) else ' on average'}, {about(ms)} ms together, "
             f"in which the program makes no CUDA call{where}.",
             f"The longest takes {about(pause[stalls].max() / NS_PER_MS)} ms.",
-            *case.off_cpu(stalls),
+            *steps.off_cpu(stalls),
         ),
         "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",
         (
@@ -296,16 +296,16 @@ def find_host_stall(case: Case) -> Iterator[Candidate]:
     )
 
 
-def find_allocator(case: Case) -> Iterator[Candidate]:
+def find_allocator(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds calls of cudaMalloc, cudaFree and the like, and the synchronizations before they free.
 
     PyTorch's cache should serve memory inside the step.
     """
-    study = case.study
+    study = steps.study
     # Those of the host's memory, and those in the order of a stream, are another matter.
     others = np.array([bool(re.search("Async|Host", api)) for api in study.apis] or [False])
     allocating = np.isin(study.call, (ALLOCATE, FREE)) & ~others[study.api]
-    if study.calls(allocating) < 1 or case.step.is_pass:  # of a pass, the first allocations of all
+    if study.calls(allocating) < 1 or steps.summary.is_pass:  # of a pass, the first allocations of all
         return
     # PyTorch waits for the device before it frees.
     waits = (study.call == SYNCHRONIZE) & np.append(allocating[1:], False) & (np.append(study.call[1:], 0) == FREE)
@@ -322,7 +322,7 @@ def find_allocator(case: Case) -> Iterator[Candidate]:
                 if (allocating & (study.call == FREE)).any()
                 else []
             ),
-            *case.called_by(allocating),
+            *steps.called_by(allocating),
         ),
         "The step is replayed without these calls.",
         (
@@ -335,14 +335,14 @@ def find_allocator(case: Case) -> Iterator[Candidate]:
     )
 
 
-def find_launch_bound(case: Case) -> Iterator[Candidate]:
+def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds a GPU that idles between launches for 30 % of a step or more, and more than for any other cause.
 
     Its kernels are shorter than what the CPU needs to launch the next one.
     """
-    study = case.study
-    idle = {cause: case.step.idle_of(cause) for cause in CAUSES}
-    if max(idle, key=lambda cause: idle[cause]) != "launch" or case.idle_share < IDLE:
+    study = steps.study
+    idle = {cause: steps.summary.idle_of(cause) for cause in CAUSES}
+    if max(idle, key=lambda cause: idle[cause]) != "launch" or steps.idle_share < IDLE:
         return
     launching = launching_calls(study)
     pausing, in_graph = launching & (study.replay.pause < _LONG_PAUSE_NS), cheaper_launches(study, 0.0)
@@ -352,7 +352,7 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
 
     work = study.busy_ms
     launches = float(study.on_device.sum()) / study.steps
-    on_gpu, by_program = (about(ms / max(launches, 1) * US_PER_MS) for ms in (work, case.step_ms))
+    on_gpu, by_program = (about(ms / max(launches, 1) * US_PER_MS) for ms in (work, steps.step_ms))
     yield Candidate(
         "launch_bound",
         "The GPU waits for launches",
@@ -360,8 +360,8 @@ def find_launch_bound(case: Case) -> Iterator[Candidate]:
         (
             f"{times(launches, 'operation')} a step take {on_gpu} µs on the GPU each, on average; without the profiler "
             f"the program needs {by_program} µs for one.",
-            f"The GPU idles for {about(case.step.idle_of('launch'))} ms of a profiled step because the next launch has "
-            "not come.",
+            f"The GPU idles for {about(steps.summary.idle_of('launch'))} ms of a profiled step because the next launch "
+            "has not come.",
         ),
         "The step is replayed with launches that cost nothing, as in a CUDA graph, and without the program's own "
         "pauses between them, too.",

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from nsys_analyzer.analysis.findings.diagnosis import LEAST
+from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING
 from nsys_analyzer.analysis.findings.finding import Finding, Place, times
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
@@ -143,7 +143,7 @@ def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
     left = step_ms
     for finding in sorted((*_late_rank(*case), *unhidden), key=lambda finding: -finding.saves_ms):
         low, high = (min(ms, most_ms) for ms in (finding.saves_ms_low, finding.saves_ms_high))
-        if (low + high) / 2 >= LEAST * step_ms:
+        if (low + high) / 2 >= SMALLEST_SAVING * step_ms:
             # They are of different time, so each leaves what those before it left, less its own saving.
             left = max(left - (low + high) / 2, 0.0)
             findings.append(replace(finding, saves_ms_low=low, saves_ms_high=high, left_after_all_ms=left, place=_SEEN))

@@ -94,10 +94,12 @@ def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
     if diagnosis is None:
         step = replace(step, unprofiled_ms=UnprofiledStep(timed_ms, timed_ms, True) if timed_ms else None)
     else:
-        is_known = diagnosis.timed or not diagnosis.doubt
-        times = UnprofiledStep(diagnosis.step_ms_low, diagnosis.step_ms_high, diagnosis.timed) if is_known else None
+        is_known = diagnosis.is_timed or not diagnosis.doubt
+        times = UnprofiledStep(diagnosis.step_ms_low, diagnosis.step_ms_high, diagnosis.is_timed) if is_known else None
         path = () if diagnosis.doubt else step.critical_path
-        step = replace(step, unprofiled_ms=times, profiler_overhead_ms=diagnosis.overhead_ms, critical_path=path)
+        step = replace(
+            step, unprofiled_ms=times, profiler_overhead_ms=diagnosis.profiler_overhead_ms, critical_path=path
+        )
     return replace(step, busy_share=working_share(replace(capture, step=step)))
 
 

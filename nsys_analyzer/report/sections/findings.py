@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsys_analyzer.analysis.findings.diagnosis import LEAST
+from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -59,7 +59,9 @@ def nothing_found(capture: CaptureSummary) -> str:
             f"For {part} of the step the GPU only communicates. "
             "Whether it transfers or waits for a late rank is known only beside the captures of the other ranks."
         )
-    return f"Nothing stands out: no change that is looked for saves {about_percent(LEAST)} of the step or more."
+    return (
+        f"Nothing stands out: no change that is looked for saves {about_percent(SMALLEST_SAVING)} of the step or more."
+    )
 
 
 def findings_of_capture(capture: CaptureSummary) -> Section:
@@ -103,7 +105,7 @@ def _reasons(finding: Finding) -> tuple[Words, ...]:
 
 def _replayed(capture: CaptureSummary) -> Iterator[Paragraph]:
     """How far the replay misses the recorded steps, where that is much."""
-    error = capture.diagnosis.error if capture.diagnosis else 0.0
+    error = capture.diagnosis.replay_error if capture.diagnosis else 0.0
     if to_fix(capture) and abs(error) > _REPLAYED and not capture.findings_missing:
         off = f"{about_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
         yield Paragraph(

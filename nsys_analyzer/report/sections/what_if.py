@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsys_analyzer.analysis.findings.what_if import PathPart, Saving, WhatIf, Where
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
+from nsys_analyzer.analysis.what_if import PathPart, Saving, WhatIf, Where
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, SignedChange, make_table
 from nsys_analyzer.report.units import about_percent, format_ms, format_ms_range
 

@@ -172,7 +172,7 @@ def _answer(subject: ReplayedCaptures, study: Study, asked: Question) -> WhatIf:
     _check(subject, (study, *(other.study for other in study.others)), asked)
     diagnoses = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
     steps = [capture.step for capture in subject.captures if capture.step]
-    timed = max(row.step_ms for row in diagnoses) if all(row.timed for row in diagnoses) else None
+    timed = max(row.step_ms for row in diagnoses) if all(row.is_timed for row in diagnoses) else None
     # In a run a collective waits for other ranks, and no GPU has to.
     alone = len(steps) == 1
     busy = max(step.total_ms - step.idle_ms if alone else step.compute_ms + step.exposed_copy_ms for step in steps)
