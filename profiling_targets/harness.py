@@ -30,7 +30,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 
-from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, model_names
+from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, list_model_names
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, as_json
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.rows import CaseTarget, written
@@ -332,7 +332,7 @@ def config_of(case: Any, **more: Any) -> Config:
 def command_line(target: str, description: str, options: Iterable[str] = OPTIONS) -> argparse.ArgumentParser:
     """Returns the command line of a target that trains the transformer: model, these options, and where results go."""
     parser = argparse.ArgumentParser(f"python -m profiling_targets.{target}", description=description)
-    parser.add_argument("--model", default="small", help=model_names())
+    parser.add_argument("--model", default="small", help=list_model_names())
     for dimension in DIMENSIONS:
         parser.add_argument(f"--{dimension.replace('_', '-')}", type=int, help="in place of the model's")
     for name in options:

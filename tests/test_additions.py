@@ -85,14 +85,14 @@ def test_a_finding_is_a_function_and_an_entry(
 
 def test_a_kernel_class_is_an_entry_and_a_rule(tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     row = Rule("Fourier transform", r"^butterfly_", "butterfly_512")
-    assert classes.first_rule(row.example) is None
+    assert classes.find_rule(row.example) is None
     monkeypatch.setitem(class_rules.CLASSES, row.kernel_class, "Sums of sines and cosines.")
     monkeypatch.setattr(classes, "RULES", (row, *classes.RULES))
-    classes.first_rule.cache_clear()
+    classes.find_rule.cache_clear()
     classes.classify.cache_clear()
     trace = Export().gpu().range("forward", 0, 100).kernel(row.example, 10, 20, 60).write(tmp_path / "t.sqlite")
     ended = run_main("report", trace, "--no-figures", "-o", tmp_path / "t.md")
-    classes.first_rule.cache_clear()
+    classes.find_rule.cache_clear()
     classes.classify.cache_clear()
     assert ended.code == 0, ended.err
     assert "Sums of sines and cosines." in (tmp_path / "t.md").read_text()
@@ -109,7 +109,7 @@ def test_the_peaks_of_a_gpu_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_spelling_of_a_phase_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert phases.PhaseNames().key_of("Vorwaerts") is None
+    assert phases.PhaseNames().find_role("Vorwaerts") is None
     words = {**phases.DEFAULT_NAMES, "forward": (*phases.DEFAULT_NAMES["forward"], "vorwaerts")}
     monkeypatch.setattr(phases, "DEFAULT_NAMES", words)
-    assert phases.PhaseNames().key_of("Vorwaerts") == "forward"
+    assert phases.PhaseNames().find_role("Vorwaerts") == "forward"

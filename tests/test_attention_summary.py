@@ -13,11 +13,11 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import (
     AttentionSummary,
-    pass_of,
+    count_moved_bytes,
     softmax_traffic,
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
-from nsys_analyzer.analysis.transformer.peaks import find_peaks, l2_bytes, memory_bytes_per_s
+from nsys_analyzer.analysis.transformer.peaks import find_l2_bytes, find_memory_bandwidth, find_peaks
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.json_report import report_data
@@ -219,7 +219,7 @@ def test_flops_outside_a_forward_are_those_of_as_many_forwards_as_ran(tmp_path: 
     ],
 )  # fmt: skip
 def test_what_a_kernel_of_softmax_moves(name: str, expected: tuple[int, int, int] | None) -> None:
-    assert pass_of(name) == expected
+    assert count_moved_bytes(name) == expected
 
 
 def by_hand(ns: int) -> list[tuple[str, int, int]]:
@@ -265,10 +265,10 @@ def test_bytes_that_cannot_be_are_no_figure() -> None:
 
 def test_a_gpu_without_a_datasheet_has_the_peaks_that_its_export_says() -> None:
     other = Gpu(0, "NVIDIA B300", 1 << 38, 148, 8_000_000_000_000, 126 << 20)
-    assert (memory_bytes_per_s(other), l2_bytes(other)) == (8e12, 126 << 20)
-    assert (memory_bytes_per_s(H200), l2_bytes(H200)) == (4.8e12, 60 << 20)
+    assert (find_memory_bandwidth(other), find_l2_bytes(other)) == (8e12, 126 << 20)
+    assert (find_memory_bandwidth(H200), find_l2_bytes(H200)) == (4.8e12, 60 << 20)
     unknown = Gpu(0, "NVIDIA B300", 1 << 38, 148)
-    assert (memory_bytes_per_s(unknown), l2_bytes(unknown), memory_bytes_per_s(None)) == (None, None, None)
+    assert (find_memory_bandwidth(unknown), find_l2_bytes(unknown), find_memory_bandwidth(None)) == (None, None, None)
     assert find_peaks("NVIDIA H200") is not None
     found = softmax_traffic(by_hand(70_000), (1, 2, 4096), 1, unknown)
     assert found is not None

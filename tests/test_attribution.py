@@ -68,7 +68,9 @@ def test_a_forward_inside_anothers_backward_is_recomputed_whatever_the_thread_is
     attributed = AttributedTrace(Trace.load(tmp_path / "t.sqlite"))
     instances = attributed.instances
     assert sorted(instances.phases[code] for code in instances.phase) == ["backward", "forward", "step"]
-    assert (attributed.instance_pair[1] == instances.phase.tolist().index(instances.phases.index("step"))).all()
+    assert (
+        attributed.instances_of_operations[1] == instances.phase.tolist().index(instances.phases.index("step"))
+    ).all()
 
 
 def test_a_phase_of_a_thread_without_steps_stays_and_is_part_of_the_step(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_a_phase_of_a_thread_without_steps_stays_and_is_part_of_the_step(tmp_pat
     export.range("forward", 120, 150, tid=AUTOGRAD).kernel(GEMM, 130, 131, 132, tid=AUTOGRAD)
     assert column(kernels(export, tmp_path), "phase") == ["loss", "forward", "forward"]
     attributed = AttributedTrace(Trace.load(tmp_path / "t.sqlite"))
-    assert (attributed.instance_pair[1] >= 0).tolist() == [True, True, False]  # no step is open at 130
+    assert (attributed.instances_of_operations[1] >= 0).tolist() == [True, True, False]  # no step is open at 130
 
 
 def test_a_thread_without_a_name_inherits_too(tmp_path: Path) -> None:

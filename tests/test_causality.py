@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.launches import consistent
+from nsys_analyzer.analysis.attribution.launches import leave_out_contradictions
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import plain
@@ -197,7 +197,7 @@ def test_an_end_behind_the_next_start_of_its_stream(
     export = Export().gpu().kernel(GEMM, 100_000, 200_000, 5_000_000)
     for number, options in enumerate(following, 3):
         export.kernel(ADD, 100_000 + number, number * 100_000, number * 100_000 + 50_000, **options)
-    sound, *_ = consistent(Trace.load(export.write(tmp_path / "t.sqlite")))
+    sound, *_ = leave_out_contradictions(Trace.load(export.write(tmp_path / "t.sqlite")))
     assert sound.operations.end[0] == end_us * 1_000
     assert [row.cut for row in sound.left_out] == [True] * (end_us < 5_000)
 
@@ -206,7 +206,9 @@ def test_an_end_behind_the_next_start_of_its_stream(
 def test_an_end_in_a_trace_of_pytorch(tmp_path: Path, late_us: int, end_us: int) -> None:
     """PyTorch rounded starts and durations to 1 µs each: 2 µs behind the next start, at 300, may be due to that."""
     trace = Kineto().gpu().launch(1, 100).kernel(GEMM, 1, 200, 100 + late_us)
-    sound, *_ = consistent(Trace.load(trace.launch(2, 110).kernel(GEMM, 2, 300, 50).write(tmp_path / "t.json")))
+    sound, *_ = leave_out_contradictions(
+        Trace.load(trace.launch(2, 110).kernel(GEMM, 2, 300, 50).write(tmp_path / "t.json"))
+    )
     assert (sound.operations.end[0] + 100_000).tolist() == end_us * 1_000  # times count from the first event, at 100
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER, RULES, UNKNOWN, Rule
-from nsys_analyzer.analysis.kernels.classes import classify, first_rule, readable
+from nsys_analyzer.analysis.kernels.classes import classify, demangle, find_rule
 
 #: Names as profilers stored them, of captures of a transformer in fp32 and bf16, eager and compiled, and of public
 #: profiles, and as the sources of libraries define them. Each shows a part of a pattern that no rule's example needs.
@@ -311,7 +311,7 @@ def test_name_is_of_its_class(name: str, kernel_class: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.kernel_class}-{rule.example[:30]}")
 def test_example_is_decided_by_its_own_rule(rule: Rule) -> None:
-    assert first_rule(rule.example) is rule
+    assert find_rule(rule.example) is rule
     assert classify(rule.example) == rule.kernel_class
 
 
@@ -326,12 +326,12 @@ def test_patterns_are_distinct_and_compile() -> None:
 
 
 def test_mangled_name_is_written_out() -> None:
-    assert readable("_ZN2at6native13reduce_kernelILi512ELi1EEEvT1_") == "at::native::reduce_kernel<512, 1>"
-    assert readable("_ZN12_GLOBAL__N_14copyINS_3RowELb1EEEvPKf") == "(anonymous namespace)::copy<Row, 1>"
+    assert demangle("_ZN2at6native13reduce_kernelILi512ELi1EEEvT1_") == "at::native::reduce_kernel<512, 1>"
+    assert demangle("_ZN12_GLOBAL__N_14copyINS_3RowELb1EEEvPKf") == "(anonymous namespace)::copy<Row, 1>"
     # An enumerator's value is no length, and neither is the 16 of bfloat16 (DF16b) or of a back reference (S16_).
-    assert readable("_ZN1a1fILNS_4ModeE3EDF16bLi7ES16_3RowEvT_") == "a::f<Mode, 7, Row>"
-    assert readable("_Z9my_kernelPf") == "my_kernel"
-    assert readable("_attn_fwd") == "_attn_fwd"
+    assert demangle("_ZN1a1fILNS_4ModeE3EDF16bLi7ES16_3RowEvT_") == "a::f<Mode, 7, Row>"
+    assert demangle("_Z9my_kernelPf") == "my_kernel"
+    assert demangle("_attn_fwd") == "_attn_fwd"
 
 
 @pytest.mark.parametrize(

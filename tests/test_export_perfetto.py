@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.kernels.frame import operation_frame
-from nsys_analyzer.analysis.kernels.labels import short_labels
+from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.export import FORMATS
@@ -63,7 +63,7 @@ def test_a_training_step(step_trace: Path, tmp_path: Path) -> None:
     """The step of ``training_step``, whose times stand there; a launch takes 1 ns, and phases lie in the step."""
     trace = opened([step_trace], tmp_path / "t.pftrace")
     check_sound(trace)
-    labels = short_labels([GEMM, ADD])
+    labels = make_short_labels([GEMM, ADD])
     assert [row[1:] for row in slices(trace, "track = 'stream 7'")] == [
         (labels[GEMM], "matmul", 30, 100, 0),
         (labels[ADD], "elementwise", 130, 20, 0),
@@ -111,7 +111,7 @@ def test_a_label_has_the_full_name_beside_it(step_trace: Path, tmp_path: Path) -
     full = trace.query(
         "SELECT name, string_value AS full FROM slice JOIN args USING (arg_set_id) WHERE key = 'debug.full_name'"
     )
-    assert full == [{"name": short_labels([GEMM, ADD])[ADD], "full": ADD}] * 3
+    assert full == [{"name": make_short_labels([GEMM, ADD])[ADD], "full": ADD}] * 3
 
 
 def test_details_of_a_kernel(step_trace: Path, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_counts_and_sums_are_those_of_the_table(name: str, real_capture: Callabl
     idle = trace.query(f"SELECT process, sum(dur) / 1e6 AS ms FROM ({SLICES}) WHERE track = 'idle' GROUP BY 1")
     expected = [
         sum(float((one.end - one.start).sum()) for one in idle_of(attributed, process.global_pid)) / 1e6
-        for process in processes_of(attributed.trace)
+        for process in find_processes(attributed.trace)
     ]
     assert sorted(row["ms"] for row in idle) == pytest.approx(sorted(expected))
 

@@ -197,9 +197,9 @@ def test_what_is_open_or_out_of_memory_in_one_process_is_so_in_it_alone(tmp_path
     assert (first.status, second.status) == ("partial", "oom")
     attributed = AttributedTrace(Trace.load(tmp_path / "t.sqlite"))
     ours, other = global_pid(100), global_pid(200)
-    assert [attributed.open_phases(one) for one in (ours, other)] == [("backward",), ()]
-    assert [attributed.open_warmups(one) for one in (ours, other)] == [1, 0]
-    assert [attributed.out_of_memory(one) for one in (ours, other)] == [False, True]
+    assert [attributed.find_open_phases(one) for one in (ours, other)] == [("backward",), ()]
+    assert [attributed.count_open_warmups(one) for one in (ours, other)] == [1, 0]
+    assert [attributed.ran_out_of_memory(one) for one in (ours, other)] == [False, True]
 
 
 def test_phases_inside_others(tmp_path: Path) -> None:
@@ -210,4 +210,4 @@ def test_phases_inside_others(tmp_path: Path) -> None:
     export.range("forward", 0, 100, tid=200, pid=200).range("forward", 100, 200, tid=200, pid=200)
     attributed = AttributedTrace(Trace.load(export.write(tmp_path / "t.sqlite")))
     ours, other = global_pid(100), global_pid(200)
-    assert [attributed.nested_phases(one) for one in (ours, other)] == [{("loss", "forward"): 2}, {}]
+    assert [attributed.count_nested_phases(one) for one in (ours, other)] == [{("loss", "forward"): 2}, {}]

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.kernels.class_rules import RULES
-from nsys_analyzer.analysis.kernels.labels import short_labels
+from nsys_analyzer.analysis.kernels.labels import make_short_labels
 
 _VECTORIZED = "void at::native::vectorized_elementwise_kernel<(int)4, "
 _MUL = "at::native::BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float>>"
@@ -117,7 +117,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("name", "label"), EXAMPLES)
 def test_label_alone(name: str, label: str) -> None:
-    assert short_labels([name]) == {name: label}
+    assert make_short_labels([name]) == {name: label}
 
 
 def test_kernels_of_one_label_are_told_apart_by_how_they_are_built_and_by_their_operands() -> None:
@@ -127,7 +127,7 @@ def test_kernels_of_one_label_are_told_apart_by_how_they_are_built_and_by_their_
         f"void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_impl_nocast<{_MUL}>>()"
     )
     names = [_VECTORIZED + _MUL + tail, _VECTORIZED + unary + tail, strided]
-    assert short_labels(names) == {
+    assert make_short_labels(names) == {
         names[0]: "elementwise mul float (vectorized 4, Binary)",
         names[1]: "elementwise mul float (vectorized 4, BUnary)",
         names[2]: "elementwise mul float (strided)",
@@ -137,20 +137,20 @@ def test_kernels_of_one_label_are_told_apart_by_how_they_are_built_and_by_their_
 def test_what_nothing_tells_apart_is_numbered_in_the_order_of_the_full_names() -> None:
     # The same words in another order: the second name in sorted order gets the number.
     names = ["void a::f<int, long>(x)", "void a::f<long, int>(x)"]
-    assert short_labels(names[::-1]) == {names[0]: "f", names[1]: "f #2"}
+    assert make_short_labels(names[::-1]) == {names[0]: "f", names[1]: "f #2"}
 
 
 def test_unknown_and_empty_names_keep_a_label() -> None:
-    assert short_labels(["", "  "]) == {"": "unnamed", "  ": "unnamed #2"}
-    assert short_labels([]) == {}
+    assert make_short_labels(["", "  "]) == {"": "unnamed", "  ": "unnamed #2"}
+    assert make_short_labels([]) == {}
 
 
 def test_long_names_lose_their_ends() -> None:
     """Never their middle; of words that start alike the rest tells kernels apart."""
     names = [f"triton_red_fused__to_copy_add_embedding_mean_mul_pow_rsqrt_{number}" for number in (10, 11)]
-    assert short_labels(names[:1], limit=40) == {names[0]: "triton_red_fused__to_copy_add_embedding…"}
+    assert make_short_labels(names[:1], limit=40) == {names[0]: "triton_red_fused__to_copy_add_embedding…"}
     cut = "triton_red_fused__to_copy_add_embed…"
-    assert short_labels(names, limit=41) == {names[0]: f"{cut} (10)", names[1]: f"{cut} (11)"}
+    assert make_short_labels(names, limit=41) == {names[0]: f"{cut} (10)", names[1]: f"{cut} (11)"}
 
 
 _PIECES = [
@@ -183,7 +183,7 @@ _PIECES += [
 
 def test_an_endless_name_costs_no_time() -> None:
     """A look for its last word from each of its characters would take minutes."""
-    (label,) = short_labels([f"/{'0' * 200_000}!"]).values()
+    (label,) = make_short_labels([f"/{'0' * 200_000}!"]).values()
     assert label == f"/{'0' * 58}…"
 
 
@@ -199,7 +199,7 @@ _NAMES = st.one_of(
 def test_labels_are_unique_short_printable_and_independent_of_order(
     names: list[str], limit: int, random: Random | None
 ) -> None:
-    labels = short_labels(names, limit)
+    labels = make_short_labels(names, limit)
     assert set(labels) == set(names)
     assert len(set(labels.values())) == len(labels)
     for label in labels.values():
@@ -209,4 +209,4 @@ def test_labels_are_unique_short_printable_and_independent_of_order(
     shuffled = list(names)
     if random:
         random.shuffle(shuffled)
-    assert short_labels(shuffled, limit) == labels
+    assert make_short_labels(shuffled, limit) == labels

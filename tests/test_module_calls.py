@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.ranges.calls import Calls, Places, find_calls, parents, path_of
+from nsys_analyzer.analysis.ranges.calls import (
+    CallFinder,
+    ModuleCalls,
+    find_module_calls,
+    find_parents,
+    split_module_path,
+)
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from tests.support.export import AUTOGRAD, GEMM, MAIN, PID, Export
@@ -24,13 +30,13 @@ def attributed(trace: Export | Kineto, tmp_path: Path) -> AttributedTrace:
     return AttributedTrace(Trace.load(trace.write(tmp_path / name)))
 
 
-def calls_of(trace: Export | Kineto, tmp_path: Path) -> Calls:
-    calls = find_calls(attributed(trace, tmp_path))
+def calls_of(trace: Export | Kineto, tmp_path: Path) -> ModuleCalls:
+    calls = find_module_calls(attributed(trace, tmp_path))
     assert calls is not None
     return calls
 
 
-def called(calls: Calls) -> list[str]:
+def called(calls: ModuleCalls) -> list[str]:
     """The path of each call in the order of the file."""
     return [".".join(calls.paths[code]) for code in calls.path.tolist()]
 
@@ -54,7 +60,7 @@ def test_a_range_that_holds_the_path_is_a_call_of_that_module(tmp_path: Path) ->
 )
 def test_the_words_of_a_path_are_parted_by_slash_and_dot(text: str, path: tuple[str, ...]) -> None:
     """``GPT/h.0.attn`` has four words."""
-    assert path_of(text) == path
+    assert split_module_path(text) == path
 
 
 @pytest.mark.parametrize("name", ["nn.Module: Block_{}", "nn.Module: M/{}: Block"])
@@ -131,13 +137,13 @@ def test_names_of_layers_with_a_number_tell_modules(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", ["epoch 3", "batch 1", "norm 1", "blocks", "attention", "chapter 3"])
 def test_other_ranges_tell_no_modules(tmp_path: Path, name: str) -> None:
     """A number behind another word, or a word without a number."""
-    assert find_calls(attributed(Export().range("forward", 0, 90).range(name, 10, 40), tmp_path)) is None
+    assert find_module_calls(attributed(Export().range("forward", 0, 90).range(name, 10, 40), tmp_path)) is None
 
 
 def test_operators_with_numbers_make_modules_of_any_range_of_the_program(tmp_path: Path) -> None:
     """They tell what backward is of; the operators themselves are no modules."""
     export = Export().range("forward", 0, 90).range("attention", 10, 40)
-    assert find_calls(attributed(export, tmp_path)) is None
+    assert find_module_calls(attributed(export, tmp_path)) is None
     export.range("aten::mm, seq = 3, op_id = 1", 20, 30).range("aten::empty", 32, 34)
     assert called(calls_of(export, tmp_path)) == ["attention"]
 
@@ -146,7 +152,7 @@ def test_operators_with_numbers_make_modules_of_any_range_of_the_program(tmp_pat
 def test_a_range_of_a_framework_is_no_module(tmp_path: Path, name: str) -> None:
     """Neither beside the program's own nor alone."""
     export = Export().range("forward", 0, 90).range(name, 10, 20)
-    assert find_calls(attributed(export, tmp_path)) is None
+    assert find_module_calls(attributed(export, tmp_path)) is None
     assert called(calls_of(export.range("block 0", 30, 40), tmp_path)) == ["block 0"]
 
 
@@ -171,7 +177,7 @@ def test_what_says_more_of_a_module_comes_first(tmp_path: Path) -> None:
 )
 def test_without_a_range_that_names_one_there_are_no_modules(tmp_path: Path, export: Export) -> None:
     """None, where nothing is known."""
-    assert find_calls(attributed(export, tmp_path)) is None
+    assert find_module_calls(attributed(export, tmp_path)) is None
 
 
 def test_the_parent_of_a_range_is_the_innermost_one_around_it() -> None:
@@ -181,7 +187,7 @@ def test_the_parent_of_a_range_is_the_innermost_one_around_it() -> None:
     start = np.array([0, 10, 20, 25, 50, 50, 85])
     end = np.array([90, 40, 30, 28, 60, 60, 95])
     # 1 and 4 lie in 0, 2 in 1, 5 in 4; 3 is of another group, 6 goes across the end of 0.
-    assert parents(group, start, end).tolist() == [-1, 0, 1, -1, 0, 4, -1]
+    assert find_parents(group, start, end).tolist() == [-1, 0, 1, -1, 0, 4, -1]
 
 
 # --- places ----------------------------------------------------------------------------------------------------------
@@ -215,10 +221,10 @@ def forward(pid: int = PID, tid: int = MAIN, export: Export | None = None, *, fi
 def places(trace: Export | Kineto, tmp_path: Path) -> dict[str, str]:
     """The path of the module that each kernel belongs to, by the kernel's name; empty for none."""
     found = attributed(trace, tmp_path)
-    calls = find_calls(found)
+    calls = find_module_calls(found)
     assert calls is not None
     operations = found.trace.operations
-    call = Places(found, calls).of_operations(np.arange(len(operations)))
+    call = CallFinder(found, calls).calls_of_operations(np.arange(len(operations)))
     paths = [".".join(calls.paths[calls.path[one]]) if one >= 0 else "" for one in call.tolist()]
     return dict(zip([operations.names[i] for i in operations.name.tolist()], paths, strict=True))
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.attribution.attribution import open_stacks
+from nsys_analyzer.analysis.attribution.attribution import find_open_stacks
 from nsys_analyzer.trace.columns import Ranges
 
 Range = tuple[int, int, int]
@@ -28,7 +28,7 @@ def stacks(ranges: list[Range], moments: list[Moment]) -> list[list[int]]:
     group, start, end = np.array(ranges, np.int64).reshape(-1, 3).T
     at_group, at_time = np.array(moments, np.int64).T
     names = Ranges(start, end, group, np.arange(len(ranges)), tuple(map(str, range(len(ranges)))))
-    codes, found = open_stacks(names, at_group, at_time)
+    codes, found = find_open_stacks(names, at_group, at_time)
     return [list(found[code]) for code in codes]
 
 

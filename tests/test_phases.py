@@ -55,12 +55,12 @@ from nsys_analyzer.errors import ConfigurationError
     ],
 )
 def test_usual_spellings(name: str, phase: str | None) -> None:
-    assert PhaseNames().key_of(name) == phase
+    assert PhaseNames().find_role(name) == phase
 
 
 def test_an_option_takes_the_place_of_the_default_names() -> None:
     names = PhaseNames.parse(["forward=my fwd", "forward=other fwd"])
-    assert [names.key_of(n) for n in ("my fwd", "other fwd", "forward", "backward")] == [
+    assert [names.find_role(n) for n in ("my fwd", "other fwd", "forward", "backward")] == [
         "forward",
         "forward",
         None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.analysis.kernels.classes import PRECISION_RULES, PrecisionRule, first_precision_rule, gemm_precision
+from nsys_analyzer.analysis.kernels.classes import PRECISION_RULES, PrecisionRule, find_precision, find_precision_rule
 
 NAMES = [
     # captured
@@ -89,13 +89,13 @@ NAMES = [
 
 @pytest.mark.parametrize(("name", "precision"), NAMES)
 def test_name_tells_its_precision(name: str, precision: str | None) -> None:
-    assert gemm_precision(name) == precision
+    assert find_precision(name) == precision
 
 
 @pytest.mark.parametrize("rule", PRECISION_RULES, ids=lambda rule: f"{rule.precision}-{rule.example[:40]}")
 def test_example_is_decided_by_its_own_rule(rule: PrecisionRule) -> None:
-    assert first_precision_rule(rule.example) is rule
-    assert gemm_precision(rule.example) == rule.precision
+    assert find_precision_rule(rule.example) is rule
+    assert find_precision(rule.example) == rule.precision
 
 
 def test_precisions_are_the_documented_ones() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.trace.ranks import Rank
 from tests.support.export import GEMM, Export, global_pid
 
@@ -43,16 +43,16 @@ def test_what_a_process_is_called(
     for pid, devices in devices_of.items():
         for device in devices:
             export.kernel(GEMM, 20, 30, 45, tid=pid, pid=pid, device=device)
-    found = processes_of(Trace.load(export.write(tmp_path / "t.sqlite")))
+    found = find_processes(Trace.load(export.write(tmp_path / "t.sqlite")))
     assert [f"{process.pid}: {process.label}" for process in found] == labels
 
 
 def test_a_process_that_uses_no_gpu_is_found_by_its_ranges(tmp_path: Path) -> None:
     export = Export().range("forward", 0, 100, tid=300, pid=300)
-    assert [process.pid for process in processes_of(Trace.load(export.write(tmp_path / "t.sqlite")))] == [300]
+    assert [process.pid for process in find_processes(Trace.load(export.write(tmp_path / "t.sqlite")))] == [300]
 
 
 def test_processes_with_a_rank_come_first(tmp_path: Path) -> None:
     export = Export().gpu(0).gpu(1).kernel(GEMM, 20, 30, 45).kernel(GEMM, 20, 30, 45, tid=200, pid=200, device=1)
     trace = replace(Trace.load(export.write(tmp_path / "t.sqlite")), ranks={global_pid(200): Rank(3, 4)})
-    assert [(one.label, one.rank) for one in processes_of(trace)] == [("rank 3", 3), ("device 0", None)]
+    assert [(one.label, one.rank) for one in find_processes(trace)] == [("rank 3", 3), ("device 0", None)]

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from tests.support.export import GEMM, Export, global_tid, shared_copy
@@ -69,7 +69,7 @@ def environment(export: Export, **variables: object) -> Export:
 
 
 def labels(path: Path) -> list[tuple[str, int | None, int]]:
-    return [(one.label, one.rank, one.pid) for one in processes_of(Trace.load(path))]
+    return [(one.label, one.rank, one.pid) for one in find_processes(Trace.load(path))]
 
 
 def labels_of(export: Export, tmp_path: Path) -> list[tuple[str, int | None, int]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.join import find_runs, join_members
 from nsys_analyzer.analysis.ranks.member import Member, record_members
@@ -117,7 +117,7 @@ def read(ranks: Sequence[Rank]) -> list[Member]:
     with tempfile.TemporaryDirectory() as folder:
         for path in write(ranks, Path(folder)):
             attributed = AttributedTrace(Trace.load(path))
-            for process in processes_of(attributed.trace):
+            for process in find_processes(attributed.trace):
                 steps = find_steps(attributed, process.global_pid)
                 assert steps is not None
                 members += record_members(attributed, process, steps, path.stem)

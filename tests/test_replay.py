@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace, summarize
-from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.together import join_replays
 from nsys_analyzer.analysis.steps.replay import OF_CALLS, OF_PIECES, Replay, run_together
@@ -586,7 +586,7 @@ def test_what_streams_wait_for_is_what_the_capture_recorded(real_capture: Callab
     # An event's handle is used again: of the same stream a row is another event's.
     assert {(ran, waits) for ran, waits in rows if ran != waits and 14 not in (ran, waits)} == {(7, 17), (17, 7)}
     trace = AttributedTrace(Trace.load(path))
-    for process in processes_of(trace.trace):
+    for process in find_processes(trace.trace):
         replay = study_of_process(trace, process.global_pid).replay
         joins = np.flatnonzero(replay.behind >= 0)
         pairs = Counter(zip(replay.stream[replay.behind[joins]].tolist(), replay.stream[joins].tolist(), strict=True))
@@ -606,7 +606,7 @@ def test_a_replay_gives_the_steps_of_a_real_capture(path: Path, tmp_path: Path) 
         unpacked.write_bytes(lzma.decompress(path.read_bytes()))
         path = unpacked
     trace = AttributedTrace(Trace.load(path))
-    for process in processes_of(trace.trace):
+    for process in find_processes(trace.trace):
         steps = find_steps(trace, process.global_pid)
         study = summarize_steps(trace, process.global_pid, steps)[1] if steps else None
         if study is None:

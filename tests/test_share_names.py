@@ -16,10 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
-from nsys_analyzer.analysis.kernels.classes import classify, first_rule, gemm_precision, open_classes
+from nsys_analyzer.analysis.kernels.classes import classify, find_possible_classes, find_precision, find_rule
 from nsys_analyzer.analysis.ranges.calls import _BLOCK
 from nsys_analyzer.analysis.ranges.inference import _FUNCTIONS
-from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name, module_key
+from nsys_analyzer.analysis.ranges.phases import PhaseNames, find_module_role, is_framework_name
 from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import PEAKS
 from nsys_analyzer.share.names import (
@@ -55,7 +55,7 @@ def test_every_kernel_and_operator_of_the_corpus_that_a_rule_knows_stays() -> No
     """But those in namespaces that are no library's: 40 of 3,600."""
     with lzma.open(DATA / "kernel_pairs.tsv.xz", "rt", encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-    known = {row["name"] for row in rows if first_rule(row["name"])}
+    known = {row["name"] for row in rows if find_rule(row["name"])}
     assert len(known) > 3000
     assert len([name for name in known if not is_public(name, KERNEL)]) < 0.015 * len(known)
     operators = {row["operator"] for row in rows if row["operator"].startswith(("aten::", "c10d::"))}
@@ -231,8 +231,8 @@ def test_nothing_of_the_owner_is_left_in_a_message(family: str) -> None:
 def test_an_alias_has_the_role_of_its_name(name: str, alias: str) -> None:
     text = shown(name)
     assert text == alias
-    assert PhaseNames().key_of(text) == PhaseNames().key_of(name)
-    for role in (is_framework_name, is_loading, module_key, _BLOCK.fullmatch, _FUNCTIONS["optimizer"].fullmatch):
+    assert PhaseNames().find_role(text) == PhaseNames().find_role(name)
+    for role in (is_framework_name, is_loading, find_module_role, _BLOCK.fullmatch, _FUNCTIONS["optimizer"].fullmatch):
         assert bool(role(text)) == bool(role(name)), role
     assert shown(text) == text  # a copy of the copy is the same
 
@@ -271,8 +271,8 @@ def test_an_alias_is_of_the_class_that_its_name_was(rule: Rule) -> None:
     name = f"{rule.example} /home/ann"
     alias = shown(name, KERNEL)
     assert alias.startswith(("alias b", "aten::alias b"))
-    assert (classify(alias), open_classes(alias)) == (classify(name), open_classes(name))
-    assert gemm_precision(alias) == gemm_precision(name)
+    assert (classify(alias), find_possible_classes(alias)) == (classify(name), find_possible_classes(name))
+    assert find_precision(alias) == find_precision(name)
     assert shown(alias, KERNEL) == alias
 
 
@@ -282,7 +282,7 @@ def test_an_alias_is_of_the_class_that_its_name_was(rule: Rule) -> None:
 def test_an_alias_is_of_no_class_where_its_name_was_of_none(name: str) -> None:
     alias = shown(name, KERNEL)
     assert alias != name
-    assert (classify(alias), open_classes(alias)) == (classify(name), open_classes(name))
+    assert (classify(alias), find_possible_classes(alias)) == (classify(name), find_possible_classes(name))
 
 
 _PARTS = st.sampled_from(

@@ -358,7 +358,7 @@ def test_what_names_say_does_not_depend_on_the_values_of_digits(name: str) -> No
         name,
         *(f"{word}{name}" for word in ("step ", "decode step ", "request ", "batch", "prefill[bs=1", "fetch_")),
     )
-    assert PhaseNames().keys_of(names) == [PhaseNames().key_of(one) for one in names]
+    assert PhaseNames().find_roles(names) == [PhaseNames().find_role(one) for one in names]
     assert of_shapes(names, is_loading) == [is_loading(one) for one in names]
     for known in (lambda one: served_step(one) is not None, lambda one: bool(REQUEST.fullmatch(one))):
         assert of_shapes(names, known) == [known(one) for one in names]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps import process as processing
 from nsys_analyzer.analysis.steps.process import OUTSIDE
@@ -26,7 +26,7 @@ EXACT = 1e-6  # ms: a nanosecond
 def summaries(path: Path) -> list[StepSummary]:
     """The steps of each process of a capture, by rank."""
     trace = AttributedTrace(Trace.load(path))
-    found = [summary_of_steps(trace, process.global_pid) for process in processes_of(trace.trace)]
+    found = [summary_of_steps(trace, process.global_pid) for process in find_processes(trace.trace)]
     return [one for one in found if one is not None]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.repetition import find_repeats
@@ -468,7 +468,7 @@ def test_real_captures_without_any_range(real_capture: RealCapture, name: str, c
     trace = Trace.load(real_capture(name))
     ranges, operators = trace.ranges.select(slice(0, 0)), trace.operators.select(slice(0, 0))
     bare = AttributedTrace(replace(trace, ranges=ranges, operators=operators))
-    (process,) = processes_of(bare.trace)
+    (process,) = find_processes(bare.trace)
     found = find_steps(bare, process.global_pid)
     assert found is not None
     assert (found.every.source, len(found.every)) == ("repetition", count)

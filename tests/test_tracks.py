@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps import tracks as recording
@@ -28,7 +28,7 @@ from tests.support.program import summary_of_steps, three_steps
 def tracks_of(path: Path, most: int = MOST_OPERATIONS) -> list[tuple[AttributedTrace, Tracks]]:
     """The tracks of each process that has any."""
     attributed = AttributedTrace(Trace.load(path))
-    found = [record_tracks(attributed, process.global_pid, most) for process in processes_of(attributed.trace)]
+    found = [record_tracks(attributed, process.global_pid, most) for process in find_processes(attributed.trace)]
     return [(attributed, one) for one in found if one]
 
 
@@ -144,7 +144,7 @@ def test_requests_lie_below_the_steps_that_serve_them(tmp_path: Path) -> None:
 
 def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
     trace = Trace.load(step_trace)
-    (process,) = processes_of(trace)
+    (process,) = find_processes(trace)
     whole = record_tracks(AttributedTrace(trace), process.global_pid, 1_000)
     assert whole is not None
     assert [len(one) for one in whole.memory] == [0, 0]
@@ -159,7 +159,7 @@ def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
 
 def test_memory_that_does_not_change_is_a_level_line(step_trace: Path) -> None:
     trace = Trace.load(step_trace)
-    (process,) = processes_of(trace)
+    (process,) = find_processes(trace)
     whole = record_tracks(AttributedTrace(trace), process.global_pid, 1_000)
     assert whole is not None
 

@@ -25,7 +25,16 @@ from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.system.process import Result
 from nsys_analyzer.verify import side_by_side
-from nsys_analyzer.verify.ledger import Entry, Prediction, append, calibrated, holds, read_ledger, verdict_of, widening
+from nsys_analyzer.verify.ledger import (
+    Entry,
+    Prediction,
+    append,
+    calibrated,
+    holds,
+    read_ledger,
+    verdict_of,
+    widening,
+)
 from nsys_analyzer.verify.turns import _run, checkout
 from tests.conftest import ROOT
 

@@ -85,10 +85,10 @@ def _tables(reader: Reader) -> Iterator[str]:
 def _processes(trace: Trace) -> Iterator[str]:
     import numpy as np
 
-    from nsys_analyzer.analysis.attribution.processes import processes_of
+    from nsys_analyzer.analysis.attribution.processes import find_processes
     from nsys_analyzer.trace.columns import KINDS
 
-    for process in processes_of(trace):
+    for process in find_processes(trace):
         mine = trace.operations.select(trace.operations.process == process.global_pid)
         counts = np.bincount(mine.kind, minlength=len(KINDS))
         held = ", ".join(f"{count:,} {kind}" for kind, count in zip(KINDS, counts, strict=True) if count)

@@ -130,9 +130,9 @@ def _rows(
 
 
 def _table(rows: list[_Row]) -> Table:
-    from nsys_analyzer.analysis.kernels.labels import short_labels
+    from nsys_analyzer.analysis.kernels.labels import make_short_labels
 
-    labels = short_labels(sorted({row["name"] for row in rows}))
+    labels = make_short_labels(sorted({row["name"] for row in rows}))
     fields: tuple[Field[_Row], ...] = (
         Field("kernel", "text", lambda row: labels[row["name"]]),
         Field("class", "text", lambda row: row["class"]),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nsys_analyzer.analysis.transformer.models import model_names
+from nsys_analyzer.analysis.transformer.models import list_model_names
 from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, option
 from nsys_analyzer.configuration import LEDGER, OPTIONS
 from nsys_analyzer.errors import ConfigurationError
@@ -185,7 +185,7 @@ def configuration_options(function: Command) -> Command:
         keys = ("model", "context_length", "batch_size", "precision")
         return function(*args, given=Run(**{key: others.pop(key) for key in keys}), **others)
 
-    of_model = f"The model of the captures: {model_names()}."
+    of_model = f"The model of the captures: {list_model_names()}."
     precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
     for each in (
         option(CONFIGURATION, "--precision", type=precisions, help="The precision of the captures."),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsys_analyzer.analysis.transformer.models import model_names
+from nsys_analyzer.analysis.transformer.models import list_model_names
 from nsys_analyzer.cli.help import CONFIGURATION, PROGRAM, RECORDING, command, option
 from nsys_analyzer.cli.options import command_line, running_options, several, target_options
 from nsys_analyzer.configuration import OPTIONS
@@ -26,7 +26,7 @@ _NO_PLACE = "Free some space, or name another --output-dir; finished results sta
 
 
 @command(epilog="Example: nsys-analyze run --model small,medium --context-length 128,256 --precision bf16 --dry-run")
-@several(CONFIGURATION, "--model", "model", click.STRING, "NAME", f"Model: {model_names()}. Default: small.")
+@several(CONFIGURATION, "--model", "model", click.STRING, "NAME", f"Model: {list_model_names()}. Default: small.")
 @target_options
 @option(CONFIGURATION, "--target-option", multiple=True, metavar="OPTION", help="Passed on to the target. Repeatable.")
 @option(RECORDING, "--profiler", type=click.Choice(["nsys", "torch", "none"]),

@@ -12,7 +12,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.processes import Process, is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.frame import operation_frame
-from nsys_analyzer.analysis.kernels.labels import short_labels
+from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.tracks import memory_levels
@@ -151,7 +151,7 @@ class _View:
         self.processes = {one.global_pid: one for one in capture.processes(attributed)}
         self._process_tracks: dict[int, tuple[int, int]] = {}
         self._gpu_tracks: dict[tuple[int, int], int] = {}
-        self.labels = short_labels(attributed.trace.operations.names)
+        self.labels = make_short_labels(attributed.trace.operations.names)
 
     def _time(self, time: Ints) -> Ints:
         return self.capture.shared(time)
@@ -213,7 +213,7 @@ class _View:
         """Returns the columns of ranges; what is a phase is of the category of phases."""
         named = np.full(len(ranges), self.strings.of(Kind.CATEGORY, category))
         if ranges is self.trace.ranges:
-            named[self.attributed.roles.any_phase] = self.strings.of(Kind.CATEGORY, "phase")
+            named[self.attributed.roles.is_phase_or_step] = self.strings.of(Kind.CATEGORY, "phase")
         name = self.strings.by_code(Kind.NAME, ranges.name, ranges.names)
         return ranges.thread, ranges.start, ranges.end, name, named, np.zeros(len(ranges), np.int64)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.processes import Process, processes_of
+from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.join import find_clocks
@@ -102,7 +102,7 @@ class Capture:
 
     def processes(self, attributed: AttributedTrace) -> tuple[Process, ...]:
         """Returns the processes, a single one with the rank that the manifest beside the capture says."""
-        found = processes_of(attributed.trace)
+        found = find_processes(attributed.trace)
         manifest = find_manifest(self.path) if len(found) == 1 and found[0].rank is None else None
         if manifest is None or manifest.rank is None:
             return found

@@ -16,13 +16,13 @@ from itertools import pairwise
 
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.analysis.kernels.classes import (
-    LOADING,
+    LOADING_MARK,
     LONGEST_NAME,
     Alias,
-    gemm_precision,
-    public_rule,
+    demangle,
+    find_package_rule,
+    find_precision,
     read_alias,
-    readable,
 )
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.process import is_loading
@@ -207,9 +207,9 @@ def _is_of_a_library(kernel: str) -> bool:
         return kernel[len(UNNAMED) :].strip().isdigit()
     if not (_IDENTIFIER if not {"(", "<"} & set(kernel) else _CODE).fullmatch(kernel):
         return False
-    spaces = _NAMESPACE.findall(readable(kernel[:LONGEST_NAME]))
+    spaces = _NAMESPACE.findall(demangle(kernel[:LONGEST_NAME]))
     known = all(map(_LIBRARIES.fullmatch, spaces))
-    return known and (public_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
+    return known and (find_package_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
 
 
 @dataclass(frozen=True)
@@ -278,17 +278,17 @@ class Scrubber:
         if begins := _BEGINS.match(name):
             return begins[0] + self._word(name[begins.end() :])
         if block := _BLOCK.fullmatch(name):
-            loading = f"_{LOADING}" if is_loading(name) else ""
+            loading = f"_{LOADING_MARK}" if is_loading(name) else ""
             return f"{self._word(block['before'].rstrip('_'))}{loading}_{block['block']}"
-        rule = public_rule(name)
+        rule = find_package_rule(name)
         if rule is None and name.isidentifier() and name.endswith("Backward"):
             return self._word(name)
-        told = Alias(rule.kernel_class, rule.part_of, gemm_precision(name)) if rule else Alias()
+        told = Alias(rule.kernel_class, rule.part_of, find_precision(name)) if rule else Alias()
         if before := _phase_of(name):
             return before + told.text(self._code(name, "alias "))
         counted = None if _OTHER_NUMBER.search(name) else _COUNTED.fullmatch(name)
         stem, number = counted.groups() if counted else (name, "")
-        loading = f" {LOADING}" if is_loading(name) else ""
+        loading = f" {LOADING_MARK}" if is_loading(name) else ""
         return f"{told.text(self._code(stem, 'alias ', name))}{loading} {number}".rstrip()
 
     def _word(self, word: str) -> str:
@@ -320,7 +320,7 @@ def _phase_of(name: str) -> str:
     """Returns what stands before the alias of a phase: its spelling, and its number where the name has no other."""
     if name.startswith((_OPERATORS, UNNAMED)):
         return _OPERATORS if name.startswith(_OPERATORS) else f"{UNNAMED}, "
-    phase = PhaseNames().key_of(name)
+    phase = PhaseNames().find_role(name)
     if phase is None:
         return ""
     spelling = normalized_name(name)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.launches import Captures, find_captures
+from nsys_analyzer.analysis.attribution.launches import GraphCaptures, find_captures
 from nsys_analyzer.analysis.intervals import (
     NONE,
     Axis,
@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.intervals import (
     is_in_any_range,
     merge_ranges,
 )
-from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP, PhaseNames, module_key
+from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP, PhaseNames, find_module_role
 from nsys_analyzer.trace.arrays import (
     Bools,
     Codes,
@@ -38,7 +38,7 @@ from nsys_analyzer.trace.phase_names import EXECUTOR, MODULE_CALL, STEP_IN_ENGIN
 from nsys_analyzer.trace.trace import Trace
 
 #: How an operation was attributed, in the order of ``Attribution.how``'s codes.
-HOW = ("none", "same thread", "other thread", "graph")
+ATTRIBUTION_METHODS = ("none", "same thread", "other thread", "graph")
 UNATTRIBUTED, SAME_THREAD, OTHER_THREAD, GRAPH_REPLAY = range(4)
 
 _AUTOGRAD_THREAD = "pt_autograd"
@@ -56,12 +56,13 @@ class RangeRoles:
     ) -> None:
         self.names = names
         self.inferred = inferred or {}
-        of_names = zip(ranges.names, names.keys_of(ranges.names), strict=True)
+        of_names = zip(ranges.names, names.find_roles(ranges.names), strict=True)
         keys = {name: self.inferred.get(name, key) for name, key in of_names}
         if STEP not in names.extra:
             keys |= dict.fromkeys(_no_steps(keys, decodes=decodes))
         if not set(ATTENTION_PARTS) & set(keys.values()):  # the program's own ranges say more
-            keys |= {name: module_key(name) for name, key in keys.items() if not key and name.startswith(MODULE_CALL)}
+            calls = [name for name, key in keys.items() if not key and name.startswith(MODULE_CALL)]
+            keys |= {name: find_module_role(name) for name in calls}
         self._ranges, self._keys = ranges, tuple(dict.fromkeys((*keys.values(), None)))
         place = {key: code for code, key in enumerate(self._keys)}
         self._key = np.array([*(place[keys[name]] for name in ranges.names), place[None]])
@@ -81,14 +82,14 @@ class RangeRoles:
         return mask
 
     @cached_property
-    def leaf(self) -> Bools:
+    def is_leaf_phase(self) -> Bools:
         """True for the ranges of a phase other than the step."""
         return self.mask(*self.names.leaf_phases)
 
     @cached_property
-    def any_phase(self) -> Bools:
+    def is_phase_or_step(self) -> Bools:
         """True for the ranges of a phase, the step included."""
-        return self.leaf | self.mask(STEP)
+        return self.is_leaf_phase | self.mask(STEP)
 
 
 def _no_steps(keys: Mapping[str, str | None], *, decodes: bool) -> set[str]:
@@ -112,7 +113,7 @@ def _no_steps(keys: Mapping[str, str | None], *, decodes: bool) -> set[str]:
     return no_steps | {name for name, key in keys.items() if serves and key == STEP and name not in marks}
 
 
-def timeline(ranges: Ranges, chosen: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:
+def make_timeline(ranges: Ranges, chosen: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:
     """The timeline of some of the ranges, by thread or by process, and the index of each of them."""
     index = np.flatnonzero(chosen)
     thread = ranges.thread[index]
@@ -129,7 +130,7 @@ class Attribution:
         inherited: the thread whose stack it inherits, or -1.
         inside: True where a phase of its own thread counts before one that it inherits.
         engine: the threads that work for another one that waits in its backward pass.
-        how: code into ``HOW``.
+        how: code into ``ATTRIBUTION_METHODS``.
         ambiguous: True where several threads of the process had phases open.
     """
 
@@ -140,13 +141,13 @@ class Attribution:
     inherited: Ints
     inside: Bools
     engine: Ints
-    captures: Captures
+    captures: GraphCaptures
     how: Codes
     ambiguous: Bools
 
-    def outermost(self, chosen: Bools) -> SmallInts:
+    def find_outermost(self, chosen: Bools) -> SmallInts:
         """Returns the outermost of some ranges around each operation, or -1: the inherited stack lies outside."""
-        lines, index = timeline(self.ranges, chosen, latest=False)
+        lines, index = make_timeline(self.ranges, chosen, latest=False)
         found = lines.open_at(self.thread, self.time)
         inheriting = np.flatnonzero(self.inherited != NONE)
         inherited, launching = lines.open_at(self.inherited[inheriting], self.time[inheriting]), found[inheriting]
@@ -154,9 +155,9 @@ class Attribution:
         found[inheriting] = np.where(keeps, launching, inherited)
         return np.append(index, NONE).astype(np.int32)[found]
 
-    def innermost(self, chosen: Bools, operations: Ints) -> Ints:
+    def find_innermost(self, chosen: Bools, operations: Ints) -> Ints:
         """Of some ranges, the innermost around some operations, or -1; those of a graph's capture lie inside."""
-        lines, index = timeline(self.ranges, chosen, latest=True)
+        lines, index = make_timeline(self.ranges, chosen, latest=True)
         found = np.full(len(self.launch), NONE, np.int64)
         found[self.captures.operation] = lines.open_at(self.captures.thread, self.captures.time)
         found = found[operations]
@@ -169,7 +170,7 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
     """Attributes every operation to the ranges open when it was launched; ``launch`` is that of each, -1 for none."""
     operations, launches, ranges = trace.operations, trace.launches, trace.ranges
     thread, time = taken(launches.thread, launch, NONE), taken(launches.start, launch, 0)
-    phases = ranges.select(roles.any_phase)
+    phases = ranges.select(roles.is_phase_or_step)
     in_phase = is_in_any_range(phases.thread, phases.start, phases.end, thread, time)
     in_range = in_phase.copy()
     in_range[~in_phase] = is_in_any_range(ranges.thread, ranges.start, ranges.end, thread[~in_phase], time[~in_phase])
@@ -194,16 +195,16 @@ def _inherited(
     if len(lacking) and len(trace.ranges):
         process, at = process_of(thread[lacking]), time[lacking]
         without_ranges = ~in_range[lacking] | autograd[lacking]
-        waiting = waiting_range(trace, roles, engine, process, at, without_ranges)
+        waiting = find_waiting_ranges(trace, roles, engine, process, at, without_ranges)
         inherited[lacking] = np.append(trace.ranges.thread, NONE)[waiting]
-        phases = trace.ranges.select(roles.any_phase & ~np.isin(trace.ranges.thread, engine))
+        phases = trace.ranges.select(roles.is_phase_or_step & ~np.isin(trace.ranges.thread, engine))
         group, start, end = merge_ranges(phases.thread, phases.start, phases.end)
         ambiguous[lacking] = (waiting != NONE) & (count_open_ranges(process_of(group), start, end, process, at) > 1)
     # A phase on a thread without steps is part of the step that another thread has open.
     steps = trace.ranges.select(roles.mask(STEP))
     stepless = np.flatnonzero(in_phase & (inherited == NONE) & ~np.isin(thread, steps.thread))
     if len(stepless) and len(steps):
-        open_step = timeline(steps, np.ones(len(steps), np.bool_), latest=True, by_process=True)[0]
+        open_step = make_timeline(steps, np.ones(len(steps), np.bool_), latest=True, by_process=True)[0]
         around = open_step.open_at(process_of(thread[stepless]), time[stepless])
         inherited[stepless] = np.append(steps.thread, NONE)[around]
     return inherited, ambiguous
@@ -217,19 +218,19 @@ def _engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
     """
     ranges = trace.ranges
     backward = roles.mask("backward") & np.isin(ranges.thread, ranges.thread[roles.mask("forward")])
-    phases = ranges.select(roles.any_phase)
-    lines = timeline(ranges, backward, latest=True, by_process=True)[0]
+    phases = ranges.select(roles.is_phase_or_step)
+    lines = make_timeline(ranges, backward, latest=True, by_process=True)[0]
     again = roles.mask("forward", of=phases) & (lines.open_at(process_of(phases.thread), phases.start) != NONE)
-    return np.append(autograd_threads(trace), np.setdiff1d(phases.thread[again], phases.thread[~again]))
+    return np.append(find_autograd_threads(trace), np.setdiff1d(phases.thread[again], phases.thread[~again]))
 
 
-def autograd_threads(trace: Trace) -> Ints:
+def find_autograd_threads(trace: Trace) -> Ints:
     """The global thread IDs of PyTorch's autograd engine, known by the names it gives its threads."""
     thread_names = trace.metadata.thread_names.items()
     return np.array([thread for thread, name in thread_names if name.startswith(_AUTOGRAD_THREAD)], np.int64)
 
 
-def waiting_range(
+def find_waiting_ranges(
     trace: Trace, roles: RangeRoles, engine: Ints, process: Ints, time: Ints, without_ranges: Bools
 ) -> Ints:
     """The range whose thread a launch inherits from, or -1.
@@ -239,39 +240,40 @@ def waiting_range(
     """
     waiting = np.full(len(time), NONE, np.int64)
     from_others = ~np.isin(trace.ranges.thread, engine)
-    preferences = (roles.mask("backward"), roles.leaf, roles.any_phase, np.ones(len(trace.ranges), np.bool_))
+    any_name = np.ones(len(trace.ranges), np.bool_)
+    preferences = (roles.mask("backward"), roles.is_leaf_phase, roles.is_phase_or_step, any_name)
     for rank, chosen in enumerate(preferences):
         undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (rank < len(preferences) - 1)))
         if len(undecided):
-            lines, index = timeline(trace.ranges, chosen & from_others, latest=True, by_process=True)
+            lines, index = make_timeline(trace.ranges, chosen & from_others, latest=True, by_process=True)
             waiting[undecided] = np.append(index, NONE)[lines.open_at(process[undecided], time[undecided])]
     return waiting
 
 
-SEPARATOR = " / "
+PATH_SEPARATOR = " / "
 
 Stack = tuple[int, ...]
 
 
-def range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]]:
+def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]]:
     """The range path of each operation: codes of shape (operations,), and the paths; the first is the empty one."""
     ranges, captures = trace.ranges, attribution.captures
     captured = np.full((2, len(attribution.launch)), NONE, np.int64)
     captured[:, captures.operation] = captures.thread, captures.time
     thread = np.concatenate([attribution.inherited, attribution.thread, captured[0]])
     time = np.concatenate([attribution.time, attribution.time, captured[1]])
-    of_moment, stacks = open_stacks(ranges, thread, time)
+    of_moment, stacks = find_open_stacks(ranges, thread, time)
     three_of = of_moment.reshape(3, len(attribution.launch))
     first, codes = distinct_rows(*three_of)
     # Different combinations may read the same; a categorical's categories must not.
     texts = [
-        SEPARATOR.join(_path(ranges, *(stacks[code] for code in three))) for three in three_of[:, first].T.tolist()
+        PATH_SEPARATOR.join(_path(ranges, *(stacks[code] for code in three))) for three in three_of[:, first].T.tolist()
     ]
     paths, recode = np.unique(np.array(["", *texts], np.object_), return_inverse=True)
     return recode[1:][codes], paths.tolist()
 
 
-def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[Stack]]:
+def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[Stack]]:
     """The ranges open on each (thread, time), in the order in which they were opened, the longer of two first.
 
     Returns:

@@ -35,7 +35,7 @@ def match_launches(operations: Operations, launches: Launches) -> SmallInts:
     return np.where(known, order[found], NONE).astype(np.int32)
 
 
-def dropped_launches(launches: Launches, *launch: Any) -> Bools:
+def find_dropped_launches(launches: Launches, *launch: Any) -> Bools:
     """Shape (launches,): True for a kernel launch without a GPU operation: dropped records, or a cut-off capture.
 
     A launch while its process captures a graph runs nothing and is not counted; nor is a driver call inside the
@@ -80,7 +80,7 @@ _INSTANTIATIONS = 8  # a graph of graphs is instantiated a few levels deep at th
 
 
 @dataclass(frozen=True)
-class Captures:
+class GraphCaptures:
     """The thread and the time, ns, at which the graph nodes of some operations (indices) were created."""
 
     operation: Ints
@@ -88,12 +88,12 @@ class Captures:
     time: Ints
 
 
-def find_captures(trace: Trace) -> Captures:
+def find_captures(trace: Trace) -> GraphCaptures:
     """Finds when each operation of a graph replay was captured."""
     operations, nodes = trace.operations, trace.graph_nodes
     replayed = np.flatnonzero(operations.graph_node != 0)
     if not len(nodes.node):
-        return Captures(nodes.node, nodes.thread, nodes.start)
+        return GraphCaptures(nodes.node, nodes.thread, nodes.start)
     process = process_of(nodes.thread)
     axis = Axis(process, nodes.node)
     key = axis.place(process, nodes.node)
@@ -107,7 +107,7 @@ def find_captures(trace: Trace) -> Captures:
         source = np.where(has_original, found, source)
     found, hit = _find(key, axis.place(operations.process[replayed], operations.graph_node[replayed]))
     created = order[source[found[hit]]]
-    return Captures(replayed[hit], nodes.thread[created], nodes.start[created])
+    return GraphCaptures(replayed[hit], nodes.thread[created], nodes.start[created])
 
 
 def _find(keys: Ints, wanted: Ints) -> tuple[Ints, Bools]:
@@ -133,7 +133,7 @@ _MAY_OVERLAP = re.compile("LaunchKernelEx|GraphLaunch")
 _ROUNDED_NS = 2_000
 
 
-def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
+def leave_out_contradictions(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
     """Leaves out operations that start before their launch, and ends of calls and operations that cannot be true.
 
     Returns:
@@ -143,7 +143,7 @@ def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
     operations = trace.operations
     launch = match_launches(operations, trace.launches)
     unmeasured = match_launches(trace.untimed, trace.launches) if trace.untimed else launch[:0]
-    wait = waits(operations.start, trace.launches.start, launch)
+    wait = measure_launch_waits(operations.start, trace.launches.start, launch)
     behind = _behind(operations, launch, wait)
     wait -= behind
     before = wait < -_FEW_ERROR_NS
@@ -161,7 +161,7 @@ def consistent(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints]:
     return trace, launch, behind, np.unique(unmeasured[unmeasured != NONE])
 
 
-def waits(start: Ints, called: Ints, launch: SmallInts) -> Ints:
+def measure_launch_waits(start: Ints, called: Ints, launch: SmallInts) -> Ints:
     """From each launch to the start of its operation, ns, each by its own clock; 0 without a launch."""
     return np.where(launch == NONE, 0, start - taken(called, launch, 0))
 

@@ -23,7 +23,7 @@ class Process:
     rank: int | None = None
 
 
-def processes_of(trace: Trace) -> tuple[Process, ...]:
+def find_processes(trace: Trace) -> tuple[Process, ...]:
     """The processes with GPU operations, in order of rank, then of device; without any, the first with ranges or calls.
 
     The label is the rank where the trace has it; else the devices, as CUDA numbers them in the process, where no other
@@ -51,7 +51,7 @@ def is_on_cpu(trace: Trace, process: int) -> bool:
     return any(gpu is not None and gpu.is_cpu for gpu in gpus)
 
 
-def label_of_pid(pid: int) -> str:
+def make_pid_label(pid: int) -> str:
     """The label of a process that neither a rank nor a device of its own tells from the others."""
     return f"pid {pid}"
 
@@ -59,7 +59,7 @@ def label_of_pid(pid: int) -> str:
 def _label(process: int, rank: Rank | None, devices: list[int]) -> str:
     """The label of one of several processes, with the devices that it alone uses."""
     if rank or not devices:
-        return f"rank {rank.number}" if rank else label_of_pid(pid_of(process))
+        return f"rank {rank.number}" if rank else make_pid_label(pid_of(process))
     return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
 
 

@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.findings.finding import (
 )
 from nsys_analyzer.analysis.findings.waits import IDLE
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.kernels.classes import gemm_precision
+from nsys_analyzer.analysis.kernels.classes import find_precision
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.text import about, about_percent
@@ -83,7 +83,7 @@ def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
     if peaks is None or "tf32" not in peaks.flops_per_s:
         return
     speedup = peaks.flops_per_s["tf32"] / peaks.flops_per_s["fp32"]
-    slow_names = (gemm_precision(name) == "fp32" and not _NO_TILES.search(name) for name in study.kernels)
+    slow_names = (find_precision(name) == "fp32" and not _NO_TILES.search(name) for name in study.kernels)
     in_fp32 = np.array([*slow_names, False])
     slow_matmuls = in_fp32[study.kernel] & (study.duration >= _LARGE_MATMUL_NS)
     if speedup < 1.5 or not slow_matmuls.any():

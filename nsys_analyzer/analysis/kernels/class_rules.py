@@ -56,7 +56,7 @@ CLASSES: dict[str, str] = {
 }
 
 #: Classes that a program has which runs a model, and no step of an optimizer as a rule.
-OF_A_MODEL = ("matmul", "fused attention", "convolution", "normalization", "embedding", "softmax")
+MODEL_CLASSES = ("matmul", "fused attention", "convolution", "normalization", "embedding", "softmax")
 
 #: Kernels that other classes have too, which are a convolution's where a convolution launches them.
 _OF_CONVOLUTION = ("convolution",)

@@ -20,18 +20,18 @@ from functools import cache
 from itertools import chain
 
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER, RULES, UNKNOWN, Rule
-from nsys_analyzer.analysis.kernels.own_classes import OwnClass, OwnClasses, classes_of_plugins, matcher
+from nsys_analyzer.analysis.kernels.own_classes import OwnClass, OwnClasses, compile_bounded_search, read_plugin_classes
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 
 #: Stands behind the alias of a range around the input pipeline.
-LOADING = "loading"
+LOADING_MARK = "loading"
 _SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED))
 _WORD = "alias "
 _ALIAS = (
     rf"(?:(?:{_SPELLINGS})(?: \d{{1,6}})?, |aten::)?{_WORD}[b-z]{{1,6}}"
     r"(?: \((?P<classes>[a-z/ ]+?)(?: in (?P<precision>(?:bf|tf|fp|int)\d{1,2}))?\))?"
-    rf"(?: {LOADING})?(?: #?\d{{1,6}}(?:(?:/| of )\d{{1,6}})?)?(?: \(\d{{1,6}}\))*"
+    rf"(?: {LOADING_MARK})?(?: #?\d{{1,6}}(?:(?:/| of )\d{{1,6}})?)?(?: \(\d{{1,6}}\))*"
 )
 
 
@@ -71,7 +71,7 @@ _ARGUMENT = re.compile(
 _ENUMERATOR = re.compile(r"E\d+E")
 
 
-def readable(name: str) -> str:
+def demangle(name: str) -> str:
     """The qualified name of a mangled kernel name, with the names and numbers among its template arguments.
 
     ``_ZN2at6native13reduce_kernelILi512ENS0_8ReduceOpIf…`` becomes ``at::native::reduce_kernel<512, ReduceOp, …>``.
@@ -108,49 +108,49 @@ def use_classes(classes: OwnClasses) -> None:
     if classes != given_classes:
         given_classes.clear()
         given_classes.update(classes)
-        first_rule.cache_clear()
+        find_rule.cache_clear()
         classify.cache_clear()
 
 
 def known_classes() -> Mapping[str, str]:
     """Returns every class with its line of the glossary, as ``CLASSES`` has those of the package."""
-    own = {name: one.meaning for name, one in {**classes_of_plugins(), **given_classes}.items()}
+    own = {name: one.meaning for name, one in {**read_plugin_classes(), **given_classes}.items()}
     return {**CLASSES, **own, **CLASSES}  # the order and the words of the package
 
 
 @cache
-def first_rule(name: str) -> Rule | None:
+def find_rule(name: str) -> Rule | None:
     """The rule that decides the class of the kernel ``name``, or None; people's own classes come before the others."""
-    text = readable(name[:LONGEST_NAME])
-    for kernel_class, own_class in (*given_classes.items(), *classes_of_plugins().items()):
-        if any(matcher(pattern)(text) for pattern in own_class.kernels):
+    text = demangle(name[:LONGEST_NAME])
+    for kernel_class, own_class in (*given_classes.items(), *read_plugin_classes().items()):
+        if any(compile_bounded_search(pattern)(text) for pattern in own_class.kernels):
             return Rule(kernel_class, "", name)
-    return public_rule(name)
+    return find_package_rule(name)
 
 
-def public_rule(name: str) -> Rule | None:
+def find_package_rule(name: str) -> Rule | None:
     """The rule of this package that decides the class of a kernel, or None; an alias in a shared copy holds its own."""
     if alias := read_alias(name):
         known = alias.kernel_class in CLASSES
         return Rule(alias.kernel_class, re.escape(name), name, alias.part_of) if known else None
-    text = readable(name[:LONGEST_NAME])
+    text = demangle(name[:LONGEST_NAME])
     return next((rule for rule in RULES if re.search(rule.pattern, text)), None)  # compiled when first needed
 
 
 #: Names of ranges and operators around collectives: by libraries, where they hold nothing else, and by programs.
-OF_LIBRARY = re.compile(r"(?:^| )(?:[nr]?ccl[:A-Z]|_?c10d(?:_functional)?::|symm_mem::|record_param_comms)")
+LIBRARY_COLLECTIVE = re.compile(r"(?:^| )(?:[nr]?ccl[:A-Z]|_?c10d(?:_functional)?::|symm_mem::|record_param_comms)")
 _COLLECTIVE = re.compile(r"(?i)all[-_ ]?(?:reduce|gather)|reduce[-_ ]?scatter|all[-_ ]?to[-_ ]?all")
 
 
 def is_collective(annotation: str) -> bool:
     """Tells whether a range or an operator of this name is a collective, or an exchange between two ranks."""
     text = annotation[:LONGEST_NAME]
-    return bool(OF_LIBRARY.search(text) or _COLLECTIVE.search(text)) and "copy" not in text.lower()
+    return bool(LIBRARY_COLLECTIVE.search(text) or _COLLECTIVE.search(text)) and "copy" not in text.lower()
 
 
-def open_classes(name: str) -> frozenset[str]:
+def find_possible_classes(name: str) -> frozenset[str]:
     """The classes that the launching operator may make of the kernel ``name``: any where no rule knows it."""
-    rule = first_rule(name)
+    rule = find_rule(name)
     return frozenset(known_classes() if rule is None else rule.part_of)
 
 
@@ -163,12 +163,12 @@ def classify(name: str, operator: str = "") -> str:
         operator: PyTorch's operator that launched it, where that is known. It decides where no rule knows the name,
             and where the name's rule leaves it open (``Rule.part_of``).
     """
-    rule = first_rule(name)
+    rule = find_rule(name)
     by_name = rule.kernel_class if rule else UNKNOWN if name.startswith(UNNAMED) else OTHER
     if not operator:
         return by_name
     by_operator = classify(operator)
-    return by_operator if by_operator in open_classes(name) else by_name
+    return by_operator if by_operator in find_possible_classes(name) else by_name
 
 
 @dataclass(frozen=True)
@@ -241,18 +241,18 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
 )
 
 
-def first_precision_rule(name: str) -> PrecisionRule | None:
+def find_precision_rule(name: str) -> PrecisionRule | None:
     """The rule that decides the precision of the matmul or attention kernel ``name``, or None."""
     text = name[:LONGEST_NAME]
     return next((rule for rule in PRECISION_RULES if re.search(rule.pattern, text)), None)
 
 
 @cache
-def gemm_precision(name: str) -> str | None:
+def find_precision(name: str) -> str | None:
     """The precision that the matmul or fused attention kernel ``name`` multiplied in, None for any other kernel."""
     if classify(name) not in ("matmul", "fused attention"):
         return None
     if alias := read_alias(name):
         return alias.precision
-    rule = first_precision_rule(name)
+    rule = find_precision_rule(name)
     return rule.precision if rule else None

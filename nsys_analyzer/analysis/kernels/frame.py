@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import HOW, range_paths
-from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.attribution.attribution import ATTRIBUTION_METHODS, make_range_paths
+from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.class_rules import FILLS, UNKNOWN
-from nsys_analyzer.analysis.kernels.classes import gemm_precision, known_classes
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace, launching_operators
+from nsys_analyzer.analysis.kernels.classes import find_precision, known_classes
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_operators
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
@@ -111,15 +111,15 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     classes, code = list(known_classes()), attributed.kernels.code
     fallback = np.where(kind == GRAPH, classes.index(UNKNOWN), classes.index(FILLS))
     class_of_kernel = np.array([*(classes.index(one) for one in attributed.kernels.classes), NONE], np.int64)[code]
-    operator = launching_operators(trace, attribution, np.arange(len(operations)))
-    leaf, step = attributed.instance_pair
+    operator = find_launching_operators(trace, attribution, np.arange(len(operations)))
+    leaf, step = attributed.instances_of_operations
     instance = np.where(leaf == NONE, step, leaf)
     by_phase = pd.Series(instances.phase).groupby([instances.process, instances.phase])
-    paths, path_names = range_paths(trace, attribution)
-    found = [gemm_precision(name) for name in attributed.kernels.names]
+    paths, path_names = make_range_paths(trace, attribution)
+    found = [find_precision(name) for name in attributed.kernels.names]
     precisions = sorted({one for one in found if one})
     precision = np.array([*(precisions.index(one) if one else NONE for one in found), NONE], np.int64)[code]
-    rank_of = {one.global_pid: NONE if one.rank is None else one.rank for one in processes_of(trace)}
+    rank_of = {one.global_pid: NONE if one.rank is None else one.rank for one in find_processes(trace)}
     processes = distinct(operations.process)
     ranks = np.array([rank_of.get(one, NONE) for one in processes.tolist()], np.int64)
     rank = ranks[np.searchsorted(processes, operations.process)]
@@ -139,13 +139,13 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
         "correlation_id": operations.correlation,
         "launch_ns": _nullable(trace.launches.start, attribution.launch),
         "launch_tid": _nullable(trace.launches.thread & 0xFFFFFF, attribution.launch),
-        "launch_latency_ns": _masked(attributed.wait(slice(None)), attribution.launch == NONE),
+        "launch_latency_ns": _masked(attributed.measure_launch_waits(slice(None)), attribution.launch == NONE),
         "operator": _categorical(operator, list(trace.operators.names)),
         "phase": _categorical(np.append(instances.phase, NONE)[instance], list(instances.phases)),
         "instance": _nullable(by_phase.cumcount().to_numpy(np.int64), instance),
         "warmup": np.append(instances.warmup, False)[instance],
         "range_path": _categorical(paths, path_names),
-        "how": _categorical(attribution.how, list(HOW)),
+        "how": _categorical(attribution.how, list(ATTRIBUTION_METHODS)),
         "ambiguous": attribution.ambiguous,
         "graph_node_id": operations.graph_node,
         "continues": operations.continues != 0,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, takewhile
 
-from nsys_analyzer.analysis.kernels.classes import readable
+from nsys_analyzer.analysis.kernels.classes import demangle
 
 _TYPES = {
     **{name: name for name in ("float", "double", "long", "int", "short", "bool")},
@@ -55,7 +55,7 @@ class _Kernel:
 
     @classmethod
     def parse(cls, name: str) -> _Kernel:
-        text = re.sub(r"<unnamed>|\(anonymous namespace\)|\{anonymous\}", "_anonymous", readable(name))
+        text = re.sub(r"<unnamed>|\(anonymous namespace\)|\{anonymous\}", "_anonymous", demangle(name))
         text = re.sub(r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?", "", text)
         match = re.match(r"[\w:]+", text)
         function = match.group(0).rstrip(":") if match else text
@@ -158,7 +158,7 @@ def _base(kernel: _Kernel) -> str:
 
 def _differing(group: Sequence[_Kernel]) -> list[str]:
     """The first words of each kernel's name that not every kernel of its group has, without a long start of all."""
-    words = [re.findall(r"\w+", readable(kernel.name)) for kernel in group]
+    words = [re.findall(r"\w+", demangle(kernel.name)) for kernel in group]
     common = set.intersection(*map(set, words))
     values = [" ".join(dict.fromkeys([word for word in one if word not in common][:3])) for one in words]
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*values, strict=False))
@@ -193,7 +193,7 @@ def _shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1].rstrip()}…"
 
 
-def short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
+def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
     """A short label for each full kernel name, unique among ``names``, whose order does not matter.
 
     None is longer than ``limit`` (at least 20) but for a closing ``#2`` that numbers, in the order of their full names,

@@ -31,14 +31,14 @@ class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raises ValueError if a pattern is no regular expression."""
         for pattern in self.kernels:
             try:
-                matcher(pattern)("")
+                compile_bounded_search(pattern)("")
             except (re.error, RecursionError, OverflowError, pyarrow.ArrowInvalid) as error:
                 quoted = pattern if len(pattern) <= _QUOTED_CHARACTERS else f"{pattern[:_QUOTED_CHARACTERS]}…"
                 raise ValueError(f"{quoted!r} is no regular expression: {error}") from error
 
 
 @cache
-def matcher(pattern: str) -> Callable[[str], object]:
+def compile_bounded_search(pattern: str) -> Callable[[str], object]:
     """Returns a search for a pattern whose time is bounded, whatever the pattern and the text are.
 
     Python's own search may backtrack without end if repetitions stand inside or behind each other, so RE2 searches for
@@ -66,7 +66,7 @@ def read_classes(path: Path) -> OwnClasses:
 
 
 @cache
-def classes_of_plugins() -> OwnClasses:
+def read_plugin_classes() -> OwnClasses:
     """Returns the classes that installed packages have."""
     classes: dict[str, OwnClass] = {}
     for point, named in plugins(KERNEL_CLASSES):

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import autograd_threads, timeline
+from nsys_analyzer.analysis.attribution.attribution import find_autograd_threads, make_timeline
 from nsys_analyzer.analysis.intervals import NONE, Timeline, is_in_any_range
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import is_framework_name
@@ -42,7 +42,7 @@ _ADDS_UP = re.compile(r".*AccumulateGrad")
 
 
 @dataclass(frozen=True)
-class Calls:
+class ModuleCalls:
     """The calls of modules in a trace.
 
     Attributes:
@@ -59,17 +59,20 @@ class Calls:
     source: str
 
 
-def find_calls(attributed: AttributedTrace) -> Calls | None:
+def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
     """Finds the calls of modules in a trace; None where no range names one."""
     ranges = attributed.trace.ranges
     index = np.flatnonzero(named(ranges, MODULE_WITH_PATH.fullmatch))
     if len(index):
         used, path = np.unique(ranges.name[index], return_inverse=True)
         matches = [match for i in used.tolist() if (match := MODULE_WITH_PATH.fullmatch(ranges.names[i]))]
-        paths, kinds = (tuple(path_of(match["path"]) for match in matches), tuple(match["kind"] for match in matches))
+        paths, kinds = (
+            tuple(split_module_path(match["path"]) for match in matches),
+            tuple(match["kind"] for match in matches),
+        )
         by_engine = all(kind == NO_KIND for kind in kinds)
         source = "the layers that an engine marked" if by_engine else "the ranges of nsys-analyze run --modules"
-        return Calls(index, path, paths, kinds, source)
+        return ModuleCalls(index, path, paths, kinds, source)
     index = np.flatnonzero(named(ranges, _OF_PROFILER.fullmatch))
     if len(index):
         kind = [match["kind"] if (match := _OF_PROFILER.fullmatch(name)) else "" for name in ranges.names]
@@ -85,7 +88,7 @@ def find_calls(attributed: AttributedTrace) -> Calls | None:
     return None
 
 
-def path_of(text: str) -> Path:
+def split_module_path(text: str) -> Path:
     """Splits a path as hooks write it, ``GPT/h.0.attn``, into its words."""
     return tuple(re.split(r"[/.]", text))[:_DEEPEST]
 
@@ -94,28 +97,28 @@ def _kinds_of_nsys(ranges: Ranges, calls: Ints) -> list[str]:
     """Returns the class of each call: that of the ``forward`` right inside, where nsys wrote one."""
     inner = np.flatnonzero(named(ranges, _FORWARD_OF_NSYS.fullmatch))
     both = np.concatenate([calls, inner])
-    parent = parents(ranges.thread[both], ranges.start[both], ranges.end[both])[len(calls) :]
+    parent = find_parents(ranges.thread[both], ranges.start[both], ranges.end[both])[len(calls) :]
     classes = [ranges.names[i].split(".")[-2] for i in ranges.name[inner].tolist()]
     kind_of_call = dict(zip(parent.tolist(), classes, strict=True))
     return [kind_of_call.get(call, NO_KIND) for call in range(len(calls))]
 
 
-def _of_program(attributed: AttributedTrace) -> Calls | None:
+def _of_program(attributed: AttributedTrace) -> ModuleCalls | None:
     """Takes the program's own ranges inside its forward passes, and wherever else it is not in a backward pass."""
     ranges, roles, every = attributed.trace.ranges, attributed.roles, attributed.trace.operators
     operators = {every.names[code] for code in distinct(every.name)}
     called = named(ranges, lambda name: not (is_framework_name(name) or name in operators))
-    called &= ~roles.any_phase & ~roles.mask("warmup")
-    phases = ranges.select(roles.leaf & ~roles.mask("backward"))
+    called &= ~roles.is_phase_or_step & ~roles.mask("warmup")
+    phases = ranges.select(roles.is_leaf_phase & ~roles.mask("backward"))
     called &= is_in_any_range(phases.thread, phases.start, phases.end, ranges.thread, ranges.start)
     index = np.flatnonzero(called)
     names = [ranges.names[i] for i in ranges.name[index].tolist()]
     return _by_nesting(ranges, index, names, "the program's own ranges", numbered=False) if names else None
 
 
-def _by_nesting(ranges: Ranges, index: Ints, names: list[str], source: str, *, numbered: bool) -> Calls:
+def _by_nesting(ranges: Ranges, index: Ints, names: list[str], source: str, *, numbered: bool) -> ModuleCalls:
     """Makes calls whose path is that of the call around and their own name; ``numbered`` in the order of its calls."""
-    parent = parents(ranges.thread[index], ranges.start[index], ranges.end[index])
+    parent = find_parents(ranges.thread[index], ranges.start[index], ranges.end[index])
     order = np.lexsort((-ranges.end[index], ranges.start[index], ranges.thread[index]))
     path_of_call: dict[int, Path] = {-1: ()}
     seen: dict[int, Counter[str]] = {}
@@ -130,10 +133,10 @@ def _by_nesting(ranges: Ranges, index: Ints, names: list[str], source: str, *, n
     code = {path: i for i, path in enumerate(paths)}
     kinds = tuple(path[-1].partition("[")[0] for path in paths) if numbered else ("",) * len(paths)
     codes = np.array([code[path_of_call[call]] for call in range(len(index))], np.int64)
-    return Calls(index, codes, tuple(paths), kinds, source)
+    return ModuleCalls(index, codes, tuple(paths), kinds, source)
 
 
-def parents(group: Ints, start: Ints, end: Ints) -> Ints:
+def find_parents(group: Ints, start: Ints, end: Ints) -> Ints:
     """Returns, shape (ranges,), the innermost other range of its group around each, -1 for none."""
     parent = np.full(len(start), -1, np.int64)
     stack: list[int] = []
@@ -147,14 +150,14 @@ def parents(group: Ints, start: Ints, end: Ints) -> Ints:
     return parent
 
 
-class Places:
+class CallFinder:
     """The call that a moment of a thread belongs to: the one open then or, in backward, that of the forward.
 
     An operator of a backward pass carries the sequence number of the operator of the forward pass that it
     differentiates, and belongs to the call around that one.
     """
 
-    def __init__(self, attributed: AttributedTrace, calls: Calls) -> None:
+    def __init__(self, attributed: AttributedTrace, calls: ModuleCalls) -> None:
         self._attributed, self._calls = attributed, calls
         ranges = attributed.trace.ranges
         self._mask = np.zeros(len(ranges), np.bool_)
@@ -162,10 +165,10 @@ class Places:
         self._call_of_range = np.full(len(ranges) + 1, NONE, np.int64)  # the last entry serves index -1
         self._call_of_range[calls.range] = np.arange(len(calls.range))
 
-    def of_operations(self, operations: Ints) -> Ints:
+    def calls_of_operations(self, operations: Ints) -> Ints:
         """Returns the call that each of some GPU operations belongs to, -1 for none."""
         attribution = self._attributed.attribution
-        call = self._call_of_range[attribution.innermost(self._mask, operations)]
+        call = self._call_of_range[attribution.find_innermost(self._mask, operations)]
         lacking = np.flatnonzero(call == NONE)
         thread, time = attribution.thread[operations[lacking]], attribution.time[operations[lacking]]
         call[lacking] = self._by_sequence(thread, time)
@@ -178,7 +181,7 @@ class Places:
 
     @cached_property
     def _open(self) -> tuple[Timeline, Ints]:
-        return timeline(self._attributed.trace.ranges, self._mask, latest=True)
+        return make_timeline(self._attributed.trace.ranges, self._mask, latest=True)
 
     def _by_sequence(self, thread: Ints, time: Ints) -> Ints:
         """Returns the call around the operator that made the node which runs at each (thread, time)."""
@@ -227,6 +230,6 @@ class Places:
         """What makes nodes, in order of start: operators with a number on a thread that is not autograd's own."""
         operators = self._attributed.trace.operators
         makes = (operators.sequence >= 0) & ~named(operators, _NODE.fullmatch)
-        makes &= ~np.isin(operators.thread, autograd_threads(self._attributed.trace))
+        makes &= ~np.isin(operators.thread, find_autograd_threads(self._attributed.trace))
         makers = operators.select(makes)
         return makers.select(np.argsort(makers.start, kind="stable"))

@@ -17,7 +17,7 @@ from itertools import compress
 import numpy as np
 import numpy.typing as npt
 
-from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
+from nsys_analyzer.analysis.attribution.attribution import RangeRoles, find_autograd_threads
 from nsys_analyzer.analysis.intervals import (
     LONG_AGO,
     NONE,
@@ -27,7 +27,7 @@ from nsys_analyzer.analysis.intervals import (
     is_in_any_range,
     merge_ranges,
 )
-from nsys_analyzer.analysis.kernels.class_rules import OF_A_MODEL
+from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
 from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, distinct, named
@@ -78,11 +78,11 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
     """
     written = (*_FUNCTIONS.values(), _MODULE)
     has_functions = any(of_shapes(trace.ranges.names, lambda name: any(p.fullmatch(name) for p in written)))
-    has_marks = has_functions or len(trace.operators) or len(autograd_threads(trace))
+    has_marks = has_functions or len(trace.operators) or len(find_autograd_threads(trace))
     if any(phase in names.leaf_phases for phase in names.extra) or not has_marks:
         return trace, {}
     roles = RangeRoles(trace.ranges, names)
-    own = roles.leaf & ~named(trace.ranges, is_framework_name)
+    own = roles.is_leaf_phase & ~named(trace.ranges, is_framework_name)
     processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), process_of(trace.ranges.thread[own]))
     if not len(processes):
         return trace, {}
@@ -145,7 +145,7 @@ class _Inference:
     def _threads_with(self, *phases: str) -> list[int]:
         """The threads that have function ranges of these phases, those with most first; autograd's own is none."""
         chosen = self.mine & named(self.ranges, lambda name: any(_FUNCTIONS[p].fullmatch(name) for p in phases))
-        chosen &= ~np.isin(self.ranges.thread, autograd_threads(self.trace))
+        chosen &= ~np.isin(self.ranges.thread, find_autograd_threads(self.trace))
         return _by_frequency(self.ranges.thread[chosen])
 
     def _of_functions(self, thread: int) -> dict[str, _Spans]:
@@ -233,7 +233,7 @@ class _Inference:
 
         Without kernels of an optimizer, what lies between two backward passes may hold one nevertheless.
         """
-        helpers = autograd_threads(self.trace)
+        helpers = find_autograd_threads(self.trace)
         threads = _by_frequency(self.launches.thread[~np.isin(self.launches.thread, helpers)])
         if not threads or not np.isin(self.launches.thread, helpers).any():
             return None
@@ -248,7 +248,7 @@ class _Inference:
             between = slice(*np.searchsorted(outside, (ended, following)))
             updates = np.flatnonzero(classes[between] == "optimizer")
             if len(updates):
-                model = np.flatnonzero(np.isin(classes[between], OF_A_MODEL))
+                model = np.flatnonzero(np.isin(classes[between], MODEL_CLASSES))
                 until = np.append(model, len(classes))[np.searchsorted(model, updates[0])]
                 times = outside[between][updates[updates < until]]
                 optimizer.append((int(times[0]), int(times[-1]) + 1))
@@ -258,7 +258,7 @@ class _Inference:
 
     def _step_thread(self, engine: Ranges) -> int:
         """The thread of the optimizer or the profiler's steps, else that which launches most outside the engine."""
-        helpers = [*autograd_threads(self.trace), *engine.thread]
+        helpers = [*find_autograd_threads(self.trace), *engine.thread]
         others = self.launches.thread[~np.isin(self.launches.thread, helpers)]
         steps = (self._called(name).thread for name in (_OPTIMIZER, _PROFILER_STEP))
         choices = (_by_frequency(threads) for threads in (*steps, others, engine.thread))
@@ -283,7 +283,7 @@ class _Inference:
 
     def _stretches(self, engine: Ranges, thread: int) -> tuple[Ints, Ints, Ints]:
         """The engine's operators, and all that runs on threads of its own, joined where they overlap."""
-        helpers = np.setdiff1d([*autograd_threads(self.trace), *engine.thread], [thread])
+        helpers = np.setdiff1d([*find_autograd_threads(self.trace), *engine.thread], [thread])
         operators = self.operators.select(np.isin(self.operators.thread, helpers))
         launches = self.launches.start[np.isin(self.launches.thread, helpers)]
         start = np.concatenate([engine.start, operators.start, launches])

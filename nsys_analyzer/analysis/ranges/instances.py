@@ -21,10 +21,14 @@ from nsys_analyzer.analysis.attribution.attribution import (
     Attribution,
     RangeRoles,
     attribute,
-    timeline,
-    waiting_range,
+    find_waiting_ranges,
+    make_timeline,
 )
-from nsys_analyzer.analysis.attribution.launches import consistent, dropped_launches, waits
+from nsys_analyzer.analysis.attribution.launches import (
+    find_dropped_launches,
+    leave_out_contradictions,
+    measure_launch_waits,
+)
 from nsys_analyzer.analysis.intervals import (
     LONG_AGO,
     NONE,
@@ -35,7 +39,7 @@ from nsys_analyzer.analysis.intervals import (
     is_in_any_range,
 )
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, OTHER
-from nsys_analyzer.analysis.kernels.classes import OF_LIBRARY, classify, is_collective, open_classes
+from nsys_analyzer.analysis.kernels.classes import LIBRARY_COLLECTIVE, classify, find_possible_classes, is_collective
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
 from nsys_analyzer.analysis.ranges.phases import (
     ATTENTION_PARTS,
@@ -78,7 +82,7 @@ class Kernels:
     classes: tuple[str, ...]
 
 
-def launching_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
+def find_launching_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
     """Code into ``trace.operators.names`` of the innermost operator around the launch of some operations, or -1.
 
     That of the launching thread: an operator runs on one thread. A node of a CUDA graph was launched where it was
@@ -97,14 +101,14 @@ def _innermost_operators(trace: Trace, attribution: Attribution, operations: Int
     return lines.open_at(thread[operations], time[operations])
 
 
-def collectives_around(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
+def find_launching_collectives(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
     """Returns the name of the collective that launches each of some operations; empty if none does.
 
     It consists of the names of the innermost range and of the innermost operator, as far as these are collectives. What
     another operator inside the range launches only prepares the collective, and counts as none.
     """
     ranges, operators = trace.ranges, trace.operators
-    around = attribution.innermost(named(ranges, is_collective), operations)
+    around = attribution.find_innermost(named(ranges, is_collective), operations)
     within = _innermost_operators(trace, attribution, operations)
     by_range = (around != NONE) & (np.append(operators.start, LONG_AGO)[within] <= np.append(ranges.start, 0)[around])
     by_operator = np.append(named(operators, is_collective), False)[within]
@@ -122,9 +126,9 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
     operations, operators = trace.operations, trace.operators
     classes = [classify(name) for name in operations.names]
     known = {classify(operators.names[i]) for i in np.flatnonzero(np.bincount(operators.name))} - {OTHER}
-    is_open = np.array([not known.isdisjoint(open_classes(name)) for name in operations.names], np.bool_)
+    is_open = np.array([not known.isdisjoint(find_possible_classes(name)) for name in operations.names], np.bool_)
     undecided = np.flatnonzero(is_open[operations.name[operations.kernels]])
-    operator = launching_operators(trace, attribution, undecided) if len(undecided) else undecided
+    operator = find_launching_operators(trace, attribution, undecided) if len(undecided) else undecided
     # A kernel for every pair of a name and a class that an operator gives it.
     number: dict[tuple[str, str], int] = {}
     by_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
@@ -137,9 +141,9 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
     code[launched] = np.array(decided, np.int32)[position]
     copies = np.flatnonzero((operations.kind == MEMCPY) & np.isin(operations.copy, (ON_DEVICE, BETWEEN_DEVICES)))
     if len(copies) and any(map(is_collective, (*trace.ranges.names, *operators.names))):
-        for copied, name in zip(copies.tolist(), collectives_around(trace, attribution, copies), strict=True):
+        for copied, name in zip(copies.tolist(), find_launching_collectives(trace, attribution, copies), strict=True):
             # A range of the program may also hold other copies on one device.
-            if name and (operations.copy[copied] == BETWEEN_DEVICES or OF_LIBRARY.search(name)):
+            if name and (operations.copy[copied] == BETWEEN_DEVICES or LIBRARY_COLLECTIVE.search(name)):
                 code[copied] = number.setdefault((f"{name} (copies)", COMMUNICATION), len(number))
     return Kernels(code, tuple(name for name, _ in number), tuple(kernel_class for _, kernel_class in number))
 
@@ -178,7 +182,7 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
     Where most do, one step is in another.
     """
     ranges = trace.ranges
-    pairs = zip(ranges.names, names.keys_of(ranges.names), strict=True)
+    pairs = zip(ranges.names, names.find_roles(ranges.names), strict=True)
     _, name = distinct_texts([normalized_name(text) if key == STEP else "" for text, key in pairs])
     index = np.flatnonzero(name[ranges.name] > 0)  # the first text is the empty one
     index = index[np.lexsort((ranges.start[index], name[ranges.name[index]], ranges.thread[index]))]
@@ -195,7 +199,7 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
     return replace(trace, ranges=ranges.select(~wrong), open_ranges=Ranges(start, end, thread, name, ranges.names))
 
 
-def repeating_ranges(trace: Trace) -> list[str]:
+def find_repeating_ranges(trace: Trace) -> list[str]:
     """Returns the names, without counters, of the program's ranges that occur several times: the longest ones."""
     ranges, operators = trace.ranges, {trace.operators.names[code] for code in distinct(trace.operators.name)}
     ns, count = Counter[str](), Counter[str]()
@@ -212,7 +216,7 @@ def _check_step(trace: Trace, names: PhaseNames) -> None:
     """Raises ``ConfigurationError`` where no range has a name that is said to be the step's."""
     for name in names.extra.get(STEP, ()):
         if not any(name in (text, without_counter(text)) for text in trace.ranges.names):
-            hint = f"Those that repeat: {', '.join(repeating_ranges(trace)) or 'none'}"
+            hint = f"Those that repeat: {', '.join(find_repeating_ranges(trace)) or 'none'}"
             raise ConfigurationError(f"No range is called {name!r}, which was to be the step", hint)
 
 
@@ -243,23 +247,26 @@ class AttributedTrace:
         _check_step(trace, names)
         self.as_recorded = trace
         self.start_ups: Mapping[int, tuple[int, int]] = {}
-        sound, launch, self._behind, self.unmeasured = consistent(trace)
+        sound, launch, self._behind, self.unmeasured = leave_out_contradictions(trace)
         self.trace, inferred = with_inferred_phases(_without_overlong_steps(sound, names), names, launch)
         self.roles = RangeRoles(self.trace.ranges, names, inferred, decodes=_decodes(sound, launch))
         self.attribution: Attribution = attribute(self.trace, self.roles, launch)
 
-    def without_start_ups(self, start_ups: Mapping[int, tuple[int, int]]) -> AttributedTrace:
+    def with_start_ups_as_warmup(self, start_ups: Mapping[int, tuple[int, int]]) -> AttributedTrace:
         """The same trace, in which the first step of these processes counts as warm-up."""
         other = copy(self)
-        for name in ("instances", "instance_pair", "warm"):
+        for name in ("instances", "instances_of_operations", "is_warmup"):
             other.__dict__.pop(name, None)
         other.start_ups = start_ups
         return other
 
-    def wait(self, chosen: Any) -> Ints:
+    def measure_launch_waits(self, chosen: Any) -> Ints:
         """From the launch of each of some operations to its start, ns, by one clock; 0 without a launch."""
         operations, launch = self.trace.operations, self.attribution.launch
-        wait: Ints = waits(operations.start[chosen], self.trace.launches.start, launch[chosen]) - self._behind[chosen]
+        wait: Ints = (
+            measure_launch_waits(operations.start[chosen], self.trace.launches.start, launch[chosen])
+            - self._behind[chosen]
+        )
         return wait
 
     @cached_property
@@ -267,7 +274,7 @@ class AttributedTrace:
         """Every occurrence of every phase."""
         ranges, roles = self.trace.ranges, self.roles
         phases = (*roles.names.leaf_phases, OTHER_STEP, STEP)
-        leaf, step = self._is_instance(roles.leaf), self._is_instance(roles.mask(STEP))
+        leaf, step = self._is_instance(roles.is_leaf_phase), self._is_instance(roles.mask(STEP))
         chosen = [roles.mask(phase) & (step if phase == STEP else leaf) for phase in phases]
         phase = np.concatenate([np.full(mask.sum(), code) for code, mask in enumerate(chosen)])
         index = np.concatenate([np.flatnonzero(mask) for mask in chosen])
@@ -281,12 +288,19 @@ class AttributedTrace:
         phase[is_step & ~trains & np.isin(process, process[trains])] = phases.index(OTHER_STEP)
         incomplete = self._lacks_gpu_activity(picked, process) | self._ends_out_of_memory(picked, process)
         return Instances(
-            index, phase, process, picked.start, picked.end, self.in_warmup(process, picked.start), incomplete, phases
+            index,
+            phase,
+            process,
+            picked.start,
+            picked.end,
+            self.is_in_warmup(process, picked.start),
+            incomplete,
+            phases,
         )
 
     def _lacks_gpu_activity(self, picked: Ranges, process: Ints) -> Bools:
         """The ranges with launches whose kernel is missing or impossible, or with operations whose API call is."""
-        lacking = self.trace.launches.select(np.concatenate([self.lost, self.unmeasured]))
+        lacking = self.trace.launches.select(np.concatenate([self.lost_launches, self.unmeasured]))
         lacks = has_moments(process_of(lacking.thread), lacking.start, process, picked.start, picked.end)
         if any(one.table in schema.RUNTIME.aliases and not one.starts_count for one in self.trace.left_out):
             unlaunched = self.trace.operations.select(self.attribution.launch == NONE)
@@ -304,7 +318,7 @@ class AttributedTrace:
         ends: Bools = (last_failure >= picked.start) & ~goes_on
         return ends
 
-    def in_warmup(self, process: Ints, time: Ints) -> Bools:
+    def is_in_warmup(self, process: Ints, time: Ints) -> Bools:
         """True where a warm-up range of the process is open, on whichever thread, or a first step that is left out.
 
         A warm-up range without an end stays open.
@@ -330,7 +344,7 @@ class AttributedTrace:
         engine = self.attribution.engine
         autograd = np.flatnonzero(np.isin(ranges.thread, engine) & family)
         process, start = process_of(ranges.thread[autograd]), ranges.start[autograd]
-        waiting = waiting_range(self.trace, self.roles, engine, process, start, np.zeros(len(autograd), np.bool_))
+        waiting = find_waiting_ranges(self.trace, self.roles, engine, process, start, np.zeros(len(autograd), np.bool_))
         instance[autograd] &= ~np.append(family, False)[waiting]
         return instance
 
@@ -340,31 +354,31 @@ class AttributedTrace:
         return find_kernels(self.trace, self.attribution)
 
     @cached_property
-    def lost(self) -> Ints:
+    def lost_launches(self) -> Ints:
         """The kernel launches whose kernel the capture lacks: indices into ``trace.launches``."""
-        return np.flatnonzero(dropped_launches(self.trace.launches, self.attribution.launch, self.unmeasured))
+        return np.flatnonzero(find_dropped_launches(self.trace.launches, self.attribution.launch, self.unmeasured))
 
     @cached_property
-    def instance_pair(self) -> tuple[SmallInts, SmallInts]:
+    def instances_of_operations(self) -> tuple[SmallInts, SmallInts]:
         """Shape (operations,) each: the instance of a phase and the step that each operation belongs to, or -1."""
-        return self._instance_of(self.roles.leaf), self._instance_of(self.roles.mask(STEP))
+        return self._instance_of(self.roles.is_leaf_phase), self._instance_of(self.roles.mask(STEP))
 
     def _instance_of(self, family: Bools) -> SmallInts:
         lookup = np.full(len(self.trace.ranges) + 1, NONE, np.int32)  # the last entry serves index -1
         lookup[self.instances.range] = np.arange(len(self.instances.range))
-        found = lookup[self.attribution.outermost(family)]
-        if self.warm.any():  # a measured instance may hold a warm-up range, whose work is not its own
-            found[self.warm & ~np.append(self.instances.warmup, True)[found]] = NONE
+        found = lookup[self.attribution.find_outermost(family)]
+        if self.is_warmup.any():  # a measured instance may hold a warm-up range, whose work is not its own
+            found[self.is_warmup & ~np.append(self.instances.warmup, True)[found]] = NONE
         return found
 
     @cached_property
-    def warm(self) -> Bools:
+    def is_warmup(self) -> Bools:
         """Shape (operations,): True for each that was launched (on the GPU's timeline: ran) in a warm-up range."""
         time, placed = self.attribution.time, self.attribution.thread != NONE
-        warm: Bools = placed & self.in_warmup(self.trace.operations.process, time)
+        warm: Bools = placed & self.is_in_warmup(self.trace.operations.process, time)
         return warm
 
-    def attention_part(self, operations: Ints) -> Ints:
+    def find_attention_parts(self, operations: Ints) -> Ints:
         """Code into ``ATTENTION_PARTS`` of the innermost attention range around each of some operations, or -1.
 
         Where there are ranges around attention, a part outside them (a sampler's softmax) is none.
@@ -373,20 +387,20 @@ class AttributedTrace:
         attention = part_of_range == ATTENTION_PARTS.index("attention")
         # A projection is a module inside that of attention, and no part of it.
         chosen = (part_of_range != NONE) | self.roles.mask(MODULE)
-        found = self.attribution.innermost(chosen, operations)
-        around = self.attribution.innermost(attention, operations) if attention.any() else found
+        found = self.attribution.find_innermost(chosen, operations)
+        around = self.attribution.find_innermost(attention, operations) if attention.any() else found
         return np.where(around == NONE, NONE, np.append(part_of_range, NONE)[found])
 
-    def lost_in(self, process: int) -> int:
+    def count_lost_launches(self, process: int) -> int:
         """The number of kernel launches of a process without their kernel."""
-        return int((process_of(self.trace.launches.thread[self.lost]) == process).sum())
+        return int((process_of(self.trace.launches.thread[self.lost_launches]) == process).sum())
 
-    def open_phases(self, process: int) -> tuple[str, ...]:
+    def find_open_phases(self, process: int) -> tuple[str, ...]:
         """The names of a process's phase ranges without an end."""
         found = self._open_ranges(process, *self.roles.names.leaf_phases, STEP)
         return tuple(sorted({found.names[i] for i in found.name}))
 
-    def open_warmups(self, process: int) -> int:
+    def count_open_warmups(self, process: int) -> int:
         """The number of warm-up ranges of a process without an end."""
         return len(self._open_ranges(process, WARMUP))
 
@@ -394,12 +408,12 @@ class AttributedTrace:
         ranges = self.trace.open_ranges
         return ranges.select((process_of(ranges.thread) == process) & self.roles.mask(*keys, of=ranges))
 
-    def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
+    def count_nested_phases(self, process: int) -> dict[tuple[str, str], int]:
         """Returns the number of ranges of one phase inside another phase on their thread: (inner, outer) to count."""
         ranges = self.trace.ranges
-        is_leaf = self.roles.leaf & (process_of(ranges.thread) == process)
+        is_leaf = self.roles.is_leaf_phase & (process_of(ranges.thread) == process)
         inner = np.flatnonzero(is_leaf)
-        lines, index = timeline(ranges, is_leaf, latest=False)
+        lines, index = make_timeline(ranges, is_leaf, latest=False)
         around = lines.open_at(ranges.thread[inner], ranges.start[inner])
         inner, outer = inner[around != NONE], index[around[around != NONE]]
         phase = self.roles.codes(self.roles.names.leaf_phases)
@@ -414,20 +428,20 @@ class AttributedTrace:
         """Returns the name of a range for people: an inferred one is called by its phase."""
         return self.roles.inferred.get(name) or normalized_name(name)
 
-    def crossing_phases(self, process: int) -> dict[tuple[str, str], int]:
+    def count_crossing_phases(self, process: int) -> dict[tuple[str, str], int]:
         """Returns how many pushed ranges of phases end inside one that began in them: (first, second) to count.
 
         Ranges that are pushed and popped lie inside each other, so a pop is missing, or it came from elsewhere.
         """
         ranges, free = self.trace.ranges, {*self.trace.started, *self.roles.inferred}
-        pushed = self.roles.any_phase & named(ranges, lambda name: name not in free)
-        lines, first = timeline(ranges, pushed & (process_of(ranges.thread) == process), latest=True)
+        pushed = self.roles.is_phase_or_step & named(ranges, lambda name: name not in free)
+        lines, first = make_timeline(ranges, pushed & (process_of(ranges.thread) == process), latest=True)
         second = np.append(first, NONE)[lines.open_at(ranges.thread[first], ranges.end[first] - 1)]
         crosses = (ranges.end[second] > ranges.end[first]) & (ranges.end[first] - ranges.start[second] > _ROUNDED_NS)
         pairs = zip(ranges.name[first[crosses]].tolist(), ranges.name[second[crosses]].tolist(), strict=True)
         return Counter((ranges.names[outlasting], ranges.names[inner]) for outlasting, inner in pairs)
 
-    def out_of_memory(self, process: int) -> bool:
+    def ran_out_of_memory(self, process: int) -> bool:
         """True where an allocation of a process failed and it launched no kernel afterwards."""
         failed, launches = self.trace.failed_allocations, self.trace.launches
         mine = failed.start[process_of(failed.thread) == process]

@@ -43,7 +43,7 @@ def is_framework_name(name: str) -> bool:
     return bool(_FRAMEWORK.match(name))
 
 
-def module_key(name: str) -> str | None:
+def find_module_role(name: str) -> str | None:
     """The role of a module's range: attention, whose projections are modules inside, or any other; else None."""
     match = MODULE_WITH_PATH.fullmatch(name)
     if match is None:
@@ -90,11 +90,11 @@ class PhaseNames:
         added = [p for p in self.extra if p not in (*LEAF_PHASES, STEP, WARMUP, *ATTENTION_PARTS)]
         return (*LEAF_PHASES, *added)
 
-    def keys_of(self, names: tuple[str, ...]) -> list[str | None]:
+    def find_roles(self, names: tuple[str, ...]) -> list[str | None]:
         """Returns the phase or attention part of each name, or None."""
-        return [self.key_of(name) for name in names] if self.extra else of_shapes(names, self.key_of)
+        return [self.find_role(name) for name in names] if self.extra else of_shapes(names, self.find_role)
 
-    def key_of(self, name: str) -> str | None:
+    def find_role(self, name: str) -> str | None:
         """The phase or attention part that a range of this name is, or None."""
         normal = normalized_name(name)
         by_name = (key for key, names in self.extra.items() if name in names)

@@ -10,7 +10,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.processes import Process
 from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace, collectives_around
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_collectives
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
@@ -220,7 +220,7 @@ def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> 
     by_call = np.array([_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last]]
     kind = np.where(by_call != OTHER_KIND, by_call, by_kernel)
     unnamed = np.flatnonzero(kind == OTHER_KIND)  # as RCCL's kernels for any collective are
-    kind[unnamed] = [_kind(name) for name in collectives_around(trace, attributed.attribution, index[unnamed])]
+    kind[unnamed] = [_kind(name) for name in find_launching_collectives(trace, attributed.attribution, index[unnamed])]
     communicator = np.append(calls.communicator, 0)[last]
     since = np.searchsorted(windows.called, launched, side="right") - 1
     return Collectives(
@@ -235,7 +235,7 @@ def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> 
         peer=np.append(calls.peer, UNKNOWN)[last],
         ranks=np.append(calls.ranks, 0)[last],
         peers=np.bincount(place[with_peer[pairs]], minlength=len(index)),
-        phase=np.append(instances.phase, NONE)[attributed.instance_pair[0][index]],
+        phase=np.append(instances.phase, NONE)[attributed.instances_of_operations[0][index]],
         names=instances.phases,
     )
 

@@ -177,7 +177,7 @@ class ProcessWork:
         instances = self.attributed.instances
         self.phases = (*instances.phases, OUTSIDE)
         phase_of = np.append(instances.phase, len(instances.phases)).astype(np.int32)
-        self.phase = phase_of[np.append(self.attributed.instance_pair[0], NONE)]
+        self.phase = phase_of[np.append(self.attributed.instances_of_operations[0], NONE)]
 
     def _find_calls(self, begun: int | None) -> None:
         """Finds the calls of the threads that launch work of the process, and those that wait, last or allocate.

@@ -203,7 +203,7 @@ def _requests(attributed: AttributedTrace, process: int, steps: Steps, kind: npt
     found = [REQUEST.fullmatch(name) for name in ranges.names]
     named = np.array([*(match is not None for match in found), False])[ranges.name]
     mine = np.flatnonzero(named & (process_of(ranges.thread) == process))
-    mine = mine[~attributed.in_warmup(process_of(ranges.thread[mine]), ranges.start[mine])]
+    mine = mine[~attributed.is_in_warmup(process_of(ranges.thread[mine]), ranges.start[mine])]
     whole, first = dict[str, tuple[int, int]](), dict[str, tuple[int, int]]()
     for index in mine.tolist():
         match = found[ranges.name[index]]

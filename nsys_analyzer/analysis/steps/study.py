@@ -381,7 +381,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         np.where(kernels.code[mine] == NONE, operations.copy[mine], OTHER_COPY),  # without collectives
         kernels.code[mine], kernels.names, kernels.classes,
         work.phase[mine], work.phases,
-        attributed.attention_part(mine),
+        attributed.find_attention_parts(mine),
         end - begin, exposed[mine],
         calls.call, calls.name, calls.names,
         tuple(attributed.trace.callers.get((work.process, one), "") for one in calls.correlation.tolist()),
@@ -389,7 +389,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         spans[(spans[:, 1] < spans[:, 2]) | (spans[:, 3] < spans[:, 4])],
         np.where(idle >= PAUSE_NS, loading_ns, 0), unrecorded_ns,
         ranges.names,
-        frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
+        frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.is_leaf_phase]).tolist()),
         measured_ns,
         float(low_cost.sum() / high_cost.sum()) if high_cost.any() else 1.0,
         attributed.trace.metadata.gpu(pid_of(work.process), device),

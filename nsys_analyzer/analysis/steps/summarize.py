@@ -248,7 +248,7 @@ def _launching(work: ProcessWork, measured: Windows, chosen: SmallInts) -> tuple
     starts, ends = (getattr(work.attributed.trace.operations, name)[mine] for name in ("start", "end"))
     order = np.lexsort((starts, launch := work.attributed.attribution.launch[mine]))
     first = np.flatnonzero(np.diff(launch[order], prepend=NONE - 1))
-    latency = (np.percentile(work.attributed.wait(mine[order[first]]), [50, 90]) / NS_PER_US).tolist()
+    latency = (np.percentile(work.attributed.measure_launch_waits(mine[order[first]]), [50, 90]) / NS_PER_US).tolist()
     launched, ended = np.sort(work.launched[mine[order[first]]]), np.sort(np.maximum.reduceat(ends[order], first))
     waiting = np.maximum(np.arange(len(first)) - np.searchsorted(ended, launched, side="right"), 0)
     return LaunchLatency(*latency), Queue(float(np.median(waiting)), int(waiting.max()))

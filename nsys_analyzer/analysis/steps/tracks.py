@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import SEPARATOR, range_paths
+from nsys_analyzer.analysis.attribution.attribution import PATH_SEPARATOR, make_range_paths
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.ranges.calls import Calls, Places, find_calls
+from nsys_analyzer.analysis.ranges.calls import CallFinder, ModuleCalls, find_module_calls
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.lines import hottest_stacks
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
@@ -266,10 +266,10 @@ class _Recorder:
     def _streams(self, threads: Ints, on_cpu: bool) -> Iterator[Stream]:
         """Yields the work of each stream of each device."""
         operations, attribution = self.attributed.trace.operations, self.attributed.attribution
-        path_codes, paths = range_paths(self.attributed.trace, attribution)
+        path_codes, paths = make_range_paths(self.attributed.trace, attribution)
         if self.steps.marks:
-            around = [path.split(SEPARATOR) for path in paths]
-            paths = [SEPARATOR.join(name for name in names if not REQUEST.fullmatch(name)) for names in around]
+            around = [path.split(PATH_SEPARATOR) for path in paths]
+            paths = [PATH_SEPARATOR.join(name for name in names if not REQUEST.fullmatch(name)) for names in around]
         place = {thread: i for i, thread in enumerate(threads.tolist())}
         critical = np.zeros(len(operations), np.bool_)
         study = (
@@ -290,10 +290,13 @@ class _Recorder:
                 self._names_of(mine),
                 self.groups.codes(self.work.classes, self.work.label[mine]),
                 _depths(start, end),
-                phase=np.append(self.attributed.instances.phase, NONE)[self.attributed.instance_pair[0][mine]] + 1,
+                phase=np.append(self.attributed.instances.phase, NONE)[self.attributed.instances_of_operations[0][mine]]
+                + 1,
                 module=self._modules_of(mine),
                 path=self.paths.codes(paths, path_codes[mine]),
-                wait=np.where(attribution.launch[mine] != NONE, np.maximum(self.attributed.wait(mine), 0), NONE),
+                wait=np.where(
+                    attribution.launch[mine] != NONE, np.maximum(self.attributed.measure_launch_waits(mine), 0), NONE
+                ),
                 thread=np.array([place.get(thread, NONE) for thread in attribution.thread[mine].tolist()], np.int64),
                 critical=critical[mine],
             )
@@ -330,13 +333,13 @@ class _Recorder:
         if self._places is None:
             return np.zeros(len(operations), np.int64)
         calls, places = self._places
-        code = np.append(calls.path, len(calls.paths))[places.of_operations(operations)]
+        code = np.append(calls.path, len(calls.paths))[places.calls_of_operations(operations)]
         return self.modules.codes([*(".".join(path) for path in calls.paths), ""], code)
 
     @cached_property
-    def _places(self) -> tuple[Calls, Places] | None:
-        calls = find_calls(self.attributed)
-        return (calls, Places(self.attributed, calls)) if calls else None
+    def _places(self) -> tuple[ModuleCalls, CallFinder] | None:
+        calls = find_module_calls(self.attributed)
+        return (calls, CallFinder(self.attributed, calls)) if calls else None
 
     def _memory(self) -> tuple[Ints, Ints]:
         """Returns the device's memory in use, at the start and from each change on."""

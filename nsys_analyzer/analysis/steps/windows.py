@@ -267,7 +267,7 @@ class _Work:
     def __init__(self, attributed: AttributedTrace, process: int) -> None:
         self.attributed, self.process = attributed, process
         operations, attribution = attributed.trace.operations, attributed.attribution
-        self.index = np.flatnonzero((operations.process == process) & ~attributed.warm)
+        self.index = np.flatnonzero((operations.process == process) & ~attributed.is_warmup)
         self.start, self.end = operations.start[self.index], operations.end[self.index]
         self.ns, placed = self.end - self.start, attribution.thread[self.index] != NONE
         self.time = np.where(placed, attribution.time[self.index], self.start)
@@ -509,7 +509,7 @@ def _in_one_range(work: _Work, windows: Windows) -> bool:
     """Whether all units lie in a single phase, or in a single call of a model: they are parts of one pass."""
     roles, ranges = work.attributed.roles, work.attributed.trace.ranges
     is_call = np.array([*(name.startswith(MODULE_CALL) for name in ranges.names), False])[ranges.name]
-    around = (roles.any_phase | is_call) & (process_of(ranges.thread) == work.process)
+    around = (roles.is_phase_or_step | is_call) & (process_of(ranges.thread) == work.process)
     around &= (ranges.start <= windows.called[0]) & (ranges.end >= windows.called[-1])
     return bool(around.any())
 

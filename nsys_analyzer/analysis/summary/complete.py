@@ -9,8 +9,8 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.findings.diagnosis import diagnose, why_missing
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.kernels.labels import short_labels
-from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP, module_key
+from nsys_analyzer.analysis.kernels.labels import make_short_labels
+from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP, find_module_role
 from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
 from nsys_analyzer.analysis.summary.limits import TOLERANCE, limits_of
@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.summary.statistics import (
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
 from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES, cached_bytes, read_weights_bytes
-from nsys_analyzer.analysis.transformer.peaks import memory_bytes_per_s
+from nsys_analyzer.analysis.transformer.peaks import find_memory_bandwidth
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import MODULE_CALL
 from nsys_analyzer.trace.schema import MS_PER_S
@@ -39,7 +39,7 @@ _NEARLY_ALL = 0.9
 
 def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
     """The captures of a report with what follows from their times, ranks and manifests, and from each other."""
-    labels = short_labels(sorted({row.name for one in captures if one.whole for row in one.whole.kernels}))
+    labels = make_short_labels(sorted({row.name for one in captures if one.whole for row in one.whole.kernels}))
     diagnosed = (replace(one, diagnosis=diagnose(one)) for one in map(_of_one_step, captures))
     labelled = [_labelled(replace(one, step=_step(one, one.step) if one.step else None), labels) for one in diagnosed]
     return tuple(
@@ -121,7 +121,7 @@ def _serving(capture: CaptureSummary, serving: Serving) -> Serving:
 
     By these weights have the precision of most of the matmul time.
     """
-    run, peak = capture.run, memory_bytes_per_s(capture.device)
+    run, peak = capture.run, find_memory_bandwidth(capture.device)
     if run and run.weights_bytes:
         return serving.with_least(run.weights_bytes, run.cache_bytes, peak, counted=True)
     precision = max(capture.precisions, key=lambda name: capture.precisions[name], default="unknown")
@@ -277,7 +277,7 @@ def _of_attention(attention: AttentionSummary, counted: CountedFlops) -> Attenti
     in_modules = sum(
         flops.get(FORWARD, 0)
         for name, flops in counted.modules.items()
-        if module_key(MODULE_CALL + name) == "attention"
+        if find_module_role(MODULE_CALL + name) == "attention"
     )
     if attention.matmul_ms and in_modules and in_modules != counted.attention_matmul:
         attention = replace(attention, matmul_ms=None, runtime_ratio=None)

@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.transformer.costs import (
     linear_elements,
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
-from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_peaks, memory_bytes_per_s
+from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_memory_bandwidth, find_peaks
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.columns import COPIES, MEMCPY, ON_DEVICE
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
@@ -76,7 +76,7 @@ class _View:
     def __init__(self, capture: CaptureSummary) -> None:
         self.capture = capture
         self.peaks: Peaks | None = find_peaks(capture.gpu)
-        self.memory = memory_bytes_per_s(capture.device)
+        self.memory = find_memory_bandwidth(capture.device)
         known = capture.configuration or Configuration()
         parts = {"model": known.model, "context length": known.context_length, "batch size": known.batch_size}
         whole = known.model and known.batch_size and known.context_length

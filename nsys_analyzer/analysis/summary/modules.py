@@ -17,7 +17,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE, Timeline
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranges.calls import Calls, Path, Places, find_calls, path_of
+from nsys_analyzer.analysis.ranges.calls import CallFinder, ModuleCalls, Path, find_module_calls, split_module_path
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.configuration import CountedFlops
@@ -196,7 +196,7 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     Counted are the kernels of measured phases: those of backward phases as backward, all others as forward. Optimizers
     are no part of a module.
     """
-    calls = find_calls(attributed)
+    calls = find_module_calls(attributed)
     if calls is None:
         return None
     trace = attributed.trace
@@ -204,10 +204,10 @@ def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: b
     is_backward = attributed.instances.phase == attributed.instances.phases.index("backward")
     # Of each instance of a phase; the last entry serves what is in none.
     direction = np.append(np.where(counted, np.where(is_backward, BACKWARD, FORWARD), NONE), NONE)
-    leaf, step = attributed.instance_pair
+    leaf, step = attributed.instances_of_operations
     of_kernel = direction[np.where(leaf == NONE, step, leaf)]
     kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (of_kernel != NONE))
-    call = Places(attributed, calls).of_operations(kernels)
+    call = CallFinder(attributed, calls).calls_of_operations(kernels)
     if not (call != NONE).any():
         return None
     way, duration = of_kernel[kernels], (trace.operations.end - trace.operations.start)[kernels]
@@ -261,7 +261,7 @@ def _units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tup
 class _Tree:
     """The modules that are called, each below the innermost one whose path its own begins with."""
 
-    def __init__(self, calls: Calls, started: Ints, sums: Sequence[Ints], units: int) -> None:
+    def __init__(self, calls: ModuleCalls, started: Ints, sums: Sequence[Ints], units: int) -> None:
         """``started`` are the times of the calls, ``sums`` ns and launches of all units, by module and direction.
 
         Behind the modules come what is of none, and collectives.
@@ -315,7 +315,7 @@ def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
         return modules
     flops: dict[str, dict[str, float]] = {way: defaultdict(float) for way in DIRECTIONS}
     for name, by_phase in counted.modules.items():
-        words = path_of(name.rpartition(": ")[0])
+        words = split_module_path(name.rpartition(": ")[0])
         for phase, count in by_phase.items():
             way = flops["backward" if phase in _BACKWARD_PHASES else "forward"]
             for length in range(1, len(words) + 1):

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.intervals import measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UNKNOWN
-from nsys_analyzer.analysis.kernels.classes import gemm_precision
+from nsys_analyzer.analysis.kernels.classes import find_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.tracks import memory_levels
@@ -192,7 +192,7 @@ def precision_shares(kernels: Sequence[KernelRow]) -> dict[str, float]:
     """Shares of the time of some kernels by the precision in their names, the largest first."""
     ms: defaultdict[str, float] = defaultdict(float)
     for row in kernels:
-        ms[gemm_precision(row.name) or "unknown"] += row.ms_per_instance
+        ms[find_precision(row.name) or "unknown"] += row.ms_per_instance
     total = sum(ms.values())
     return {key: value / total for key, value in sorted(ms.items(), key=lambda item: -item[1])} if total else {}
 

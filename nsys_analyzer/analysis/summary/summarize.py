@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
-from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
-from nsys_analyzer.analysis.attribution.processes import Process, processes_of
+from nsys_analyzer.analysis.attribution.attribution import ATTRIBUTION_METHODS, UNATTRIBUTED
+from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.intervals import NONE, has_moments
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
@@ -70,10 +70,10 @@ def summarize(
         tracked: of how many operations every moment is kept, for a timeline, about; 0 for none.
     """
     attributed = AttributedTrace(trace, names)
-    processes = processes_of(trace)
+    processes = find_processes(trace)
     steps = {one.global_pid: find_steps(attributed, one.global_pid) for one in processes}
     start_ups = {process: one.start_up for process, one in steps.items() if one and one.start_up}
-    attributed = attributed.without_start_ups(start_ups) if start_ups else attributed
+    attributed = attributed.with_start_ups_as_warmup(start_ups) if start_ups else attributed
     found = []
     for process in processes:
         summary = _ProcessView(attributed, process, steps[process.global_pid]).summary(name, configuration)
@@ -149,9 +149,9 @@ class _ProcessView:
 
     def status(self) -> str:
         """No kernels, out of memory, partial, or ok."""
-        open_phases = self.attributed.open_phases(self.process.global_pid)
+        open_phases = self.attributed.find_open_phases(self.process.global_pid)
         incomplete = self.own_instances & self.instances.incomplete
-        if self.attributed.out_of_memory(self.process.global_pid):
+        if self.attributed.ran_out_of_memory(self.process.global_pid):
             return "oom"
         if self.operations.kernels.stop == 0:
             return "no_kernels"
@@ -172,7 +172,7 @@ class _ProcessView:
 
     def phases(self) -> tuple[PhaseSummary, ...]:
         """The phases that occur, in the order of a step; the step itself last."""
-        leaf, step = (part[self.mine] for part in self.attributed.instance_pair)
+        leaf, step = (part[self.mine] for part in self.attributed.instances_of_operations)
         *leaves, other_step, last = range(len(self.instances.phases))
         return (*self._group(leaf, leaves), *self._group(step, [other_step, last]))
 
@@ -242,7 +242,7 @@ class _ProcessView:
 
     def whole(self) -> PhaseSummary:
         """The process's operations outside warm-up as one phase of one instance."""
-        warm = self.attributed.warm[self.mine]
+        warm = self.attributed.is_warmup[self.mine]
         everything = np.where(warm, np.int32(NONE), np.int32(0))
         clocks = gpu_clocks(self.operations, everything, 1)
         whole = self._gpu_figures("whole capture", 0, np.zeros(1, np.int64), clocks, self._totals(everything, 1))
@@ -272,9 +272,9 @@ class _ProcessView:
         attribution = self.attributed.attribution
         kernel = self.operations.kernels
         how = attribution.how[self.mine][kernel]
-        leaf, step = (part[self.mine][kernel] for part in self.attributed.instance_pair)
-        warm = self.attributed.warm[self.mine][kernel]
-        count, ns = sums_of(self.operations.select(kernel), how, warm, (len(HOW), 2))
+        leaf, step = (part[self.mine][kernel] for part in self.attributed.instances_of_operations)
+        warm = self.attributed.is_warmup[self.mine][kernel]
+        count, ns = sums_of(self.operations.select(kernel), how, warm, (len(ATTRIBUTION_METHODS), 2))
         first = self.operations.continues[kernel] == 0
         return Coverage(
             kernels=int(np.count_nonzero(first)),
@@ -287,8 +287,8 @@ class _ProcessView:
             unattributed_ms=_sum_ms(ns[UNATTRIBUTED]),
             without_launch=int(np.count_nonzero(first & (attribution.launch[self.mine][kernel] == NONE))),
             ambiguous=int(np.count_nonzero(first & attribution.ambiguous[self.mine][kernel])),
-            how=dict(zip(HOW, count.sum(axis=1).tolist(), strict=True)),
-            lost_launches=self.attributed.lost_in(self.process.global_pid),
+            how=dict(zip(ATTRIBUTION_METHODS, count.sum(axis=1).tolist(), strict=True)),
+            lost_launches=self.attributed.count_lost_launches(self.process.global_pid),
             warmup_ms=_sum_ms(ns[:, 1]),
         )
 

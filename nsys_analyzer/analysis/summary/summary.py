@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from nsys_analyzer.analysis.attribution.processes import label_of_pid
+from nsys_analyzer.analysis.attribution.processes import make_pid_label
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.kernels.class_rules import OF_A_MODEL
+from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.statistics import Stats
@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.summary.modules import Modules
 from nsys_analyzer.analysis.summary.statistics import ClassRow, KernelRow, Leader, MatmulShare, MemoryRow, share_of
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
-from nsys_analyzer.analysis.transformer.peaks import Verdict, verdict_of
+from nsys_analyzer.analysis.transformer.peaks import Verdict, judge_busy_share
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.text import Words
 from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
@@ -158,7 +158,7 @@ class BusyShare:
 
     def __post_init__(self) -> None:
         """Fills the verdict."""
-        low, high = map(verdict_of, self.estimated or (self.low, self.high))
+        low, high = map(judge_busy_share, self.estimated or (self.low, self.high))
         vars(self)["verdict"] = low if low == high else "undecided"
 
 
@@ -388,7 +388,7 @@ class Summary:
     @property
     def shares_gpu(self) -> bool:
         """Whether only its ID tells the process from others of its capture, on the same GPU."""
-        return self.pid is not None and self.process == label_of_pid(self.pid)
+        return self.pid is not None and self.process == make_pid_label(self.pid)
 
     @property
     def has_no_kernel(self) -> bool:
@@ -419,7 +419,7 @@ class Summary:
     def holds_model(self) -> bool:
         """False where every kernel is known, and none is of a class that models are made of."""
         whole = self.whole
-        return whole is None or whole.opaque or any(row.kernel_class in OF_A_MODEL for row in whole.classes)
+        return whole is None or whole.opaque or any(row.kernel_class in MODEL_CLASSES for row in whole.classes)
 
     @property
     def on_cpu(self) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.processes import processes_of
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace, repeating_ranges
+from nsys_analyzer.analysis.attribution.processes import find_processes
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_repeating_ranges
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
 from nsys_analyzer.text import NO_BREAK_SPACE, Words, about, about_percent, code, joined, phrase, plural
@@ -94,11 +94,11 @@ class _Checks:
 
     def left_out(self) -> Iterator[Words]:
         """Ranges and rows that count in no figure; the first process reports the rows of those without an entry."""
-        for name in self.attributed.open_phases(self.process):
+        for name in self.attributed.find_open_phases(self.process):
             yield phrase(
                 "A range `{}` has no end, or one behind the next start: that occurrence is partial and left out.", name
             )
-        entries = [one.global_pid for one in processes_of(self.trace)] if self.trace.left_out else []
+        entries = [one.global_pid for one in find_processes(self.trace)] if self.trace.left_out else []
         for one in self.trace.left_out:
             if self.process == (one.process if one.process in entries else entries[0]):
                 of = "" if one.process == self.process else f" of process {pid_of(one.process)}"
@@ -135,7 +135,7 @@ class _Checks:
     def names(self) -> Iterator[Words]:
         """Yields names of phases that no range has, and says if no range names a step or a phase."""
         ranges = self.trace.ranges
-        repeating = repeating_ranges(self.trace) if self.summary.step and self.summary.step.is_pass else ()
+        repeating = find_repeating_ranges(self.trace) if self.summary.step and self.summary.step.is_pass else ()
         if repeating:
             examples = joined(", ", map(code, repeating))
             yield phrase(
@@ -210,7 +210,7 @@ class _Checks:
             if group.kind in ("longer", "shorter", "other work") and group.steps >= _SHARE_OF_UNLIKE_STEPS * count:
                 unlike = f"{group.steps:,} of {count:,} steps are unlike the usual ones ({group.kind})"
                 yield f"{unlike}, with a median of {about(group.median_ms)} ms: no figure of a step holds them."
-        if self.attributed.open_warmups(self.process):
+        if self.attributed.count_open_warmups(self.process):
             yield "A warm-up range has no end: everything after its start counts as warm-up."
 
     def concurrency(self) -> Iterator[Words]:
@@ -226,9 +226,9 @@ class _Checks:
 
     def attribution(self) -> Iterator[Words]:
         """The phases inside another one, and the kernels that several threads may have launched."""
-        for (inner, outer), count in self.attributed.nested_phases(self.process).items():
+        for (inner, outer), count in self.attributed.count_nested_phases(self.process).items():
             yield phrase("{:,} `{}` ranges lie inside `{}` and are counted there.", count, inner, outer)
-        for (first, second), count in self.attributed.crossing_phases(self.process).items():
+        for (first, second), count in self.attributed.count_crossing_phases(self.process).items():
             yield phrase(
                 "{:,} `{}` {} into `{}`, as no range that is pushed and popped can: what is launched in both counts in "
                 "the first alone. A pop is missing, or came too late.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace, launching_operators
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_operators
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP
 from nsys_analyzer.analysis.transformer.costs import (
     attention_matmul_flops,
@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.transformer.costs import (
     softmax_flops,
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
-from nsys_analyzer.analysis.transformer.peaks import l2_bytes, memory_bytes_per_s
+from nsys_analyzer.analysis.transformer.peaks import find_l2_bytes, find_memory_bandwidth
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import KERNEL
 from nsys_analyzer.trace.metadata import Gpu
@@ -135,16 +135,16 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
         of_kernel = np.append(units, False)[instance_of]  # the last entry serves no instance
         return np.flatnonzero((operations.kind == KERNEL) & of_kernel), int(units.sum())
 
-    phase_instance, step_instance = attributed.instance_pair
+    phase_instance, step_instance = attributed.instances_of_operations
     forward, forwards = inside(FORWARD, phase_instance)
     if len(forward):
-        yield _Parts(attributed, FORWARD, forward, attributed.attention_part(forward), forwards, None)
+        yield _Parts(attributed, FORWARD, forward, attributed.find_attention_parts(forward), forwards, None)
     if not attributed.roles.mask(*ATTENTION_PARTS).any():
         return
     mine = np.flatnonzero((operations.kind == KERNEL) & (operations.process == process))
-    part = attributed.attention_part(mine)
+    part = attributed.find_attention_parts(mine)
     mine, part = mine[part != NONE], part[part != NONE]
-    warm = attributed.warm[mine]
+    warm = attributed.is_warmup[mine]
     in_softmax = part == ATTENTION_PARTS.index("softmax")
     left_out = mine[warm & (in_softmax | ~in_softmax.any())]
     step, steps = inside(STEP, step_instance)
@@ -179,7 +179,7 @@ class _Parts:
         Their operators multiply batches of matrices. Without operators, they are the matmuls next to the softmax.
         """
         trace = self.attributed.trace
-        operator = launching_operators(trace, self.attributed.attribution, self.kernels)
+        operator = find_launching_operators(trace, self.attributed.attribution, self.kernels)
         is_batched = np.array([*map(bool, map(_BATCHED.match, trace.operators.names)), False])
         batched: Bools = matmuls & is_batched[operator]
         if batched.any():
@@ -204,7 +204,7 @@ def _occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None:
     """Counts the attention ranges around some kernels, one that a graph captured once for each replay."""
     part = attributed.roles.codes(ATTENTION_PARTS)
     around = part == ATTENTION_PARTS.index("attention")
-    attention = attributed.attribution.innermost(around if around.any() else part != NONE, kernels)
+    attention = attributed.attribution.find_innermost(around if around.any() else part != NONE, kernels)
     replayed = attributed.trace.operations.graph_node[kernels] != 0
     replay = np.where(replayed, attributed.attribution.launch[kernels], NONE)
     pairs = np.unique(np.stack([attention, replay])[:, attention != NONE], axis=1)
@@ -279,14 +279,14 @@ def softmax_traffic(
         cache holds: the kernels are of other tensors than assumed.
     """
     batch, heads, context = shape
-    counted = [(launches, took, *moves) for name, launches, took in kernels if (moves := pass_of(name))]
+    counted = [(launches, took, *moves) for name, launches, took in kernels if (moves := count_moved_bytes(name))]
     ns = sum(took for _, _, took in kernels)
     if not ns or sum(took for _, took, *_ in counted) < (1 - _UNCOUNTED) * ns:
         return None
     rows = batch * heads * context
     moved = rows * sum(launches * (context * (read + written) + row) for launches, _, read, written, row in counted)
     score_bytes = rows * context * max(max(read, written) for _, _, read, written, _ in counted)
-    rate, peak, cache = moved / ns * NS_PER_S, memory_bytes_per_s(gpu), l2_bytes(gpu)
+    rate, peak, cache = moved / ns * NS_PER_S, find_memory_bandwidth(gpu), find_l2_bytes(gpu)
     share = rate / peak if peak else None
     fits = score_bytes <= cache if cache else None
     if share and share > 1 and not fits:
@@ -296,7 +296,7 @@ def softmax_traffic(
     return SoftmaxTraffic(moved / units, rate, score_bytes, peak, cache, share, fits, bound)
 
 
-def pass_of(name: str) -> tuple[int, int, int] | None:
+def count_moved_bytes(name: str) -> tuple[int, int, int] | None:
     """Says what bytes a kernel of PyTorch's moves: of an element read and written of score tensors, and of its row.
 
     0 stands for no row, None for any other, and for a fill, whose tensor may be a scalar.

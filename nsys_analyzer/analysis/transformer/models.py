@@ -81,7 +81,7 @@ MODEL_SIZES: tuple[ModelSize, ...] = (
 """The known sizes; dimensions alone stand for the first that has them."""
 
 
-def model_names() -> str:
+def list_model_names() -> str:
     """Returns the known model names as one line of text, for messages."""
     return ", ".join(model.name for model in MODEL_SIZES)
 
@@ -97,7 +97,7 @@ def find_model(name: str) -> ModelSize:
     if model is None:
         meant = get_close_matches(wanted, [size.name for size in MODEL_SIZES], 1)
         hint = f"Did you mean {meant[0]!r}? " if meant else ""
-        raise ConfigurationError(f"Unknown model {name!r}", f"{hint}Known models: {model_names()}")
+        raise ConfigurationError(f"Unknown model {name!r}", f"{hint}Known models: {list_model_names()}")
     return model
 
 

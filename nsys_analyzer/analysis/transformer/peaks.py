@@ -87,13 +87,13 @@ def find_peaks(gpu: str | None) -> Peaks | None:
     return next((peaks for peaks in PEAKS if peaks.name.lower() == name), None)
 
 
-def memory_bytes_per_s(gpu: Gpu | None) -> float | None:
+def find_memory_bandwidth(gpu: Gpu | None) -> float | None:
     """Finds the peak bandwidth of a GPU's memory: its datasheet's, else the trace's; None where neither says."""
     peaks = find_peaks(gpu.name if gpu else None)
     return peaks.bytes_per_s if peaks else (gpu.memory_bytes_per_s or None if gpu else None)
 
 
-def l2_bytes(gpu: Gpu | None) -> int | None:
+def find_l2_bytes(gpu: Gpu | None) -> int | None:
     """Returns the size of the L2 cache of a GPU: what the trace says, else its datasheet; None where neither does."""
     peaks = find_peaks(gpu.name if gpu else None)
     return (gpu.l2_bytes if gpu else 0) or (peaks.l2_bytes if peaks else None)
@@ -105,7 +105,7 @@ GPU_BOUND, IDLE = 0.9, 0.3
 Verdict = Literal["GPU-bound", "GPU waits", "neither", "undecided"]
 
 
-def verdict_of(share: float) -> Verdict:
+def judge_busy_share(share: float) -> Verdict:
     """Whether a share is that of a GPU with work, of one that waits, or of neither."""
     if share >= GPU_BOUND:
         return "GPU-bound"

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
     StepChange,
 )
 from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
-from nsys_analyzer.analysis.kernels.labels import short_labels
+from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import (
@@ -283,7 +283,7 @@ def _times(pair: Comparison) -> Iterator[_Row]:
 
 def _kernels(step: StepChange, title: str) -> Table:
     """The kernels whose time changed most, by more than chance."""
-    labels = short_labels([name for part in step.parts for one in part.kernels for name in _names(one)])
+    labels = make_short_labels([name for part in step.parts for one in part.kernels for name in _names(one)])
 
     def label(row: tuple[str, KernelChange]) -> str:
         """A kernel's label, or both where two stand for each other; of fills and opaque graphs their class."""
