@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.ready-for-demo
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test nightly mutants nsys browser lint coverage docs accuracy examples benchmark fuzz clean
@@ -13,9 +14,19 @@ $(READY): pyproject.toml tests/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-demo: $(READY)  ## run the small model and a program without ranges here, on a GPU or the CPU, and report
-	$(BIN)/nsys-analyze run --model small --output-dir demo --rerun
-	$(BIN)/nsys-analyze run --output-dir demo/program --rerun -- $(BIN)/python examples/programs/train.py
+# Bytecode is written at the first import of a module: most modules of PyTorch are never imported.
+$(DEMO_READY): pyproject.toml
+	@echo "Step 1 of 3: installing the package and PyTorch into $(VENV)."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --no-compile --constraint tests/constraints.txt --editable '.[run]'
+	@touch $(DEMO_READY)
+
+demo: $(DEMO_READY)  ## run the small model here, on a GPU or the CPU, and write its report and its page
+	@echo "Step 2 of 3: running the small model, once to time it and once to record it."
+	@$(BIN)/nsys-analyze run --model small --output-dir demo --rerun
+	@echo "Step 3 of 3: writing the page with the timeline."
+	@$(BIN)/nsys-analyze report demo -o demo/report.html > /dev/null
+	@echo "The page: demo/report.html"
 
 test: lint  ## style, types and tests; with `make nsys` and `make browser` before it, a real nsys and a browser too
 	NSYS="$${NSYS:-$(wildcard $(CURDIR)/.nsys/usr/bin/nsys)}" $(BIN)/python -m pytest $(SIDE_BY_SIDE)
