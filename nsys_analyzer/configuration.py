@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Meta
 
-from nsys_analyzer.system.strict_json import LARGEST
+from nsys_analyzer.system.strict_json import LARGEST_EXACT_INTEGER
 
 SCHEMA_VERSION = 1
 #: Where ``nsys-analyze verify`` keeps what was predicted and measured.
@@ -21,9 +21,9 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 ATTENTIONS = ("unfused", "sdpa")
 STATUSES = ("ok", "oom", "failed", "timeout")
 
-Count = Annotated[int, Meta(ge=1, le=LARGEST)]
-CountOrNone = Annotated[int, Meta(ge=0, le=LARGEST)]
-Seed = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+Count = Annotated[int, Meta(ge=1, le=LARGEST_EXACT_INTEGER)]
+CountOrNone = Annotated[int, Meta(ge=0, le=LARGEST_EXACT_INTEGER)]
+Seed = Annotated[int, Meta(ge=-LARGEST_EXACT_INTEGER, le=LARGEST_EXACT_INTEGER)]
 Value: TypeAlias = str | int | float | bool
 
 #: What stands for an option that is not known: None, or NoReturn (no value at all) where every option has one.
@@ -121,7 +121,7 @@ class Options(Generic[Unknown]):
     cuda_graph: bool | Unknown = option(
         False, "Capture each phase as a CUDA graph, then replay it.", column="CUDA graph"
     )
-    seed: Seed | Unknown = option(0, "Seed of weights and data.", in_run=False, least=-LARGEST)
+    seed: Seed | Unknown = option(0, "Seed of weights and data.", in_run=False, least=-LARGEST_EXACT_INTEGER)
     device: str | Unknown = option(
         None, "Where to run. Default: cuda where there is a GPU.", ("cuda", "cpu"), in_name="", column=""
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 _LONGEST = 1_000
 #: The variable that has tracebacks shown.
-DEBUG = "NSYS_ANALYZE_DEBUG"
+DEBUG_VARIABLE = "NSYS_ANALYZE_DEBUG"
 #: A program of the user's in a command line, and the command that records most of what may be missing.
-PROGRAM = "-- python train.py"
-RECORD = f"nsys-analyze run {PROGRAM}"
+PROGRAM_ARGUMENTS = "-- python train.py"
+RECORD_COMMAND = f"nsys-analyze run {PROGRAM_ARGUMENTS}"
 #: What records programs that the CPU runs here, and kernels that CUDA graphs hide.
-ON_GPU, NODES = (
-    f"{RECORD}, on a machine with a GPU",
-    f"nsys-analyze run --nsys-option=--cuda-graph-trace=node {PROGRAM}",
+RECORD_ON_GPU_COMMAND, RECORD_GRAPH_NODES_COMMAND = (
+    f"{RECORD_COMMAND}, on a machine with a GPU",
+    f"nsys-analyze run --nsys-option=--cuda-graph-trace=node {PROGRAM_ARGUMENTS}",
 )
 
 
@@ -75,7 +75,7 @@ class ClusterError(NsysAnalyzerError):
     """A Dask cluster that is missing, or whose workers are of another version or see other files."""
 
 
-class OtherConditionsError(CannotAnswerError):
+class DifferentConditionsError(CannotAnswerError):
     """Two runs on other hardware, or timed in other ways: what differs need not be the program."""
 
     exit_status = 4

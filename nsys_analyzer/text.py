@@ -67,7 +67,7 @@ class Text:
     def __repr__(self) -> str:
         return f"Text({self.spans!r})"
 
-    def __add__(self, other: Words) -> Text:
+    def __add__(self, other: StrOrText) -> Text:
         return Text((*self.spans, *spans(other)))
 
     def __radd__(self, other: str) -> Text:
@@ -89,32 +89,32 @@ class Text:
 
 
 if TYPE_CHECKING:
-    Words: TypeAlias = str | Text
+    StrOrText: TypeAlias = str | Text
 else:
 
-    class Words(ABC):  # noqa: B024 - a name for both
+    class StrOrText(ABC):  # noqa: B024 - a name for both
         """What msgspec reads as text and writes from either: it takes no union of a type of its own and another."""
 
-    Words.register(str)
-    Words.register(Text)
+    StrOrText.register(str)
+    StrOrText.register(Text)
 
 
-def code(value: Words) -> Text:
+def code(value: StrOrText) -> Text:
     """A name, an option or a piece of code, to be shown letter by letter."""
     return Text((Span("code", plain(value)),))
 
 
-def strong(value: Words) -> Text:
+def strong(value: StrOrText) -> Text:
     """A stretch that stands out."""
     return Text((Span("strong", plain(value)),))
 
 
-def emphasis(value: Words) -> Text:
+def emphasis(value: StrOrText) -> Text:
     """A stretch that is set apart, as a term where it is defined."""
     return Text((Span("emphasis", plain(value)),))
 
 
-def link(value: Words, path: str) -> Text:
+def link(value: StrOrText, path: str) -> Text:
     """A text that leads to a file, by its path as the reader of the text sees it."""
     return Text((Span("link", plain(value), path),))
 
@@ -152,23 +152,23 @@ def _filled(template: str, values: Iterator[object]) -> Iterator[Span]:
             yield from spans(value if isinstance(value, Text) else format(value, spec or ""))
 
 
-def joined(separator: str, parts: Iterable[Words]) -> Words:
+def join_texts(separator: str, parts: Iterable[StrOrText]) -> StrOrText:
     """The parts with a separator between them; a ``str`` where all of them are."""
-    listed = list(parts)
-    if all(isinstance(part, str) for part in listed):
-        return separator.join(map(str, listed))
-    between = [part for one in listed for part in (separator, one)][1:]
+    listed_parts = list(parts)
+    if all(isinstance(part, str) for part in listed_parts):
+        return separator.join(map(str, listed_parts))
+    between = [part for one in listed_parts for part in (separator, one)][1:]
     return Text(tuple(span for part in between for span in spans(part)))
 
 
-def spans(text: Words) -> tuple[Span, ...]:
+def spans(text: StrOrText) -> tuple[Span, ...]:
     """The spans of a text in order, none of them plain and empty."""
     if isinstance(text, Text):
         return text.spans
     return (Span("plain", text),) if text else ()
 
 
-def plain(text: Words, quote: str = "") -> str:
+def plain(text: StrOrText, quote: str = "") -> str:
     """The text without its marks; ``quote`` is put around code."""
     if isinstance(text, str):
         return text
@@ -192,7 +192,7 @@ def visible_lines(text: str) -> str:
 FORMULA = r"^([=+\-@\t\r])"
 
 
-def listed(names: Sequence[str], conjunction: str = "and") -> str:
+def join_names(names: Sequence[str], conjunction: str = "and") -> str:
     """Joins names as in a sentence: "a", "a and b", "a, b and c"."""
     return f" {conjunction} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
@@ -206,19 +206,19 @@ def plural(number: float, noun: str) -> str:
     return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
 
 
-def about(value: float) -> str:
+def rounded(value: float) -> str:
     """Writes a number in three digits, without final zeros or digits below a millionth: 52, 9.37, 1,235."""
     places = min(max(2 - math.floor(math.log10(abs(value))), 0), MAX_DECIMALS) if value else 0
-    written = fixed(value, places)
+    written = format_fixed(value, places)
     return written.rstrip("0").rstrip(".") if places else written
 
 
-def about_percent(value: float, digits: int | None = None) -> str:
+def rounded_percent(value: float, digits: int | None = None) -> str:
     """Writes an estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
     places = (1 if 0 < value < 0.005 else 0) if digits is None else digits
-    return f"{fixed(100 * value, places)}{NO_BREAK_SPACE}%"
+    return f"{format_fixed(100 * value, places)}{NO_BREAK_SPACE}%"
 
 
-def fixed(value: float, places: int) -> str:
+def format_fixed(value: float, places: int) -> str:
     """Writes a number with this many decimal places, and a zero without a minus sign."""
     return f"{round(value, places) + 0.0:,.{places}f}".replace("-", "\N{MINUS SIGN}")

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.comparison.budgets import Budgets, check_budgets
 from nsys_analyzer.analysis.comparison.pairs import compare_runs
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.errors import NsysAnalyzerError, OtherConditionsError
+from nsys_analyzer.errors import DifferentConditionsError, NsysAnalyzerError
 from tests.conftest import ROOT, Main, Outcome
 from tests.support.export import Export
 from tests.support.sides import kernel, run, side
@@ -87,12 +87,12 @@ def test_other_hardware_and_other_ways_to_time() -> None:
     on_gpu = run([kernel("a", 10)], gpu="NVIDIA H200", profiler="nsys", run=Run(host_cpu="A"))
     assert compare_runs([on_gpu], [replace(on_gpu, run=Run(host_cpu="B"))]).compared
     one, other = (run([kernel("a", 10)], gpu="CPU", run=Run(host_cpu=cpu)) for cpu in ("A", "B"))
-    with pytest.raises(OtherConditionsError, match="train is of CPU A, train of CPU B"):
+    with pytest.raises(DifferentConditionsError, match="train is of CPU A, train of CPU B"):
         compare_runs([one], [other])
     assert compare_runs([one], [replace(other, run=None)]).compared, "its processor is not known"
     assert compare_runs([one], [other], force=True).compared[0].is_of_other_conditions
     by_torch = replace(on_gpu, profiler="torch")
-    with pytest.raises(OtherConditionsError, match="train was timed under nsys, train under torch"):
+    with pytest.raises(DifferentConditionsError, match="train was timed under nsys, train under torch"):
         compare_runs([on_gpu], [by_torch])
     timed = [run([kernel("a", 10)], profiler=name, unprofiled=Stats(5, 10, 0.1)) for name in ("nsys", "torch")]
     assert compare_runs(timed[:1], timed[1:]).compared

@@ -15,7 +15,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.intervals import measure_unions
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace import arrays
-from nsys_analyzer.trace.arrays import appended, blocks, compact, distinct_texts, taken
+from nsys_analyzer.trace.arrays import append_in_place, blocks, compress_constant, distinct_texts, take_or_default
 
 integers = st.integers(-(2**62), 2**62)
 
@@ -45,19 +45,19 @@ def test_unions_across_blocks(intervals: list[tuple[int, int, int]], size: int) 
 
 @given(st.lists(st.integers(-1, 9)), st.lists(integers, min_size=10, max_size=10))
 def test_taken_entries(index: list[int], column: list[int]) -> None:
-    found = taken(np.array(column, np.int64), np.array(index, np.int32), 5)
+    found = take_or_default(np.array(column, np.int64), np.array(index, np.int32), 5)
     assert found.tolist() == [column[i] if i >= 0 else 5 for i in index]
 
 
 @given(st.lists(st.lists(integers), min_size=2))
 def test_grown_columns(columns: list[list[int]]) -> None:
     first, *others = (np.array(column, np.int64) for column in columns)
-    assert appended(first, *others).tolist() == [value for column in columns for value in column]
+    assert append_in_place(first, *others).tolist() == [value for column in columns for value in column]
 
 
 @given(st.lists(st.integers(0, 1), min_size=1))
 def test_a_column_of_one_value_takes_no_memory(values: list[int]) -> None:
-    column = compact(np.array(values, np.int64))
+    column = compress_constant(np.array(values, np.int64))
     assert column.tolist() == values
     assert (column.strides == (0,)) == (len(set(values)) == 1)
 

@@ -10,7 +10,7 @@ import pytest
 from nsys_analyzer.capture.jobs import LOG, remaining_cases, run_cases
 from nsys_analyzer.errors import ConfigurationError, NoSpaceError
 from nsys_analyzer.inputs.rows import NAME, CaseTarget, Row, Task, note_command, read_file, start_file
-from nsys_analyzer.system.process import Progress, Result
+from nsys_analyzer.system.process import JobResult, Progress
 from tests.support.sweeping import let_time_pass
 
 TARGET: CaseTarget[Any, Any] = CaseTarget("tests.support.case_target")
@@ -29,7 +29,7 @@ class Runner:
         start_file(folder, {"bench": "test"})
 
     def run(self, *cases: Task[Any], timeout_s: float = 300) -> tuple[Row[Any, Any], ...]:
-        def ended(name: str, end: Result, _: float) -> None:
+        def ended(name: str, end: JobResult, _: float) -> None:
             self.told.append(f"{name}: {end.status}")
 
         run_cases(cases, self.folder, timeout_s, Progress(lambda *_: None, ended))

@@ -27,7 +27,7 @@ from nsys_analyzer.experiments.gather import load_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.system import cluster
-from nsys_analyzer.system.cluster import IN_TURN, NO_SCHEDULER, WORTH_PROCESSES_S, Done, Workers
+from nsys_analyzer.system.cluster import NO_SCHEDULER, SEQUENTIAL, WORTH_PROCESSES_S, OnTaskDone, Workers
 from tests.conftest import Main
 from tests.support.export import Export, training_step
 from tests.support.sweeping import default_signals
@@ -126,13 +126,13 @@ def test_in_turn(tmp_path: Path) -> None:
     seen: list[int] = []
 
     @contextmanager
-    def shown(total: int) -> Iterator[Done]:
+    def shown(total: int) -> Iterator[OnTaskDone]:
         yield lambda: seen.append(total)
 
     assert Workers(NO_SCHEDULER, shown).map(doubled, texts(tmp_path, "b", "a")) == ["bb", "aa"]
     assert seen == [2, 2]
     with pytest.raises(TraceError, match="bad file"):
-        IN_TURN.map(doubled, texts(tmp_path, "a", "bad"))
+        SEQUENTIAL.map(doubled, texts(tmp_path, "a", "bad"))
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_report_is_the_same_to_the_last_byte(
     monkeypatch.chdir(many.parent)
     reports = [
         build_report(load_evidence([Path(many.name)], [], "command", workers=workers))
-        for workers in (IN_TURN, Workers(address), FirstDies(address))
+        for workers in (SEQUENTIAL, Workers(address), FirstDies(address))
     ]
     assert Path("killed").exists()
     for name in ("markdown", "json"):

@@ -14,7 +14,7 @@ from nsys_analyzer.errors import ExportError, NoSpaceError
 from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace import sources
-from nsys_analyzer.trace.sources import export_of
+from nsys_analyzer.trace.sources import ensure_export
 from tests.support.export import GEMM, Export
 
 # Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
@@ -92,20 +92,20 @@ def test_exports_beside_the_report(suffix: str, report: Path, fake_nsys: Callabl
     nsys = fake_nsys()
     report = report.rename(report.with_name(f"run.v2{suffix}"))
     sqlite = report.with_name("run.v2.sqlite")
-    assert export_of(report) == sqlite
+    assert ensure_export(report) == sqlite
     assert made_from(sqlite) == b"first capture"
     modified = report.stat().st_mtime_ns
     os.utime(sqlite, ns=(modified, modified))  # as old as the report: it is still its own
-    assert export_of(report) == sqlite
+    assert ensure_export(report) == sqlite
     assert calls_of(nsys) == 1
 
 
 def test_an_older_export_is_made_again(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
-    sqlite = export_of(report)
+    sqlite = ensure_export(report)
     report.write_bytes(b"second capture")
     age(sqlite, seconds=3600)
-    assert export_of(report) == sqlite
+    assert ensure_export(report) == sqlite
     assert made_from(sqlite) == b"second capture"
     assert calls_of(nsys) == 2
 
@@ -114,14 +114,14 @@ def test_an_older_export_is_made_again(report: Path, fake_nsys: Callable[..., Pa
 def test_a_file_that_is_no_database_is_made_again(content: bytes, report: Path, fake_nsys: Callable[..., Path]) -> None:
     fake_nsys()
     report.with_suffix(".sqlite").write_bytes(content)
-    assert made_from(export_of(report)) == b"first capture"
+    assert made_from(ensure_export(report)) == b"first capture"
 
 
 def test_a_fresh_export_needs_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "find_nsys", lambda: None)
     with closing(sqlite3.connect(report.with_suffix(".sqlite"))) as database:
         database.execute("CREATE TABLE anything (x)")
-    assert export_of(report) == report.with_suffix(".sqlite")
+    assert ensure_export(report) == report.with_suffix(".sqlite")
 
 
 def test_a_folder_that_cannot_be_written(
@@ -134,13 +134,13 @@ def test_a_folder_that_cannot_be_written(
 
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
     with pytest.raises(ExportError, match=r"cannot be written: .*Export it to another place: nsys export"):
-        export_of(report)
+        ensure_export(report)
 
 
 def test_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "find_nsys", lambda: None)
     with pytest.raises(ExportError) as caught:
-        export_of(report)
+        ensure_export(report)
     assert caught.value.message == f"{report} must be exported to SQLite first, and there is no nsys here"
     assert caught.value.hint == (
         "Install Nsight Systems, or export on the machine that has it: nsys export --type sqlite run.nsys-rep"
@@ -153,7 +153,7 @@ def test_no_nsys_and_an_old_export(report: Path, monkeypatch: pytest.MonkeyPatch
     with closing(sqlite3.connect(sqlite)) as database:
         database.execute("CREATE TABLE anything (x)")
     age(sqlite, seconds=3600)
-    assert export_of(report) == sqlite
+    assert ensure_export(report) == sqlite
 
 
 def test_a_capture_whose_report_is_newer_is_read_with_a_warning(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_failed_export_leaves_nothing(failure: str, report: Path, fake_nsys: C
     behaviour, message = FAILURES[failure]
     fake_nsys(behaviour)
     with pytest.raises(ExportError) as caught:
-        export_of(report)
+        ensure_export(report)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
@@ -204,7 +204,7 @@ def test_an_export_that_hangs_is_stopped_with_what_it_started(report: Path, fake
         'open(os.path.join(here, "child"), "w").write(str(child.pid)); child.wait()'
     )
     with pytest.raises(ExportError, match=r"nsys export of .*run\.nsys-rep was stopped after 1 s") as caught:
-        export_of(report, timeout_s=1)
+        ensure_export(report, timeout_s=1)
     assert f"nsys export --type sqlite {report}" in caught.value.hint
     assert calls_of(nsys) == 1
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
@@ -216,7 +216,7 @@ def test_a_report_newer_than_nsys(report: Path, fake_nsys: Callable[..., Path]) 
     nsys = fake_nsys('sys.exit("Exportation error: Version number is invalid: 2023@4@4@54-234433681190v0")')
     report.write_bytes(b"NVIDIA Tegra Profiler Report 2023@4@4@54-234433681190v0.\n\x0bLocal (CLI)")
     with pytest.raises(ExportError) as caught:
-        export_of(report)
+        ensure_export(report)
     assert caught.value.message == (
         f"{report} was taken by Nsight Systems 2023.4.4.54, and {nsys} is 2022.4.2.1: too old to read it"
     )
@@ -227,14 +227,14 @@ def test_an_nsys_that_cannot_run(report: Path, fake_nsys: Callable[..., Path]) -
     nsys = fake_nsys()
     nsys.write_text("#!/no/such/interpreter\n")
     with pytest.raises(ExportError, match="cannot be run"):
-        export_of(report)
+        ensure_export(report)
 
 
 def test_an_empty_report(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
     report.write_bytes(b"")
     with pytest.raises(ExportError, match="is empty"):
-        export_of(report)
+        ensure_export(report)
     assert calls_of(nsys) == 0
 
 
@@ -242,7 +242,7 @@ def test_an_empty_report(report: Path, fake_nsys: Callable[..., Path]) -> None:
 def test_a_report_that_is_no_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.nsys-rep").mkdir()
     with pytest.raises(ExportError, match="does not exist or is not a file"):
-        export_of(tmp_path / name)
+        ensure_export(tmp_path / name)
 
 
 @pytest.mark.parametrize("said", ["database or disk is full", ""])
@@ -254,5 +254,5 @@ def test_a_full_disk(said: str, report: Path, fake_nsys: Callable[..., Path], mo
     with pytest.raises(
         NoSpaceError, match=r"run\.sqlite cannot be written \(No space left on device\): 1\.0 kB are free"
     ):
-        export_of(report)
+        ensure_export(report)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]

@@ -23,7 +23,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.inputs.captures import find_traces, load_captures
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.sources import check_no_input, export_of, open_capture
+from nsys_analyzer.trace.sources import check_output_is_no_input, ensure_export, open_capture
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.folders import as_folder
@@ -96,9 +96,9 @@ def test_a_current_export_is_taken_whatever_it_is(tmp_path: Path) -> None:
     report = tmp_path / "run.nsys-rep"
     report.write_bytes(b"a report")
     sqlite = training_step(Export().gpu()).write(tmp_path / "run.sqlite")
-    assert export_of(report) == sqlite
+    assert ensure_export(report) == sqlite
     folder = as_folder(sqlite, tmp_path / "run_arwdir", ".arrow")
-    assert export_of(report) == folder
+    assert ensure_export(report) == folder
 
 
 def test_a_folder_of_a_run_has_its_manifest(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_folder_of_a_run_has_its_manifest(tmp_path: Path) -> None:
 def test_no_file_of_a_folder_is_written_over(tmp_path: Path) -> None:
     folder = as_folder(training_step(Export()).write(tmp_path / "t.sqlite"), tmp_path / "t_pqtdir")
     with pytest.raises(NsysAnalyzerError, match="which is read"):
-        check_no_input(folder / "StringIds.parquet", [folder])
+        check_output_is_no_input(folder / "StringIds.parquet", [folder])
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

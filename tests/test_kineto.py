@@ -25,8 +25,8 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.inputs.captures import find_traces
-from nsys_analyzer.trace.columns import COPIES
-from nsys_analyzer.trace.kineto import is_operator, read_tables, stretches
+from nsys_analyzer.trace.columns import COPY_KINDS
+from nsys_analyzer.trace.kineto import find_own_stretches, is_operator, read_tables
 from nsys_analyzer.trace.reader import write_sqlite
 from nsys_analyzer.trace.sources import open_capture
 from tests.conftest import DATA
@@ -144,7 +144,7 @@ def test_copies_and_fills_keep_their_size_and_kind(tmp_path: Path) -> None:
     operations = loaded(trace, tmp_path).operations
     assert [operations.called(index) for index in range(3)] == ["memcpy", "memcpy", "memset"]
     assert operations.size.tolist() == [4096, 8, 512]
-    assert [COPIES[kind] for kind in operations.copy] == ["pageable to device", "other", "other"]
+    assert [COPY_KINDS[kind] for kind in operations.copy] == ["pageable to device", "other", "other"]
 
 
 #: Of a collective: its name, elements that a rank puts in and gets out, their type, ranks, and the message in bytes.
@@ -395,7 +395,7 @@ def trees(draw: st.DrawFn, longest_overhang: int) -> list[tuple[int, int]]:
 
 @given(trees(longest_overhang=2))
 def test_stretches_are_disjoint_and_lie_within_the_operators(intervals: list[tuple[int, int]]) -> None:
-    found = stretches(intervals)
+    found = find_own_stretches(intervals)
     assert len(found) == len(intervals)
     for (start, end), own in zip(intervals, found, strict=True):
         assert all(start <= left < right <= end for left, right in own)
@@ -406,7 +406,7 @@ def test_stretches_are_disjoint_and_lie_within_the_operators(intervals: list[tup
 @given(trees(longest_overhang=0))
 def test_own_times_add_up_to_the_time_in_which_any_operator_runs(intervals: list[tuple[int, int]]) -> None:
     covered = {moment for start, end in intervals for moment in range(start, end)}
-    assert sum(right - left for own in stretches(intervals) for left, right in own) == len(covered)
+    assert sum(right - left for own in find_own_stretches(intervals) for left, right in own) == len(covered)
 
 
 # --- a real trace, by the recorder: one training step on the CPU, d_model 256, 2 layers, batch 4 of 64 tokens ----

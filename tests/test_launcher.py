@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.capture.launcher import launched, rank_log
-from nsys_analyzer.system.process import Job, Result, run_job
+from nsys_analyzer.system.process import Job, JobResult, run_job
 from tests.support.sweeping import default_signals, let_time_pass, wait_for
 from tests.test_process import gone, python
 
@@ -26,14 +26,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def ranks(code: str, folder: Path, count: int = 2, timeout_s: float | None = None) -> Result:
+def ranks(code: str, folder: Path, count: int = 2, timeout_s: float | None = None) -> JobResult:
     return run_job(Job(launched(python(code), count, folder), timeout_s=timeout_s), folder / "target.log")
 
 
 def test_each_rank_knows_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", "1")  # of some other run
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert ranks("import json, os; print(json.dumps(dict(os.environ)))", tmp_path, 3) == Result("ok")
+    assert ranks("import json, os; print(json.dumps(dict(os.environ)))", tmp_path, 3) == JobResult("ok")
     told = [json.loads(rank_log(tmp_path, rank).read_text()) for rank in range(3)]
     assert [(one["RANK"], one["LOCAL_RANK"]) for one in told] == [("0", "0"), ("1", "1"), ("2", "2")]
     assert {(one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"], one["OMP_NUM_THREADS"]) for one in told} == {("3", "3", "1")}
@@ -50,34 +50,34 @@ def test_what_was_asked_of_threads_stays(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_rank_that_dies_takes_the_others_along_and_is_named(tmp_path: Path) -> None:
     code = NOTED + BOTH_THERE + "if rank == '1': raise ValueError('no data')\nprint('on'); time.sleep(600)"
-    assert ranks(code, tmp_path) == Result("failed", "exit code 1: rank 1: ValueError: no data")
+    assert ranks(code, tmp_path) == JobResult("failed", "exit code 1: rank 1: ValueError: no data")
     assert gone(int(Path("0").read_text()))
 
 
 def test_the_first_to_fail_is_named_not_those_that_fail_for_it(tmp_path: Path) -> None:
     waits = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('peer is gone'));"
     code = waits + NOTED + BOTH_THERE + "if rank == '1': sys.exit('full')\ntime.sleep(600)"
-    assert ranks(code, tmp_path) == Result("failed", "exit code 1: rank 1: full")
+    assert ranks(code, tmp_path) == JobResult("failed", "exit code 1: rank 1: full")
     assert rank_log(tmp_path, 0).read_text() == "peer is gone\n"  # it was asked, not killed
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     code = NOTED + "print('at work', flush=True); rank == '0' and os.kill(os.getpid(), 11)"
-    assert ranks(code, tmp_path) == Result("failed", f"exit code {128 + signal.SIGSEGV}: rank 0: at work")
+    assert ranks(code, tmp_path) == JobResult("failed", f"exit code {128 + signal.SIGSEGV}: rank 0: at work")
 
 
 def test_memory_that_ran_out_on_one_rank_is_that_of_the_run(tmp_path: Path) -> None:
     rank_log(tmp_path, 0).write_text("MemoryError of an earlier run\n")
     code = NOTED + "rank == '1' and sys.exit('torch.OutOfMemoryError: CUDA out of memory.')"
-    assert ranks(code, tmp_path) == Result("oom", "rank 1: torch.OutOfMemoryError: CUDA out of memory.")
-    assert ranks(NOTED + "sys.exit(3 * (rank == '0'))", tmp_path) == Result(
+    assert ranks(code, tmp_path) == JobResult("oom", "rank 1: torch.OutOfMemoryError: CUDA out of memory.")
+    assert ranks(NOTED + "sys.exit(3 * (rank == '0'))", tmp_path) == JobResult(
         "failed", "exit code 3: rank 0: it printed nothing"
     )
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     ended = run_job(Job(launched(["/no/such", "x"], 2, tmp_path)), tmp_path / "target.log")
-    assert ended == Result("failed", "/no/such x cannot be run (No such file or directory)")
+    assert ended == JobResult("failed", "/no/such x cannot be run (No such file or directory)")
 
 
 def test_a_time_out_ends_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_a_time_out_ends_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         NOTED.replace("write_text(", "with_suffix('.new').write_text(")
         + "os.rename(rank + '.new', rank); time.sleep(600)"
     )
-    assert ranks(code, tmp_path, timeout_s=3) == Result("timeout", "stopped after 3 s")
+    assert ranks(code, tmp_path, timeout_s=3) == JobResult("timeout", "stopped after 3 s")
     assert all(gone(int(Path(rank).read_text())) for rank in ("0", "1"))
 
 

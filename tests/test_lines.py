@@ -31,8 +31,8 @@ from nsys_analyzer.inputs.targets import Annotation
 from nsys_analyzer.report.sections.lines import in_words
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.text import plain
-from nsys_analyzer.trace.sources import export_of
-from nsys_analyzer.trace.stacks import Frame, Stacks, stacks_beside
+from nsys_analyzer.trace.sources import ensure_export
+from nsys_analyzer.trace.stacks import StackFrame, Stacks, find_stack_files
 from tests.conftest import ROOT
 from tests.support.export import PID
 from tests.support.prepared import run_prepared
@@ -212,9 +212,9 @@ def test_the_files_of_stacks_that_belong_to_a_capture(tmp_path: Path) -> None:
     own = ["capture.stacks.gz", "capture_loader7.stacks.gz"]
     first = ["capture_rank1.stacks.gz", "capture_rank1_loader9.stacks.gz"]
     # One capture may hold all ranks.
-    of_all = {path.name for path in stacks_beside(tmp_path / "capture.sqlite")}
+    of_all = {path.name for path in find_stack_files(tmp_path / "capture.sqlite")}
     assert of_all == {*own, *first, "capture_rank10.stacks.gz"}
-    assert [path.name for path in stacks_beside(tmp_path / "capture_rank1.json.gz")] == first
+    assert [path.name for path in find_stack_files(tmp_path / "capture_rank1.json.gz")] == first
 
 
 def test_two_samples_tell_nothing(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_line_has_the_work_that_its_calls_launch() -> None:
     The samples of both steps are looked at as one: at the places 0, 3, 5 and 6 is forward, at 8 the loss; the other
     call of the loss is nearest to that one, whose sample counts no less for being one of five.
     """
-    forward, loss = (Frame("model.py", 3, "forward"),), (Frame("train.py", 9, "loss"),)
+    forward, loss = (StackFrame("model.py", 3, "forward"),), (StackFrame("train.py", 9, "loss"),)
     nothing = np.zeros(0, np.int64)
     stacks = Stacks(nothing, nothing, 100, nothing, (forward, loss), {})
     votes = Votes(np.array([0, 5, 13, 16, 18]), np.array([0, 0, 0, 0, 1]), np.full(5, 100.0), stacks)
@@ -511,7 +511,7 @@ def test_a_real_nsys_keeps_the_clock(nsys: Nsys, tmp_path: Path, monkeypatch: py
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     report = profiled(nsys, [sys.executable, "train.py"], ProfileOptions(capture_range=False), tmp_path / "run")
-    trace = Trace.load(export_of(report))
+    trace = Trace.load(ensure_export(report))
     (stacks,) = trace.stacks.values()
     ranges = trace.ranges.select(trace.ranges.name == trace.ranges.names.index("nap"))
     line = len(text.splitlines()) + 1

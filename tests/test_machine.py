@@ -63,18 +63,18 @@ def test_where_a_capture_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "train.py").write_text("1")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "one")
-    known = machine.provenance(tmp_path)
+    known = machine.read_provenance(tmp_path)
     assert (known["git_commit"], known["git_dirty"]) == (git(tmp_path, "rev-parse", "HEAD"), False)
     (tmp_path / "train.py").write_text("2")
-    assert machine.provenance(tmp_path)["git_dirty"] is True
+    assert machine.read_provenance(tmp_path)["git_dirty"] is True
     make_command(tmp_path / "bin/nvidia-smi", "echo 580.159.04; echo 580.159.04")  # one for each of two GPUs
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert machine.provenance(tmp_path)["driver"] == "580.159.04"
+    assert machine.read_provenance(tmp_path)["driver"] == "580.159.04"
 
 
 def test_what_cannot_be_found_out_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_command(tmp_path / "bin/nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no git there
-    assert not {"driver", "git_commit", "git_dirty"} & set(machine.provenance(tmp_path))
+    assert not {"driver", "git_commit", "git_dirty"} & set(machine.read_provenance(tmp_path))
     monkeypatch.setattr(machine, "cpu_model", lambda: None)
-    assert machine.provenance(tmp_path) == {}
+    assert machine.read_provenance(tmp_path) == {}

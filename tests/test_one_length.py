@@ -16,7 +16,7 @@ from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers.terminal import print_first_screen
 from nsys_analyzer.report.sections import first_screen
-from nsys_analyzer.report.units import about, about_percent, format_number
+from nsys_analyzer.report.units import format_number, rounded, rounded_percent
 from tests.conftest import DATA
 
 NAMES = [*sorted(path.name.removesuffix(".sqlite.xz") for path in DATA.glob("*.sqlite.xz")), "cpu_train"]
@@ -46,7 +46,10 @@ def test_every_form_says_the_same_length(capture: Path, capsys: pytest.CaptureFi
         "markdown": render(report),
         "page": html.unescape(re.sub(r"<[^>]+>", " ", page)),
     }
-    brief, in_full = {about(step.length_ms) for step in steps}, {format_number(step.length_ms, "ms") for step in steps}
+    brief, in_full = (
+        {rounded(step.length_ms) for step in steps},
+        {format_number(step.length_ms, "ms") for step in steps},
+    )
     for form, text in forms.items():
         words = re.sub(r"[\s|*]+", " ", text)
         said = {found for pattern in BRIEF for found in re.findall(pattern, words)}
@@ -93,7 +96,7 @@ def test_one_share_of_the_gpus_work(capture: Path) -> None:
         assert step.busy_share == pytest.approx(share)
         words = " ".join(("step_busy_share", *(f"{key}='{value}'" for key, value in asked.items())))
         assert ask(Evidence(captures), words).value == pytest.approx(share, rel=1e-5)
-        assert f"the GPU works {about_percent(share)} of" in render(build_report([one]))
+        assert f"the GPU works {rounded_percent(share)} of" in render(build_report([one]))
 
 
 def estimate_parts(row: dict[str, Any]) -> float:

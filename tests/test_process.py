@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nsys_analyzer.system.process import Job, Result, last_lines, run_captured, run_job
+from nsys_analyzer.system.process import Job, JobResult, last_lines, run_captured, run_job
 from tests.support.sweeping import default_signals, wait_for
 
 
@@ -22,24 +22,24 @@ def python(code: str) -> list[str]:
 @pytest.mark.parametrize(
     ("code", "ended"),
     [
-        ("print('fine')", Result("ok")),
+        ("print('fine')", JobResult("ok")),
         (
             "import no_such_module",
-            Result("failed", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
+            JobResult("failed", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
         ),
         (  # PyTorch says on which rank; a profiler goes on to speak
             "print('[rank1]: Traceback\\n[rank1]: ValueError: bad\\n[rank1]: \\nGenerated: a'); exit(1)",
-            Result("failed", "exit code 1: ValueError: bad"),
+            JobResult("failed", "exit code 1: ValueError: bad"),
         ),
-        ("raise SystemExit(7)", Result("failed", "exit code 7: it printed nothing")),
-        ("import os; os.kill(os.getpid(), 11)", Result("failed", "killed by SIGSEGV: it printed nothing")),
+        ("raise SystemExit(7)", JobResult("failed", "exit code 7: it printed nothing")),
+        ("import os; os.kill(os.getpid(), 11)", JobResult("failed", "killed by SIGSEGV: it printed nothing")),
         (
             "print('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB'); print('bye'); exit(1)",
-            Result("oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
+            JobResult("oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
         ),
     ],
 )
-def test_how_a_program_ended(code: str, ended: Result, tmp_path: Path) -> None:
+def test_how_a_program_ended(code: str, ended: JobResult, tmp_path: Path) -> None:
     assert run_job(Job(python(code)), tmp_path / "log") == ended
 
 
@@ -54,23 +54,23 @@ def test_a_program_that_runs_on_ends_well_on_an_interrupt_and_after_its_time(han
             raise KeyboardInterrupt
         return False
 
-    assert run_job(Job(program, runs_on=True), log, interrupt) == Result("ok")
-    assert run_job(Job(program, timeout_s=2, runs_on=True), log) == Result("ok")
-    failed = Result("failed", "exit code 1: no port")
+    assert run_job(Job(program, runs_on=True), log, interrupt) == JobResult("ok")
+    assert run_job(Job(program, timeout_s=2, runs_on=True), log) == JobResult("ok")
+    failed = JobResult("failed", "exit code 1: no port")
     assert run_job(Job(python("raise SystemExit('no port')"), runs_on=True), log) == failed
 
 
 def test_output_is_added_to_the_log_and_only_the_new_is_judged(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("CUDA out of memory\n")
-    assert run_job(Job(python("print('one'); exit(2)")), log) == Result("failed", "exit code 2: one")
+    assert run_job(Job(python("print('one'); exit(2)")), log) == JobResult("failed", "exit code 2: one")
     assert log.read_text() == "CUDA out of memory\none\n"
     assert last_lines(log) == "CUDA out of memory | one"
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     ended = run_job(Job(["/no/such/program"]), tmp_path / "log")
-    assert ended == Result("failed", "/no/such/program cannot be run (No such file or directory)")
+    assert ended == JobResult("failed", "/no/such/program cannot be run (No such file or directory)")
 
 
 def alive(pid: int) -> bool:
@@ -105,7 +105,7 @@ def test_a_time_out_ends_the_children_too(code: str, tmp_path: Path, monkeypatch
     log = tmp_path / "log"
     # The time begins when the child is there.
     result = run_job(Job(python(code), timeout_s=0.1), log, lambda: not log.read_text().endswith("\n"))
-    assert result == Result("timeout", "stopped after 0.1 s")
+    assert result == JobResult("timeout", "stopped after 0.1 s")
     assert gone(int(log.read_text()))
 
 
@@ -153,7 +153,7 @@ def test_a_profiler_that_is_killed_takes_its_target_along(tmp_path: Path) -> Non
 def test_what_goes_on_behind_a_run_that_ended_well_is_left_alone(tmp_path: Path) -> None:
     """A service, such as a compiler's server; the supervisor has ended."""
     log = tmp_path / "log"
-    assert run_job(Job(python(detached_until(log))), log) == Result("ok")
+    assert run_job(Job(python(detached_until(log))), log) == JobResult("ok")
     assert alive(int(log.read_text()))
     os.kill(int(log.read_text()), signal.SIGKILL)
     assert not [child for child in psutil.Process().children() if "process.py" in " ".join(child.cmdline())]

@@ -19,7 +19,7 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.targets import Target
 from nsys_analyzer.system.nsys import Nsys
-from nsys_analyzer.system.process import Progress, Result
+from nsys_analyzer.system.process import JobResult, Progress
 from nsys_analyzer.trace.trace import Trace
 from tests.support.sweeping import let_time_pass, make_recording_nsys
 
@@ -57,7 +57,7 @@ def test_no_python(program: str) -> None:
         TorchProfiler().command([program, "train.py"], Path())
 
 
-def record(profiler: Profiler, program: tuple[str, ...], folder: Path, timeout_s: float = 300) -> Result:
+def record(profiler: Profiler, program: tuple[str, ...], folder: Path, timeout_s: float = 300) -> JobResult:
     """Runs a program under a profiler, as a target called "out"."""
     quiet = Progress(lambda *_: None, lambda *_: None)
     (result,) = run_sweep([Target("out", program, Run())], folder, profiler, timeout_s, quiet)
@@ -80,17 +80,17 @@ EVENTS = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid"
 @pytest.mark.parametrize(
     ("code", "ended", "kept"),
     [
-        (f"output.write_bytes(gzip.compress({json.dumps(EVENTS).encode()!r}))", Result("ok"), True),
+        (f"output.write_bytes(gzip.compress({json.dumps(EVENTS).encode()!r}))", JobResult("ok"), True),
         (
             f"output.write_bytes(gzip.compress({json.dumps(EVENTS).encode()!r})); sys.exit('it broke')",
-            Result("failed", "exit code 1: it broke"),
+            JobResult("failed", "exit code 1: it broke"),
             True,
         ),
-        ("sys.exit('it broke')", Result("failed", "exit code 1: it broke"), False),
+        ("sys.exit('it broke')", JobResult("failed", "exit code 1: it broke"), False),
     ],
 )
 def test_what_was_recorded_is_kept(
-    code: str, ended: Result, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, ended: JobResult, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = recorder(tmp_path / "code", code)
     monkeypatch.chdir(tmp_path / "code")
@@ -155,7 +155,7 @@ def test_a_trace_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert kept.read() == b"{"  # what there is stays
 
 
-def record_with_nsys(folder: Path, program: tuple[str, ...], timeout_s: float = 300, **does: str) -> Result:
+def record_with_nsys(folder: Path, program: tuple[str, ...], timeout_s: float = 300, **does: str) -> JobResult:
     nsys = Nsys(make_recording_nsys(folder, **does), "2022.4.2.1")
     return record(NsysProfiler(nsys, ProfileOptions(capture_range=False)), program, folder, timeout_s)
 
@@ -163,13 +163,13 @@ def record_with_nsys(folder: Path, program: tuple[str, ...], timeout_s: float = 
 def test_a_crash_under_nsys_keeps_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS", str(tmp_path / "target-linux-x64/nsys"))
     ended = record_with_nsys(tmp_path, ("sh", "-c", "echo 'ValueError: NaN' >&2; exit 9"))
-    assert ended == Result("failed", "exit code 9: ValueError: NaN")
+    assert ended == JobResult("failed", "exit code 9: ValueError: NaN")
     assert (tmp_path / "out/capture.sqlite").is_file()
 
 
 def test_a_time_out_under_nsys_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS", str(tmp_path / "target-linux-x64/nsys"))
-    assert record_with_nsys(tmp_path, ("sleep", "600"), 0.3) == Result("timeout", "stopped after 0.3 s")
+    assert record_with_nsys(tmp_path, ("sleep", "600"), 0.3) == JobResult("timeout", "stopped after 0.3 s")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {LOG, "manifest.json"}
 
 

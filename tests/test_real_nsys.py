@@ -13,7 +13,7 @@ import pytest
 from nsys_analyzer.capture.nsys import ProfileOptions, find_importer, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError
 from nsys_analyzer.system.nsys import Nsys
-from nsys_analyzer.trace.sources import export_of
+from nsys_analyzer.trace.sources import ensure_export
 from nsys_analyzer.trace.trace import Trace
 
 pytestmark = [pytest.mark.nsys, pytest.mark.slow]
@@ -67,10 +67,10 @@ def check_ranges(trace: Trace) -> None:
 def test_a_capture_of_ranges(nsys: Nsys, program: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     report = profiled(nsys, program, ProfileOptions(capture_range=False), run)
-    sqlite = export_of(report)
+    sqlite = ensure_export(report)
     check_ranges(Trace.load(sqlite))
     modified = sqlite.stat().st_mtime_ns
-    assert export_of(report).stat().st_mtime_ns == modified
+    assert ensure_export(report).stat().st_mtime_ns == modified
     assert sorted(path.name for path in run.iterdir()) == ["capture.nsys-rep", "capture.sqlite", "target.log"]
 
 
@@ -89,7 +89,7 @@ def test_an_nsys_that_does_not_find_its_importer(nsys: Nsys, program: list[str],
     report = profiled(apart, program, ProfileOptions(capture_range=False), run)
     assert sorted(path.name for path in run.iterdir()) == ["capture.nsys-rep", "target.log"]
     assert "mporter" in (run / "target.log").read_text()  # nsys complained that it found none
-    check_ranges(Trace.load(export_of(report)))
+    check_ranges(Trace.load(ensure_export(report)))
 
 
 def debian_layout(nsys: Nsys, usr: Path) -> Nsys:

@@ -19,7 +19,7 @@ from nsys_analyzer.inputs.manifest import read_manifest
 from nsys_analyzer.inputs.targets import Annotation, Ranks, Target, program_target
 from nsys_analyzer.inputs.timings import read_timings, timings_of_sweep
 from nsys_analyzer.system.nsys import Nsys
-from nsys_analyzer.system.process import Result
+from nsys_analyzer.system.process import JobResult
 from nsys_analyzer.text import plain
 from tests.conftest import ROOT
 from tests.support.sweeping import make_recording_nsys
@@ -78,7 +78,7 @@ def test_each_rank_leaves_a_capture_a_manifest_and_its_times(tmp_path: Path, nsy
     """Which find each other, and are not run again."""
     runs, one = tmp_path / "runs", target(tmp_path, Ranks(2))
     (ended,), told = sweep([one], runs, nsys)
-    assert ended == Result("ok"), ended
+    assert ended == JobResult("ok"), ended
     assert told == ["train: timing", "train: profiling with nsys", "train: ok"]
     of_ranks = {f"{stem}_rank{rank}" for stem in ("capture", "target") for rank in (0, 1)}
     suffixes = {"capture": (".nsys-rep", ".sqlite", ".manifest.json"), "target": (".log",)}
@@ -111,7 +111,7 @@ def test_each_rank_leaves_a_capture_a_manifest_and_its_times(tmp_path: Path, nsy
 
 def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: NsysProfiler) -> None:
     runs = tmp_path / "runs"
-    assert sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)[0] == [Result("ok")]
+    assert sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)[0] == [JobResult("ok")]
     captures = {path.name for path in (runs / "train").iterdir() if path.name.startswith("capture")}
     assert captures == {"capture.nsys-rep", "capture.sqlite"}
     said = manifest(runs / "train/manifest.json")
@@ -135,7 +135,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
     nsys = recording(tmp_path, monkeypatch, export=export, after=after)
     runs = tmp_path / "runs"
     (ended,), _ = sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)
-    assert ended == Result("ok"), ended
+    assert ended == JobResult("ok"), ended
     captures = load_captures([runs], timings=timings_of_sweep(runs)).captures
     found = {one.title: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
     # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
@@ -145,7 +145,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
 
 def test_times_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    assert sweep([target(tmp_path, Ranks(2))], runs)[0] == [Result("ok")]
+    assert sweep([target(tmp_path, Ranks(2))], runs)[0] == [JobResult("ok")]
     captures = load_captures([runs], timings=timings_of_sweep(runs)).captures
     assert [(one.name, one.status, one.rank) for one in captures] == [
         ("train_rank0", "not_profiled", 0), ("train_rank1", "not_profiled", 1),
@@ -155,7 +155,7 @@ def test_times_alone(tmp_path: Path) -> None:
 def test_a_rank_that_fails_fails_the_run(tmp_path: Path, nsys: NsysProfiler) -> None:
     dies = PROGRAM + "if rank: raise ValueError('no data')\n"
     (ended,), _ = sweep([target(tmp_path, Ranks(2), dies)], tmp_path / "runs", nsys)
-    assert ended == Result("failed", "exit code 1: rank 1: ValueError: no data")
+    assert ended == JobResult("failed", "exit code 1: rank 1: ValueError: no data")
     for rank in (0, 1):
         said = read_manifest(tmp_path / f"runs/train/capture_rank{rank}.manifest.json")
         assert (said.status, said.message) == (ended.status, ended.message)

@@ -25,7 +25,7 @@ from nsys_analyzer.inputs.manifest import configuration_of, read_manifest
 from nsys_analyzer.inputs.targets import Target
 from nsys_analyzer.system.machine import gpu_count
 from nsys_analyzer.system.nsys import Nsys
-from nsys_analyzer.system.process import Progress, Result
+from nsys_analyzer.system.process import JobResult, Progress
 from tests.support.sweeping import let_time_pass
 from tests.test_process import gone
 
@@ -250,7 +250,7 @@ def test_a_time_out_under_nsys_ends_its_target_too(nsys: Nsys, tmp_path: Path, m
     quiet = Progress(lambda *_: None, lambda *_: None)
     target = Target("slow", (sys.executable, str(tmp_path / "slow.py")), Run())
     (result,) = run_sweep([target], tmp_path, profiler, 70, quiet)
-    assert result == Result("timeout", "stopped after 70 s")
+    assert result == JobResult("timeout", "stopped after 70 s")
     assert gone(int((tmp_path / "slow" / LOG).read_text().split()[0]))
 
 

@@ -47,7 +47,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.launches import find_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.errors import RECORD, NsysAnalyzerError
+from nsys_analyzer.errors import RECORD_COMMAND, NsysAnalyzerError
 from nsys_analyzer.trace import trace as trace_module
 from tests.conftest import DATA
 from tests.support.export import AUTOGRAD, Export, global_pid, training_step
@@ -226,7 +226,7 @@ def test_every_command_on_a_real_export(tmp_path: Path, name: str) -> None:
     report, _, info, _, *kernels = run_all(path, tmp_path)
     assert "forward" in report
     assert "computing softmax: 5" in info
-    assert all("holds no kernels" in said and RECORD in said for said in kernels)
+    assert all("holds no kernels" in said and RECORD_COMMAND in said for said in kernels)
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from nsys_analyzer.cli.run_progress import reading, shown
 from nsys_analyzer.report.screen import Screen, console
-from nsys_analyzer.system.process import Result
+from nsys_analyzer.system.process import JobResult
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export
 from tests.support.hostile import WORST, controls
@@ -124,7 +124,7 @@ def test_the_bar_of_a_sweep_has_its_moves_and_no_others(monkeypatch: pytest.Monk
         monkeypatch.setenv("TERM", "xterm")
         with shown(2, 0) as progress:
             progress.started(name, "profiling")
-            progress.ended(name, Result("failed", name), 1.0)
+            progress.ended(name, JobResult("failed", name), 1.0)
         assert "failed after 1 s" in terminal.getvalue()
         return controls(terminal.getvalue())
 

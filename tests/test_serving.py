@@ -17,7 +17,7 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.sections.serving import answer_serving
 from nsys_analyzer.report.sections.steps import what_is_a_step
 from nsys_analyzer.text import plain
-from nsys_analyzer.trace.phase_names import ServedStep, served_step
+from nsys_analyzer.trace.phase_names import ServedStep, parse_served_step
 from tests.support.export import GEMM, Export, global_tid
 
 MS = 1_000_000
@@ -48,7 +48,7 @@ MS = 1_000_000
     ],
 )
 def test_marks(name: str, kind: str, batch: int | None, tokens: int | None, positions: int | None) -> None:
-    mark = served_step(name)
+    mark = parse_served_step(name)
     assert mark == ServedStep(kind, batch, tokens, positions, "(inferred)" in name, batch is not None)  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ def test_marks(name: str, kind: str, batch: int | None, tokens: int | None, posi
     "name", ["capture_32_FULL", "capture_8192_PIECEWISE", "step[IDLE bs=0]", "decoder", "execute_model"]
 )
 def test_other_names_are_no_marks(name: str) -> None:
-    assert served_step(name) is None
+    assert parse_served_step(name) is None
 
 
 def step(export: Export, name: str, at: int, ms: int, busy: int = 1, kernel: str = GEMM) -> Export:

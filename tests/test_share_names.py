@@ -25,20 +25,20 @@ from nsys_analyzer.analysis.transformer.peaks import PEAKS
 from nsys_analyzer.share.names import (
     CALL,
     KERNEL,
-    NOTED,
     OPERATOR,
+    PROFILER_EVENT,
     RANGE,
     THREAD,
-    Renamed,
+    Renaming,
     Scrubber,
     is_public,
     without_secrets,
 )
-from nsys_analyzer.trace.metadata import _NO_CUDA, touches_no_figure
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
+from nsys_analyzer.trace.metadata import _NO_CUDA, is_irrelevant_message
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalize_name
 from tests.conftest import DATA
 
-ROLES = (KERNEL, CALL, RANGE, OPERATOR, THREAD, NOTED)
+ROLES = (KERNEL, CALL, RANGE, OPERATOR, THREAD, PROFILER_EVENT)
 Draw = Callable[[random.Random], str]
 _ALNUM = string.ascii_letters + string.digits
 _HEX = "0123456789abcdef"
@@ -106,7 +106,10 @@ def test_every_class_of_torch_stays() -> None:
         ),
         (CALL, ["cudaLaunchKernel_v7000", "cuLaunchKernelEx", "hipMemcpyWithStream", "aten::copy_"]),
         (THREAD, ["python3", "pt_autograd_0", "cuda-EvtHandlr"]),
-        (NOTED, ["CUPTI Buffer flush", "CUDA profiling data flush on cudaProfilerStop", "PyTorch Profiler (0)"]),
+        (
+            PROFILER_EVENT,
+            ["CUPTI Buffer flush", "CUDA profiling data flush on cudaProfilerStop", "PyTorch Profiler (0)"],
+        ),
     ],
 )  # fmt: skip
 def test_names_that_stay(role: str, names: list[str]) -> None:
@@ -261,8 +264,8 @@ def test_names_of_one_loop_stay_names_of_one_loop() -> None:
     names = [f"{work} of ann {i}" for work in ("pack", "unpack") for i in range(3)]
     aliases = [scrubber.name(name, RANGE) for name in names]
     assert aliases == ["alias b 0", "alias b 1", "alias b 2", "alias c 0", "alias c 1", "alias c 2"]
-    assert len(set(map(normalized_name, aliases))) == len(set(map(normalized_name, names))) == 2
-    assert scrubber.renamed == [Renamed("pack of ann 0", "alias b"), Renamed("unpack of ann 0", "alias c")]
+    assert len(set(map(normalize_name, aliases))) == len(set(map(normalize_name, names))) == 2
+    assert scrubber.renamed == [Renaming("pack of ann 0", "alias b"), Renaming("unpack of ann 0", "alias c")]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.kernel_class}-{rule.example[:30]}")
@@ -332,7 +335,7 @@ def test_what_is_shown_is_allowed(text: str, role: str) -> None:
 def test_the_sentences_of_a_message(text: str, left: str | None) -> None:
     message = Scrubber().message(text)
     assert message == (left or text)
-    assert touches_no_figure(message) is touches_no_figure(text)
+    assert is_irrelevant_message(message) is is_irrelevant_message(text)
     for pattern, _ in _NO_CUDA:
         assert bool(pattern.search(message)) is bool(pattern.search(text))
 

@@ -13,7 +13,7 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.inputs.captures import find_traces
 from nsys_analyzer.trace import sources
 from nsys_analyzer.trace.reader import ArrowReader
-from nsys_analyzer.trace.sources import Source, check_no_input
+from nsys_analyzer.trace.sources import Source, check_output_is_no_input
 from tests.support.export import MAIN, VM, Export
 
 # --- all of a new format: a line for each range, its start, end and name ---
@@ -58,10 +58,10 @@ def test_no_input_is_written_over_by_whatever_name(capture: Path) -> None:
     for output in (capture, capture.parent / "link", capture.parent / "hard", other):
         for read in (capture, capture.parent):
             with pytest.raises(NsysAnalyzerError, match=r"is the input itself|, which is read"):
-                check_no_input(output, [read])
-    check_no_input(capture.with_name("absent.sqlite"), [capture])
+                check_output_is_no_input(output, [read])
+    check_output_is_no_input(capture.with_name("absent.sqlite"), [capture])
     (capture.parent / "report.md").touch()
-    check_no_input(capture.parent / "report.md", [capture, capture.parent])
+    check_output_is_no_input(capture.parent / "report.md", [capture, capture.parent])
 
 
 def test_no_other_module_of_the_room_names_a_suffix() -> None:

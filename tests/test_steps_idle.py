@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.anatomy import Gaps
 from nsys_analyzer.analysis.steps.process import CAUSES, PAUSE_NS, Idle, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.phase_names import REQUEST, of_shapes, served_step
+from nsys_analyzer.trace.phase_names import REQUEST_RANGE, map_by_shape, parse_served_step
 from tests.support.export import AUTOGRAD, MAIN, global_pid, global_tid
 from tests.support.program import COPY, FREE, LAUNCH, MALLOC, NCCL, SYNC, US, Program, attributed, idle_of
 from tests.support.program import summary_of_steps as summarize
@@ -359,9 +359,9 @@ def test_what_names_say_does_not_depend_on_the_values_of_digits(name: str) -> No
         *(f"{word}{name}" for word in ("step ", "decode step ", "request ", "batch", "prefill[bs=1", "fetch_")),
     )
     assert PhaseNames().find_roles(names) == [PhaseNames().find_role(one) for one in names]
-    assert of_shapes(names, is_loading) == [is_loading(one) for one in names]
-    for known in (lambda one: served_step(one) is not None, lambda one: bool(REQUEST.fullmatch(one))):
-        assert of_shapes(names, known) == [known(one) for one in names]
+    assert map_by_shape(names, is_loading) == [is_loading(one) for one in names]
+    for known in (lambda one: parse_served_step(one) is not None, lambda one: bool(REQUEST_RANGE.fullmatch(one))):
+        assert map_by_shape(names, known) == [known(one) for one in names]
 
 
 def test_idle_time_of_many_ranges_is_told_of_the_longest_alone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.targets import Ranks, Target
 from nsys_analyzer.system.atomic_write import UNFINISHED_MARK
-from nsys_analyzer.system.process import Progress, Result
+from nsys_analyzer.system.process import JobResult, Progress
 from tests.support.export import Export, training_step
 
 #: A target that writes the results it is told to, as our own targets do, and ends as it is told to.
@@ -79,7 +79,9 @@ def target(name: str, results: dict[str, Any] | None = None, code: int = 0, **de
     return Target(name, program, Run(**{**DESCRIBED, **described}), timed=True)
 
 
-def sweep(targets: Sequence[Target], folder: Path, profiler: Profiler | None = None) -> tuple[list[Result], list[str]]:
+def sweep(
+    targets: Sequence[Target], folder: Path, profiler: Profiler | None = None
+) -> tuple[list[JobResult], list[str]]:
     told = Told()
     with locked(folder):
         return run_sweep(targets, folder, profiler, 300, told.progress), told.lines
@@ -97,7 +99,7 @@ def timings(folder: Path) -> list[dict[str, str]]:
 
 def test_a_target_is_timed_profiled_and_described(tmp_path: Path) -> None:
     ended, told = sweep([target("one")], tmp_path, FakeProfiler())
-    assert ended == [Result("ok")]
+    assert ended == [JobResult("ok")]
     assert told == ["one: timing", "one: profiling with nsys", "one: ok"]
     assert {path.name for path in (tmp_path / "one").iterdir()} == {"capture.sqlite", "manifest.json", "target.log"}
     assert (tmp_path / "one/target.log").read_text() == "I was run\nI was run\n"  # timed, then profiled
@@ -123,7 +125,7 @@ def test_a_target_spells_its_mode_as_it_likes(tmp_path: Path) -> None:
 def test_a_program_that_times_nothing(tmp_path: Path) -> None:
     program = Target("train", (sys.executable, "-c", SCRIPT, "{}", "0"), Run())
     ended, told = sweep([program], tmp_path, FakeProfiler())
-    assert (ended, told) == ([Result("ok")], ["train: profiling with nsys", "train: ok"])
+    assert (ended, told) == ([JobResult("ok")], ["train: profiling with nsys", "train: ok"])
     assert timings(tmp_path) == []
 
 
@@ -212,7 +214,7 @@ def test_timings_are_written_anew_from_what_is_there(tmp_path: Path) -> None:
 def test_a_target_that_writes_no_times_has_failed(tmp_path: Path) -> None:
     silent = Target("silent", (sys.executable, "-c", "print('bye')"), Run(**DESCRIBED), timed=True)
     ended, _ = sweep([silent], tmp_path, FakeProfiler())
-    assert ended == [Result("failed", "it ended well and wrote no times: bye")]
+    assert ended == [JobResult("failed", "it ended well and wrote no times: bye")]
     assert timings(tmp_path)[0]["status"] == "failed"
 
 

@@ -28,13 +28,25 @@ from nsys_analyzer.report.model import (
     Table,
 )
 from nsys_analyzer.report.renderers.markdown import render
-from nsys_analyzer.text import Span, Words, code, emphasis, joined, link, phrase, plain, spans, strong, visible_lines
+from nsys_analyzer.text import (
+    Span,
+    StrOrText,
+    code,
+    emphasis,
+    join_texts,
+    link,
+    phrase,
+    plain,
+    spans,
+    strong,
+    visible_lines,
+)
 from tests.conftest import ROOT
 from tests.support.hostile import TEXTS, WORST, controls
 from tests.support.page import tree, tree_of
 
 MARKED = st.one_of(TEXTS, TEXTS.map(code), TEXTS.map(strong), TEXTS.map(emphasis), st.builds(link, TEXTS, TEXTS))
-SENTENCES = st.lists(MARKED, max_size=4).map(lambda parts: joined(" and ", parts))
+SENTENCES = st.lists(MARKED, max_size=4).map(lambda parts: join_texts(" and ", parts))
 
 
 def test_spans() -> None:
@@ -77,8 +89,8 @@ def test_no_span_is_lost_in_an_f_string() -> None:
 
 
 @given(st.lists(MARKED), TEXTS)
-def test_joined_texts_keep_their_spans(parts: list[Words], separator: str) -> None:
-    text = joined(separator, parts)
+def test_joined_texts_keep_their_spans(parts: list[StrOrText], separator: str) -> None:
+    text = join_texts(separator, parts)
     assert plain(text) == separator.join(map(plain, parts))
     assert [span for span in spans(text) if span.kind != "plain"] == [
         span for part in parts for span in spans(part) if span.kind != "plain"
@@ -105,7 +117,7 @@ def test_what_may_be_seen_stays() -> None:
     assert visible_lines(text) == text
 
 
-def a_report(texts: Iterator[Words]) -> Report:
+def a_report(texts: Iterator[StrOrText]) -> Report:
     """A report with one of the texts in every place that holds one, some 60."""
 
     def name() -> str:
@@ -143,13 +155,13 @@ def checked(report: Report) -> str:
 
 @given(st.lists(SENTENCES, min_size=1, max_size=7))
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_text_changes_a_page(texts: list[Words]) -> None:
+def test_no_text_changes_a_page(texts: list[StrOrText]) -> None:
     checked(a_report(cycle(texts)))
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n", "\xa0", "\ud800", "`", "|", "\\", WORST, *map(chr, range(0x80))])
 def test_no_character_changes_a_page(text: str) -> None:
-    one: Words
+    one: StrOrText
     for one in (text, f"a{text}b", f"{text}{text} b", code(text), strong(text), emphasis(text), link(text, text)):
         checked(a_report(repeat(one)))
 

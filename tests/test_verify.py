@@ -23,7 +23,7 @@ from nsys_analyzer.cli.verify import _prediction
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.inputs.captures import load_captures
-from nsys_analyzer.system.process import Result
+from nsys_analyzer.system.process import JobResult
 from nsys_analyzer.verify import side_by_side
 from nsys_analyzer.verify.ledger import (
     Entry,
@@ -214,7 +214,7 @@ import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 open(sys.argv[2], "w").write(str(child.pid))
 """
-    assert _run([job(tmp_path, "a", text)], tmp_path, 60) == Result("ok")
+    assert _run([job(tmp_path, "a", text)], tmp_path, 60) == JobResult("ok")
     assert not psutil.pid_exists(int((tmp_path / "order").read_text()))
 
 

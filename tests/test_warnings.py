@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
-from nsys_analyzer.trace.metadata import touches_no_figure
+from nsys_analyzer.trace.metadata import is_irrelevant_message
 from tests.support.export import GEMM, PID, Export, global_pid, training_step
 from tests.test_report_command import section
 
@@ -118,7 +118,7 @@ KEPT = [
 
 
 def test_which_messages_touch_a_figure() -> None:
-    assert [text for text in (*FOLDED, *KEPT) if touches_no_figure(text)] == FOLDED
+    assert [text for text in (*FOLDED, *KEPT) if is_irrelevant_message(text)] == FOLDED
 
 
 def test_messages_that_touch_no_figure_are_no_warnings(tmp_path: Path) -> None:

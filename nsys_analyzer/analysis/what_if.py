@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.errors import ON_GPU, RECORD, CannotAnswerError, ConfigurationError
+from nsys_analyzer.errors import RECORD_COMMAND, RECORD_ON_GPU_COMMAND, CannotAnswerError, ConfigurationError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import GRAPH
@@ -162,7 +162,7 @@ def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[
         doubtful = next((row for row in subject.captures if not row.diagnosis or row.diagnosis.doubt), None)
         if subject.study is None or doubtful:
             why = plain((doubtful or subject.captures[0]).findings_missing or "Its steps are not known.", "`")
-            remedy = ON_GPU if subject.captures[0].on_cpu else RECORD
+            remedy = RECORD_ON_GPU_COMMAND if subject.captures[0].on_cpu else RECORD_COMMAND
             raise CannotAnswerError(f"The steps of {subject.title} cannot be replayed. {why.removesuffix('.')}", remedy)
         yield _answer(subject, subject.study, asked)
 

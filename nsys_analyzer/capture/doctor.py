@@ -18,7 +18,7 @@ from nsys_analyzer.capture.nsys import INSTALL_NSYS, Check, importer_check
 from nsys_analyzer.capture.plan import make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.system.machine import driver_module, driver_version, gpu_count
+from nsys_analyzer.system.machine import driver_module_version, driver_version, gpu_count
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 
 _TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes a minute
@@ -57,7 +57,7 @@ def _nsys() -> Iterator[Check]:
 
 
 def _gpu(count: int) -> Check:
-    driver = driver_version() or driver_module()
+    driver = driver_version() or driver_module_version()
     if count:
         return Check("GPU", "ok", f"CUDA sees {count}, driver {driver or 'unknown'}")
     if driver:

@@ -36,11 +36,11 @@ from nsys_analyzer.inputs.timings import NAME as TIMINGS
 from nsys_analyzer.inputs.timings import is_from_a_sweep, write_timings
 from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
-from nsys_analyzer.system.machine import provenance
-from nsys_analyzer.system.process import Job, Progress, Result, last_lines, run_job
+from nsys_analyzer.system.machine import read_provenance
+from nsys_analyzer.system.process import Job, JobResult, Progress, last_lines, run_job
 from nsys_analyzer.system.strict_json import decode_json
-from nsys_analyzer.trace.stacks import SUFFIX as STACKS
-from nsys_analyzer.trace.stacks import stacks_beside
+from nsys_analyzer.trace.stacks import STACKS_SUFFIX as STACKS
+from nsys_analyzer.trace.stacks import find_stack_files
 
 #: The output of the programs.
 LOG = "target.log"
@@ -170,7 +170,7 @@ def _is_done(target: Target, place: Path, made: Run, profiler: Profiler | None) 
 def run_sweep(
     targets: Sequence[Target], folder: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
     command: str = "",
-) -> list[Result]:  # fmt: skip
+) -> list[JobResult]:  # fmt: skip
     """Runs every target into ``folder``, one after the other, and keeps ``timings.csv`` up to date.
 
     Args:
@@ -189,7 +189,7 @@ def run_sweep(
         NoSpaceError: the disk is full.
         OSError: the folder cannot be written.
     """
-    run = replace(Run(run=command or None), **provenance(Path.cwd()))
+    run = replace(Run(run=command or None), **read_provenance(Path.cwd()))
     write_timings(folder)  # of what is there: an earlier sweep may have ended just before it did so
     results = []
     for target in targets:
@@ -216,10 +216,10 @@ def run_sweep(
 def _run_target(
     target: Target, place: Path, part: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
     run: Run,
-) -> Result:  # fmt: skip
+) -> JobResult:  # fmt: skip
     """Times and profiles a target in a folder that is to become its place, and writes the manifest of each capture."""
     run = replace(run, **{**as_json(target.run), **_commands(target, profiler)})
-    result, processes = Result("ok"), [(Run(), None)] * (target.ranks.count if target.ranks else 1)
+    result, processes = JobResult("ok"), [(Run(), None)] * (target.ranks.count if target.ranks else 1)
     if target.is_timed:
         progress.started(target.name, "timing")
         result, processes = _time(target, part, timeout_s)
@@ -239,7 +239,7 @@ def _run_target(
         made = replace(made, status=result.status, message=result.message)
         if profiler:
             capture = f"{stem}{profiler.suffix}"
-            stacks = tuple(path.name for path in stacks_beside(part / capture))
+            stacks = tuple(path.name for path in find_stack_files(part / capture))
             made = replace(made, capture=capture, stacks=stacks or None)
         manifest: dict[str, Any] = {"timings": timings}
         if ranks:
@@ -251,7 +251,7 @@ def _run_target(
     return result
 
 
-def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[Result, list[tuple[Run, Any]]]:
+def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResult, list[tuple[Run, Any]]]:
     """Runs a target without a profiler; of each process what it says of its run, and its times for the manifest."""
     folder = part.absolute()  # an output folder may be called like an option
     path = folder / f"results{OF_RANK if target.ranks else ''}.json"
@@ -268,9 +268,9 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[Result, 
         runs = [run if results else silent for run, results in zip(runs, values, strict=True)]
     times = [results.get("times_ms") or {} for results in values]
     if result.status == "ok" and target.timed and not all(times):
-        result = Result("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
+        result = JobResult("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
     elif full := next((run for run in runs if run.status == "oom"), None):
-        result = Result("oom", full.message)
+        result = JobResult("oom", full.message)
     # A program of the user's may have no steps.
     timings = [
         {"status": result.status, "message": result.message, "times_ms": ms} if ms or target.timed else None
@@ -279,7 +279,7 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[Result, 
     return result, list(zip(runs, timings, strict=True))
 
 
-def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | None) -> Result:
+def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | None) -> JobResult:
     """Runs a target under a profiler, which leaves a capture or one for each rank; of a crash, what came before it."""
     command = profiler.command(target.program, part.absolute(), target.ranks)
     stacks = part / f"capture{OF_RANK if target.ranks else ''}{STACKS}"
@@ -298,7 +298,7 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
         try:
             profiler.export(part, stem, log, timeout_s)
         except NsysAnalyzerError as error:
-            result = Result("failed", str(error)) if result.status == "ok" else result
+            result = JobResult("failed", str(error)) if result.status == "ok" else result
     return result
 
 
@@ -405,7 +405,7 @@ class _CaseProcess:
         )  # fmt: skip
         add_row(self._folder, row)
         self._status = row.status
-        self._progress.ended(task.label, Result(row.status, row.message or None), time.monotonic() - self._since)
+        self._progress.ended(task.label, JobResult(row.status, row.message or None), time.monotonic() - self._since)
         self._start_next()
 
     def _start_next(self) -> None:

@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nsys_analyzer.system.atomic_write import write_text
-from nsys_analyzer.system.process import CANNOT_RUN, final_words
+from nsys_analyzer.system.process import CANNOT_RUN, find_failure_line
 
 _GRACE_S = 10
 """How long a rank may take to end when another has failed: a profiler writes what it has recorded."""
@@ -72,7 +72,7 @@ def run(program: Sequence[str], count: int, logs: Path | None) -> int:
             # The first that ends: others may fail because of it.
             rank = left.pop(os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid)  # type: ignore[union-attr]
             if code := processes[rank].wait():
-                reason = final_words(rank_log(logs, rank), starts[rank]) if logs else f"it ended with code {code}"
+                reason = find_failure_line(rank_log(logs, rank), starts[rank]) if logs else f"it ended with code {code}"
                 print(f"rank {rank}: {reason}", flush=True)
                 return 128 - code if code < 0 else code  # a signal, as a shell says it
     return 0

@@ -15,9 +15,9 @@ from typing import Literal
 from nsys_analyzer.errors import CaptureError
 from nsys_analyzer.inputs.targets import OF_RANK
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
-from nsys_analyzer.system.nsys import Nsys, ask
+from nsys_analyzer.system.nsys import Nsys, run_query
 from nsys_analyzer.system.process import last_lines, run_captured
-from nsys_analyzer.trace.sources import last_words
+from nsys_analyzer.trace.sources import last_output_lines
 
 INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
 #: The session of a server's recording, with the process ID of this command in a variable of the job.
@@ -125,7 +125,9 @@ def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> 
             problem = f"The import of {stream} was stopped after {timeout_s:g} s"
             raise CaptureError(problem, f"To give it more time, {again}") from error
         if done.returncode != 0 or not unfinished.is_file():
-            message = last_words(done.stderr) or last_words(done.stdout) or f"exit status {done.returncode}"
+            message = (
+                last_output_lines(done.stderr) or last_output_lines(done.stdout) or f"exit status {done.returncode}"
+            )
             raise CaptureError(f"{stream} cannot be imported: {message}", f"To try it by hand, {again}")
     stream.unlink()
 
@@ -194,9 +196,9 @@ def importer_check(nsys: Nsys) -> Check:
 def start_fault(binary: Path) -> str | None:
     """Starts a binary with ``--version``: None where it starts, else the last line of its message."""
     try:
-        done = ask(binary, "--version")
+        done = run_query(binary, "--version")
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode == 0:
         return None
-    return last_words(done.stderr) or last_words(done.stdout) or f"exit status {done.returncode}"
+    return last_output_lines(done.stderr) or last_output_lines(done.stdout) or f"exit status {done.returncode}"

@@ -21,10 +21,10 @@ from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_
 from nsys_analyzer.capture.recorder import BEGIN
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.inputs.targets import OF_RANK, Annotation, Ranks, Target, is_python
-from nsys_analyzer.system.machine import answer
+from nsys_analyzer.system.machine import run_for_lines
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
-from nsys_analyzer.trace.sources import export_of, open_capture
+from nsys_analyzer.trace.sources import ensure_export, open_capture
 
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
@@ -76,7 +76,7 @@ class NsysProfiler:
         Raises:
             NsysAnalyzerError: nothing was recorded, or it cannot be exported.
         """
-        export_of(finished_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s), timeout_s)
+        ensure_export(finished_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s), timeout_s)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,9 @@ def lack_of_torch(program: Sequence[str]) -> str:
     """Returns how to get PyTorch if the Python of a program, which may differ from ours, lacks it; else ""."""
     if not program or not is_python(program[0]):
         return INSTALL_TORCH
-    has_torch = answer(program[0], "-c", "import importlib.metadata; importlib.metadata.version('torch')") is not None
+    has_torch = (
+        run_for_lines(program[0], "-c", "import importlib.metadata; importlib.metadata.version('torch')") is not None
+    )
     return "" if has_torch else f"Name a Python that has it, in place of {shutil.which(program[0]) or program[0]}"
 
 
@@ -184,7 +186,7 @@ def check_code(program: Sequence[str]) -> None:
     if is_python(python):
         script, launcher, *_ = [*words[_end_of_flags(words) :], "", ""]
         launcher = launcher.partition(".")[0] if script == "-m" else ""
-        if launcher and answer(python, "-c", _FINDS.format(launcher)) == ["None"]:
+        if launcher and run_for_lines(python, "-c", _FINDS.format(launcher)) == ["None"]:
             raise ConfigurationError(f"{python} finds no module {launcher}", "Start it where python -m finds it")
     if launcher in _PYTHON_LAUNCHERS:
         script = next((word for word in words if word.endswith(".py")), "")

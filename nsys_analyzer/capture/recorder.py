@@ -35,7 +35,7 @@ from typing import Any, NoReturn, TypeVar
 
 from nsys_analyzer.errors import ExportError, NoSpaceError, NsysAnalyzerError
 from nsys_analyzer.system.atomic_write import atomic_write
-from nsys_analyzer.system.machine import cpu_model, driver_module
+from nsys_analyzer.system.machine import cpu_model, driver_module_version
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -155,7 +155,7 @@ def _conditions() -> dict[str, str]:
     import torch
 
     # 580.159.04 in "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"
-    driver = next((word for word in (driver_module() or "").split() if word[0].isdigit() and "." in word), None)
+    driver = next((word for word in (driver_module_version() or "").split() if word[0].isdigit() and "." in word), None)
     conditions = {
         "torch_version": torch.__version__,
         "python_version": platform.python_version(),

@@ -45,14 +45,14 @@ def save(name: str, trace: Path, folder: Path) -> None:
     from nsys_analyzer.report.renderers.json_report import captures_data, in_json
     from nsys_analyzer.report.writing import check_replaceable
     from nsys_analyzer.system.atomic_write import write_text
-    from nsys_analyzer.text import joined, plain
+    from nsys_analyzer.text import join_texts, plain
 
     if not re.fullmatch(r"\w[\w.+-]*", name):
         raise click.BadParameter(f"{name!r} is no name of a folder", param_hint="NAME")
     of_hardware = defaultdict[str, list["Summary"]](list)
     for run in load_runs(trace, (), tell, option="report --csv"):
         if against := [*reasons_against_run(run)]:
-            tell(f"Left out: {plain(joined('; ', against))}")
+            tell(f"Left out: {plain(join_texts('; ', against))}")
         else:
             of_hardware[run.hardware].append(run)
     if not of_hardware:

@@ -94,7 +94,7 @@ def compare(
     from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.cli.run_progress import reading
-    from nsys_analyzer.errors import ConfigurationError, OtherConditionsError
+    from nsys_analyzer.errors import ConfigurationError, DifferentConditionsError
     from nsys_analyzer.experiments.gather import load_runs, reports_at
     from nsys_analyzer.report.writing import check_target
     from nsys_analyzer.system.cluster import Workers
@@ -128,7 +128,9 @@ def compare(
     if (fail_above is not None and found.unmatched) or of_budgets["not known"]:
         ctx.exit(1)
     if fail_above is not None and found.refused:
-        ctx.exit(OtherConditionsError.exit_status if all(one.is_of_other_conditions for one in found.refused) else 1)
+        ctx.exit(
+            DifferentConditionsError.exit_status if all(one.is_of_other_conditions for one in found.refused) else 1
+        )
     if fail_above is not None:
         unclear = sum(pair.verdict(fail_above) == "unclear" for pair in found.compared)
         if unclear:

@@ -86,12 +86,12 @@ def _processes(trace: Trace) -> Iterator[str]:
     import numpy as np
 
     from nsys_analyzer.analysis.attribution.processes import find_processes
-    from nsys_analyzer.trace.columns import KINDS
+    from nsys_analyzer.trace.columns import OPERATION_KINDS
 
     for process in find_processes(trace):
         mine = trace.operations.select(trace.operations.process == process.global_pid)
-        counts = np.bincount(mine.kind, minlength=len(KINDS))
-        held = ", ".join(f"{count:,} {kind}" for kind, count in zip(KINDS, counts, strict=True) if count)
+        counts = np.bincount(mine.kind, minlength=len(OPERATION_KINDS))
+        held = ", ".join(f"{count:,} {kind}" for kind, count in zip(OPERATION_KINDS, counts, strict=True) if count)
         devices = ", ".join(map(str, np.unique(mine.device))) or "none"
         label = f" ({process.label})" if process.label else ""
         yield f"pid {process.pid}{label}: device {devices}; {held or 'no GPU operation'}"

@@ -12,7 +12,7 @@ import click
 
 from nsys_analyzer.cli.help import SHOWN, command, format_option, option
 from nsys_analyzer.cli.options import folder_argument, names_options, tell
-from nsys_analyzer.errors import NODES, RECORD, ConfigurationError, MissingTableError
+from nsys_analyzer.errors import RECORD_COMMAND, RECORD_GRAPH_NODES_COMMAND, ConfigurationError, MissingTableError
 from nsys_analyzer.text import FORMULA
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ def _summaries(trace: Path, asked_path: Path, names: PhaseNames | None) -> tuple
     """Returns the processes of a capture; raises MissingTableError where it holds no kernels."""
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain
-    from nsys_analyzer.trace.metadata import explained
+    from nsys_analyzer.trace.metadata import explain_missing_cuda
     from nsys_analyzer.trace.trace import Trace
 
     loaded = Trace.load(trace)
     if "kernel" not in loaded.tables:
-        why = "" if "graph" in loaded.tables else plain(explained(loaded.metadata.diagnostics), "`")
-        needed = NODES if "graph" in loaded.tables else RECORD
+        why = "" if "graph" in loaded.tables else plain(explain_missing_cuda(loaded.metadata.diagnostics), "`")
+        needed = RECORD_GRAPH_NODES_COMMAND if "graph" in loaded.tables else RECORD_COMMAND
         raise MissingTableError(f"{trace} holds no kernels{': ' if why else ''}{why.removesuffix('.')}", needed)
     return summarize(loaded, trace.name if trace == asked_path else str(trace.relative_to(asked_path)), names)
 

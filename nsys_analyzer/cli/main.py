@@ -13,7 +13,7 @@ import click
 
 from nsys_analyzer import __version__
 from nsys_analyzer.cli.help import Group
-from nsys_analyzer.errors import DEBUG, NsysAnalyzerError
+from nsys_analyzer.errors import DEBUG_VARIABLE, NsysAnalyzerError
 from nsys_analyzer.report.screen import use_screens
 from nsys_analyzer.text import visible
 
@@ -80,7 +80,7 @@ _COMPLETING = "_NSYS_ANALYZE_COMPLETE"
     epilog="Example: nsys-analyze report capture.sqlite",
 )
 @click.version_option(__version__, prog_name="nsys-analyze")
-@click.option("--debug", is_flag=True, help=f"Show where an error arose, as {DEBUG}=1 does.")
+@click.option("--debug", is_flag=True, help=f"Show where an error arose, as {DEBUG_VARIABLE}=1 does.")
 def cli(debug: bool) -> None:
     """Answers questions about transformers from Nsight Systems captures.
 
@@ -88,7 +88,7 @@ def cli(debug: bool) -> None:
     matmul? How does softmax compare with the matmuls of attention?
     """
     if debug:  # processes that read captures inherit it
-        os.environ[DEBUG] = "1"
+        os.environ[DEBUG_VARIABLE] = "1"
 
 
 def main() -> None:
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:
-    if os.environ.get(DEBUG):
+    if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
     if sys.stderr is not None:
         click.echo(f"Error: {visible(message)}", err=True)

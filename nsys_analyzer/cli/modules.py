@@ -9,14 +9,14 @@ import click
 
 from nsys_analyzer.cli.help import SHOWN, command, format_option, option
 from nsys_analyzer.cli.options import command_line, configuration_options, folder_argument, names_options, tell
-from nsys_analyzer.errors import PROGRAM, CannotAnswerError
+from nsys_analyzer.errors import PROGRAM_ARGUMENTS, CannotAnswerError
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
 
 
-NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --modules {PROGRAM}")
+NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}")
 
 
 @command(epilog="Example: nsys-analyze modules capture.sqlite")

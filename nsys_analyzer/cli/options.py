@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.transformer.models import list_model_names
 from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, option
 from nsys_analyzer.configuration import LEDGER, OPTIONS
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.text import listed
+from nsys_analyzer.text import join_names
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def format_of(path: Path | None, form: str | None, suffixes: Mapping[str, str], 
     suffix = path.suffix.lower() if path else ""
     file_format = next((name for name, ending in suffixes.items() if ending == suffix), None)
     if suffix and (file_format not in (None, form) if form else not file_format):
-        file_suffixes = listed([*suffixes.values()], "or")
+        file_suffixes = join_names([*suffixes.values()], "or")
         expected = f"{form} ends in {suffixes[form]}" if form else f"a file ends in {file_suffixes}"
         raise ConfigurationError(f"{path} ends in {suffix}, and {expected}", "Name another file with -o")
     return form or file_format or default

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.report.screen import console
-from nsys_analyzer.system.cluster import Done
-from nsys_analyzer.system.process import Progress, Result
+from nsys_analyzer.system.cluster import OnTaskDone
+from nsys_analyzer.system.process import JobResult, Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def shown(total: int, done: int) -> Iterator[Progress]:
         def started(name: str, work: str) -> None:
             bar.update(task, description=f"{name}: {work}")
 
-        def ended(name: str, result: Result, seconds: float) -> None:
+        def ended(name: str, result: JobResult, seconds: float) -> None:
             message = f", {shorten(result.message, _MESSAGE, placeholder='…')}" if result.message else ""
             screen.print(f"{name}: {result.status} after {seconds:.0f} s{message}", soft_wrap=True)
             bar.advance(task)
@@ -68,7 +68,7 @@ def shown(total: int, done: int) -> Iterator[Progress]:
 
 
 @contextmanager
-def reading(total: int) -> Iterator[Done]:
+def reading(total: int) -> Iterator[OnTaskDone]:
     """Shows a bar of ``total`` captures that are read, in one line; on terminals only, and for several."""
     if total < 2 or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None

@@ -13,7 +13,7 @@ from nsys_analyzer.cli.help import OUTPUT, SHOWN, command, option
 from nsys_analyzer.cli.options import trace_argument
 
 if TYPE_CHECKING:
-    from nsys_analyzer.share.names import Renamed
+    from nsys_analyzer.share.names import Renaming
 
 _WIDTH = 100
 
@@ -60,9 +60,9 @@ def share(
 
 def _dropped(trace: Path, output: Path) -> list[str]:
     """Returns the tables of an nsys trace that hold rows and are not in the copy."""
-    from nsys_analyzer.trace.sources import KINETO, open_capture, source_of
+    from nsys_analyzer.trace.sources import KINETO, find_source, open_capture
 
-    if source_of(trace) is KINETO:  # a reader makes its tables from the events that it knows
+    if find_source(trace) is KINETO:  # a reader makes its tables from the events that it knows
         return []
     reader, copied = open_capture(trace), open_capture(output).columns_of
     left_out = (name for name in reader.columns_of if name not in copied and not name.startswith("ENUM_"))
@@ -76,7 +76,7 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise click.BadParameter(f"{text!r} is no regular expression ({error})", param_hint="--keep") from error
 
 
-def _lines(output: Path, renamed: Sequence[Renamed]) -> Iterator[str]:
+def _lines(output: Path, renamed: Sequence[Renaming]) -> Iterator[str]:
     from nsys_analyzer.report.units import format_number
 
     yield f"{output}: {format_number(output.stat().st_size, 'bytes')}"

@@ -17,7 +17,7 @@ from nsys_analyzer.experiments.model import (
 from nsys_analyzer.experiments.passes import TARGET, PassesCase, drawn_width
 from nsys_analyzer.experiments.section import curves, fitted_exponent, rows_table, span
 from nsys_analyzer.report.model import Block, Cell
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import StrOrText, phrase
 
 PASSES = ("forward", "backward")
 _DEFINITIONS = phrase(
@@ -26,7 +26,7 @@ _DEFINITIONS = phrase(
 )
 
 
-def _answers(results: Results) -> Iterator[Words]:
+def _answers(results: Results) -> Iterator[StrOrText]:
     saved: dict[int, list[tuple[float, float]]] = {}
     for row in results.rows:
         if not row.case.compile and (size := row.figures.before_backward_bytes):

@@ -11,7 +11,7 @@ from nsys_analyzer.experiments.section import bars, extremes, groups, namer, sid
 from nsys_analyzer.experiments.steps import HOW, PHASES, SHARED, TARGET, StepCase
 from nsys_analyzer.report.model import Block, Cell, Details
 from nsys_analyzer.report.units import format_number
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.schema import MS_PER_S
 
 #: Parts of a step whose speed-up is shown.
@@ -50,7 +50,7 @@ def repaid_after(pair: dict[bool, AnyRow]) -> int | None:
     return round(seconds * MS_PER_S / saved_ms)
 
 
-def _answers(results: Results) -> Iterator[Words]:
+def _answers(results: Results) -> Iterator[StrOrText]:
     """Yields the span of speed-ups of each part of a step, and the cost of compiling."""
     rows = results.rows
     name, pairs = namer(rows, ["compile"]), groups(rows, "compile")

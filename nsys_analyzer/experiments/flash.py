@@ -21,7 +21,7 @@ from nsys_analyzer.experiments.passes import TARGET, PassesCase, drawn_width
 from nsys_analyzer.experiments.section import curves, rows_table, scientific, side_by_side, span
 from nsys_analyzer.report.model import Block, Cell, Details
 from nsys_analyzer.report.units import format_number
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.schema import MS_PER_S
 
 _IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
@@ -54,7 +54,7 @@ def over_peers(rows: dict[str, AnyRow], name: str) -> float | None:
     return ratio(mean_ms(rows.get("flash"), name), min(times, default=None))
 
 
-def _answers(results: Results) -> Iterator[Words]:
+def _answers(results: Results) -> Iterator[StrOrText]:
     """Yields flash's time against its peers, its FLOP/s, and its memory beside unfused attention."""
     for precision in dict.fromkeys(row.case.precision for row in results.rows):
         ours = [row for row in results.rows

@@ -14,7 +14,7 @@ from nsys_analyzer.inputs.captures import Inputs, holds_captures, load_captures,
 from nsys_analyzer.inputs.rows import NAME
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
-from nsys_analyzer.system.cluster import IN_TURN, Workers
+from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
 from nsys_analyzer.text import phrase
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def load_evidence(
     tell: Callable[[str], None] = lambda _: None,
     names: PhaseNames | None = None,
     given: Run | None = None,
-    workers: Workers = IN_TURN,
+    workers: Workers = SEQUENTIAL,
     *,
     timings: Timings | None = None,
     step_ms: float | None = None,
@@ -79,7 +79,7 @@ def load_runs(
     tell: Callable[[str], None] = lambda _: None,
     names: PhaseNames | None = None,
     given: Run | None = None,
-    workers: Workers = IN_TURN,
+    workers: Workers = SEQUENTIAL,
     option: str = "--csv-before or --csv-after",
 ) -> tuple[Summary, ...]:
     """The runs of one side of a comparison: of a capture, a folder of captures, a report's JSON, or a baseline.

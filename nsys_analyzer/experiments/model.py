@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.inputs.rows import CaseTarget, Row, Task
 from nsys_analyzer.report.model import Block
-from nsys_analyzer.text import Words
+from nsys_analyzer.text import StrOrText
 
 C = TypeVar("C")
 F = TypeVar("F")
@@ -153,10 +153,10 @@ class Bench:
     summary: str
     options: tuple[Option, ...]
     target: CaseTarget[Any, Any]
-    answers: Callable[[Results], Iterable[Words]]
+    answers: Callable[[Results], Iterable[StrOrText]]
     blocks: Callable[[Results], Iterable[Block]]
     how: Mapping[str, str] = field(default_factory=dict)
-    definitions: Words = ""
+    definitions: StrOrText = ""
 
     def tasks(self, values: Mapping[str, Any]) -> tuple[Task[Any], ...]:
         """Returns a task for each combination of values of options, those of the last one varying fastest."""

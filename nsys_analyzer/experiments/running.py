@@ -17,7 +17,7 @@ from nsys_analyzer.experiments.results import read_finished, read_rows
 from nsys_analyzer.inputs.rows import NAME, Task, note_command, start_file, written
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
-from nsys_analyzer.system.machine import provenance, torch_version
+from nsys_analyzer.system.machine import read_provenance, torch_version
 from nsys_analyzer.system.process import Progress
 
 _NEEDS_NO_RETRY = ("ok", "oom", "unsupported")
@@ -107,5 +107,5 @@ def _prepared(plan: BenchPlan, folder: Path, resume: bool | None, command: str) 
             if len({written(case).get("device") for case in cases}) > 1:
                 raise ConfigurationError(f"{path} is of another --device", "Give that, or another --output-dir")
             return rows
-    start_file(folder, {"bench": plan.bench.name, "run": command, **provenance(Path.cwd())})
+    start_file(folder, {"bench": plan.bench.name, "run": command, **read_provenance(Path.cwd())})
     return ()

@@ -37,7 +37,7 @@ from nsys_analyzer.report.model import (
     make_table,
 )
 from nsys_analyzer.report.units import format_number, format_percent
-from nsys_analyzer.text import Words, emphasis, joined, phrase
+from nsys_analyzer.text import StrOrText, emphasis, join_texts, phrase
 
 #: A column: its heading, its unit, and a figure's path or what makes the cell of a row.
 Column: TypeAlias = tuple[str, Unit, str | Callable[[Any], Cell]]
@@ -55,7 +55,7 @@ def make_section(bench: Bench, results: Results) -> Section:
     rows = results.rows
     suspect = tuple(_unsteady(rows))
     blocks: tuple[Block, ...] = (
-        Paragraph(joined(" ", (*bench.answers(results), *_endings(rows)))),
+        Paragraph(join_texts(" ", (*bench.answers(results), *_endings(rows)))),
         _conditions(bench, results),
         *([Listing(suspect)] if suspect else []),
         *bench.blocks(results),
@@ -77,7 +77,7 @@ def _conditions(bench: Bench, results: Results) -> Paragraph:
     return Paragraph(emphasis("Conditions.") + f" {'; '.join(f'{name}: {how}' for name, how in parts.items())}.")
 
 
-def _unsteady(rows: Sequence[AnyRow]) -> Iterator[Words]:
+def _unsteady(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
     """Yields a line on times whose coefficient of variation is above ``_UNSTEADY``."""
     name = namer(rows)
     times: dict[str, float] = {}
@@ -184,7 +184,7 @@ def cell(of: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
     return found
 
 
-def rows_table(rows: Sequence[AnyRow], caption: Words, *columns: Column, status: bool = True) -> Table:
+def rows_table(rows: Sequence[AnyRow], caption: StrOrText, *columns: Column, status: bool = True) -> Table:
     """Returns a line for each row: the options that tell it apart, the columns, and how it ended."""
     names = _names(rows, differing(rows), lambda row: row.case)
     cells: list[Field[AnyRow]] = [Field(title, unit, cell(of)) for title, unit, of in columns]
@@ -202,7 +202,7 @@ def groups(rows: Sequence[AnyRow], option: str) -> list[dict[Any, AnyRow]]:
 
 
 def side_by_side(
-    rows: Sequence[AnyRow], option: str, caption: Words, columns: Mapping[Any, Column], *more: Column
+    rows: Sequence[AnyRow], option: str, caption: StrOrText, columns: Mapping[Any, Column], *more: Column
 ) -> Table:
     """Returns a line for the rows that differ in one option alone.
 

@@ -9,7 +9,7 @@ from nsys_analyzer.experiments.model import AnyRow, Bench, Results, ratio, sever
 from nsys_analyzer.experiments.passes import TARGET, PassesCase
 from nsys_analyzer.experiments.section import bars, curves, namer, rows_table, scientific, span
 from nsys_analyzer.report.model import Block, Cell, Details, Paragraph
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import StrOrText, phrase
 
 _VARIANTS = phrase(
     "*Variants.* naive is matmul, mask, softmax, matmul over all N² scores; blocked makes the matmuls in tiles of 256; "
@@ -25,7 +25,7 @@ _DEFINITIONS = phrase(
 )
 
 
-def _answers(results: Results) -> Iterator[Words]:
+def _answers(results: Results) -> Iterator[StrOrText]:
     """Yields gains over naive without a mask, and the largest errors."""
     rows = results.rows
     gains: dict[str, list[float]] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from nsys_analyzer.system.plugins import EXPORT_FORMATS, left_out_if_it_fails, plugins
+from nsys_analyzer.system.plugins import EXPORT_FORMATS, load_plugins, skip_if_it_fails
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ FORMATS = {
 def formats() -> dict[str, Format]:
     """Returns these, and those of installed packages."""
     found = dict(FORMATS)
-    for point, form in plugins(EXPORT_FORMATS):
-        with left_out_if_it_fails(point):
+    for point, form in load_plugins(EXPORT_FORMATS):
+        with skip_if_it_fails(point):
             _ = form.write, form.is_ours, form.suffix  # its module is there
             found.setdefault(point.name, form)
     return found

@@ -37,16 +37,16 @@ from nsys_analyzer.trace.arrays import Integers, Ints, distinct, distinct_rows
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     BEGIN_CAPTURE,
-    COPIES,
     COPY,
+    COPY_KINDS,
     END_CAPTURE,
     FILL,
     FREE,
     KERNEL,
-    KINDS,
     LAUNCH,
     LAUNCH_GRAPH,
     MEMCPY,
+    OPERATION_KINDS,
     OTHER_CALL,
     PROCESS_MASK,
     SYNCHRONIZE,
@@ -274,8 +274,10 @@ class _View:
         labels = [self.labels[name] for name in operations.names]
         names = self.strings.by_code(Kind.NAME, operations.name, labels)
         others = np.flatnonzero(operations.kind != KERNEL)
-        copies = self.strings.by_code(Kind.NAME, operations.copy[others], [f"{KINDS[MEMCPY]} {one}" for one in COPIES])
-        kinds = self.strings.by_code(Kind.NAME, operations.kind[others], KINDS)
+        copies = self.strings.by_code(
+            Kind.NAME, operations.copy[others], [f"{OPERATION_KINDS[MEMCPY]} {one}" for one in COPY_KINDS]
+        )
+        kinds = self.strings.by_code(Kind.NAME, operations.kind[others], OPERATION_KINDS)
         names[others] = np.where(operations.kind[others] == MEMCPY, copies, kinds)
         return names
 

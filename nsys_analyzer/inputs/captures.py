@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.errors import DEBUG, NsysAnalyzerError, TimingsError, TraceError
+from nsys_analyzer.errors import DEBUG_VARIABLE, NsysAnalyzerError, TimingsError, TraceError
 from nsys_analyzer.inputs.manifest import (
     TIMINGS,
     capture_name,
@@ -34,8 +34,15 @@ from nsys_analyzer.inputs.manifest import (
     manifests_without_trace,
     name_by_manifest,
 )
-from nsys_analyzer.system.cluster import IN_TURN, Workers
-from nsys_analyzer.trace.sources import is_capture, is_export_folder, is_export_of, is_report, trace_stem, written_ns
+from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
+from nsys_analyzer.trace.sources import (
+    export_time_ns,
+    is_capture,
+    is_export_folder,
+    is_export_of,
+    is_report,
+    trace_stem,
+)
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -149,7 +156,7 @@ def _traces_in(folder: Path) -> list[Path]:
         if path.suffix == ".sqlite" or path.is_dir():
             exports[path.with_name(trace_stem(path))].append(path)
     # Of several exports of one name, a folder of Parquet or Arrow files beside a SQLite file, the newest is read.
-    replaced = {older for same in exports.values() for older in sorted(same, key=written_ns)[:-1]}
+    replaced = {older for same in exports.values() for older in sorted(same, key=export_time_ns)[:-1]}
     for report in filter(is_report, files):
         of_report = exports[report.with_name(trace_stem(report))]
         replaced |= {report} if any(is_export_of(export, report) for export in of_report) else set(of_report)
@@ -182,7 +189,7 @@ def _files_of(folder: Path) -> dict[Path, list[Path] | OSError]:
 
 def load_captures(
     paths: Sequence[Path], names: PhaseNames | None = None, given: Run | None = None, timings: Timings | None = None,
-    *, step_ms: float | None = None, in_order: bool = False, beside_others: bool = False, workers: Workers = IN_TURN,
+    *, step_ms: float | None = None, in_order: bool = False, beside_others: bool = False, workers: Workers = SEQUENTIAL,
     with_tracks: bool = False,
 ) -> Inputs:  # fmt: skip
     """Returns a summary for each process of each capture, by model and context length, and the runs that they are of.
@@ -351,10 +358,14 @@ def _read(capture: _Capture) -> tuple[CaptureSummary, ...]:
         is_ours = isinstance(error, NsysAnalyzerError)
         if capture.alone and (not is_ours or manifest is None or manifest.status == "ok"):
             raise
-        if not is_ours and os.environ.get(DEBUG):
+        if not is_ours and os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
         failure = f"{path} cannot be read: {type(error).__name__}, {error}"
-        message = str(error) if is_ours else f"{failure}. Please report this, with the traceback that {DEBUG}=1 shows"
+        message = (
+            str(error)
+            if is_ours
+            else f"{failure}. Please report this, with the traceback that {DEBUG_VARIABLE}=1 shows"
+        )
         unread = replace(_failed(capture.title, path, message), configuration=configuration)
         return (_with_run(unread, manifest),)
 

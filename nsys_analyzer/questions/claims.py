@@ -27,7 +27,7 @@ from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
 from nsys_analyzer.report.renderers.step_bar import legend, letter_of, lines
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.units import format_cell
-from nsys_analyzer.text import Words, plain, spans, visible
+from nsys_analyzer.text import StrOrText, plain, spans, visible
 
 _DIGITS = r"[−+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _NUMBER = re.compile(rf"(?<![\w.]){_DIGITS}(?!\w|[.,][0-9])")
@@ -214,7 +214,7 @@ class _ReportIndex:
         self._add(title, capture, self._title_count, "title")
         return self._title_count
 
-    def _add(self, text: Words, capture: str, title_id: int, kind: _Kind = "sentence") -> None:
+    def _add(self, text: StrOrText, capture: str, title_id: int, kind: _Kind = "sentence") -> None:
         """Adds the sentences of a text, each by its words with and without its numbers."""
         words = _without_markup(_HEADING.sub("", visible(plain(text))))  # a comment in Python looks like a heading
         for sentence in _SENTENCE_BREAK.split(words) if kind == "sentence" else [words]:

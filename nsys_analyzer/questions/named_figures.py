@@ -17,7 +17,14 @@ from nsys_analyzer.analysis.kernels.classes import known_classes
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.summary.statistics import share_of
-from nsys_analyzer.errors import NODES, ON_GPU, PROGRAM, RECORD, CannotAnswerError, ConfigurationError
+from nsys_analyzer.errors import (
+    PROGRAM_ARGUMENTS,
+    RECORD_COMMAND,
+    RECORD_GRAPH_NODES_COMMAND,
+    RECORD_ON_GPU_COMMAND,
+    CannotAnswerError,
+    ConfigurationError,
+)
 from nsys_analyzer.report.sections.limits import OPTIONS, why_unknown
 from nsys_analyzer.text import plain, plural
 
@@ -137,31 +144,33 @@ FIGURES: dict[str, Named] = {
 }  # fmt: skip
 #: Why a figure is not told, and what would tell it, by what its path starts with.
 _LACKS = {
-    "phase": ("It has no such measured phase, or no such time of it. Its phases: ", RECORD),
-    "step": ("Nothing tells its steps, or the time of one", RECORD),
-    "unprofiled": ("It was not timed without the profiler, or what it counts is not known", RECORD),
+    "phase": ("It has no such measured phase, or no such time of it. Its phases: ", RECORD_COMMAND),
+    "step": ("Nothing tells its steps, or the time of one", RECORD_COMMAND),
+    "unprofiled": ("It was not timed without the profiler, or what it counts is not known", RECORD_COMMAND),
     "findings": ("It has no such finding: ", "nsys-analyze explain CAPTURE"),
     "attention": ("Nothing tells it apart", "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE"),
-    "modules": ("No range names a module", f"nsys-analyze run --modules {PROGRAM}"),
-    "peak_memory_bytes": ("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM}"),
-    "rank": ("The captures are not of several ranks of a run", f"nsys-analyze run --nproc 2 {PROGRAM}"),
-    "gpu": ("It names no GPU", RECORD),
+    "modules": ("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}"),
+    "peak_memory_bytes": ("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}"),
+    "rank": ("The captures are not of several ranks of a run", f"nsys-analyze run --nproc 2 {PROGRAM_ARGUMENTS}"),
+    "gpu": ("It names no GPU", RECORD_COMMAND),
 }  # fmt: skip
 #: What keeps figures from being told: whether it does, why, and what would help.
 _OBSTACLES: Mapping[str, tuple[Callable[[Case], object], str, str]] = {
-    "cpu": (lambda case: case.capture.on_cpu, "The program ran on the CPU", ON_GPU),
+    "cpu": (lambda case: case.capture.on_cpu, "The program ran on the CPU", RECORD_ON_GPU_COMMAND),
     "graphs": (
-        lambda case: case.phase and case.phase.opaque, "CUDA graphs hide their kernels in this capture", NODES,
+        lambda case: case.phase and case.phase.opaque,
+        "CUDA graphs hide their kernels in this capture",
+        RECORD_GRAPH_NODES_COMMAND,
     ),
     "unnamed": (
         lambda case: case.phase and share_of(case.phase.classes, UNKNOWN) is None, "It holds kernels without a name",
         "nsys export --type sqlite REPORT",
     ),
-    "untimed": (lambda case: not _timed(case), "The step was not timed without the profiler", RECORD),
+    "untimed": (lambda case: not _timed(case), "The step was not timed without the profiler", RECORD_COMMAND),
     "timed": (lambda case: _timed(case), "It is measured", "nsys-analyze ask CAPTURE step_unprofiled_ms"),
     "doubt": (
         lambda case: case.capture.unprofiled and case.capture.unprofiled.doubts.get(case.words["phase"]),
-        "Its times without the profiler cannot be right", RECORD,
+        "Its times without the profiler cannot be right", RECORD_COMMAND,
     ),
 }  # fmt: skip
 _ZERO = SimpleNamespace(ms=0.0, ms_per_instance=0.0, launches_per_instance=0.0, operations_per_instance=0.0, share=0.0)
@@ -182,7 +191,7 @@ def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
     capture, root = case.capture, named.path.partition(".")[0].partition("[")[0]
     if capture.whole is None:
         why = plain(capture.message or capture.findings_missing or "Nothing of it could be read", "`")
-        raise CannotAnswerError(why.removesuffix("."), RECORD)
+        raise CannotAnswerError(why.removesuffix("."), RECORD_COMMAND)
     for is_so, why, needs in map(_OBSTACLES.__getitem__, named.unless):
         if is_so(case):
             raise CannotAnswerError(why, needs)
@@ -219,7 +228,7 @@ def _lacks_rate(capture: CaptureSummary, phase: str) -> tuple[str, str]:
     """Returns why the rate of a phase is unknown, and the command with the missing options."""
     limits = capture.limits
     if limits is None:
-        return "Nothing of it ran on a GPU", ON_GPU
+        return "Nothing of it ran on a GPU", RECORD_ON_GPU_COMMAND
     rated = ", ".join(limit.phase for limit in limits.phases if limit.phase != phase and limit.mfu is not None)
     why = f"The FLOPs or the time of {phase} are not known. Those of these phases are known: {rated}" if rated else ""
     missing = limits.missing if "peaks" not in limits.missing else ()

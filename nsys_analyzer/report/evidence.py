@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import FinishedBench, MedianRange
 from nsys_analyzer.report.units import format_ms
-from nsys_analyzer.text import Words
+from nsys_analyzer.text import StrOrText
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
@@ -54,7 +54,7 @@ class Evidence:
     captures: tuple[CaptureSummary, ...]
     command: str = ""
     timings: str = ""
-    notes: tuple[Words, ...] = ()
+    notes: tuple[StrOrText, ...] = ()
     benches: tuple[FinishedBench, ...] = ()
     joined: tuple[ParallelRun, ...] | None = None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from nsys_analyzer.text import Words, plain
+from nsys_analyzer.text import StrOrText, plain
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.findings.finding import Place
@@ -58,7 +58,7 @@ class SignedChange:
     high: float | None = None
 
 
-Cell: TypeAlias = "Words | int | float | Spread | MedianRange | Interval | SignedChange | None"
+Cell: TypeAlias = "StrOrText | int | float | Spread | MedianRange | Interval | SignedChange | None"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    caption: Words = ""
+    caption: StrOrText = ""
     capture: str = ""
     names: int = 1
 
@@ -106,7 +106,7 @@ class Field(Generic[RowData]):
 def make_table(
     fields: Sequence[Field[RowData]],
     rows: Iterable[RowData],
-    caption: Words = "",
+    caption: StrOrText = "",
     *,
     capture: str = "",
     names: int = 1,
@@ -126,7 +126,7 @@ def make_table(
 class Paragraph:
     """A paragraph of text. ``capture`` is the title of the capture that it describes, or empty."""
 
-    text: Words
+    text: StrOrText
     capture: str = ""
 
 
@@ -134,7 +134,7 @@ class Paragraph:
 class Answer:
     """A quotable sentence that answers a question. ``capture`` is the title of the described capture, or empty."""
 
-    text: Words
+    text: StrOrText
     capture: str = ""
 
 
@@ -145,7 +145,7 @@ class Listing:
     ``capture`` is the title of the capture that they describe, or empty.
     """
 
-    lines: tuple[Words, ...]
+    lines: tuple[StrOrText, ...]
     kind: Literal["commands", "python", "bullets"] = "bullets"
     capture: str = ""
 

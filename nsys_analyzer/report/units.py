@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from nsys_analyzer.report.model import Cell, Interval, MedianRange, SignedChange, Spread, Unit
-from nsys_analyzer.text import MAX_DECIMALS, Text, Words, code, fixed, plural
+from nsys_analyzer.text import MAX_DECIMALS, StrOrText, Text, code, format_fixed, plural
 from nsys_analyzer.text import NO_BREAK_SPACE as _SPACE
-from nsys_analyzer.text import about as about
-from nsys_analyzer.text import about_percent as about_percent
+from nsys_analyzer.text import rounded as rounded
+from nsys_analyzer.text import rounded_percent as rounded_percent
 
 #: What the times of a request are called, and what a decode step cannot do without: of captures and of experiments.
 TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
@@ -22,7 +22,7 @@ _BAR = 12  # letters of a whole bar
 _ROUNDS_UP = 0.9995  # of a prefix: in three digits, 999.7 G is 1 T
 
 
-def format_cell(value: Cell, unit: Unit) -> Words:
+def format_cell(value: Cell, unit: Unit) -> StrOrText:
     """A cell as text; None is a dash."""
     if value is None:
         return ABSENT
@@ -65,7 +65,7 @@ def _typical(value: MedianRange) -> str:
     spread = value.most - value.least
     fewest = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else _decimals(value.median)
     places = min(_decimals(value.median), fewest)
-    median, least, most = (fixed(number, places) for number in (value.median, value.least, value.most))
+    median, least, most = (format_fixed(number, places) for number in (value.median, value.least, value.most))
     # No-break spaces around the dash: a line may break behind a bare one.
     return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
 
@@ -76,7 +76,7 @@ def _between(low: float, high: float, dash: str) -> str:
     first = math.floor(math.log10(high)) if high > 0 else 0
     apart = -math.floor(math.log10(high - low)) if high > low else 2 - first
     places = min(max(1 - first, apart, 0), max(2 - first, 0))
-    least, most = (fixed(number, places) for number in (low, high))
+    least, most = (format_fixed(number, places) for number in (low, high))
     return least if least == most else f"{least}{dash}{most}"
 
 
@@ -106,7 +106,7 @@ def _binary(value: float) -> str:
 
 def _digits(value: float) -> str:
     """Four digits or more: 5.335, 40.19, 3,100.2."""
-    return fixed(value, _decimals(value))
+    return format_fixed(value, _decimals(value))
 
 
 def _decimals(value: float) -> int:
@@ -136,7 +136,7 @@ def format_ms_range(low: float, high: float) -> str:
 
 def format_ms(value: float) -> str:
     """A time in three digits with its unit, for sentences: 88 ms, 9.37 ms."""
-    return f"{about(value)}{_SPACE}ms"
+    return f"{rounded(value)}{_SPACE}ms"
 
 
 def format_percent(value: float) -> str:

@@ -16,7 +16,7 @@ from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.json_report import GENERATOR
 from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular, link_target, write_text
-from nsys_analyzer.trace.sources import check_no_input
+from nsys_analyzer.trace.sources import check_output_is_no_input
 
 #: What tells our files from others: the mark of a report, the generator of its data, the software of a figure; within
 #: so many bytes of the start or the end.
@@ -75,7 +75,7 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Ou
     if any(name.lower().endswith(reserved) for name in (path.name, place.name)):
         remedy = f"Name another file with -o{'' if output.printed else f', such as {output.example}'}"
         raise NsysAnalyzerError(f"{path} has the name of an input, not of a {output.what}", remedy)
-    check_no_input(path, sources)
+    check_output_is_no_input(path, sources)
     remedy = "Name another file with -o, or replace it with --force"
     check_replaceable(path, remedy, force=force, written_here=output.is_ours)
     check_folder(place if path.is_symlink() else path, force=force)

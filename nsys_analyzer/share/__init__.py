@@ -13,15 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.share.names import CALL, KERNEL, MARK, NOTED, OPERATOR, RANGE, THREAD, Renamed, Scrubber, is_public
+from nsys_analyzer.share.names import (
+    CALL,
+    KERNEL,
+    OPERATOR,
+    PROFILER_EVENT,
+    RANGE,
+    REMOVED_MARK,
+    THREAD,
+    Renaming,
+    Scrubber,
+    is_public,
+)
 from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, rows_of
-from nsys_analyzer.trace.ranks import noted_calls, read_nccl_calls, read_ranks
+from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table, iterate_rows
+from nsys_analyzer.trace.ranks import read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader, write_sqlite
 from nsys_analyzer.trace.schema import Table
-from nsys_analyzer.trace.sources import check_no_input, open_capture, trace_stem
-from nsys_analyzer.trace.stacks import stacks_beside
+from nsys_analyzer.trace.sources import check_output_is_no_input, open_capture, trace_stem
+from nsys_analyzer.trace.stacks import find_stack_files
 from nsys_analyzer.trace.trace import check_recorded, costly_tables
 
 if TYPE_CHECKING:
@@ -48,14 +59,14 @@ _PROPERTIES = {
 #: What the strings are whose IDs a table holds, in the columns that hold any.
 _ROLES = {
     "kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD,
-    "overhead": NOTED, "profiler_overhead": NOTED,
+    "overhead": PROFILER_EVENT, "profiler_overhead": PROFILER_EVENT,
 }  # fmt: skip
 _STRING_IDS = ("name", "text_id")
 
 
 def share(
     trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = (), keep_source: bool = False
-) -> tuple[Renamed, ...]:
+) -> tuple[Renaming, ...]:
     """Copies what analysis needs of a trace into a new SQLite export, and returns the names that have an alias there.
 
     It appears whole or not at all, and gives the same figures as the trace. The program's command line is not in its
@@ -74,7 +85,7 @@ def share(
     """
     stacks = {
         path: output.with_name(path.name.replace(trace_stem(trace), output.stem, 1))
-        for path in (stacks_beside(trace) if keep_source else ())
+        for path in (find_stack_files(trace) if keep_source else ())
     }
     _check_output(trace, output, force=force)
     for path, target in list(stacks.items()):
@@ -106,7 +117,7 @@ def share(
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:
     if output.suffix.lower() != ".sqlite":
         raise NsysAnalyzerError(f"{output} is not called like an export", f"Name it {output.stem or 'small'}.sqlite")
-    check_no_input(output, [trace])
+    check_output_is_no_input(output, [trace])
     check_folder(output, force=force)
     _check_free(output, force=force)
 
@@ -151,10 +162,10 @@ def _kept_rows(table: Table, frame: Frame, roles_of: Mapping[int, set[str]]) -> 
         are_kept = [
             name in _PROPERTIES[table.key]
             or (name == schema.TIME_SHIFT and bool(re.fullmatch(r"[+-]?[1-9]\d{0,18}", value)))
-            for name, value in rows_of(frame)
+            for name, value in iterate_rows(frame)
         ]
     elif table == schema.DIAGNOSTICS:
-        are_kept = ["might be missing" in text or severity in (2, 3) for _, severity, text in rows_of(frame)]
+        are_kept = ["might be missing" in text or severity in (2, 3) for _, severity, text in iterate_rows(frame)]
     elif table == schema.STRINGS:
         are_kept = [number in roles_of for number in frame["id"].tolist()]
     return np.flatnonzero(are_kept)
@@ -194,8 +205,8 @@ def _scrubbed(table: Table, frame: Frame, kept: Ints, roles_of: Mapping[int, set
 
 def _tables_of_ranks(reader: Reader) -> dict[str, pa.Table]:
     """Returns ranks and the calls of NCCL's functions as numbers, in tables of ours: what tells them stays behind."""
-    strings = dict(rows_of(reader.read(schema.STRINGS)))
-    noted = noted_calls(reader, strings)
+    strings = dict(iterate_rows(reader.read(schema.STRINGS)))
+    noted = read_nccl_ranges(reader, strings)
     tables = {}
     ranks = {} if reader.name_of(schema.RANKS) else read_ranks(reader, strings.values(), noted)
     if ranks:
@@ -205,7 +216,9 @@ def _tables_of_ranks(reader: Reader) -> dict[str, pa.Table]:
     calls = read_nccl_calls(reader, noted)
     if len(calls):
         # PyTorch calls collectives as NCCL's ranges do, without their beginning.
-        names = [name if is_public(name, RANGE) or is_public(f"nccl:{name}", RANGE) else MARK for name in calls.names]
+        names = [
+            name if is_public(name, RANGE) or is_public(f"nccl:{name}", RANGE) else REMOVED_MARK for name in calls.names
+        ]
         columns = {key: getattr(calls, key) for key in ("start", "communicator", "bytes", "peer", "ranks")}
         functions = [names[code] for code in calls.name.tolist()]
         tables[schema.NCCL_CALLS.aliases[0]] = arrow_table(

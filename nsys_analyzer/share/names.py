@@ -27,23 +27,23 @@ from nsys_analyzer.analysis.kernels.classes import (
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
-from nsys_analyzer.trace.columns import UNNAMED
-from nsys_analyzer.trace.metadata import touches_no_figure
+from nsys_analyzer.trace.columns import UNNAMED_KERNEL
+from nsys_analyzer.trace.metadata import is_irrelevant_message
 from nsys_analyzer.trace.phase_names import (
     DEFAULT_NAMES,
-    MODULE_CALL,
-    MODULE_WITH_PATH,
-    in_our_spelling,
-    normalized_name,
-    served_step,
+    MODULE_RANGE_PREFIX,
+    MODULE_RANGE_WITH_PATH,
+    normalize_module_name,
+    normalize_name,
+    parse_served_step,
 )
-from nsys_analyzer.trace.stacks import CLOCK
+from nsys_analyzer.trace.stacks import CLOCK_RANGE
 
 #: Stands where something was taken out.
-MARK = "…"
+REMOVED_MARK = "…"
 
 #: What a string of a trace is the name of; it stays where each of its roles allows it.
-KERNEL, CALL, RANGE, OPERATOR, THREAD, NOTED = "kernel", "call", "range", "operator", "thread", "noted"
+KERNEL, CALL, RANGE, OPERATOR, THREAD, PROFILER_EVENT = "kernel", "call", "range", "operator", "thread", "noted"
 
 # --- PyTorch's names
 
@@ -79,7 +79,7 @@ _TORCH = re.compile(
     r"|torch\.(?:nn\.functional|Tensor|autograd|cuda|distributed|linalg)\.[a-z_]{1,40}"
     rf"|torch\.optim\.(?:[a-z_]{{1,20}}\.)?{_OPTIMIZER}\.(?:step|zero_grad)"
     rf"|torch\.nn\.modules\.(?:[a-z_]{{1,20}}\.)?(?:{_MODULE.pattern})\.(?:forward|__call__)"
-    rf"|{re.escape(MODULE_CALL)}(?:{_MODULE.pattern})_\d{{1,6}}|DistributedDataParallel\.forward"
+    rf"|{re.escape(MODULE_RANGE_PREFIX)}(?:{_MODULE.pattern})_\d{{1,6}}|DistributedDataParallel\.forward"
     rf"|Optimizer\.(?P<does>step|zero_grad)#{_OPTIMIZER}\.(?P=does)|ProfilerStep#\d{{1,7}}"
     r"|enumerate\(DataLoader\)#_(?:SingleProcess|MultiProcessing)DataLoaderIter\.__next__"
     r"|Torch-Compiled Region: \d{1,4}/\d{1,4}|TorchDynamo Cache Lookup|Pregraph bytecode|detach_?|record_param_comms"
@@ -145,7 +145,7 @@ _OTHER_NUMBER = re.compile(r"\d{6}|\d{3}\D+\d")
 _LONGEST_PHASE = 100
 #: Names that begin so have a role by that beginning, and by what follows the rest.
 _BEGINS = re.compile(
-    rf"{re.escape(MODULE_CALL)}|Optimizer\.(?:step|zero_grad)#|ProfilerStep#"
+    rf"{re.escape(MODULE_RANGE_PREFIX)}|Optimizer\.(?:step|zero_grad)#|ProfilerStep#"
     r"|torch\.(?:nn\.modules|nn|optim\.(?:lr_scheduler|swa_utils)|optim|autograd|Tensor)\."
     r"|autograd::engine::evaluate_function: |torch::autograd::"
 )
@@ -166,7 +166,7 @@ def is_public(text: str, role: str) -> bool:
     """Returns whether a name of a role stays as it is."""
     if "\0" in text or _PERSONAL.search(text):
         return False
-    if not text or _is_alias(text) or _TORCH.fullmatch(text) or CLOCK.fullmatch(text) or _is_phase(text):
+    if not text or _is_alias(text) or _TORCH.fullmatch(text) or CLOCK_RANGE.fullmatch(text) or _is_phase(text):
         return True
     if role == KERNEL:
         return not _ADDRESS_OR_CARD.search(text) and _is_of_a_library(text)
@@ -174,7 +174,7 @@ def is_public(text: str, role: str) -> bool:
         return bool(_API.fullmatch(text))
     if role == THREAD:
         return bool(_THREAD.fullmatch(text))
-    if role == NOTED:
+    if role == PROFILER_EVENT:
         return bool(_NOTED.fullmatch(text))
     block = _BLOCK.fullmatch(text)
     return block is not None and block["before"].lower() in _OUR_BLOCKS
@@ -191,8 +191,8 @@ def _is_phase(text: str) -> bool:
         return False
     is_cut = "," in text or text.startswith("Optimizer.")  # what stands behind is not looked at
     is_counted = all(len(number) < _LEAST_NO_COUNTER for number in re.findall(r"\d+", text))
-    is_spelled = not is_cut and is_counted and normalized_name(text) in _spellings()
-    by_engine = served_step(text) is not None and _OF_ENGINE.fullmatch(text) and not _LONG_NUMBER.search(text)
+    is_spelled = not is_cut and is_counted and normalize_name(text) in _spellings()
+    by_engine = parse_served_step(text) is not None and _OF_ENGINE.fullmatch(text) and not _LONG_NUMBER.search(text)
     return is_spelled or bool(by_engine or _REQUEST.fullmatch(text))
 
 
@@ -203,8 +203,8 @@ def _spellings() -> frozenset[str]:
 
 def _is_of_a_library(kernel: str) -> bool:
     """Returns whether a kernel is known by a rule or PyTorch's, and all of its namespaces are those of libraries."""
-    if kernel.startswith(UNNAMED):
-        return kernel[len(UNNAMED) :].strip().isdigit()
+    if kernel.startswith(UNNAMED_KERNEL):
+        return kernel[len(UNNAMED_KERNEL) :].strip().isdigit()
     if not (_IDENTIFIER if not {"(", "<"} & set(kernel) else _CODE).fullmatch(kernel):
         return False
     spaces = _NAMESPACE.findall(demangle(kernel[:LONGEST_NAME]))
@@ -213,7 +213,7 @@ def _is_of_a_library(kernel: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Renamed:
+class Renaming:
     """A name, or a word of a module's path, that has an alias: the text, and the alias in its place."""
 
     text: str
@@ -235,7 +235,7 @@ class Scrubber:
         self._shown: dict[tuple[str, frozenset[str]], str] = {}
         self._codes: dict[str, str] = {}
         self._used: dict[str, str] = {}
-        self.renamed: list[Renamed] = []
+        self.renamed: list[Renaming] = []
 
     def name(self, text: str, *roles: str) -> str:
         """Returns a name of some roles, or its alias."""
@@ -253,15 +253,15 @@ class Scrubber:
         sentences = [match[0] for match in _SENTENCE.finditer(text)]
         if sentences and not _SENTENCE.sub("", text).strip(" .\t\n"):
             return text
-        shown = f"{'. '.join(sentences)} {MARK}{' about sampling' * touches_no_figure(text)}".strip()
+        shown = f"{'. '.join(sentences)} {REMOVED_MARK}{' about sampling' * is_irrelevant_message(text)}".strip()
         return self._distinct(text, shown)  # the same message twice is said once
 
     def machine(self, text: str) -> str:
         """Returns a property of the machine or the recording: names of products, and versions."""
         if find_peaks(text):
             return text
-        shown = " ".join(word if _PRODUCT.fullmatch(word) else MARK for word in text.split(" "))
-        return re.sub(f"{MARK}(?: {MARK})+", MARK, shown)
+        shown = " ".join(word if _PRODUCT.fullmatch(word) else REMOVED_MARK for word in text.split(" "))
+        return re.sub(f"{REMOVED_MARK}(?: {REMOVED_MARK})+", REMOVED_MARK, shown)
 
     def _distinct(self, text: str, shown: str) -> str:
         """Returns what is shown, numbered where it already stands for another name."""
@@ -272,9 +272,9 @@ class Scrubber:
         return alias
 
     def _alias(self, name: str) -> str:
-        if module := MODULE_WITH_PATH.fullmatch(in_our_spelling(name)):
+        if module := MODULE_RANGE_WITH_PATH.fullmatch(normalize_module_name(name)):
             path = _WORD_OF_PATH.sub(lambda word: self._word(word[0]), module["path"])
-            return f"{MODULE_CALL}{path}: {self._word(module['kind'])}"
+            return f"{MODULE_RANGE_PREFIX}{path}: {self._word(module['kind'])}"
         if begins := _BEGINS.match(name):
             return begins[0] + self._word(name[begins.end() :])
         if block := _BLOCK.fullmatch(name):
@@ -308,7 +308,7 @@ class Scrubber:
                 left, letter = divmod(left, len(_CONSONANTS))
                 code = _CONSONANTS[letter] + code
             self._codes[text] = code
-            self.renamed.append(Renamed(name or text, before + code))
+            self.renamed.append(Renaming(name or text, before + code))
         return self._codes[text]
 
 
@@ -318,12 +318,12 @@ def _is_word_of_torch(word: str) -> bool:
 
 def _phase_of(name: str) -> str:
     """Returns what stands before the alias of a phase: its spelling, and its number where the name has no other."""
-    if name.startswith((_OPERATORS, UNNAMED)):
-        return _OPERATORS if name.startswith(_OPERATORS) else f"{UNNAMED}, "
+    if name.startswith((_OPERATORS, UNNAMED_KERNEL)):
+        return _OPERATORS if name.startswith(_OPERATORS) else f"{UNNAMED_KERNEL}, "
     phase = PhaseNames().find_role(name)
     if phase is None:
         return ""
-    spelling = normalized_name(name)
+    spelling = normalize_name(name)
     numbers = re.findall(r"\d+", name)
     number = f" {numbers[0]}" if len(numbers) == 1 and len(numbers[0]) < _LEAST_NO_COUNTER else ""
     return f"{spelling if spelling in _spellings() else DEFAULT_NAMES[phase][0]}{number}, "
@@ -377,12 +377,14 @@ def without_secrets(words: Sequence[str]) -> list[str]:
         name, given, value = word.partition("=")
         parts = re.split(r"([\s,;?&'\"]+)", word)
         if given and re.fullmatch(r"[\w.+-]+", name):
-            shown.append(f"{name}={MARK if _OF_A_SECRET.fullmatch(name) else ''.join(without_secrets([value]))}")
+            shown.append(
+                f"{name}={REMOVED_MARK if _OF_A_SECRET.fullmatch(name) else ''.join(without_secrets([value]))}"
+            )
         elif _OF_A_SECRET.fullmatch(option) and not _OPTION.fullmatch(word):
-            shown.append(MARK)
+            shown.append(REMOVED_MARK)
         elif len(parts) > 1:
             parts[::2] = without_secrets(parts[::2])
             shown.append("".join(parts))
         else:
-            shown.append(_LOGIN.sub(lambda found: f"{MARK}@" if found[0].endswith("@") else MARK, word))
+            shown.append(_LOGIN.sub(lambda found: f"{REMOVED_MARK}@" if found[0].endswith("@") else REMOVED_MARK, word))
     return shown

@@ -52,7 +52,7 @@ class Task(Protocol):
 
 _Task = TypeVar("_Task", bound=Task)
 _Result = TypeVar("_Result")
-Done = Callable[[], None]
+OnTaskDone = Callable[[], None]
 """Is told that one more task is done."""
 
 
@@ -68,7 +68,7 @@ class Workers:
     """
 
     scheduler: str | None = None
-    shown: Callable[[int], AbstractContextManager[Done]] = lambda _: nullcontext(lambda: None)
+    shown: Callable[[int], AbstractContextManager[OnTaskDone]] = lambda _: nullcontext(lambda: None)
 
     def map(self, function: Callable[[_Task], _Result], tasks: Sequence[_Task]) -> list[_Result]:
         """Returns the result of each task, in their order.
@@ -95,11 +95,13 @@ class Workers:
             return results
 
 
-IN_TURN = Workers(NO_SCHEDULER)
+SEQUENTIAL = Workers(NO_SCHEDULER)
 """This process does one task after another."""
 
 
-def _map_on(executor: Executor, do: Callable[[_Task], _Result], tasks: Sequence[_Task], done: Done) -> list[_Result]:
+def _map_on(
+    executor: Executor, do: Callable[[_Task], _Result], tasks: Sequence[_Task], done: OnTaskDone
+) -> list[_Result]:
     """Does each task in processes, the longest first."""
     from concurrent.futures import as_completed  # one capture needs none of it
 

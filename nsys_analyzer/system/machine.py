@@ -29,7 +29,7 @@ def cuda_driver() -> ctypes.CDLL | None:
 
 def driver_version() -> str | None:
     """Returns the version of NVIDIA's driver by ``nvidia-smi``, such as ``580.159.04``; None without an answer."""
-    lines = answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    lines = run_for_lines("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return lines[0] if lines else None
 
 
@@ -41,11 +41,11 @@ def torch_version() -> str | None:
         return None
 
 
-def provenance(folder: Path) -> dict[str, Any]:
+def read_provenance(folder: Path) -> dict[str, Any]:
     """Returns the CPU, the driver, and the git commit of ``folder``, as far as known; untracked files do not count."""
     git = ("git", "-C", str(folder))
-    commit = answer(*git, "rev-parse", "HEAD")
-    changes = answer(*git, "status", "--porcelain", "--untracked-files=no") if commit else None
+    commit = run_for_lines(*git, "rev-parse", "HEAD")
+    changes = run_for_lines(*git, "status", "--porcelain", "--untracked-files=no") if commit else None
     known = {
         "host_cpu": cpu_model(),
         "driver": driver_version(),
@@ -55,7 +55,7 @@ def provenance(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in known.items() if value is not None}
 
 
-def answer(*command: str) -> list[str] | None:
+def run_for_lines(*command: str) -> list[str] | None:
     """Returns the lines that a command prints; None where it is not installed, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
@@ -69,7 +69,7 @@ def cpu_model() -> str | None:
     return _value_in(Path("/proc/cpuinfo"), "model name")
 
 
-def driver_module() -> str | None:
+def driver_module_version() -> str | None:
     """Returns the version of NVIDIA's driver, as its kernel module says; None where it is not loaded."""
     return _value_in(Path("/proc/driver/nvidia/version"), "NVRM version")
 

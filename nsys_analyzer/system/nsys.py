@@ -52,14 +52,14 @@ def find_nsys(root: Path = Path("/")) -> Path | None:
         return chosen
     if on_path := shutil.which("nsys"):
         return Path(on_path)
-    places = (path for pattern in SEARCH_PATTERNS for path in sorted(root.glob(pattern), key=numbers_in, reverse=True))
+    places = (path for pattern in SEARCH_PATTERNS for path in sorted(root.glob(pattern), key=version_key, reverse=True))
     return next((path for path in places if _is_command(path)), None)
 
 
 def nsys_version(nsys: Path) -> str:
     """Returns the version that ``nsys --version`` prints, without the build (``2023.4.4.54``); raises ExportError."""
     try:
-        match = _VERSION.search(ask(nsys, "--version").stdout)
+        match = _VERSION.search(run_query(nsys, "--version").stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ExportError(f"{nsys} --version failed: {error}", _INSTALL_HINT) from error
     if match is None:
@@ -67,7 +67,7 @@ def nsys_version(nsys: Path) -> str:
     return match[1]
 
 
-def ask(*command: Path | str) -> subprocess.CompletedProcess[str]:
+def run_query(*command: Path | str) -> subprocess.CompletedProcess[str]:
     """Returns what a command answers that ends at once; raises OSError or TimeoutExpired where it does not run."""
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
 
@@ -76,6 +76,6 @@ def _is_command(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
 
 
-def numbers_in(version: Path | str) -> tuple[int, ...]:
+def version_key(version: Path | str) -> tuple[int, ...]:
     """Returns a key that sorts ``2024.10.1`` after ``2024.9.2``."""
     return tuple(int(digits) for digits in re.findall(r"\d+", str(version)))

@@ -17,17 +17,17 @@ FINDINGS, KERNEL_CLASSES, EXPORT_FORMATS = (
 
 
 @cache
-def plugins(group: str) -> tuple[tuple[EntryPoint, Any], ...]:
+def load_plugins(group: str) -> tuple[tuple[EntryPoint, Any], ...]:
     """Returns the entry points of a group, each with what it names."""
     loaded: list[tuple[EntryPoint, Any]] = []
     for point in entry_points(group=group):
-        with left_out_if_it_fails(point):
+        with skip_if_it_fails(point):
             loaded.append((point, point.load()))
     return tuple(loaded)
 
 
 @contextmanager
-def left_out_if_it_fails(point: EntryPoint) -> Iterator[None]:
+def skip_if_it_fails(point: EntryPoint) -> Iterator[None]:
     """Ends the block where a plugin fails, and tells the user of it."""
     try:
         yield

@@ -64,7 +64,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Result:
+class JobResult:
     """How a job ended: ``ok``, ``oom``, ``failed`` or ``timeout``, and a line with the reason if not ok."""
 
     status: str
@@ -76,10 +76,10 @@ class Progress:
     """Who is told: the name of what is run and what is done with it; and how it ended, after how many seconds."""
 
     started: Callable[[str, str], None]
-    ended: Callable[[str, Result, float], None]
+    ended: Callable[[str, JobResult, float], None]
 
 
-def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: False) -> Result:
+def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: False) -> JobResult:
     """Runs a job, its output at the end of ``log``, and waits for it.
 
     When the time is up, on an interrupt, where the program fails or this process is killed, all that it started is
@@ -105,7 +105,7 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
                         _end(process, _WRITING_S)
                     elif time.monotonic() >= deadline:
                         _end(process)
-                        return Result("timeout", f"stopped after {limit_s:g} s")
+                        return JobResult("timeout", f"stopped after {limit_s:g} s")
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(min(_TICK_S, max(deadline - time.monotonic(), 0)))
             except KeyboardInterrupt:
@@ -114,14 +114,14 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
                 _end(process, _WRITING_S)
     code = process.returncode
     if code == 0 or (job.runs_on and code in _ASKED):
-        return Result("ok")
-    reason = final_words(log, start)
+        return JobResult("ok")
+    reason = find_failure_line(log, start)
     if _OUT_OF_MEMORY.search(reason):
-        return Result("oom", reason)
+        return JobResult("oom", reason)
     if code == CANNOT_RUN:
-        return Result("failed", reason)
+        return JobResult("failed", reason)
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return Result("failed", f"{how}: {reason}")
+    return JobResult("failed", f"{how}: {reason}")
 
 
 def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
@@ -170,7 +170,7 @@ def last_lines(log: Path, lines: int = 3) -> str:
     return " | ".join(_lines(log, 0)[-lines:])
 
 
-def final_words(log: Path, start: int = 0) -> str:
+def find_failure_line(log: Path, start: int = 0) -> str:
     """Returns the line of a log, from a position on, that says why a program failed: memory, an error, or its last."""
     lines = _lines(log, start)
     full = [line for line in lines if _OUT_OF_MEMORY.search(line)]

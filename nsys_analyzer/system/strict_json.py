@@ -12,7 +12,7 @@ from nsys_analyzer.errors import ConfigurationError
 _Type = TypeVar("_Type")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 #: The largest whole number that a float holds together with all below it.
-LARGEST = 2**53
+LARGEST_EXACT_INTEGER = 2**53
 
 
 def decode_json(content: bytes) -> Any:

@@ -26,7 +26,7 @@ _SPARSE = 4  # a table of codes may be this many times longer than the values it
 _BLOCK = 1 << 15
 
 
-def values_of(array: pa.Array, default: int = 0) -> Any:
+def arrow_to_numpy(array: pa.Array, default: int = 0) -> Any:
     """Returns the numbers of an Arrow array, the default in place of nulls; without nulls, without a copy.
 
     Straight from its buffers: Arrow's own conversions to numpy import pandas, a sixth of a second.
@@ -72,7 +72,7 @@ def arrow_table(columns: Mapping[str, Ints | SmallInts | Sequence[str]]) -> pa.T
     return pa.Table.from_arrays(arrays, names=list(columns))
 
 
-def appended(first: Any, *others: Any) -> Any:
+def append_in_place(first: Any, *others: Any) -> Any:
     """Returns an array of its own memory with others behind it; without a copy of what may be millions of entries."""
     length = len(first)
     first.resize(length + sum(map(len, others)), refcheck=False)
@@ -80,7 +80,7 @@ def appended(first: Any, *others: Any) -> Any:
     return first
 
 
-def taken(column: Any, index: Any, absent: int) -> Any:
+def take_or_default(column: Any, index: Any, absent: int) -> Any:
     """Returns the column's entries at some positions, ``absent`` where the position is -1."""
     entries = np.full(len(index), absent, column.dtype)
     for block in blocks(len(index) if len(column) else 0):
@@ -89,7 +89,7 @@ def taken(column: Any, index: Any, absent: int) -> Any:
     return entries
 
 
-def compact(column: Any) -> Any:
+def compress_constant(column: Any) -> Any:
     """Returns the column; one that holds a single value, as most of processes and devices do, as that value repeated.
 
     Such a one takes no memory, and cannot be written to.
@@ -108,7 +108,7 @@ def blocks(length: int, least: int = 0) -> Iterator[slice]:
     return (slice(first, first + size) for first in range(0, length, size))
 
 
-def rows_of(frame: Frame) -> Iterator[tuple[Any, ...]]:
+def iterate_rows(frame: Frame) -> Iterator[tuple[Any, ...]]:
     """Returns the rows of a small table, its columns in the order of the schema."""
     columns = (column.tolist() for column in frame.values())
     return zip(*columns, strict=True)
@@ -169,7 +169,7 @@ def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
     return ids_present, codes
 
 
-def frame_of(
+def build_frame(
     batches: Iterable[pa.RecordBatch],
     columns: Sequence[Column],
     is_wanted: Callable[[pa.RecordBatch], Bools] | None = None,
@@ -200,7 +200,7 @@ def frame_of(
             array = numbers[column.name]
             if until > len(array):
                 array.resize(max(until, 2 * len(array)), refcheck=False)
-            integers = integers_of(values, column.default)
+            integers = arrow_to_integers(values, column.default)
             array[length:until] = integers if kept is None else integers[kept]
         length = until
     for array in numbers.values():
@@ -213,14 +213,14 @@ def frame_of(
 
 def empty_frame(columns: Sequence[Column]) -> Frame:
     """Returns the columns of a table without rows."""
-    return frame_of((), columns)
+    return build_frame((), columns)
 
 
-def integers_of(values: pa.Array, default: Any) -> Any:
+def arrow_to_integers(values: pa.Array, default: Any) -> Any:
     """Returns the integers of an Arrow array of any width, the default in place of nulls."""
     import pyarrow as pa
 
-    return values_of(values if pa.types.is_integer(values.type) else values.cast(pa.int64()), int(default))
+    return arrow_to_numpy(values if pa.types.is_integer(values.type) else values.cast(pa.int64()), int(default))
 
 
 def _texts(parts: Sequence[pa.Array], are_bytes: bool) -> pa.Array:
@@ -261,7 +261,7 @@ def _blobs(values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(values), [None, narrow, letters])
 
 
-def named(rows: Any, test: Callable[[str], object]) -> Bools:
+def mask_by_name(rows: Any, test: Callable[[str], object]) -> Bools:
     """Marks the rows whose name passes a test: their ``name`` is a code into their ``names``, -1 for none."""
     passes = np.array([*map(bool, map(test, rows.names)), False])
     marked: Bools = passes[rows.name]

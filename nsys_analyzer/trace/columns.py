@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsys_analyzer.text import Words, code
+from nsys_analyzer.text import StrOrText, code
 from nsys_analyzer.trace.arrays import Codes, Ints, SmallInts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 #: The kinds of GPU operation, in the order of ``Operations.kind``'s codes.
-KINDS = ("kernel", "memcpy", "memset", "graph")
+OPERATION_KINDS = ("kernel", "memcpy", "memset", "graph")
 KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
 
 #: The kinds of copy, in the order of ``Operations.copy``'s codes: which way, and whether the host's memory is pageable.
-COPIES = (
+COPY_KINDS = (
     "other", "pageable to device", "pinned to device", "device to pageable", "device to pinned", "on the device",
     "to the device", "to the host", "other",
 )  # fmt: skip
@@ -30,7 +30,7 @@ INTO_HOST = (DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, TO_HOST)
 
 OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE, FREE, SYNCHRONIZE, COPY, FILL, LAUNCH_GRAPH = range(10)
 #: What an API call does, by the starts of its name.
-CALLS = {
+CALL_PREFIXES = {
     LAUNCH: (
         "cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel",
         "hipLaunchKernel", "hipLaunchCooperativeKernel", "hipModuleLaunchKernel", "hipModuleLaunchCooperative",
@@ -57,7 +57,7 @@ CALLS = {
 }  # fmt: skip
 
 #: How a kernel is called whose name the file does not hold, with its string ID behind it: no symbol reads like this.
-UNNAMED = "unknown kernel"
+UNNAMED_KERNEL = "unknown kernel"
 
 _LONGEST = 120  # letters of a name in a sentence
 
@@ -77,7 +77,7 @@ def pid_of(process: Any) -> Any:
     return (process >> 24) & 0xFFFFFF
 
 
-def named(name: str) -> Words:
+def quote_name(name: str) -> StrOrText:
     """Returns the name of a kernel or a range in a sentence, the start of a long one."""
     return code(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…")
 
@@ -145,9 +145,9 @@ class Operations(Columns):
         first, last = np.searchsorted(self.kind, bounds).tolist()
         return slice(first, last)
 
-    def called(self, index: int) -> Words:
+    def called(self, index: int) -> StrOrText:
         """Returns an operation in words: the kernel's name, or its kind."""
-        return named(self.names[self.name[index]]) if self.name[index] >= 0 else KINDS[self.kind[index]]
+        return quote_name(self.names[self.name[index]]) if self.name[index] >= 0 else OPERATION_KINDS[self.kind[index]]
 
 
 @dataclass(frozen=True)

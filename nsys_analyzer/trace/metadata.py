@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from nsys_analyzer.text import Words, phrase
-from nsys_analyzer.trace.arrays import Frame, rows_of
+from nsys_analyzer.text import StrOrText, phrase
+from nsys_analyzer.trace.arrays import Frame, iterate_rows
 from nsys_analyzer.trace.schema import TIME_SHIFT
 
 #: The severities of a message, as nsys numbers them.
@@ -58,7 +58,7 @@ class Diagnostic:
     text: str
 
 
-def touches_no_figure(text: str) -> bool:
+def is_irrelevant_message(text: str) -> bool:
     """Returns whether a message is about APIs other than CUDA and NVTX, or about samples of the CPU."""
     return bool(_OF_OTHERS.match(text[:_LONGEST]))
 
@@ -69,22 +69,22 @@ def first_sentence(text: str) -> str:
     return sentence if sentence.endswith(("?", "!")) else f"{sentence}."
 
 
-def meaning(text: str) -> Words:
+def explain_message(text: str) -> StrOrText:
     """Returns the meaning of a message about a missing CUDA trace, empty for any other message."""
     return next((explanation for pattern, explanation in _NO_CUDA if pattern.search(text)), "")
 
 
-def why_no_cuda(messages: Iterable[Diagnostic]) -> Diagnostic | None:
+def find_missing_cuda_message(messages: Iterable[Diagnostic]) -> Diagnostic | None:
     """Returns the first message that explains a missing CUDA trace, the plainest first."""
     texts = list(messages)
     matching = (message for pattern, _ in _NO_CUDA for message in texts if pattern.search(message.text))
     return next(matching, None)
 
 
-def explained(messages: Iterable[Diagnostic]) -> Words:
+def explain_missing_cuda(messages: Iterable[Diagnostic]) -> StrOrText:
     """Why there is no CUDA trace, in the profiler's words and ours; empty where no message says so."""
-    reason = why_no_cuda(messages)
-    return phrase("nsys: {} {}", first_sentence(reason.text), meaning(reason.text)) if reason else ""
+    reason = find_missing_cuda_message(messages)
+    return phrase("nsys: {} {}", first_sentence(reason.text), explain_message(reason.text)) if reason else ""
 
 
 CPU = "CPU"
@@ -165,8 +165,8 @@ class Metadata:
 
 def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata:
     """Builds the metadata from the small tables (``export``, ``environment``, ``gpus``, ...)."""
-    export = dict(rows_of(frames["export"]))
-    environment = dict(rows_of(frames["environment"]))
+    export = dict(iterate_rows(frames["export"]))
+    environment = dict(iterate_rows(frames["environment"]))
     platform = environment.get("DevicePlatform", CUDA)
     driver = environment.get("NvDriverVersion") or "unknown"
     shift = export.get(TIME_SHIFT, "")
@@ -179,18 +179,18 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
         runtime=_runtime_version(platform, environment),
         cpu=environment.get("CpuDescription", "unknown"),
         os=environment.get("OsDescription", "unknown"),
-        gpus={row[0]: Gpu(*row) for row in rows_of(frames["gpus"])},
-        gpu_of={(pid, device): gpu for gpu, device, pid in rows_of(frames["cuda_devices"])},
-        thread_names={thread: strings.get(name, "") for thread, name in rows_of(frames["threads"])},
+        gpus={row[0]: Gpu(*row) for row in iterate_rows(frames["gpus"])},
+        gpu_of={(pid, device): gpu for gpu, device, pid in iterate_rows(frames["cuda_devices"])},
+        thread_names={thread: strings.get(name, "") for thread, name in iterate_rows(frames["threads"])},
         diagnostics=read_diagnostics(frames["diagnostics"]),
         time_shift_ns=int(shift) if re.fullmatch(r"[+-]?\d{1,18}|[+-]?[1-4]\d{18}", shift) else 0,
-        started_utc_ns=max((start for (start,) in rows_of(frames["session_start"])), default=0),
+        started_utc_ns=max((start for (start,) in iterate_rows(frames["session_start"])), default=0),
     )
 
 
 def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
     """Returns the profiler's messages, in the file's order."""
-    return tuple(Diagnostic(*row) for row in rows_of(frame))
+    return tuple(Diagnostic(*row) for row in iterate_rows(frame))
 
 
 def _runtime_version(platform: str, environment: dict[str, str]) -> str:

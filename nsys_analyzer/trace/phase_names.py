@@ -9,10 +9,10 @@ from functools import cache, lru_cache
 from typing import Literal, TypeAlias, TypeVar
 
 #: The name that PyTorch's profiler gives the span of its recording; a number follows it.
-RECORDING = "PyTorch Profiler"
+RECORDING_RANGE = "PyTorch Profiler"
 
 #: New tokens of prompts, one token or few for each sequence, or both in one pass.
-StepOfServing: TypeAlias = Literal["prefill", "decode", "mixed"]
+ServedStepKind: TypeAlias = Literal["prefill", "decode", "mixed"]
 
 #: The spellings found without options, as ``normalized_name`` writes them.
 DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -52,7 +52,7 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 #: How the parts of a pipeline's schedule end, as in ``attn(F)``: B is the gradient of the input, W that of the weights.
-PASSES = {"(F)": "forward", "(B)": "backward", "(W)": "backward"}
+PIPELINE_PASS_SUFFIXES = {"(F)": "forward", "(B)": "backward", "(W)": "backward"}
 
 #: How engines that serve models call their steps, a row for each spelling. ``c`` and ``g`` are sequences in prefill
 #: (context) and in decode (generation), ``sq`` new tokens, ``sk`` all that these attend to.
@@ -78,9 +78,9 @@ ENGINE_STEPS: tuple[re.Pattern[str], ...] = (
     ),
 )
 #: An executor's step lies around one of the engine, and waits for more than that.
-EXECUTOR, STEP_IN_ENGINE = "execute_", "step["
+EXECUTOR_STEP_PREFIX, ENGINE_STEP_PREFIX = "execute_", "step["
 #: A request from its arrival to its last token, and from its arrival to its first token.
-REQUEST = re.compile(r"(?P<first>first token of )?(?P<request>(?i:request)[ _#:]{0,2}[\w.-]{1,40})")
+REQUEST_RANGE = re.compile(r"(?P<first>first token of )?(?P<request>(?i:request)[ _#:]{0,2}[\w.-]{1,40})")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ServedStep:
         certain: whether the mark alone shows that it is a step: "decode" without a batch may be that of an image.
     """
 
-    kind: StepOfServing
+    kind: ServedStepKind
     batch: int | None
     tokens: int | None
     positions: int | None
@@ -103,7 +103,7 @@ class ServedStep:
 
 
 @cache
-def served_step(name: str) -> ServedStep | None:
+def parse_served_step(name: str) -> ServedStep | None:
     """Reads the mark of a step that serves requests; None of another name."""
     found = next((match for one in ENGINE_STEPS if (match := one.fullmatch(name))), None)
     if found is None:
@@ -113,7 +113,7 @@ def served_step(name: str) -> ServedStep | None:
     said |= {key: int(value) for key, value in groups.items() if value and value.isdecimal()}
     mode = (groups.get("mode") or "").lower()
     if "c" in said and "g" in said:
-        kind: StepOfServing = "mixed" if said["c"] and said["g"] else "prefill" if said["c"] else "decode"
+        kind: ServedStepKind = "mixed" if said["c"] and said["g"] else "prefill" if said["c"] else "decode"
     else:
         kind = "mixed" if mode == "mixed" else "prefill" if "extend" in mode or "prefill" in mode else "decode"
     batch = said.get("bs", said["c"] + said["g"] if "c" in said else None)
@@ -127,11 +127,11 @@ def served_step(name: str) -> ServedStep | None:
 
 #: How the range of a module's call begins: ``nn.Module: Linear_3`` of PyTorch's profiler, ``nn.Module: GPT/h.0: Block``
 #: of our hooks.
-MODULE_CALL = "nn.Module: "
+MODULE_RANGE_PREFIX = "nn.Module: "
 #: The second kind, with the path and the class of the module.
-MODULE_WITH_PATH = re.compile(rf"{re.escape(MODULE_CALL)}(?P<path>[^:]+): (?P<kind>[^:]+)")
+MODULE_RANGE_WITH_PATH = re.compile(rf"{re.escape(MODULE_RANGE_PREFIX)}(?P<path>[^:]+): (?P<kind>[^:]+)")
 #: The class of a module where nobody says it.
-NO_KIND = "Module"
+UNKNOWN_MODULE_CLASS = "Module"
 #: A call as vLLM and SGLang mark it layer by layer: {'Module': 'LlamaForCausalLM.model.layers.0.mlp', 'Inputs': ..}
 _MODULE_OF_ENGINE = re.compile(r"\{'Module': '(?P<path>[\w.]+)'")
 
@@ -140,7 +140,7 @@ _DIGITS = str.maketrans("123456789", "0" * 9)
 _Answer = TypeVar("_Answer")
 
 
-def of_shapes(names: tuple[str, ...], function: Callable[[str], _Answer]) -> list[_Answer]:
+def map_by_shape(names: tuple[str, ...], function: Callable[[str], _Answer]) -> list[_Answer]:
     """Returns a function's answer for each name; the answer must not depend on the value of any digit.
 
     The function is called once for all names that differ only in digits: a capture may hold a million such names.
@@ -157,10 +157,10 @@ def _shapes_of(names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
     return tuple(code), place
 
 
-def in_our_spelling(name: str) -> str:
+def normalize_module_name(name: str) -> str:
     """Returns the name of a range; that of a module's call in an engine as our hooks write it."""
     found = _MODULE_OF_ENGINE.match(name)
-    return f"{MODULE_CALL}{found['path']}: {NO_KIND}" if found else name
+    return f"{MODULE_RANGE_PREFIX}{found['path']}: {UNKNOWN_MODULE_CLASS}" if found else name
 
 
 _LONGEST_NAME = 500
@@ -169,12 +169,12 @@ _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
 
 
-def without_counter(name: str) -> str:
+def strip_counter(name: str) -> str:
     """Returns a range's name without the counter at its end: ``micro_step_3`` is ``micro_step``."""
     return _COUNTER.sub("", name[:_LONGEST_NAME]).rstrip(" _-:=#/") or name
 
 
-def normalized_name(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Returns a range's name without case, punctuation and counters: ``Forward_Pass #3`` is ``forward pass``.
 
     So is ``epoch_0_forward_pass_3``. PyTorch's own ``Optimizer.step#AdamW.step`` becomes ``optimizer step``. Of an

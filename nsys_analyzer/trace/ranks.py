@@ -13,13 +13,13 @@ import numpy as np
 
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Ints, SmallInts, rows_of
+from nsys_analyzer.trace.arrays import Ints, SmallInts, iterate_rows
 from nsys_analyzer.trace.columns import PROCESS_MASK, Columns
 from nsys_analyzer.trace.reader import Reader
 
 INIT_COMMUNICATOR = "ncclCommInit"
 """The start of the names of NCCL functions that make a communicator, and note the rank in it beside their range."""
-UNKNOWN = -1
+UNKNOWN_NUMBER = -1
 _MOST = 2**63 - 1  # IDs have 64 bits, the columns' integers a sign
 
 #: The fields of payloads, in small letters.
@@ -69,7 +69,7 @@ class NcclCalls(Columns):
         return NcclCalls(empty, empty, empty, empty, empty, empty, empty.astype(np.int32), ())
 
 
-class NotedCall(NamedTuple):
+class NcclRange(NamedTuple):
     """A call with the numbers that NCCL notes of it, by their names in small letters."""
 
     start: int
@@ -78,9 +78,9 @@ class NotedCall(NamedTuple):
     numbers: dict[str, int]
 
 
-def read_nccl_calls(reader: Reader, noted: Sequence[NotedCall]) -> NcclCalls:
+def read_nccl_calls(reader: Reader, noted: Sequence[NcclRange]) -> NcclCalls:
     """Returns the calls of NCCL's functions that send messages. Raises TraceError for a damaged file."""
-    rows = sorted(rows_of(reader.read(schema.NCCL_CALLS)) if reader.name_of(schema.NCCL_CALLS) else _sent(noted))
+    rows = sorted(iterate_rows(reader.read(schema.NCCL_CALLS)) if reader.name_of(schema.NCCL_CALLS) else _sent(noted))
     if not rows:
         return NcclCalls.none()
     start, thread, functions, *numbers = zip(*rows, strict=True)
@@ -99,10 +99,10 @@ def read_nccl_calls(reader: Reader, noted: Sequence[NotedCall]) -> NcclCalls:
     )
 
 
-def _sent(noted: Sequence[NotedCall]) -> Iterator[tuple[Any, ...]]:
+def _sent(noted: Sequence[NcclRange]) -> Iterator[tuple[Any, ...]]:
     """Yields start, thread, function and numbers of the calls that send messages, by what is noted of each."""
 
-    def number(call: NotedCall, default: int, *fields: str) -> int:
+    def number(call: NcclRange, default: int, *fields: str) -> int:
         value = next((call.numbers[field] for field in fields if field in call.numbers), default)
         return value & _MOST if value > 0 else value
 
@@ -111,11 +111,11 @@ def _sent(noted: Sequence[NotedCall]) -> Iterator[tuple[Any, ...]]:
     for call in noted:
         if sends := _SENDS.match(call.name):
             communicator = number(call, 0, COMMUNICATOR)
-            sizes = number(call, UNKNOWN, *_SIZES), number(call, UNKNOWN, *_PEERS)
+            sizes = number(call, UNKNOWN_NUMBER, *_SIZES), number(call, UNKNOWN_NUMBER, *_PEERS)
             yield call.start, call.thread, sends[0], communicator, *sizes, ranks.get(communicator, 0)
 
 
-def noted_calls(reader: Reader, strings: Mapping[int, str]) -> list[NotedCall]:
+def read_nccl_ranges(reader: Reader, strings: Mapping[int, str]) -> list[NcclRange]:
     """Returns the ranges of NCCL's functions, with what stands beside them; ``strings`` are the export's by ID.
 
     Raises:
@@ -125,10 +125,10 @@ def noted_calls(reader: Reader, strings: Mapping[int, str]) -> list[NotedCall]:
     named = any(text.startswith("nccl") for text in strings.values())
     if not events or not named or "textId" not in reader.columns_of[events]:
         return []
-    rows = list(rows_of(reader.read(schema.PAYLOADS)))
+    rows = list(iterate_rows(reader.read(schema.PAYLOADS)))
     fields = _fields(reader) if any(binary for *_, binary in rows) else {}
     return [
-        NotedCall(start, thread, strings.get(name, ""), {
+        NcclRange(start, thread, strings.get(name, ""), {
             **_numbers(json), **_numbers(strings.get(json_id, "")), **_decoded(binary, fields),
         })
         for start, name, thread, json, json_id, binary in rows
@@ -151,7 +151,7 @@ _Fields = dict[int, dict[str, tuple[struct.Struct, int]]]
 def _fields(reader: Reader) -> _Fields:
     """Returns where the numbers of each payload schema are: schema ID to names to type and offset in bytes."""
     fields: _Fields = defaultdict(dict)
-    for schema_id, kind, name, offset in rows_of(reader.read(schema.PAYLOAD_FIELDS)):
+    for schema_id, kind, name, offset in iterate_rows(reader.read(schema.PAYLOAD_FIELDS)):
         if kind in _TYPES:
             fields[schema_id][name.lower()] = _TYPES[kind], offset
     return fields
@@ -190,7 +190,7 @@ class Rank:
     world_size: int = 0
 
 
-def read_ranks(reader: Reader, strings: Iterable[str], noted: Sequence[NotedCall]) -> dict[int, Rank]:
+def read_ranks(reader: Reader, strings: Iterable[str], noted: Sequence[NcclRange]) -> dict[int, Rank]:
     """Returns the ranks that an export tells, by global process ID; by 0 that of the process that was launched.
 
     Args:
@@ -202,7 +202,7 @@ def read_ranks(reader: Reader, strings: Iterable[str], noted: Sequence[NotedCall
         TraceError: the file is damaged.
     """
     if reader.name_of(schema.RANKS):
-        return {process: Rank(rank, size) for process, rank, size in rows_of(reader.read(schema.RANKS))}
+        return {process: Rank(rank, size) for process, rank, size in iterate_rows(reader.read(schema.RANKS))}
     launched = _launched(reader, strings)
     return _of_communicators(noted) | ({0: launched} if launched else {})
 
@@ -213,7 +213,7 @@ def _launched(reader: Reader, strings: Iterable[str]) -> Rank | None:
     Blocks of variables may come from other processes: they count only if the capture's properties say nothing. Slurm
     also calls a shell, or a program that runs alone, task 0: such a program is a rank only if it uses NCCL.
     """
-    variables = (value for _, value in rows_of(reader.read(schema.VARIABLES)) if value.startswith(_SETTINGS))
+    variables = (value for _, value in iterate_rows(reader.read(schema.VARIABLES)) if value.startswith(_SETTINGS))
     blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
     uses_nccl = any("nccl" in text for text in strings)
     return _rank_in(variables, uses_nccl=uses_nccl) or _rank_in(blocks, uses_nccl=uses_nccl)
@@ -231,7 +231,7 @@ def _rank_in(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:
     return None
 
 
-def _of_communicators(noted: Sequence[NotedCall]) -> dict[int, Rank]:
+def _of_communicators(noted: Sequence[NcclRange]) -> dict[int, Rank]:
     """Returns the rank of each process in the largest communicator that it made."""
     pairs_of: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for call in noted:

@@ -21,9 +21,18 @@ from urllib.parse import quote
 
 import numpy as np
 
-from nsys_analyzer.errors import RECORD, MissingTableError, TraceError
-from nsys_analyzer.trace.arrays import Bools, Frame, empty_frame, frame_of, integers_of, rows_of
-from nsys_analyzer.trace.schema import ALIASES, NO_TIME, SIGNATURE_TABLES, STRINGS, TABLE_ENDINGS, Column, Filter, Table
+from nsys_analyzer.errors import RECORD_COMMAND, MissingTableError, TraceError
+from nsys_analyzer.trace.arrays import Bools, Frame, arrow_to_integers, build_frame, empty_frame, iterate_rows
+from nsys_analyzer.trace.schema import (
+    NO_TIME,
+    SIGNATURE_TABLES,
+    STRINGS,
+    TABLE_ALIASES,
+    TABLE_ENDINGS,
+    Column,
+    Filter,
+    Table,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +88,7 @@ class Reader(ABC):
 
     def unread_tables(self) -> tuple[str, ...]:
         """Returns the names of the tables of events that were recorded, and of which nothing is read."""
-        unread = [name for name in self.columns_of if (_NUMBERED.fullmatch(name) or [name])[1] not in ALIASES]
+        unread = [name for name in self.columns_of if (_NUMBERED.fullmatch(name) or [name])[1] not in TABLE_ALIASES]
         events = [name for name in unread if {"start", "timestamp"} & {*self.columns_of[name]}]
         return tuple(sorted(filter(self.has_rows, events)))
 
@@ -129,7 +138,7 @@ _PACKED = {
     (0, b"\x28\xb5\x2f\xfd"): "zstd",
     (257, b"ustar"): "tar",
 }
-_RECORD = f"Record the program with: {RECORD}"
+_RECORD = f"Record the program with: {RECORD_COMMAND}"
 _CHROME_TRACE = "With PyTorch's profiler, write a Chrome trace: prof.export_chrome_trace('trace.json.gz')"
 #: Files that people take for captures, by the endings of their names: a description, and what to do.
 _FOREIGN = {
@@ -160,7 +169,7 @@ class SqliteReader(Reader):
 
     def counts(self, tables: Sequence[str]) -> dict[str, int]:
         """Returns rows of some tables, by their names in the file."""
-        return {name: self.rows(f"SELECT count(*) FROM {quoted(name)}")[0][0] for name in tables}
+        return {name: self.rows(f"SELECT count(*) FROM {quote_identifier(name)}")[0][0] for name in tables}
 
     def rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
         """Returns the few rows that a query finds, for no large table; raises TraceError for a damaged file."""
@@ -176,7 +185,7 @@ class SqliteReader(Reader):
     def has_rows(self, name: str) -> bool:
         """Returns whether a table of the file, by its name there, holds a row."""
         if name not in self._filled:
-            self._filled[name] = bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {quoted(name)})")[0][0])
+            self._filled[name] = bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {quote_identifier(name)})")[0][0])
         return self._filled[name]
 
     def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
@@ -193,9 +202,9 @@ class SqliteReader(Reader):
                 AdbcStatement(connection) as statement,
             ):
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                statement.set_sql_query(f"SELECT {selected} FROM {quoted(name)}{where}")
+                statement.set_sql_query(f"SELECT {selected} FROM {quote_identifier(name)}{where}")
                 stream, _ = statement.execute_query()
-                return frame_of(pa.RecordBatchReader.from_stream(stream), table.columns)
+                return build_frame(pa.RecordBatchReader.from_stream(stream), table.columns)
         except MemoryError:
             raise  # Arrow's is an ArrowException, too, and says nothing of the file
         except (Error, pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -234,7 +243,7 @@ def _check_header(path: Path) -> None:
 
 def _expression(column: Column, alias: str | None) -> str:
     literal = "''" if column.is_text else str(column.default)
-    source = literal if alias is None else quoted(alias)
+    source = literal if alias is None else quote_identifier(alias)
     if column.is_text:
         # The driver takes a column's type from its first batch: a text that is NULL there must not be. As bytes,
         # since a name cut in the middle of a character is no valid text.
@@ -242,7 +251,7 @@ def _expression(column: Column, alias: str | None) -> str:
     return f"{source} AS {column.name}_"
 
 
-def quoted(identifier: str) -> str:
+def quote_identifier(identifier: str) -> str:
     """Returns a name of a table or column as SQL takes it, whatever is in it."""
     escaped = identifier.replace('"', '""')
     return f'"{escaped}"'
@@ -300,7 +309,7 @@ class ArrowReader(Reader):
         is_wanted = self._row_filter(wanted) if wanted else None
         names = (*present.values(), *((wanted.column,) if wanted else ()))
         with self._reading():
-            return frame_of(self._batches(name, names), table.columns, is_wanted)
+            return build_frame(self._batches(name, names), table.columns, is_wanted)
 
     def _batches(self, name: str, columns: Sequence[str | None]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a table, with these columns in this order; a column without a name is of nulls."""
@@ -325,7 +334,7 @@ class ArrowReader(Reader):
         globs = re.compile("|".join(map(translate, wanted.globs)) or "(?!)")
         listed: Sequence[int | str] = wanted.values
         if wanted.of_strings:
-            listed = [number for number, text in rows_of(self.read(STRINGS)) if globs.match(text)]
+            listed = [number for number, text in iterate_rows(self.read(STRINGS)) if globs.match(text)]
         are_texts = not wanted.of_strings and any(isinstance(value, str) for value in (*wanted.values, *wanted.globs))
 
         def is_wanted(batch: pa.RecordBatch) -> Bools:
@@ -333,7 +342,7 @@ class ArrowReader(Reader):
             if are_texts:
                 texts = column.to_pylist()
                 return np.array([t is not None and bool(t in listed or globs.match(t)) for t in texts], np.bool_)
-            numbers = integers_of(column, NO_TIME)
+            numbers = arrow_to_integers(column, NO_TIME)
             are_wanted: Bools = np.isin(numbers, np.array(listed, np.int64), invert=wanted.without)
             are_wanted &= numbers != NO_TIME
             return are_wanted

@@ -435,4 +435,6 @@ TABLES = {
 }
 
 #: Every name of a table of which anything is read.
-ALIASES = frozenset(name for table in tuple(globals().values()) if isinstance(table, Table) for name in table.aliases)
+TABLE_ALIASES = frozenset(
+    name for table in tuple(globals().values()) if isinstance(table, Table) for name in table.aliases
+)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from nsys_analyzer.errors import ExportError, NsysAnalyzerError
 from nsys_analyzer.system.atomic_write import atomic_write
-from nsys_analyzer.system.nsys import find_nsys, nsys_version, numbers_in
+from nsys_analyzer.system.nsys import find_nsys, nsys_version, version_key
 from nsys_analyzer.system.process import run_captured
 from nsys_analyzer.trace.schema import EXPORT as EXPORT_TABLE
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, TABLE_ENDINGS
@@ -79,7 +79,7 @@ def _open_folder(path: Path) -> Reader:
 
 
 def _open_report(path: Path) -> Reader:
-    export = export_of(path)
+    export = ensure_export(path)
     return _open_folder(export) if export.is_dir() else _open_sqlite(export)
 
 
@@ -108,7 +108,7 @@ SOURCES: tuple[Source, ...] = (EXPORT, NSYS_REPORT, KINETO)
 """The formats of files."""
 
 
-def source_of(path: Path) -> Source:
+def find_source(path: Path) -> Source:
     """Returns the format of a file, by its name, or of a folder."""
     if is_export_folder(path):
         return FOLDER
@@ -122,7 +122,7 @@ def open_capture(path: Path) -> Reader:
         TraceError: the file is absent, damaged, or of another format.
         ExportError: a report could not be exported.
     """
-    return source_of(path).open(path)
+    return find_source(path).open(path)
 
 
 def is_capture(path: Path) -> bool:
@@ -144,7 +144,7 @@ def _begins_as_trace(path: Path) -> bool:
 
 def is_report(path: Path) -> bool:
     """Returns whether a file is a report of nsys, by its name."""
-    return source_of(path) is NSYS_REPORT
+    return find_source(path) is NSYS_REPORT
 
 
 def trace_stem(capture: Path) -> str:
@@ -152,10 +152,10 @@ def trace_stem(capture: Path) -> str:
 
     Not ``Path.stem``: what follows the point of ``2.7B_ctx256`` is no suffix. Nor is all of ``.sqlite``.
     """
-    return capture.name.removesuffix(source_of(capture).suffix_of(capture)) or capture.name
+    return capture.name.removesuffix(find_source(capture).suffix_of(capture)) or capture.name
 
 
-def check_no_input(output: Path, inputs: Iterable[Path]) -> None:
+def check_output_is_no_input(output: Path, inputs: Iterable[Path]) -> None:
     """Makes sure that a file to write is none of those that are read: hard links, symbolic links and spellings count.
 
     Args:
@@ -178,7 +178,7 @@ def check_no_input(output: Path, inputs: Iterable[Path]) -> None:
 # --- the export of a report of nsys
 
 
-def export_of(report: Path, timeout_s: float | None = None) -> Path:
+def ensure_export(report: Path, timeout_s: float | None = None) -> Path:
     """Returns the export of a report that stands beside it, made as a SQLite file where there is none.
 
     It is ``X.sqlite``, ``X_pqtdir`` or ``X_arwdir`` beside the report ``X``. One that is older than the report is
@@ -194,7 +194,7 @@ def export_of(report: Path, timeout_s: float | None = None) -> Path:
         raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
     exports = [report.with_name(f"{trace_stem(report)}{ending}") for ending in (*FOLDER_ENDINGS, ".sqlite")]
     existing = [export for export in exports if is_sqlite(export) or is_export_folder(export)]
-    newest, export = max(existing, key=written_ns, default=None), exports[-1]
+    newest, export = max(existing, key=export_time_ns, default=None), exports[-1]
     if newest and is_export_of(newest, report):
         return newest
     nsys = find_nsys()
@@ -215,7 +215,7 @@ def export_of(report: Path, timeout_s: float | None = None) -> Path:
 
 def is_export_of(export: Path, report: Path) -> bool:
     """Returns whether an export is there that is no older than the report of its name."""
-    return (is_sqlite(export) or is_export_folder(export)) and written_ns(export) >= report.stat().st_mtime_ns
+    return (is_sqlite(export) or is_export_folder(export)) and export_time_ns(export) >= report.stat().st_mtime_ns
 
 
 def is_export_folder(path: Path) -> bool:
@@ -235,7 +235,7 @@ def is_sqlite(path: Path) -> bool:
         return False
 
 
-def written_ns(export: Path) -> int:
+def export_time_ns(export: Path) -> int:
     """Returns when an export was written, of a folder the table about it; 0 for a link that leads nowhere."""
     tables = (export / f"{name}{ending}" for name in EXPORT_TABLE.aliases for ending in TABLE_ENDINGS)
     files = [export] if export.is_file() else [table for table in tables if table.is_file()]
@@ -270,14 +270,14 @@ def _known_options(nsys: Path) -> str:
 
 
 def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
-    message = last_words(finished.stderr) or last_words(finished.stdout)
+    message = last_output_lines(finished.stderr) or last_output_lines(finished.stdout)
     if any(phrase in message for phrase in _NOT_A_REPORT):
         return ExportError(
             f"{report} is not an Nsight Systems report, or only a part of one: {message}",
             "Copy it again, or capture again with nsys profile",
         )
     taken_by = _report_version(report)
-    if taken_by and numbers_in(taken_by) > numbers_in(version := nsys_version(nsys)):
+    if taken_by and version_key(taken_by) > version_key(version := nsys_version(nsys)):
         return ExportError(
             f"{report} was taken by Nsight Systems {taken_by}, and {nsys} is {version}: too old to read it",
             f"Install a newer one, or export on the machine that took it: {_export_command(report.name)}",
@@ -286,7 +286,7 @@ def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProce
     return ExportError(f"nsys export failed: {reason}", f"Try it by hand: {_export_command(str(report))}")
 
 
-def last_words(output: str) -> str:
+def last_output_lines(output: str) -> str:
     """Returns the last two lines of the output of ``nsys``, as one, without the progress bars between them."""
     lines = (line.strip() for line in re.split(r"[\r\n]", output))
     return " ".join([line for line in lines if line and not _PROGRESS.match(line)][-2:]).rstrip(".")

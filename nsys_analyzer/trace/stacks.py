@@ -19,15 +19,15 @@ from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import Ranges, process_of
 from nsys_analyzer.trace.sources import trace_stem
 
-SUFFIX = ".stacks.gz"
+STACKS_SUFFIX = ".stacks.gz"
 #: A range of our hooks: the ID of its process, and the monotonic clock when it began.
-CLOCK = re.compile(r"nsys-analyze clock (\d{1,10}) (\d{1,18})")
+CLOCK_RANGE = re.compile(r"nsys-analyze clock (\d{1,10}) (\d{1,18})")
 
 #: Those of one row are nearer to each other than this.
 _ROW_NS = 10_000_000
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     """A line of the program: its file, as seen from the folder that the program ran in, and its function."""
 
     file: str
@@ -48,7 +48,7 @@ class _File(msgspec.Struct):
     taken_ns: list[int]
     stack: list[int]
     stacks: list[list[int]]
-    frames: list[Frame]
+    frames: list[StackFrame]
     source: dict[str, dict[int, str]]
 
 
@@ -69,7 +69,7 @@ class Stacks:
     taken: Ints
     period_ns: int
     stack: Ints
-    stacks: tuple[tuple[Frame, ...], ...]
+    stacks: tuple[tuple[StackFrame, ...], ...]
     source: Mapping[str, Mapping[int, str]]
     loader: Stacks | None = None
 
@@ -83,16 +83,16 @@ class Stacks:
         return Stacks(asked, taken, self.period_ns, stack, (*self.stacks, *other.stacks), {**self.source, **source})
 
 
-def stacks_beside(capture: Path) -> list[Path]:
+def find_stack_files(capture: Path) -> list[Path]:
     """Returns the files of stacks that belong to a capture: its own, or those of its ranks, and of their loaders."""
     stem = trace_stem(capture)
-    names = re.compile(rf"{re.escape(stem)}(_rank\d+)?(_loader\d+)?{re.escape(SUFFIX)}")
+    names = re.compile(rf"{re.escape(stem)}(_rank\d+)?(_loader\d+)?{re.escape(STACKS_SUFFIX)}")
     return sorted(path for path in capture.parent.iterdir() if names.fullmatch(path.name))
 
 
-def are_clocks(ranges: Ranges) -> Bools:
+def mark_clock_ranges(ranges: Ranges) -> Bools:
     """Marks the ranges that only say what the clock was."""
-    named: Bools = np.array([*(CLOCK.fullmatch(name) is not None for name in ranges.names), False])[ranges.name]
+    named: Bools = np.array([*(CLOCK_RANGE.fullmatch(name) is not None for name in ranges.names), False])[ranges.name]
     return named
 
 
@@ -106,10 +106,10 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
     Raises:
         NsysAnalyzerError: a file is damaged, or it is no regular file.
     """
-    said = [CLOCK.fullmatch(clocks.names[name]) for name in clocks.name.tolist()]
+    said = [CLOCK_RANGE.fullmatch(clocks.names[name]) for name in clocks.name.tolist()]
     own = np.array([(int(match[1]), int(match[2])) for match in said if match], np.int64).reshape(-1, 2)
     found, loaders = dict[int, Stacks](), dict[int, Stacks]()
-    for path in stacks_beside(capture) if len(own) else ():
+    for path in find_stack_files(capture) if len(own) else ():
         check_regular(path, "Remove it: the report then names no lines")
         try:
             file = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_File)

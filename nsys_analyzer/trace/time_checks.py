@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
-from nsys_analyzer.trace.columns import Launches, MemoryUses, Operations, Ranges, named, process_of
+from nsys_analyzer.trace.columns import Launches, MemoryUses, Operations, Ranges, process_of, quote_name
 from nsys_analyzer.trace.schema import MEMORY, NO_TIME, OPERATIONS_BY_KIND, RUNTIME, Table
 
 #: Nothing that one trace holds lies a year from the start of its session, where times count from.
@@ -26,7 +26,7 @@ _ROWS_PER_BROKEN = 1_000
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class ExcludedRows:
     """How many rows of one table and one process were left out of every figure and why, with the first of them.
 
     ``starts_count``: only their ends were left out, so these API calls have no known duration. ``cut``: they were kept
@@ -37,7 +37,7 @@ class LeftOut:
     table: str
     rows: int
     why: str
-    example: Words
+    example: StrOrText
     starts_count: bool = False
     cut: bool = False
 
@@ -53,7 +53,7 @@ class TimedRows:
     start: Ints
     end: Ints
     process: Ints
-    describe: Callable[[int], Words]
+    describe: Callable[[int], StrOrText]
 
 
 class TimeCheck:
@@ -70,7 +70,7 @@ class TimeCheck:
     def __init__(self, duration: int | None, *moments: Ints, start: int, by_cupti: bool) -> None:
         self._by_cupti = by_cupti
         self._opened, self._first, self._last = _bounds(duration, moments, start)
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[ExcludedRows] = []
 
     def operations(self, operations: Operations) -> Bools:
         """Returns which operations have times that can be true."""
@@ -98,20 +98,20 @@ class TimeCheck:
             sorted_ = np.lexsort(values)  # stable: of equal rows the first is kept
             repeated = np.zeros(len(some), np.bool_)
             repeated[alike[sorted_[1:]]] = (values[:, sorted_[1:]] == values[:, sorted_[:-1]]).all(axis=0)
-            self.left_out += left_out_rows(_rows_of(table, some), "all values of another row", repeated)
+            self.left_out += describe_excluded_rows(_rows_of(table, some), "all values of another row", repeated)
             once[of_kind] = ~repeated
         return once
 
     def calls(self, launches: Launches) -> Bools:
         """Returns which API calls have starts that can be true; an end that cannot be becomes the start, in place."""
         start, end = launches.start, launches.end
-        kept = self._valid(rows_of_calls(launches, start), of_cuda=True)
+        kept = self._valid(timed_calls(launches, start), of_cuda=True)
         for why, wrong in (
             ("no end", end == NO_TIME),
             ("an end before the start", (end < start) & (end != NO_TIME)),
             ("an end outside the capture", end > self._last),
         ):
-            self.left_out += left_out_rows(rows_of_calls(launches, end), why, kept & wrong, starts_count=True)
+            self.left_out += describe_excluded_rows(timed_calls(launches, end), why, kept & wrong, starts_count=True)
         end[:] = np.where((end >= start) & (end <= self._last), end, start)
         return kept
 
@@ -120,7 +120,7 @@ class TimeCheck:
         later = np.maximum(ranges.start, ranges.start + 1)  # the last moment that there is wraps around
         end = np.where(ranges.end == NO_TIME, later, ranges.end)
         process = process_of(ranges.thread)
-        rows = TimedRows(table, ranges.start, end, process, lambda i: named(ranges.names[ranges.name[i]]))
+        rows = TimedRows(table, ranges.start, end, process, lambda i: quote_name(ranges.names[ranges.name[i]]))
         return self._valid(rows, lasting=self._by_cupti)
 
     def memory(self, uses: MemoryUses) -> Bools:
@@ -159,7 +159,7 @@ class TimeCheck:
         ):
             if wrong.any():
                 kept &= ~wrong
-                self.left_out += left_out_rows(rows, why, wrong)
+                self.left_out += describe_excluded_rows(rows, why, wrong)
         return kept
 
 
@@ -186,20 +186,22 @@ def _bounds(duration: int | None, moments: Sequence[Ints], start: int) -> tuple[
     return middle - FAR, first - reach, last + reach
 
 
-def rows_of_calls(launches: Launches, end: Ints) -> TimedRows:
+def timed_calls(launches: Launches, end: Ints) -> TimedRows:
     """Returns API calls with these ends."""
     process = process_of(launches.thread)
     return TimedRows(RUNTIME, launches.start, end, process, lambda i: f"correlation ID {launches.correlation[i]}")
 
 
-def left_out_rows(rows: TimedRows, why: str, wrong: Bools, *, starts_count: bool = False) -> Iterator[LeftOut]:
+def describe_excluded_rows(
+    rows: TimedRows, why: str, wrong: Bools, *, starts_count: bool = False
+) -> Iterator[ExcludedRows]:
     """Returns the rows with one fault (``wrong``, shape (rows,)), for each process."""
     index = np.flatnonzero(wrong)
     for process in distinct(rows.process[index]).tolist():
         indices = index[rows.process[index] == process]
         first = int(indices[0])
         example = phrase("{}, {} to {} ns", rows.describe(first), _time(rows.start[first]), _time(rows.end[first]))
-        yield LeftOut(process, rows.table.aliases[0], len(indices), why, example, starts_count)
+        yield ExcludedRows(process, rows.table.aliases[0], len(indices), why, example, starts_count)
 
 
 def _time(time: Any) -> str:

@@ -18,29 +18,29 @@ from nsys_analyzer.trace.arrays import (
     Frame,
     Ints,
     SmallInts,
-    appended,
-    compact,
+    append_in_place,
+    compress_constant,
     dense_codes,
     distinct,
     distinct_texts,
-    rows_of,
+    iterate_rows,
 )
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     BETWEEN_DEVICES,
-    CALLS,
+    CALL_PREFIXES,
     FROM_HOST,
     INTO_HOST,
     KERNEL,
-    KINDS,
     LAUNCH,
     MEMCPY,
     ON_DEVICE,
+    OPERATION_KINDS,
     OTHER_CALL,
     PROCESS_MASK,
     TO_DEVICE,
     TO_HOST,
-    UNNAMED,
+    UNNAMED_KERNEL,
     GraphNodes,
     Launches,
     MemoryUses,
@@ -49,13 +49,13 @@ from nsys_analyzer.trace.columns import (
     Ranges,
     process_of,
 )
-from nsys_analyzer.trace.metadata import Metadata, explained, read_diagnostics, read_metadata
-from nsys_analyzer.trace.phase_names import in_our_spelling
-from nsys_analyzer.trace.ranks import NcclCalls, Rank, noted_calls, read_nccl_calls, read_ranks
+from nsys_analyzer.trace.metadata import Metadata, explain_missing_cuda, read_diagnostics, read_metadata
+from nsys_analyzer.trace.phase_names import normalize_module_name
+from nsys_analyzer.trace.ranks import NcclCalls, Rank, read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import is_export_of, is_report, open_capture
-from nsys_analyzer.trace.stacks import Stacks, are_clocks, read_stacks
-from nsys_analyzer.trace.time_checks import LeftOut, TimeCheck
+from nsys_analyzer.trace.stacks import Stacks, mark_clock_ranges, read_stacks
+from nsys_analyzer.trace.time_checks import ExcludedRows, TimeCheck
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -108,7 +108,7 @@ class Trace:
     graph_nodes: GraphNodes
     metadata: Metadata
     tables: frozenset[str]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedRows, ...] = ()
     untimed: Operations | None = None
     memory: MemoryUses | None = None
     costly_tables: tuple[str, ...] = ()
@@ -143,12 +143,12 @@ class Trace:
         """Reads everything the analysis needs from an open export."""
         check_recorded(reader, path)
         frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES))
-        strings = dict(rows_of(frames["strings"]))
+        strings = dict(iterate_rows(frames["strings"]))
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, annotated, operators = _read_ranges(frames["nvtx"], strings)
         recorded = _recorded_operators(frames["operators"], strings)
         metadata = replace(read_metadata(frames, strings), unread_tables=reader.unread_tables())
-        noted = noted_calls(reader, strings)
+        noted = read_nccl_ranges(reader, strings)
         duration = int(frames["session"]["duration"].max(initial=0)) or None
         moments = (operations.start, launches.start, ranges.start)
         by_nsys = metadata.profiler == "nsys"
@@ -156,7 +156,7 @@ class Trace:
         timed, called = check.operations(operations), check.calls(launches)
         once = check.not_repeated(operations) if by_nsys else timed
         valid, ended = check.ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
-        clocks = are_clocks(ranges)
+        clocks = mark_clock_ranges(ranges)
         memory = None
         if reader.name_of(schema.MEMORY):
             start, process, size, operation, alive, _ = frames["memory"].values()
@@ -202,7 +202,7 @@ def check_recorded(reader: Reader, path: Path) -> None:
         MissingTableError: neither CUDA activity nor NVTX ranges; with the reason where the profiler gives one.
     """
     if not any(reader.name_of(table) for table in _LARGE_TABLES):
-        why = plain(explained(read_diagnostics(reader.read(schema.DIAGNOSTICS))), "`")
+        why = plain(explain_missing_cuda(read_diagnostics(reader.read(schema.DIAGNOSTICS))), "`")
         remedy = why or "Capture again with: nsys profile --trace=cuda,nvtx"
         raise MissingTableError(f"{path} holds neither CUDA activity nor NVTX ranges", remedy)
 
@@ -215,13 +215,13 @@ def costly_tables(reader: Reader) -> tuple[str, ...]:
 
 def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
     """Returns the GPU operations; takes the columns of the frames, which are too long to be there twice."""
-    parts = [frames[kind] for kind in KINDS]
+    parts = [frames[kind] for kind in OPERATION_KINDS]
     lengths = [len(part["start"]) for part in parts]
     size, copy = _sizes(parts), _copies(parts[MEMCPY], lengths)
     ids, codes = dense_codes(parts[KERNEL].pop("name"))
 
     def column(key: str) -> Any:
-        return appended(*(part.pop(key) for part in parts))
+        return append_in_place(*(part.pop(key) for part in parts))
 
     process = column("process")
     if not process.any():  # exports before globalPid leave it out: with one launching process it is that one
@@ -229,22 +229,22 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         process = np.full_like(process, launching[0]) if len(launching) == 1 else process
     texts = [_cut(strings.get(i, "")) for i in ids.tolist()]
     return Operations(
-        kind=np.repeat(np.arange(len(KINDS), dtype=np.int8), lengths),
+        kind=np.repeat(np.arange(len(OPERATION_KINDS), dtype=np.int8), lengths),
         start=column("start"),
         end=column("end"),
-        device=compact(column("device")),
-        context=compact(column("context")),
-        stream=compact(column("stream")),
+        device=compress_constant(column("device")),
+        context=compress_constant(column("context")),
+        stream=compress_constant(column("stream")),
         correlation=column("correlation"),
-        process=compact(process),
-        name=appended(codes, np.full(sum(lengths[KERNEL + 1 :]), -1, np.int32)),
-        graph_node=compact(column("graph_node")),
+        process=compress_constant(process),
+        name=append_in_place(codes, np.full(sum(lengths[KERNEL + 1 :]), -1, np.int32)),
+        graph_node=compress_constant(column("graph_node")),
         size=size,
         copy=copy,
-        continues=appended(parts[KERNEL].pop("continues"), np.zeros(sum(lengths[KERNEL + 1 :]), np.int32)),
+        continues=append_in_place(parts[KERNEL].pop("continues"), np.zeros(sum(lengths[KERNEL + 1 :]), np.int32)),
         # A name of blanks, or that ends where it begins, is none.
         names=tuple(
-            text if text.partition("\0")[0].strip() else f"{UNNAMED} {i}"
+            text if text.partition("\0")[0].strip() else f"{UNNAMED_KERNEL} {i}"
             for i, text in zip(ids.tolist(), texts, strict=True)
         ),
     )
@@ -284,7 +284,9 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
     """Returns the API calls, and which of them are allocations for which there was no memory."""
     ids, codes = dense_codes(frame.pop("name"))
     names = tuple(strings.get(i, "") for i in ids.tolist())
-    kinds = [next((kind for kind, starts in CALLS.items() if name.startswith(starts)), OTHER_CALL) for name in names]
+    kinds = [
+        next((kind for kind, starts in CALL_PREFIXES.items() if name.startswith(starts)), OTHER_CALL) for name in names
+    ]
     call = np.array([*kinds, OTHER_CALL], np.int8)[codes]
     result = frame.pop("result")
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
@@ -311,7 +313,7 @@ def _read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints
     text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
     named = [_ANNOTATION.sub("", each) if "=" in each else each for each in written]
     annotated = {name for name, whole in zip(named, written, strict=True) if len(name) < len(whole)}
-    names, codes = distinct_texts([in_our_spelling(name) if name.startswith("{") else name for name in named])
+    names, codes = distinct_texts([normalize_module_name(name) if name.startswith("{") else name for name in named])
     ranges = Ranges(frame["start"], frame["end"], frame["thread"], codes[text], names)
     are_operators = np.array([name in annotated or name.startswith(_ATEN) for name in names], np.bool_)
     index = np.flatnonzero(are_operators[ranges.name])
@@ -398,6 +400,6 @@ def _called(reader: Reader, table: schema.Table, strings: Mapping[int, str]) -> 
     name = reader.name_of(table)
     if not name or not reader.filter_of(table, name):
         return {}
-    chains = sorted(rows_of(reader.read(table)), key=lambda row: row[2])  # by depth
+    chains = sorted(iterate_rows(reader.read(table)), key=lambda row: row[2])  # by depth
     outermost = {chain: _CALLED.search(strings.get(symbol, "")) for chain, symbol, _ in chains}
     return {chain: match["function"] or match["operator"] for chain, match in outermost.items() if match}

@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import LEDGER
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.system.atomic_write import append_text, check_regular
-from nsys_analyzer.text import joined, plural
+from nsys_analyzer.text import join_texts, plural
 
 #: Measured predictions that are enough to widen others by, and the share of them that is to lie inside.
 FEWEST, INSIDE = 5, 0.8
@@ -180,7 +180,7 @@ def calibrated(
     def widened(finding: Finding) -> Finding:
         half = (finding.saves_ms - finding.saves_ms_low) * factor
         low, high = max(finding.saves_ms - half, 0.0), min(finding.saves_ms + half, finding.step_ms)
-        derivation = joined("", (finding.derivation, said))
+        derivation = join_texts("", (finding.derivation, said))
         return replace(finding, saves_ms_low=low, saves_ms_high=high, derivation=derivation)
 
     def told(capture: CaptureSummary) -> CaptureSummary:

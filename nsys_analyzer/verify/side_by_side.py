@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nsys_analyzer.capture.launcher import end_all
-from nsys_analyzer.system.process import CANNOT_RUN, final_words
+from nsys_analyzer.system.process import CANNOT_RUN, find_failure_line
 
 _TICK_S = 0.2
 #: Seconds to wait for the last output of a program that has ended.
@@ -98,7 +98,7 @@ def run(jobs: Sequence[dict[str, Any]]) -> int:
             code = runner.process.wait()
             runner.logging.join(_LOG_TIMEOUT_S)  # a child process of the program may keep its output open
             if code:
-                print(final_words(runner.log), flush=True)
+                print(find_failure_line(runner.log), flush=True)
                 return 128 - code if code < 0 else code
     return 0
 

@@ -22,8 +22,8 @@ from nsys_analyzer.capture.jobs import LOG
 from nsys_analyzer.capture.profilers import annotating, timed_command
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.inputs.targets import Target, is_python
-from nsys_analyzer.system.machine import answer
-from nsys_analyzer.system.process import Job, Result, run_job
+from nsys_analyzer.system.machine import run_for_lines
+from nsys_analyzer.system.process import Job, JobResult, run_job
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.schema import MS_PER_S
 
@@ -83,7 +83,7 @@ def take_turns(
     while True:
         with tempfile.TemporaryDirectory() as place:
             jobs = [_job(program, Path(place), folder) for program in order]
-            result = Result("ok")
+            result = JobResult("ok")
             if together:
                 result = _run(jobs, folder, timeout_s)
                 together = result.status != "oom"
@@ -108,7 +108,7 @@ def _job(program: Program, place: Path, folder: Path) -> dict[str, Any]:
     return {"command": command, "folder": str(program.folder), "variables": variables, "log": str(log)}
 
 
-def _run(jobs: Sequence[dict[str, Any]], folder: Path, timeout_s: float | None) -> Result:
+def _run(jobs: Sequence[dict[str, Any]], folder: Path, timeout_s: float | None) -> JobResult:
     command = [sys.executable, "-m", "nsys_analyzer.verify.side_by_side", json.dumps(jobs)]
     return run_job(Job(command, timeout_s=timeout_s, ends_all=True), folder / LOG)
 
@@ -135,12 +135,12 @@ def checkout(revision: str, words: Sequence[str]) -> Iterator[tuple[Path, tuple[
     Raises:
         ConfigurationError: there is no such commit, or a file that the command line names is not in it.
     """
-    root = answer("git", "rev-parse", "--show-toplevel")
+    root = run_for_lines("git", "rev-parse", "--show-toplevel")
     if root is None:
         raise ConfigurationError("This folder is in no git repository, so there is no old program in it", _ANOTHER)
     with tempfile.TemporaryDirectory(prefix="nsys-analyze-") as place:
         tree = Path(place).resolve() / Path(root[0]).name
-        if answer("git", "worktree", "add", "--detach", str(tree), revision) is None:
+        if run_for_lines("git", "worktree", "add", "--detach", str(tree), revision) is None:
             raise ConfigurationError(f"git has no commit {revision} to make a worktree of", "git log lists them")
         try:
             folder = tree / Path.cwd().relative_to(root[0])
@@ -149,10 +149,10 @@ def checkout(revision: str, words: Sequence[str]) -> Iterator[tuple[Path, tuple[
                 raise ConfigurationError(f"{lacking[0]} is not in commit {revision}", _ANOTHER)
             yield folder, found, (Path(root[0]), tree)
         finally:
-            answer("git", "worktree", "remove", "--force", str(tree))
+            run_for_lines("git", "worktree", "remove", "--force", str(tree))
 
 
 def _is_no_commits(word: str, root: str) -> bool:
     """Tells whether a word names a file or folder that is in no commit, since git ignores it or it lies elsewhere."""
     is_inside = Path(word).resolve().is_relative_to(root)
-    return Path(word).exists() and (not is_inside or answer("git", "check-ignore", word) is not None)
+    return Path(word).exists() and (not is_inside or run_for_lines("git", "check-ignore", word) is not None)

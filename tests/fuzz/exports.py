@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
-from nsys_analyzer.trace.reader import quoted
+from nsys_analyzer.trace.reader import quote_identifier
 from tests.fuzz.texts import sqlite_number, text, value
 
 _KERNEL, _CALL, _RANGE = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -47,14 +47,15 @@ def values(path: Path, random: Random) -> str:
     with closing(sqlite3.connect(path)) as connection:
         table, columns = _table(connection, random)
         column = random.choice(columns)
-        rows = [row for (row,) in connection.execute(f"SELECT rowid FROM {quoted(table)}").fetchall()]
+        rows = [row for (row,) in connection.execute(f"SELECT rowid FROM {quote_identifier(table)}").fetchall()]
         chosen = random.sample(rows, min(len(rows), random.choice((1, 1, 2, 10, len(rows)))))
         one = value(random)
         for row in chosen:
             each = one if random.random() < 0.7 else value(random)
             with suppress(sqlite3.IntegrityError):  # a key takes integers alone
                 connection.execute(
-                    f"UPDATE OR IGNORE {quoted(table)} SET {quoted(column)} = ? WHERE rowid = ?", [each, row]
+                    f"UPDATE OR IGNORE {quote_identifier(table)} SET {quote_identifier(column)} = ? WHERE rowid = ?",
+                    [each, row],
                 )
         connection.commit()
         return f"{table}.{column} of {len(chosen)} rows"
@@ -64,15 +65,16 @@ def structure(path: Path, random: Random) -> str:
     """A table or column dropped, emptied, renamed, made a view, or shadowed by a newer one."""
     with closing(sqlite3.connect(path)) as connection:
         table, columns = _table(connection, random)
-        name, column = quoted(table), quoted(random.choice(columns))
+        name, column = quote_identifier(table), quote_identifier(random.choice(columns))
         change = random.choice(
             (
                 f"DROP TABLE {name}",
                 f"DELETE FROM {name}",
-                f"ALTER TABLE {name} RENAME TO {quoted(f'{table}_V{random.randrange(1, 20)}')}",
-                f"CREATE TABLE {quoted(f'{table}_V{random.randrange(2, 20)}')} AS SELECT * FROM {name} WHERE 0",
+                f"ALTER TABLE {name} RENAME TO {quote_identifier(f'{table}_V{random.randrange(1, 20)}')}",
+                f"CREATE TABLE {quote_identifier(f'{table}_V{random.randrange(2, 20)}')} AS "
+                f"SELECT * FROM {name} WHERE 0",
                 f"ALTER TABLE {name} DROP COLUMN {column}",
-                f"ALTER TABLE {name} RENAME COLUMN {column} TO {quoted(random.choice(columns) + 'x')}",
+                f"ALTER TABLE {name} RENAME COLUMN {column} TO {quote_identifier(random.choice(columns) + 'x')}",
                 f"INSERT INTO {name} SELECT * FROM {name}",
                 f"INSERT INTO {name} DEFAULT VALUES",
                 f'ALTER TABLE {name} ADD COLUMN "a ""b" TEXT',
@@ -152,7 +154,7 @@ def _table(connection: sqlite3.Connection, random: Random) -> tuple[str, list[st
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()]
     likely = [name for name in tables if name in (_KERNEL, _CALL, _RANGE, "StringIds")]
     table = random.choice(likely if likely and random.random() < 0.6 else tables)
-    return table, [row[1] for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()]
+    return table, [row[1] for row in connection.execute(f"PRAGMA table_info({quote_identifier(table)})").fetchall()]
 
 
 MUTATORS: tuple[Callable[[Path, Random], str], ...] = (bytes_, pages, values, structure, causality, names)

@@ -23,7 +23,7 @@ from nsys_analyzer.report.model import (
 )
 from nsys_analyzer.report.renderers.step_bar import lines
 from nsys_analyzer.report.units import ABSENT, format_cell
-from nsys_analyzer.text import Span, Text, Words, plain, spans, visible
+from nsys_analyzer.text import Span, StrOrText, Text, plain, spans, visible
 
 #: What stands in a line: kind of the span and its letters; neighbours that are plain are one.
 Inline = tuple[tuple[str, str], ...]
@@ -132,12 +132,12 @@ def _table(table: Table) -> Iterator[Node]:
             yield from (("td_open", "td"), _line(format_cell(cell, column.unit)))
 
 
-def _paragraph(text: Words) -> tuple[Node, Node]:
+def _paragraph(text: StrOrText) -> tuple[Node, Node]:
     kind, inline = _line(text)
     return ("paragraph_open", "p"), (kind, inline or (("plain", ABSENT),))
 
 
-def _line(text: Words) -> tuple[str, Inline]:
+def _line(text: StrOrText) -> tuple[str, Inline]:
     """A line with the letters of its text, each as it is, but for those that none may see."""
     parts: list[tuple[str, str]] = []
     before = ""

@@ -77,7 +77,7 @@ class Steps:
         events: float = 0,
     ) -> Steps:  # fmt: skip
         """An API call in a range, with the range of the time behind it; one that waits does so for all before it."""
-        starts = {name: kind for kind, names in columns.CALLS.items() for name in names}
+        starts = {name: kind for kind, names in columns.CALL_PREFIXES.items() for name in names}
         kind = next((kind for start, kind in starts.items() if api.startswith(start)), columns.OTHER_CALL)
         awaited = len(self.pieces) - 1 if waits else -1
         self.calls.append(_Call(kind, api, after, range, pause or range, caller, awaited, events))

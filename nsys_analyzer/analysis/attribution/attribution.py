@@ -31,10 +31,16 @@ from nsys_analyzer.trace.arrays import (
     dense_codes,
     distinct,
     distinct_rows,
-    taken,
+    take_or_default,
 )
 from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of
-from nsys_analyzer.trace.phase_names import EXECUTOR, MODULE_CALL, STEP_IN_ENGINE, of_shapes, served_step
+from nsys_analyzer.trace.phase_names import (
+    ENGINE_STEP_PREFIX,
+    EXECUTOR_STEP_PREFIX,
+    MODULE_RANGE_PREFIX,
+    map_by_shape,
+    parse_served_step,
+)
 from nsys_analyzer.trace.trace import Trace
 
 #: How an operation was attributed, in the order of ``Attribution.how``'s codes.
@@ -61,7 +67,7 @@ class RangeRoles:
         if STEP not in names.extra:
             keys |= dict.fromkeys(_no_steps(keys, decodes=decodes))
         if not set(ATTENTION_PARTS) & set(keys.values()):  # the program's own ranges say more
-            calls = [name for name, key in keys.items() if not key and name.startswith(MODULE_CALL)]
+            calls = [name for name, key in keys.items() if not key and name.startswith(MODULE_RANGE_PREFIX)]
             keys |= {name: find_module_role(name) for name in calls}
         self._ranges, self._keys = ranges, tuple(dict.fromkeys((*keys.values(), None)))
         place = {key: code for code, key in enumerate(self._keys)}
@@ -98,15 +104,15 @@ def _no_steps(keys: Mapping[str, str | None], *, decodes: bool) -> set[str]:
     Such ranges are a step of PyTorch's profiler, a whole generation, and the executor's step around SGLang's. "decode"
     without a batch is a step only if there is "prefill" as well, or if such ranges hold most of the GPU's work.
     """
-    are_marks = zip(keys, of_shapes(tuple(keys), served_step), strict=True)
-    marks = {name: mark for name, is_mark in are_marks if is_mark and (mark := served_step(name))}
-    is_inside = any(name.startswith(STEP_IN_ENGINE) for name in marks)
+    are_marks = zip(keys, map_by_shape(tuple(keys), parse_served_step), strict=True)
+    marks = {name: mark for name, is_mark in are_marks if is_mark and (mark := parse_served_step(name))}
+    is_inside = any(name.startswith(ENGINE_STEP_PREFIX) for name in marks)
     is_certain = any(mark.certain for mark in marks.values())
     doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
     no_steps = {
         name
         for name, mark in marks.items()
-        if (is_inside and name.startswith(EXECUTOR)) or (doubtful and not mark.certain)
+        if (is_inside and name.startswith(EXECUTOR_STEP_PREFIX)) or (doubtful and not mark.certain)
     }
     trains = not {"backward", "optimizer"}.isdisjoint(keys.values())
     serves = bool(marks.keys() - no_steps) and not trains
@@ -169,7 +175,7 @@ class Attribution:
 def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution:
     """Attributes every operation to the ranges open when it was launched; ``launch`` is that of each, -1 for none."""
     operations, launches, ranges = trace.operations, trace.launches, trace.ranges
-    thread, time = taken(launches.thread, launch, NONE), taken(launches.start, launch, 0)
+    thread, time = take_or_default(launches.thread, launch, NONE), take_or_default(launches.start, launch, 0)
     phases = ranges.select(roles.is_phase_or_step)
     in_phase = is_in_any_range(phases.thread, phases.start, phases.end, thread, time)
     in_range = in_phase.copy()

@@ -14,10 +14,10 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE, OFF_AXIS, Axis, count_moments, is_in_any_range
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, taken
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, take_or_default
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
 from nsys_analyzer.trace.metadata import CUDA, HIP
-from nsys_analyzer.trace.time_checks import LeftOut, TimedRows, left_out_rows, rows_of_calls
+from nsys_analyzer.trace.time_checks import ExcludedRows, TimedRows, describe_excluded_rows, timed_calls
 from nsys_analyzer.trace.trace import Trace
 
 
@@ -163,7 +163,7 @@ def leave_out_contradictions(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints
 
 def measure_launch_waits(start: Ints, called: Ints, launch: SmallInts) -> Ints:
     """From each launch to the start of its operation, ns, each by its own clock; 0 without a launch."""
-    return np.where(launch == NONE, 0, start - taken(called, launch, 0))
+    return np.where(launch == NONE, 0, start - take_or_default(called, launch, 0))
 
 
 def _behind(operations: Operations, launch: SmallInts, wait: Ints) -> Ints:
@@ -188,7 +188,7 @@ def _with_possible_ends(trace: Trace, launch: SmallInts) -> Trace:
     """
     operations, count = trace.operations, len(trace.operations)
     may_overlap = np.array([*(bool(_MAY_OVERLAP.search(name)) for name in trace.launches.names), True])
-    may_overlap = may_overlap[taken(trace.launches.name, launch, NONE)] | (operations.graph_node != 0)
+    may_overlap = may_overlap[take_or_default(trace.launches.name, launch, NONE)] | (operations.graph_node != 0)
     stream = distinct_rows(operations.process, operations.device, operations.context, operations.stream)[1]
     order = np.lexsort((operations.start, stream))
     place = np.where(may_overlap[order], count, np.arange(count))
@@ -220,14 +220,16 @@ def _with_ends_of_calls(trace: Trace) -> Trace:
         return trace
     ends, why = calls.end.copy(), np.zeros(len(calls), np.bool_)
     ends[wrong], why[wrong] = calls.start[wrong], True
-    rows = left_out_rows(rows_of_calls(calls, calls.end), "an end after many later calls", why, starts_count=True)
+    rows = describe_excluded_rows(
+        timed_calls(calls, calls.end), "an end after many later calls", why, starts_count=True
+    )
     return replace(trace, launches=replace(calls, end=ends), left_out=(*trace.left_out, *rows))
 
 
-def _left_out(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:
-    found: list[LeftOut] = []
+def _left_out(operations: Operations, why: str, wrong: Bools) -> list[ExcludedRows]:
+    found: list[ExcludedRows] = []
     for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
         of_kind = wrong & (operations.kind == kind)
         rows = TimedRows(table, operations.start, operations.end, operations.process, operations.called)
-        found += left_out_rows(rows, why, of_kind)
+        found += describe_excluded_rows(rows, why, of_kind)
     return found

@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import Summary
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.metadata import CPU
 
 Verdict = Literal["faster", "slower", "no change", "unclear"]
@@ -205,7 +205,7 @@ class Comparison:
     unprofiled: Change | None
     phases: tuple[PhaseChange, ...]
     findings: tuple[FindingChange, ...] | None
-    cautions: tuple[Words, ...] = ()
+    cautions: tuple[StrOrText, ...] = ()
     same: bool = False
     budgets: tuple[Budget, ...] = ()
 
@@ -288,7 +288,7 @@ def differing_settings(before: Summary, after: Summary, keys: Iterable[str], unk
             yield Difference(key, *texts)
 
 
-def reasons_against(before: Side, after: Side) -> tuple[Words, ...]:
+def reasons_against(before: Side, after: Side) -> tuple[StrOrText, ...]:
     """Returns why two sides cannot be compared, a sentence each; none where they can."""
     first, *others = runs = (*before.runs, *after.runs)
     of_runs = (reason for run in runs for reason in reasons_against_run(run))
@@ -296,7 +296,7 @@ def reasons_against(before: Side, after: Side) -> tuple[Words, ...]:
     return tuple(dict.fromkeys((*of_runs, *of_pairs)))
 
 
-def reasons_against_run(run: Summary) -> Iterator[Words]:
+def reasons_against_run(run: Summary) -> Iterator[StrOrText]:
     """Yields why a run cannot be compared with any other, a sentence each; none where it can."""
     if run.status == "not_profiled" and run.unprofiled and run.unprofiled.trusted_ms(STEP):
         return  # its times alone are compared
@@ -307,7 +307,7 @@ def reasons_against_run(run: Summary) -> Iterator[Words]:
         yield f"{run.title} holds no step that ran on a GPU"
 
 
-def _other_conditions(one: Summary, other: Summary) -> Iterator[Words]:
+def _other_conditions(one: Summary, other: Summary) -> Iterator[StrOrText]:
     """Yields what else than the program differs between two runs."""
     first, last = sorted((one.hardware, other.hardware))
     if first and first != last and not (first == CPU and last.startswith(CPU)):  # of one the processor is not known
@@ -324,7 +324,7 @@ def timing_methods(run: Summary) -> set[str]:
     return under | ({"without a profiler"} if run.unprofiled and run.unprofiled.trusted_ms(STEP) else set())
 
 
-def _reasons_against_pair(one: Summary, other: Summary) -> Iterator[Words]:
+def _reasons_against_pair(one: Summary, other: Summary) -> Iterator[StrOrText]:
     """Yields why two runs cannot be compared with each other."""
     yield from _other_conditions(one, other)
     for difference in differing_settings(one, other, (*_WORK, *_DIMENSIONS)):

@@ -19,8 +19,8 @@ from nsys_analyzer.analysis.comparison.comparison import (
     setting_of,
 )
 from nsys_analyzer.analysis.summary.summary import Summary
-from nsys_analyzer.errors import CannotAnswerError, NsysAnalyzerError, OtherConditionsError
-from nsys_analyzer.text import Words, joined, plain
+from nsys_analyzer.errors import CannotAnswerError, DifferentConditionsError, NsysAnalyzerError
+from nsys_analyzer.text import StrOrText, join_texts, plain
 
 _SideName: TypeAlias = Literal["before", "after"]
 _SIDES: tuple[_SideName, ...] = ("before", "after")
@@ -32,7 +32,7 @@ class UnmatchedRun:
 
     side: _SideName
     run: Summary
-    reasons: tuple[Words, ...] = ()
+    reasons: tuple[StrOrText, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def compare_runs(
         unmatched.sort(key=lambda run: _SIDES.index(run.side))
         return Comparisons(tuple(compared), tuple(refused), tuple(unmatched))
     if refused:
-        listed = plain(joined("; ", dict.fromkeys(reason for one in refused for reason in one.cautions)), "`")
-        kind = OtherConditionsError if all(one.is_of_other_conditions for one in refused) else CannotAnswerError
+        listed = plain(join_texts("; ", dict.fromkeys(reason for one in refused for reason in one.cautions)), "`")
+        kind = DifferentConditionsError if all(one.is_of_other_conditions for one in refused) else CannotAnswerError
         raise kind(f"These cannot be compared: {listed}", "To compare them all the same, add --force")
     if not before or not after:
         raise NsysAnalyzerError("One of the sides holds no run", "Give captures, or folders that hold them")

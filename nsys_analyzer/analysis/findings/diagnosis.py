@@ -18,8 +18,8 @@ from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.system.plugins import FINDINGS, left_out_if_it_fails, plugins
-from nsys_analyzer.text import Words, about, about_percent, phrase, plural
+from nsys_analyzer.system.plugins import FINDINGS, load_plugins, skip_if_it_fails
+from nsys_analyzer.text import StrOrText, phrase, plural, rounded, rounded_percent
 from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
 
@@ -112,7 +112,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     if not unprofiled and busy > (1 + _TRUSTED) * longest:
         why = "the steps hold work of the GPU that was launched before them"
     if abs(error) > _TRUSTED:
-        differs = f"{about_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
+        differs = f"{rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
         why = f"a replay of the recorded steps is {differs} than they are"
     happens_once = _start_up(step, study)
     if study.recording_share >= _ONE_TIME_SHARE:
@@ -126,8 +126,8 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
             step, study, baselines, scale, (low + high) / 2, capture.is_torch, bool(unprofiled), high
         )
         candidates = [candidate for rule in RULES for candidate in rule(steps)]
-        for point, rule in plugins(FINDINGS):
-            with left_out_if_it_fails(point):
+        for point, rule in load_plugins(FINDINGS):
+            with skip_if_it_fails(point):
                 of_plugin = [*rule(steps)]
                 _ = [_saves(steps, candidate, (), 0.0) for candidate in of_plugin]  # its changes fail here, if they do
                 candidates += of_plugin
@@ -167,9 +167,9 @@ def _start_up(step: StepSummary, study: Study) -> str:
         return ""
     longest = np.argsort(np.where(slow, -call_ns, 0))[: slow.sum()]
     calls = listed(
-        [f"{study.apis[study.api[at]].partition('_v')[0]} {about(call_ns[at] / NS_PER_MS)} ms" for at in longest]
+        [f"{study.apis[study.api[at]].partition('_v')[0]} {rounded(call_ns[at] / NS_PER_MS)} ms" for at in longest]
     )
-    share = f"whose start-up calls take {about(ms)} of {about(total_ms)} ms, as they do once ({calls})"
+    share = f"whose start-up calls take {rounded(ms)} of {rounded(total_ms)} ms, as they do once ({calls})"
     return f"this is a cold start, {share}. Record steps after the warm-up"
 
 
@@ -354,7 +354,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
     where, place_ms = max(by_place.items(), key=lambda pair: pair[1], default=("", 0.0))
     place = f", most of it in {where}" if where and place_ms >= waits.MOSTLY * causes.get(cause, 0.0) else ""
     ms, of = min(ms, step_ms), "the capture" if step.is_pass else "a step"
-    share = about_percent(step.compute_ms / step_ms)
+    share = rounded_percent(step.compute_ms / step_ms)
     return Finding(
         "gpu_idle",
         str(step.in_words(title)),
@@ -362,7 +362,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
         ms,
         step_ms,
         step_ms,
-        (f"The GPU computes for {share} of {of}; {about(ms)} ms of the rest are this{place}.",),
+        (f"The GPU computes for {share} of {of}; {rounded(ms)} ms of the rest are this{place}.",),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",
         _REMEDIES.get(where, _REMEDIES.get(cause, _LOOK)),
         step.in_words(_DISPROOF),
@@ -370,7 +370,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
     )
 
 
-def why_missing(capture: CaptureSummary) -> Words | None:
+def why_missing(capture: CaptureSummary) -> StrOrText | None:
     """Says why some findings, or all of them, cannot be had; None where all were looked for."""
     step, by_torch = capture.step, capture.metadata is not None and capture.metadata.profiler == "torch"
     how = _BY_TORCH if by_torch else _BY_NSYS
@@ -403,7 +403,7 @@ def why_missing(capture: CaptureSummary) -> Words | None:
     return phrase(
         "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded: findings about matmuls, "
         "attention, elementwise kernels and the optimizer cannot be had. Capture with `--cuda-graph-trace=node`.",
-        about_percent(hidden / step.compute_ms),
+        rounded_percent(hidden / step.compute_ms),
     )
 
 

@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.replay import Replay, run_together
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.text import Words, about_percent, plural
+from nsys_analyzer.text import StrOrText, plural, rounded_percent
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
@@ -66,10 +66,10 @@ class Finding:
     saves_ms_high: float
     step_ms: float
     left_after_all_ms: float
-    evidence: tuple[Words, ...]
-    derivation: Words
+    evidence: tuple[StrOrText, ...]
+    derivation: StrOrText
     remedy: tuple[str, ...]
-    disproof: Words
+    disproof: StrOrText
     place: Place | None = None
     lines: tuple[Line, ...] = ()
     saves_ms: float = math.nan
@@ -180,7 +180,7 @@ class StepsToExplain:
             return ()
         share = self.study.off_cpu[known].sum() / self.study.replay.pause[known].sum()
         why = "it sleeps, or waits for a file, a lock, another process or a free core"
-        return (f"For {about_percent(share)} of this time its thread is on no CPU: {why}.",)
+        return (f"For {rounded_percent(share)} of this time its thread is on no CPU: {why}.",)
 
     @property
     def idle_share(self) -> float:
@@ -208,10 +208,10 @@ class Candidate:
     id: str
     title: str
     changes: tuple[Change, ...]
-    evidence: tuple[Words, ...]
-    derivation: Words
+    evidence: tuple[StrOrText, ...]
+    derivation: StrOrText
     remedy: tuple[str, ...]
-    disproof: Words
+    disproof: StrOrText
     place: Place | None = None
     pieces: Bools | None = None
 
@@ -266,7 +266,7 @@ def saved_launches(steps: StepsToExplain, share: Shares) -> Change:
 
 def percent_between(shares: tuple[float, float]) -> str:
     """Writes the bounds of a share: 30 % to 80 %."""
-    return " to ".join(map(about_percent, shares))
+    return " to ".join(map(rounded_percent, shares))
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

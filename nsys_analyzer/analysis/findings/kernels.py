@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.classes import find_precision
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
-from nsys_analyzer.text import about, about_percent
+from nsys_analyzer.text import rounded, rounded_percent
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
 from nsys_analyzer.trace.schema import US_PER_MS
@@ -95,8 +95,8 @@ def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
         "Matmuls run in fp32, without tensor cores",
         (saved_work(slow_matmuls * (1 - 1 / slow)), saved_work(slow_matmuls * (1 - 1 / fast))),
         (
-            f"{times(study.count(slow_matmuls), 'kernel')} of matmuls a step run in fp32 for {about(ms)} ms "
-            f"({about_percent(ms / steps.step_ms)} of the step).",
+            f"{times(study.count(slow_matmuls), 'kernel')} of matmuls a step run in fp32 for {rounded(ms)} ms "
+            f"({rounded_percent(ms / steps.step_ms)} of the step).",
             f"The {peaks.name} does {peaks.flops_per_s['fp32'] / 1e12:.3g} TFLOP/s in fp32, "
             f"{peaks.flops_per_s['tf32'] / 1e12:.3g} in TF32 and {peaks.flops_per_s['bf16'] / 1e12:.3g} in bf16.",
         ),
@@ -269,7 +269,7 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
         tuple(saved(share * separate) for share in (least, most)),
         (
             f"{times(study.count(separate), 'kernel')} a step, elementwise, reductions, norms and casts, take {ms:.3g} "
-            f"ms ({about_percent(ms / steps.step_ms)} of the step), "
+            f"ms ({rounded_percent(ms / steps.step_ms)} of the step), "
             f"{ms / study.count(separate) * US_PER_MS:.3g} µs each.",
             f"They stand in chains of {typical:.2g} kernels on average, one directly behind the other.",
         ),
@@ -295,7 +295,7 @@ def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
         tuple(saved_launches(steps, chained * share) for share in _SAVED_OF_CHAIN),
         (
             f"{times(study.count(chained), 'copy')} a step stand in chains of {_CHAIN} or more, one directly "
-            f"behind the other, and take {about(ms)} ms ({about_percent(ms / steps.step_ms)} of the step).",
+            f"behind the other, and take {rounded(ms)} ms ({rounded_percent(ms / steps.step_ms)} of the step).",
         ),
         f"The step is replayed without {percent_between(_SAVED_OF_CHAIN)} of them: a chain ends in one copy or none.",
         (
@@ -350,7 +350,7 @@ def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
         "unfused_optimizer",
         "The optimizer is not fused",
         tuple(_less_of(updates * share, calls, _FUSED_KERNELS / per_step) for share in _SAVED_OF_OPTIMIZER),
-        (f"It runs {times(per_step, 'kernel')} a step ({kind}) for {about(study.ms(updates))} ms on the GPU.",),
+        (f"It runs {times(per_step, 'kernel')} a step ({kind}) for {rounded(study.ms(updates))} ms on the GPU.",),
         f"The step is replayed with {_FUSED_KERNELS} launches in the optimizer and "
         f"{percent_between(_SAVED_OF_OPTIMIZER)} less work: a fused AdamW moves 7 tensors of the parameters' size, a "
         "naive one 20, some of them in the cache.",

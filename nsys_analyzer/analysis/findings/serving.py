@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.findings.finding import (
     saved_launches,
     times,
 )
-from nsys_analyzer.text import about, about_percent
+from nsys_analyzer.text import rounded, rounded_percent
 from nsys_analyzer.trace.columns import ON_DEVICE
 
 #: What is left of the time between two steps where the next one is prepared meanwhile, ns.
@@ -68,7 +68,7 @@ def find_between_steps(steps: StepsToExplain) -> Iterator[Candidate]:
         "The GPU waits between the steps",
         tuple(lambda replay, ns=ns: replay.with_pauses(between, ns) for ns in _BETWEEN_LEFT_NS),  # type: ignore[misc]
         (
-            f"From the last CUDA call of a step to the first of the next one pass {about(ms)} ms: the scheduler, "
+            f"From the last CUDA call of a step to the first of the next one pass {rounded(ms)} ms: the scheduler, "
             "sampling on the CPU, or detokenization.",
         ),
         "The step is replayed with 0.02 to 0.2 ms between steps, as where the next one is prepared meanwhile.",
@@ -91,7 +91,7 @@ def find_cache_copies(steps: StepsToExplain) -> Iterator[Candidate]:
         tuple(saved_launches(steps, copies * share) for share in _SAVED_OF_COPIES),
         (
             f"{times(study.count(copies), 'copy')} a step concatenate tensors or copy them on the device, for "
-            f"{about(ms)} ms ({about_percent(ms / steps.step_ms)} of the step).",
+            f"{rounded(ms)} ms ({rounded_percent(ms / steps.step_ms)} of the step).",
         ),
         f"The step is replayed without {percent_between(_SAVED_OF_COPIES)} of them, as where new "
         "keys and values are written into their place.",

@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.findings.finding import Candidate, Change, Place, Ru
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.text import about, about_percent
+from nsys_analyzer.text import rounded, rounded_percent
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
@@ -82,7 +82,7 @@ def find_data_loading(steps: StepsToExplain) -> Iterator[Candidate]:
         "The GPU waits for the input pipeline",
         tuple(_shorter_pauses(loading, not_loading_ns + ns) for ns in _READY_NS),
         (
-            f"For {about(ms)} ms of each step the program calls nothing of CUDA's {where}: "
+            f"For {rounded(ms)} ms of each step the program calls nothing of CUDA's {where}: "
             f"{times(study.calls(loading), 'stretch')}.",
             *steps.off_cpu(loading),
         ),
@@ -180,8 +180,8 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
         f"{'Tensors are' if steps.is_torch else 'Data is'} copied to the host{steps.inside}",
         (asynchronous, gone),
         (
-            f"{times(study.count(copies), 'copy')} a step from the GPU: {size / 2**20:,.1f} MiB in {about(ms)} ms, "
-            f"{about_percent(pageable)} of it to pageable memory{f', in the range {names}' if names else ''}.",
+            f"{times(study.count(copies), 'copy')} a step from the GPU: {size / 2**20:,.1f} MiB in {rounded(ms)} ms, "
+            f"{rounded_percent(pageable)} of it to pageable memory{f', in the range {names}' if names else ''}.",
         ),
         "The step is replayed with copies on a stream of their own, which the program does not wait for, and without "
         "the code around them, too.",
@@ -281,9 +281,9 @@ def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
         tuple(_shorter_pauses(stalls, study.replay.pause - pause + ns) for ns in _STALL_LEFT_NS),
         (
             f"Each step holds {times(count, 'pause')} of {_LONG_PAUSE_NS / NS_PER_MS:.0f} ms or more"
-            f"{'' if count == round(count) else ' on average'}, {about(ms)} ms together, "
+            f"{'' if count == round(count) else ' on average'}, {rounded(ms)} ms together, "
             f"in which the program makes no CUDA call{where}.",
-            f"The longest takes {about(pause[stalls].max() / NS_PER_MS)} ms.",
+            f"The longest takes {rounded(pause[stalls].max() / NS_PER_MS)} ms.",
             *steps.off_cpu(stalls),
         ),
         "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",
@@ -352,7 +352,7 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
 
     work = study.busy_ms
     launches = float(study.on_device.sum()) / study.steps
-    on_gpu, by_program = (about(ms / max(launches, 1) * US_PER_MS) for ms in (work, steps.step_ms))
+    on_gpu, by_program = (rounded(ms / max(launches, 1) * US_PER_MS) for ms in (work, steps.step_ms))
     yield Candidate(
         "launch_bound",
         "The GPU waits for launches",
@@ -360,8 +360,8 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
         (
             f"{times(launches, 'operation')} a step take {on_gpu} µs on the GPU each, on average; without the profiler "
             f"the program needs {by_program} µs for one.",
-            f"The GPU idles for {about(steps.summary.idle_of('launch'))} ms of a profiled step because the next launch "
-            "has not come.",
+            f"The GPU idles for {rounded(steps.summary.idle_of('launch'))} ms of a profiled step because the next "
+            "launch has not come.",
         ),
         "The step is replayed with launches that cost nothing, as in a CUDA graph, and without the program's own "
         "pauses between them, too.",

@@ -21,12 +21,12 @@ from itertools import chain
 
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER, RULES, UNKNOWN, Rule
 from nsys_analyzer.analysis.kernels.own_classes import OwnClass, OwnClasses, compile_bounded_search, read_plugin_classes
-from nsys_analyzer.trace.columns import UNNAMED
+from nsys_analyzer.trace.columns import UNNAMED_KERNEL
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 
 #: Stands behind the alias of a range around the input pipeline.
 LOADING_MARK = "loading"
-_SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED))
+_SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED_KERNEL))
 _WORD = "alias "
 _ALIAS = (
     rf"(?:(?:{_SPELLINGS})(?: \d{{1,6}})?, |aten::)?{_WORD}[b-z]{{1,6}}"
@@ -164,7 +164,7 @@ def classify(name: str, operator: str = "") -> str:
             and where the name's rule leaves it open (``Rule.part_of``).
     """
     rule = find_rule(name)
-    by_name = rule.kernel_class if rule else UNKNOWN if name.startswith(UNNAMED) else OTHER
+    by_name = rule.kernel_class if rule else UNKNOWN if name.startswith(UNNAMED_KERNEL) else OTHER
     if not operator:
         return by_name
     by_operator = classify(operator)

@@ -17,8 +17,8 @@ from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.arrays import distinct
-from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, KINDS, MEMCPY, pid_of
-from nsys_analyzer.trace.metadata import explained
+from nsys_analyzer.trace.columns import COPY_KINDS, GRAPH, KERNEL, MEMCPY, OPERATION_KINDS, pid_of
+from nsys_analyzer.trace.metadata import explain_missing_cuda
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     import pandas as pd
 
     if not attributed.as_recorded.tables & {"kernel", "graph"}:
-        why = plain(explained(attributed.as_recorded.metadata.diagnostics), "`")
+        why = plain(explain_missing_cuda(attributed.as_recorded.metadata.diagnostics), "`")
         path = attributed.as_recorded.path
         raise MissingTableError(f"{path} holds no CUDA kernels", why or "Capture again with --trace=cuda,nvtx")
     trace, attribution, instances = attributed.trace, attributed.attribution, attributed.instances
@@ -127,7 +127,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     columns = {
         "capture": _categorical(np.zeros(len(kind), np.int8), [capture]),
         "rank": _masked(rank, rank == NONE),
-        "kind": _categorical(kind, list(KINDS)),
+        "kind": _categorical(kind, list(OPERATION_KINDS)),
         "name": _categorical(operations.name, list(operations.names)),
         "class": _categorical(np.where(class_of_kernel == NONE, fallback, class_of_kernel), classes),
         "start_ns": operations.start,
@@ -152,7 +152,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
         "precision": _categorical(precision, precisions),
         "thread_blocks": _masked(size, (kind != KERNEL) | (size == 0)),
         "bytes": _masked(size, (kind == KERNEL) | (kind == GRAPH)),
-        "copy": _categorical(np.where(kind == MEMCPY, operations.copy, NONE), list(COPIES)),
+        "copy": _categorical(np.where(kind == MEMCPY, operations.copy, NONE), list(COPY_KINDS)),
     }
     return pd.DataFrame(columns, columns=list(OPERATION_COLUMNS), copy=False)
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 import pyarrow
 
-from nsys_analyzer.system.plugins import KERNEL_CLASSES, left_out_if_it_fails, plugins
+from nsys_analyzer.system.plugins import KERNEL_CLASSES, load_plugins, skip_if_it_fails
 from nsys_analyzer.system.strict_json import read_toml
 
 #: An error quotes at most this many characters of a pattern.
@@ -69,7 +69,7 @@ def read_classes(path: Path) -> OwnClasses:
 def read_plugin_classes() -> OwnClasses:
     """Returns the classes that installed packages have."""
     classes: dict[str, OwnClass] = {}
-    for point, named in plugins(KERNEL_CLASSES):
-        with left_out_if_it_fails(point):
+    for point, named in load_plugins(KERNEL_CLASSES):
+        with skip_if_it_fails(point):
             classes |= msgspec.convert(named, dict[str, OwnClass])
     return classes

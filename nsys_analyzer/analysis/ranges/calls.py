@@ -20,9 +20,9 @@ from nsys_analyzer.analysis.attribution.attribution import find_autograd_threads
 from nsys_analyzer.analysis.intervals import NONE, Timeline, is_in_any_range
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import is_framework_name
-from nsys_analyzer.trace.arrays import Ints, distinct, named
+from nsys_analyzer.trace.arrays import Ints, distinct, mask_by_name
 from nsys_analyzer.trace.columns import Operators, Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_WITH_PATH, NO_KIND
+from nsys_analyzer.trace.phase_names import MODULE_RANGE_WITH_PATH, UNKNOWN_MODULE_CLASS
 
 #: The words of a path, outermost first.
 Path = tuple[str, ...]
@@ -62,23 +62,23 @@ class ModuleCalls:
 def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
     """Finds the calls of modules in a trace; None where no range names one."""
     ranges = attributed.trace.ranges
-    index = np.flatnonzero(named(ranges, MODULE_WITH_PATH.fullmatch))
+    index = np.flatnonzero(mask_by_name(ranges, MODULE_RANGE_WITH_PATH.fullmatch))
     if len(index):
         used, path = np.unique(ranges.name[index], return_inverse=True)
-        matches = [match for i in used.tolist() if (match := MODULE_WITH_PATH.fullmatch(ranges.names[i]))]
+        matches = [match for i in used.tolist() if (match := MODULE_RANGE_WITH_PATH.fullmatch(ranges.names[i]))]
         paths, kinds = (
             tuple(split_module_path(match["path"]) for match in matches),
             tuple(match["kind"] for match in matches),
         )
-        by_engine = all(kind == NO_KIND for kind in kinds)
+        by_engine = all(kind == UNKNOWN_MODULE_CLASS for kind in kinds)
         source = "the layers that an engine marked" if by_engine else "the ranges of nsys-analyze run --modules"
         return ModuleCalls(index, path, paths, kinds, source)
-    index = np.flatnonzero(named(ranges, _OF_PROFILER.fullmatch))
+    index = np.flatnonzero(mask_by_name(ranges, _OF_PROFILER.fullmatch))
     if len(index):
         kind = [match["kind"] if (match := _OF_PROFILER.fullmatch(name)) else "" for name in ranges.names]
         kind_of_call = [kind[i] for i in ranges.name[index].tolist()]
         return _by_nesting(ranges, index, kind_of_call, "the module calls that PyTorch's profiler wrote", numbered=True)
-    index = np.flatnonzero(named(ranges, _OF_NSYS.fullmatch))
+    index = np.flatnonzero(mask_by_name(ranges, _OF_NSYS.fullmatch))
     if len(index):
         return _by_nesting(
             ranges, index, _kinds_of_nsys(ranges, index), "the module calls that nsys wrote", numbered=True
@@ -95,19 +95,19 @@ def split_module_path(text: str) -> Path:
 
 def _kinds_of_nsys(ranges: Ranges, calls: Ints) -> list[str]:
     """Returns the class of each call: that of the ``forward`` right inside, where nsys wrote one."""
-    inner = np.flatnonzero(named(ranges, _FORWARD_OF_NSYS.fullmatch))
+    inner = np.flatnonzero(mask_by_name(ranges, _FORWARD_OF_NSYS.fullmatch))
     both = np.concatenate([calls, inner])
     parent = find_parents(ranges.thread[both], ranges.start[both], ranges.end[both])[len(calls) :]
     classes = [ranges.names[i].split(".")[-2] for i in ranges.name[inner].tolist()]
     kind_of_call = dict(zip(parent.tolist(), classes, strict=True))
-    return [kind_of_call.get(call, NO_KIND) for call in range(len(calls))]
+    return [kind_of_call.get(call, UNKNOWN_MODULE_CLASS) for call in range(len(calls))]
 
 
 def _of_program(attributed: AttributedTrace) -> ModuleCalls | None:
     """Takes the program's own ranges inside its forward passes, and wherever else it is not in a backward pass."""
     ranges, roles, every = attributed.trace.ranges, attributed.roles, attributed.trace.operators
     operators = {every.names[code] for code in distinct(every.name)}
-    called = named(ranges, lambda name: not (is_framework_name(name) or name in operators))
+    called = mask_by_name(ranges, lambda name: not (is_framework_name(name) or name in operators))
     called &= ~roles.is_phase_or_step & ~roles.mask("warmup")
     phases = ranges.select(roles.is_leaf_phase & ~roles.mask("backward"))
     called &= is_in_any_range(phases.thread, phases.start, phases.end, ranges.thread, ranges.start)
@@ -191,7 +191,7 @@ class CallFinder:
             return call
         running = Timeline(nodes.thread, nodes.start, nodes.end, latest=True).open_at(thread, time)
         # A checkpoint's node runs a backward pass of its own, over nodes that this thread has numbered.
-        index = np.flatnonzero(named(nodes, _CHECKPOINT.fullmatch))
+        index = np.flatnonzero(mask_by_name(nodes, _CHECKPOINT.fullmatch))
         around = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False).open_at(thread, time)
         running = np.where(around == NONE, running, np.append(index, NONE)[around])
         for process in distinct(process_of(forward.thread)):
@@ -213,7 +213,7 @@ class CallFinder:
         The engine's range has the number of the node inside, what adds up a gradient that of the node before it.
         """
         operators = self._attributed.trace.operators
-        nodes = operators.select(named(operators, _NODE.fullmatch))
+        nodes = operators.select(mask_by_name(operators, _NODE.fullmatch))
         nodes = nodes.select(np.lexsort((-nodes.end, nodes.start, nodes.thread)))
         if not len(nodes):
             return nodes
@@ -221,7 +221,9 @@ class CallFinder:
         number = np.where(inside & (nodes.sequence < 0), np.roll(nodes.sequence, -1), nodes.sequence)
         last = np.maximum.accumulate(np.where(number >= 0, np.arange(len(nodes)), NONE))
         is_numbered = (
-            (last != NONE) & (nodes.thread == nodes.thread[last]) & ((number >= 0) | named(nodes, _ADDS_UP.fullmatch))
+            (last != NONE)
+            & (nodes.thread == nodes.thread[last])
+            & ((number >= 0) | mask_by_name(nodes, _ADDS_UP.fullmatch))
         )
         return replace(nodes, sequence=np.where(is_numbered, number[last], NONE)).select(is_numbered)
 
@@ -229,7 +231,7 @@ class CallFinder:
     def _forward(self) -> Operators:
         """What makes nodes, in order of start: operators with a number on a thread that is not autograd's own."""
         operators = self._attributed.trace.operators
-        makes = (operators.sequence >= 0) & ~named(operators, _NODE.fullmatch)
+        makes = (operators.sequence >= 0) & ~mask_by_name(operators, _NODE.fullmatch)
         makes &= ~np.isin(operators.thread, find_autograd_threads(self._attributed.trace))
         makers = operators.select(makes)
         return makers.select(np.argsort(makers.start, kind="stable"))

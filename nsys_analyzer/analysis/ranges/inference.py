@@ -30,9 +30,9 @@ from nsys_analyzer.analysis.intervals import (
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
-from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, distinct, named
+from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, distinct, mask_by_name
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL, of_shapes
+from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX, map_by_shape
 from nsys_analyzer.trace.trace import Trace
 
 #: The ranges of ``--pytorch=functions-trace`` that are phases, each by its outermost range.
@@ -42,7 +42,7 @@ _FUNCTIONS = {
     "optimizer": re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)(?:\w+\.)+step"),
 }
 #: The call of a module in a trace of PyTorch's profiler.
-_MODULE = re.compile(rf"{MODULE_CALL}.*")
+_MODULE = re.compile(rf"{MODULE_RANGE_PREFIX}.*")
 #: What autograd's engine runs, and what it was called before PyTorch had a name for the engine.
 _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 _EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateGrad|CopySlices)")
@@ -77,12 +77,12 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
         phase after all; nothing where nothing was added.
     """
     written = (*_FUNCTIONS.values(), _MODULE)
-    has_functions = any(of_shapes(trace.ranges.names, lambda name: any(p.fullmatch(name) for p in written)))
+    has_functions = any(map_by_shape(trace.ranges.names, lambda name: any(p.fullmatch(name) for p in written)))
     has_marks = has_functions or len(trace.operators) or len(find_autograd_threads(trace))
     if any(phase in names.leaf_phases for phase in names.extra) or not has_marks:
         return trace, {}
     roles = RangeRoles(trace.ranges, names)
-    own = roles.is_leaf_phase & ~named(trace.ranges, is_framework_name)
+    own = roles.is_leaf_phase & ~mask_by_name(trace.ranges, is_framework_name)
     processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), process_of(trace.ranges.thread[own]))
     if not len(processes):
         return trace, {}
@@ -138,20 +138,21 @@ class _Inference:
             yield one
 
     def _called(self, prefix: str) -> Ranges:
-        return self.ranges.select(self.mine & named(self.ranges, lambda name: name.startswith(prefix)))
+        return self.ranges.select(self.mine & mask_by_name(self.ranges, lambda name: name.startswith(prefix)))
 
     # --- nsys's function ranges
 
     def _threads_with(self, *phases: str) -> list[int]:
         """The threads that have function ranges of these phases, those with most first; autograd's own is none."""
-        chosen = self.mine & named(self.ranges, lambda name: any(_FUNCTIONS[p].fullmatch(name) for p in phases))
+        chosen = self.mine & mask_by_name(self.ranges, lambda name: any(_FUNCTIONS[p].fullmatch(name) for p in phases))
         chosen &= ~np.isin(self.ranges.thread, find_autograd_threads(self.trace))
         return _by_frequency(self.ranges.thread[chosen])
 
     def _of_functions(self, thread: int) -> dict[str, _Spans]:
         here = self.ranges.thread == thread
         calls, backward, optimizer = (
-            _spans(self.ranges.select(here & named(self.ranges, pattern.fullmatch))) for pattern in _FUNCTIONS.values()
+            _spans(self.ranges.select(here & mask_by_name(self.ranges, pattern.fullmatch)))
+            for pattern in _FUNCTIONS.values()
         )
         backward = _outermost(backward)
         optimizer = [_behind(span, backward) for span in _outermost(optimizer)]
@@ -181,7 +182,7 @@ class _Inference:
         What is called behind it, such as a head, is part of its pass. Beside the replay of a graph that holds the
         model, calls of its sampler are no forward.
         """
-        calls = self.ranges.select(self.mine & named(self.ranges, _MODULE.fullmatch))
+        calls = self.ranges.select(self.mine & mask_by_name(self.ranges, _MODULE.fullmatch))
         threads = _by_frequency(calls.thread)
         if not threads or len(self._called(_OPTIMIZER)):
             return None
@@ -205,9 +206,9 @@ class _Inference:
 
     def _of_operators(self) -> _Found | None:
         """The phases by the engine's operators and by the launches ``outside`` it of the step's thread."""
-        engine = self.operators.select(named(self.operators, _ENGINE.match))
+        engine = self.operators.select(mask_by_name(self.operators, _ENGINE.match))
         if is_early := not len(engine):
-            engine = self.operators.select(named(self.operators, _EARLY_ENGINE.fullmatch))
+            engine = self.operators.select(mask_by_name(self.operators, _EARLY_ENGINE.fullmatch))
         if not len(engine):
             return None
         thread = self._step_thread(engine)
@@ -271,7 +272,7 @@ class _Inference:
         """
         _, starts, ends = self._stretches(engine, thread)
         operators = self.operators
-        gradients = operators.select(named(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
+        gradients = operators.select(mask_by_name(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
         parting = np.sort(np.concatenate([outside, np.array(self.bounds, np.int64)]))
         parted = np.searchsorted(parting, starts[1:]) > np.searchsorted(parting, ends[:-1])
         firsts = np.flatnonzero(np.concatenate([[True], parted]))

@@ -52,9 +52,9 @@ from nsys_analyzer.analysis.ranges.phases import (
 )
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, distinct_texts, named
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, distinct_texts, mask_by_name
 from nsys_analyzer.trace.columns import BETWEEN_DEVICES, LAUNCH, MEMCPY, ON_DEVICE, Ranges, process_of
-from nsys_analyzer.trace.phase_names import normalized_name, of_shapes, served_step, without_counter
+from nsys_analyzer.trace.phase_names import map_by_shape, normalize_name, parse_served_step, strip_counter
 from nsys_analyzer.trace.trace import Trace
 
 #: Ranges such as "decode" are steps if there are at least this many, and if they hold this share of the GPU's time.
@@ -108,10 +108,10 @@ def find_launching_collectives(trace: Trace, attribution: Attribution, operation
     another operator inside the range launches only prepares the collective, and counts as none.
     """
     ranges, operators = trace.ranges, trace.operators
-    around = attribution.find_innermost(named(ranges, is_collective), operations)
+    around = attribution.find_innermost(mask_by_name(ranges, is_collective), operations)
     within = _innermost_operators(trace, attribution, operations)
     by_range = (around != NONE) & (np.append(operators.start, LONG_AGO)[within] <= np.append(ranges.start, 0)[around])
-    by_operator = np.append(named(operators, is_collective), False)[within]
+    by_operator = np.append(mask_by_name(operators, is_collective), False)[within]
     range_name = np.where(by_range, np.append(ranges.name, NONE)[around], NONE).tolist()
     operator_name = np.where(by_operator, np.append(operators.name, NONE)[within], NONE).tolist()
     names, called = (*ranges.names, ""), (*operators.names, "")
@@ -183,7 +183,7 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
     """
     ranges = trace.ranges
     pairs = zip(ranges.names, names.find_roles(ranges.names), strict=True)
-    _, name = distinct_texts([normalized_name(text) if key == STEP else "" for text, key in pairs])
+    _, name = distinct_texts([normalize_name(text) if key == STEP else "" for text, key in pairs])
     index = np.flatnonzero(name[ranges.name] > 0)  # the first text is the empty one
     index = index[np.lexsort((ranges.start[index], name[ranges.name[index]], ranges.thread[index]))]
     start, end = ranges.start[index], ranges.end[index]
@@ -207,22 +207,22 @@ def find_repeating_ranges(trace: Trace) -> list[str]:
     counts = np.bincount(ranges.name, minlength=len(ranges.names)).tolist()
     for name, of_name, length in zip(ranges.names, counts, lengths, strict=True):
         if of_name and not is_framework_name(name) and name not in operators and not _BY_LIBRARY.match(name):
-            ns[without_counter(name)] += length
-            count[without_counter(name)] += of_name
+            ns[strip_counter(name)] += length
+            count[strip_counter(name)] += of_name
     return [name for name, _ in ns.most_common() if count[name] > 1][:_REPEATING_RANGES]
 
 
 def _check_step(trace: Trace, names: PhaseNames) -> None:
     """Raises ``ConfigurationError`` where no range has a name that is said to be the step's."""
     for name in names.extra.get(STEP, ()):
-        if not any(name in (text, without_counter(text)) for text in trace.ranges.names):
+        if not any(name in (text, strip_counter(text)) for text in trace.ranges.names):
             hint = f"Those that repeat: {', '.join(find_repeating_ranges(trace)) or 'none'}"
             raise ConfigurationError(f"No range is called {name!r}, which was to be the step", hint)
 
 
 def _decodes(trace: Trace, launch: SmallInts) -> bool:
     """Tells whether ranges such as "decode", without a batch, hold most of the GPU's time; image decoders do not."""
-    operations, marks = trace.operations, of_shapes(trace.ranges.names, served_step)
+    operations, marks = trace.operations, map_by_shape(trace.ranges.names, parse_served_step)
     is_mark = np.array([*(mark is not None and not mark.certain for mark in marks), False])[trace.ranges.name]
     if is_mark.sum() < _FEWEST_DECODES:
         return False
@@ -426,7 +426,7 @@ class AttributedTrace:
 
     def _called(self, name: str) -> str:
         """Returns the name of a range for people: an inferred one is called by its phase."""
-        return self.roles.inferred.get(name) or normalized_name(name)
+        return self.roles.inferred.get(name) or normalize_name(name)
 
     def count_crossing_phases(self, process: int) -> dict[tuple[str, str], int]:
         """Returns how many pushed ranges of phases end inside one that began in them: (first, second) to count.
@@ -434,7 +434,7 @@ class AttributedTrace:
         Ranges that are pushed and popped lie inside each other, so a pop is missing, or it came from elsewhere.
         """
         ranges, free = self.trace.ranges, {*self.trace.started, *self.roles.inferred}
-        pushed = self.roles.is_phase_or_step & named(ranges, lambda name: name not in free)
+        pushed = self.roles.is_phase_or_step & mask_by_name(ranges, lambda name: name not in free)
         lines, first = make_timeline(ranges, pushed & (process_of(ranges.thread) == process), latest=True)
         second = np.append(first, NONE)[lines.open_at(ranges.thread[first], ranges.end[first] - 1)]
         crosses = (ranges.end[second] > ranges.end[first]) & (ranges.end[first] - ranges.start[second] > _ROUNDED_NS)

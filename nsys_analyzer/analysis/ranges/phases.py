@@ -11,12 +11,12 @@ from itertools import chain
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.trace.phase_names import (
     DEFAULT_NAMES,
-    MODULE_WITH_PATH,
-    PASSES,
-    normalized_name,
-    of_shapes,
-    served_step,
-    without_counter,
+    MODULE_RANGE_WITH_PATH,
+    PIPELINE_PASS_SUFFIXES,
+    map_by_shape,
+    normalize_name,
+    parse_served_step,
+    strip_counter,
 )
 
 #: Phases in the order of a training step. ``step`` encloses the others.
@@ -45,11 +45,11 @@ def is_framework_name(name: str) -> bool:
 
 def find_module_role(name: str) -> str | None:
     """The role of a module's range: attention, whose projections are modules inside, or any other; else None."""
-    match = MODULE_WITH_PATH.fullmatch(name)
+    match = MODULE_RANGE_WITH_PATH.fullmatch(name)
     if match is None:
         return None
     *_, word = re.split(r"[/.]", match["path"])
-    called = normalized_name(word) in DEFAULT_NAMES["attention"] or match["kind"].endswith("Attention")
+    called = normalize_name(word) in DEFAULT_NAMES["attention"] or match["kind"].endswith("Attention")
     return "attention" if called and match["kind"] != _WITH_PROJECTIONS else MODULE
 
 
@@ -92,14 +92,16 @@ class PhaseNames:
 
     def find_roles(self, names: tuple[str, ...]) -> list[str | None]:
         """Returns the phase or attention part of each name, or None."""
-        return [self.find_role(name) for name in names] if self.extra else of_shapes(names, self.find_role)
+        return [self.find_role(name) for name in names] if self.extra else map_by_shape(names, self.find_role)
 
     def find_role(self, name: str) -> str | None:
         """The phase or attention part that a range of this name is, or None."""
-        normal = normalized_name(name)
+        normal = normalize_name(name)
         by_name = (key for key, names in self.extra.items() if name in names)
-        by_counted_name = (STEP for _ in range(without_counter(name) in self.extra.get(STEP, ())))
+        by_counted_name = (STEP for _ in range(strip_counter(name) in self.extra.get(STEP, ())))
         default = (key for key, spellings in DEFAULT_NAMES.items() if key not in self.extra and normal in spellings)
-        by_engine = (STEP for _ in range(STEP not in self.extra and served_step(name) is not None))
-        scheduled = (key for ending, key in PASSES.items() if key not in self.extra and name.endswith(ending))
+        by_engine = (STEP for _ in range(STEP not in self.extra and parse_served_step(name) is not None))
+        scheduled = (
+            key for ending, key in PIPELINE_PASS_SUFFIXES.items() if key not in self.extra and name.endswith(ending)
+        )
         return next(chain(by_name, by_counted_name, default, by_engine, scheduled), None)

@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.findings.finding import Finding, Place, times
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.text import about, about_percent
+from nsys_analyzer.text import rounded, rounded_percent
 
 #: A timeline shows what a run's findings are about by its collectives.
 _SEEN = Place("class", COMMUNICATION)
@@ -176,11 +176,11 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
         step_ms,
         step_ms,
         (
-            f"Under the profiler {slowest.label} needs {about(late)} ms more of its own than the rank with least, and "
-            f"is the slowest in {slowest.slowest_steps} of {run.steps} steps.",
+            f"Under the profiler {slowest.label} needs {rounded(late)} ms more of its own than the rank with least, "
+            f"and is the slowest in {slowest.slowest_steps} of {run.steps} steps.",
         ),
         f"Its own time less that of the next rank, and less that of the middle one, {basis}; "
-        f"±{about_percent(apart)} from run to run.",
+        f"±{rounded_percent(apart)} from run to run.",
         (
             *look,
             "# what this rank alone does: logging, checkpoints, longer batches; in other steps, or beside them:",
@@ -219,12 +219,12 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures, step_ms: float) -> It
         step_ms,
         step_ms,
         (
-            f"{times(count, 'bucket')} a step of up to {size} {'is' if is_one else 'are'} reduced in {about(transfer)} "
-            f"ms, of which nothing hides {about(min(exposed, transfer))} ms: a bucket can start when its last gradient "
-            "is there.",
+            f"{times(count, 'bucket')} a step of up to {size} {'is' if is_one else 'are'} reduced in "
+            f"{rounded(transfer)} ms, of which nothing hides {rounded(min(exposed, transfer))} ms: a bucket can start "
+            "when its last gradient is there.",
         ),
-        f"With buckets of 25 MiB the last one to {_LAST_BUCKETS} of about {about(buckets)} stay exposed, and the "
-        f"others slow backward down by up to {about_percent(_SLOWS)} of their time.",
+        f"With buckets of 25 MiB the last one to {_LAST_BUCKETS} of about {rounded(buckets)} stay exposed, and the "
+        f"others slow backward down by up to {rounded_percent(_SLOWS)} of their time.",
         ("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
         "Time the step with bucket_cap_mb=25: exposed communication falls to that of the last buckets.",
     )
@@ -245,8 +245,8 @@ def _exposed(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator
         step_ms,
         step_ms,
         (
-            f"Collectives transfer for {about(slowest.transfer_ms or 0.0)} ms a step, of which nothing hides "
-            f"{about(exposed)} ms ({slowest.label}; waiting for other ranks is not counted).",
+            f"Collectives transfer for {rounded(slowest.transfer_ms or 0.0)} ms a step, of which nothing hides "
+            f"{rounded(exposed)} ms ({slowest.label}; waiting for other ranks is not counted).",
         ),
         "From nothing, if none of it can be hidden or left out, to all of it.",
         remedy,

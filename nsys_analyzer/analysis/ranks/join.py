@@ -35,7 +35,7 @@ from nsys_analyzer.analysis.ranks.run import (
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.windows import near_median
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.text import Words, phrase, plural
+from nsys_analyzer.text import StrOrText, phrase, plural
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
@@ -133,7 +133,7 @@ def _at_unprofiled_pace(run: ParallelRun, join: Join, captures: Sequence[Capture
 class Join:
     """The members of one run, the steps that they share, and who waited for whom."""
 
-    def __init__(self, members: tuple[Member, ...], notes: tuple[Words, ...]) -> None:
+    def __init__(self, members: tuple[Member, ...], notes: tuple[StrOrText, ...]) -> None:
         self.members, self.notes = members, notes
         self.missing = missing_ranks(self.members)
         self.numbers = step_numbers(self.members)
@@ -263,7 +263,7 @@ class Join:
         starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
         return (clock.offset_ns + starts) / NS_PER_MS
 
-    def _notes(self) -> Iterator[Words]:
+    def _notes(self) -> Iterator[StrOrText]:
         """Yields what a reader must know of the join."""
         if self.ranks_from == "file names":
             yield "Which capture is of which rank is taken from the files' names: nothing in them says it."
@@ -313,7 +313,7 @@ class Join:
         far = max(offsets_ms, default=0.0) if self.members[0].started_utc_ns else 0.0
         return far if far > float(np.median(self.walls[0])) / NS_PER_MS / 2 else 0.0
 
-    def _why_not_aligned(self) -> Words:
+    def _why_not_aligned(self) -> StrOrText:
         """Returns why the clocks of several members are not aligned."""
         if not len(self.common):
             return "The ranks have no step of one number in common: each is shown by its own steps, and none compared."

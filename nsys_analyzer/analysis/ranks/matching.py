@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.ranks.member import (
     SEND_RECEIVE,
     Member,
 )
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.arrays import Ints, dense_codes
 
 #: Clocks of hosts that run for one job differ by less, ns.
@@ -41,7 +41,7 @@ _TO_DEVIATION = 1.4826
 # --- which members are of one run
 
 
-def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], tuple[Words, ...]]]:
+def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], tuple[StrOrText, ...]]]:
     """Returns the members of each run in order of rank, and what a reader must know of how they came together.
 
     Those of most members come first. Members of one run share a communicator, a capture, or a run of their manifests.
@@ -56,7 +56,7 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
             once.append(member)
         else:
             originals[member.capture] = original.capture
-    runs: list[tuple[list[Member], list[Words]]] = []
+    runs: list[tuple[list[Member], list[StrOrText]]] = []
     for part in (part for joined in _join_by_keys(once) for part in _split_by_rank(joined)):
         reasons = [_why_apart(part, run) for run, _ in runs]
         if None in reasons:
@@ -67,7 +67,9 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
     for run, why_apart in runs:
         captures = {member.capture for member in run}
         copies = [(copy, original) for copy, original in originals.items() if original in captures]
-        notes: list[Words] = [phrase("`{}` is the same capture as `{}`, and counts once.", *pair) for pair in copies]
+        notes: list[StrOrText] = [
+            phrase("`{}` is the same capture as `{}`, and counts once.", *pair) for pair in copies
+        ]
         # A run that has all of its ranks is nobody's rest.
         if missing_ranks(run) or len(run) == 1:
             notes += why_apart[:1]
@@ -125,7 +127,7 @@ def _split_by_rank(group: Sequence[Member]) -> list[list[Member]]:
     return parts
 
 
-def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None:
+def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> StrOrText | None:
     """Returns why two groups that share nothing are not taken to be of one run; None where they are."""
     members = (*group, *other)
     both = _ranks(group) & _ranks(other)

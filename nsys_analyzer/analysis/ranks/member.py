@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, KERNEL, MEMCPY, SYNCHRONIZE, Columns, process_of
-from nsys_analyzer.trace.ranks import UNKNOWN
+from nsys_analyzer.trace.ranks import UNKNOWN_NUMBER
 
 #: The kinds of collective, by what the name of its kernel, or of the function of NCCL that it carries out, holds.
 _KINDS = {
@@ -231,8 +231,10 @@ def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> 
         since=since,
         kind=kind,
         communicator=np.where(communicator != 0, communicator, -operations.stream[index] - 1),
-        bytes=np.where(np.append(calls.bytes, UNKNOWN)[last] != UNKNOWN, np.maximum(sent, received), UNKNOWN),
-        peer=np.append(calls.peer, UNKNOWN)[last],
+        bytes=np.where(
+            np.append(calls.bytes, UNKNOWN_NUMBER)[last] != UNKNOWN_NUMBER, np.maximum(sent, received), UNKNOWN_NUMBER
+        ),
+        peer=np.append(calls.peer, UNKNOWN_NUMBER)[last],
         ranks=np.append(calls.ranks, 0)[last],
         peers=np.bincount(place[with_peer[pairs]], minlength=len(index)),
         phase=np.append(instances.phase, NONE)[attributed.instances_of_operations[0][index]],

@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import Cause
-from nsys_analyzer.text import Words
+from nsys_analyzer.text import StrOrText
 
 RanksFrom = Literal["file names", "order of the call"]
 Part = Literal["compute", "copies", "idle", "transferring"]
@@ -191,7 +191,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
     alignment: Alignment | None = msgspec.field(default=None, name="clocks")
     ranks_from: RanksFrom | None = None
     findings: tuple[Finding, ...] = msgspec.field(default=(), name="run_findings")
-    notes: tuple[Words, ...] = msgspec.field(default=(), name="run_notes")
+    notes: tuple[StrOrText, ...] = msgspec.field(default=(), name="run_notes")
 
     @property
     def is_pipeline(self) -> bool:

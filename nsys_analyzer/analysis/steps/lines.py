@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Floats, Ints, distinct_rows
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
-from nsys_analyzer.trace.stacks import Frame, Stacks
+from nsys_analyzer.trace.stacks import StackFrame, Stacks
 
 #: Lines that are named, the share that each has at least, and the samples that tell them at least.
 _MOST, _LEAST_SHARE, _FEWEST = 3, 0.05, 3
@@ -182,7 +182,7 @@ class Votes:
 
 def _ranked(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None) -> tuple[Line, ...]:
     """The lines of samples with these stacks, the hottest first."""
-    by_line: dict[Frame, dict[str, float]] = {}
+    by_line: dict[StackFrame, dict[str, float]] = {}
     used, place = np.unique(stack, return_inverse=True)
     for one, ns in zip(used.tolist(), np.bincount(place, weight).tolist(), strict=True):
         if frames := stacks.stacks[one]:
@@ -202,9 +202,9 @@ def _ranked(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None
     return tuple(found)
 
 
-def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[Frame, ...], ...]]:
+def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[StackFrame, ...], ...]]:
     """The stack with most of the samples in each stretch: its code, and the stacks by their codes; 0 has no line."""
-    codes: dict[tuple[Frame, ...], int] = {(): 0}
+    codes: dict[tuple[StackFrame, ...], int] = {(): 0}
     code = np.array([codes.setdefault(frames, len(codes)) for frames in stacks.stacks], np.int64)
     sample, stretch, weight = _sampled(stacks, start, end)
     sampled = code[stacks.stack[sample]]
@@ -221,19 +221,19 @@ def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats
     return sample, stretch, (high - low + stacks.period_ns * (high == stacks.taken[sample])).astype(np.float64)
 
 
-def _source(frame: Frame, stacks: Stacks) -> Iterator[str]:
+def _source(frame: StackFrame, stacks: Stacks) -> Iterator[str]:
     text = stacks.source.get(frame.file, {})
     for number in range(frame.line - _AROUND, frame.line + _AROUND + 1):
         if number in text:
             yield f"{'>' if number == frame.line else ' '} {number:>4} {text[number]}"
 
 
-def _plain(frame: Frame) -> Frame:
+def _plain(frame: StackFrame) -> StackFrame:
     """The frame in the function that its author named."""
     return frame._replace(function=_INSIDE.sub("", frame.function))
 
 
-def _caller(frames: tuple[Frame, ...]) -> str:
+def _caller(frames: tuple[StackFrame, ...]) -> str:
     """Where the program calls the function of a stack's innermost line; empty where it does not."""
     here = _plain(frames[0])
     outside = (one for one in frames[1:] if _plain(one)[::2] != here[::2])

@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Gaps, dissect, reached_before
 from nsys_analyzer.analysis.steps.profiler_cost import noted_costs
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct, taken
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct, take_or_default
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     BETWEEN_DEVICES,
@@ -41,7 +41,7 @@ from nsys_analyzer.trace.columns import (
     Launches,
     process_of,
 )
-from nsys_analyzer.trace.phase_names import REQUEST, normalized_name, of_shapes, served_step
+from nsys_analyzer.trace.phase_names import REQUEST_RANGE, map_by_shape, normalize_name, parse_served_step
 
 Cause = Literal[
     "sync", "allocator", "copy", "launch", "host", "data", "communication", "unrecorded", "profiler", "unknown"
@@ -81,9 +81,9 @@ _OF_FILES = frozenset(("data", "dataset", "datasets", "dataloader", "datamodule"
 def is_loading(name: str) -> bool:
     """Tells whether a name is that of a range around the input pipeline."""
     if frame := _FRAME.fullmatch(name):  # of a Python function, whose file may be a loader of anything
-        of_file = _OF_FILES.isdisjoint(normalized_name(frame["file"]).split())
+        of_file = _OF_FILES.isdisjoint(normalize_name(frame["file"]).split())
         return not of_file or is_loading(frame["function"])
-    words = set(normalized_name(name).split())
+    words = set(normalize_name(name).split())
     together = not words.isdisjoint(_VERBS) and not words.isdisjoint(_NOUNS)
     of_the_model = any(_OF_THE_MODEL.match(word) for word in words)
     return (together or not words.isdisjoint(_LOADING)) and not of_the_model
@@ -156,7 +156,7 @@ class ProcessWork:
         of_mine = process_of(ranges.thread[self.ranges]), ranges.start[self.ranges], ranges.end[self.ranges]
         self._open = Timeline(*of_mine, latest=True)
         # A step's range says nothing of what is done inside, and a request's nothing of what is done meanwhile.
-        of_request = np.array([*map(bool, of_shapes(ranges.names, REQUEST.fullmatch)), False])[ranges.name]
+        of_request = np.array([*map(bool, map_by_shape(ranges.names, REQUEST_RANGE.fullmatch)), False])[ranges.name]
         around = (attributed.roles.mask(STEP, OTHER_STEP) | of_request)[self.ranges]
         self._names = np.append(np.where(around, NONE, ranges.name[self.ranges]), NONE)
         self.busy = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
@@ -186,7 +186,7 @@ class ProcessWork:
         call follows a call as well.
         """
         launches = self.attributed.trace.launches
-        threads = distinct(taken(launches.thread, self.attributed.attribution.launch, NONE))
+        threads = distinct(take_or_default(launches.thread, self.attributed.attribution.launch, NONE))
         is_mine = np.isin(launches.thread, threads[process_of(threads) == self.process])
         self.index = np.flatnonzero(is_mine).astype(np.int32)
         calls = launches.select(is_mine)
@@ -239,10 +239,10 @@ class ProcessWork:
         changes = np.append(True, (np.diff(pause) != 0) | (np.diff(name) != 0))[: len(begin)]
         begin, pause, name = begin[changes], pause[changes], name[changes]
         until = np.minimum(np.append(begin[1:], last), end[pause])
-        loads = np.array([*of_shapes(ranges.names, is_loading), False])[name]
+        loads = np.array([*map_by_shape(ranges.names, is_loading), False])[name]
         # An engine copies the tokens of requests to the device before a step, and no batch. If ranges say when a batch
         # is loaded, no other time is loading.
-        if not (loads.any() or any(of_shapes(ranges.names, served_step))):
+        if not (loads.any() or any(map_by_shape(ranges.names, parse_served_step))):
             loads = (name == NONE) & self._before_a_batch(start, end)[pause] & (until - begin >= PAUSE_NS)
         pauses = (begin, until, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
         columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import Cover
-from nsys_analyzer.trace.arrays import Ints, named
+from nsys_analyzer.trace.arrays import Ints, mask_by_name
 from nsys_analyzer.trace.columns import Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL, MODULE_WITH_PATH, RECORDING
+from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX, MODULE_RANGE_WITH_PATH, RECORDING_RANGE
 from nsys_analyzer.trace.schema import NS_PER_US, US_PER_MS
 from nsys_analyzer.trace.trace import Trace
 
@@ -80,12 +80,12 @@ class RecordedEvents:
 
 #: Notes that are no cost of profiling: the driver's own work, a full queue of launches, the span of the recording, and
 #: flushed buffers, because a thread of the profiler's flushes them.
-_NO_COST = re.compile(f"(?i)command buffer full|compil|loading|buffer flush|{RECORDING}")
+_NO_COST = re.compile(f"(?i)command buffer full|compil|loading|buffer flush|{RECORDING_RANGE}")
 
 
 def noted_costs(trace: Trace, process: int, threads: Ints) -> Cover:
     """Returns when the profiler held some threads of a process up, by its own account."""
-    noted = trace.noted.select(~named(trace.noted, lambda name: bool(_NO_COST.search(name))))
+    noted = trace.noted.select(~mask_by_name(trace.noted, lambda name: bool(_NO_COST.search(name))))
     noted = noted.select(np.isin(noted.thread, [process, *threads]))
     noted = noted.select(np.argsort(noted.start, kind="stable"))
     return Cover.from_intervals(noted.start, noted.end)
@@ -96,7 +96,9 @@ def recorded_ranges(trace: Trace) -> Ranges:
     ranges = trace.ranges
     if trace.metadata.profiler != "torch":
         return ranges
-    is_call = named(ranges, lambda name: name.startswith(MODULE_CALL) and not MODULE_WITH_PATH.match(name))
+    is_call = mask_by_name(
+        ranges, lambda name: name.startswith(MODULE_RANGE_PREFIX) and not MODULE_RANGE_WITH_PATH.match(name)
+    )
     return ranges.select(~is_call) if is_call.any() else ranges
 
 

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.steps.summarize import dissect_device
 from nsys_analyzer.analysis.steps.windows import Steps
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import process_of
-from nsys_analyzer.trace.phase_names import REQUEST, StepOfServing
+from nsys_analyzer.trace.phase_names import REQUEST_RANGE, ServedStepKind
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 
 #: Kernels that are kept of each kind.
@@ -53,7 +53,7 @@ class StepKind(DeviceSteps):
         least_ms: how long reading them once takes at the memory's peak; None where that is not known.
     """
 
-    kind: StepOfServing
+    kind: ServedStepKind
     steps: int
     length_ms: Quantiles
     batch: float | None
@@ -152,7 +152,7 @@ def summarize_serving(attributed: AttributedTrace, process: int, steps: Steps) -
     return Serving(found, inferred, held_up, _requests(attributed, process, steps, kind))
 
 
-def _of_kind(work: ProcessWork, steps: Steps, kind: StepOfServing, chosen: Bools) -> StepKind:
+def _of_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, chosen: Bools) -> StepKind:
     marks = [mark for mark, mine in zip(steps.marks, chosen.tolist(), strict=True) if mine]
     windows = steps.every.select(chosen)
     length = Quantiles.of_ns(windows.length)
@@ -200,7 +200,7 @@ def _held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
 def _requests(attributed: AttributedTrace, process: int, steps: Steps, kind: npt.NDArray[np.str_]) -> Requests | None:
     """Reads the requests that ranges mark, outside warm-up: each token behind the first is that of a decode step."""
     ranges = attributed.trace.ranges
-    found = [REQUEST.fullmatch(name) for name in ranges.names]
+    found = [REQUEST_RANGE.fullmatch(name) for name in ranges.names]
     named = np.array([*(match is not None for match in found), False])[ranges.name]
     mine = np.flatnonzero(named & (process_of(ranges.thread) == process))
     mine = mine[~attributed.is_in_warmup(process_of(ranges.thread[mine]), ranges.start[mine])]

@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.windows import Source, StepGroup
-from nsys_analyzer.text import Text, Words
+from nsys_analyzer.text import StrOrText, Text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -262,7 +262,7 @@ class StepSummary(DissectedSteps):
         """Matmuls that start in a step, mean."""
         return sum(one.launches for one in self.kernels if one.kernel_class == "matmul")
 
-    def in_words(self, words: Words) -> Words:
+    def in_words(self, words: StrOrText) -> StrOrText:
         """A sentence about a step; about a pass, where the capture is one."""
         if not self.is_pass:
             return words

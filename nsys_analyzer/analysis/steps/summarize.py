@@ -39,7 +39,7 @@ from nsys_analyzer.analysis.steps.study import Study, study_groups
 from nsys_analyzer.analysis.steps.windows import Steps, Windows, near_median
 from nsys_analyzer.trace.arrays import SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
-from nsys_analyzer.trace.phase_names import of_shapes
+from nsys_analyzer.trace.phase_names import map_by_shape
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 
 #: Operations of a process that are dissected in all, about.
@@ -260,7 +260,7 @@ def _by_ranges(work: ProcessWork, windows: Windows, device: DissectedSteps, vote
     Nothing is launched there: the time in which no operator runs is the program's own.
     """
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
-    loads = np.array([*of_shapes(ranges.names, is_loading), False])[ranges.name]
+    loads = np.array([*map_by_shape(ranges.names, is_loading), False])[ranges.name]
     loads &= process_of(ranges.thread) == work.process
     wall = float((windows.end - windows.start).sum())
     computes = {phase.phase: phase.compute_ms for phase in device.phases}

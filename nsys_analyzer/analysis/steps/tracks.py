@@ -19,9 +19,17 @@ from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.study import study_steps
 from nsys_analyzer.analysis.steps.windows import Steps, Windows, find_steps
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
-from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, MemoryUses, pid_of, process_of
-from nsys_analyzer.trace.phase_names import REQUEST
-from nsys_analyzer.trace.stacks import Frame
+from nsys_analyzer.trace.columns import (
+    COPY_KINDS,
+    MEMCPY,
+    OPERATION_KINDS,
+    PROCESS_MASK,
+    MemoryUses,
+    pid_of,
+    process_of,
+)
+from nsys_analyzer.trace.phase_names import REQUEST_RANGE
+from nsys_analyzer.trace.stacks import StackFrame
 
 #: Operations that a page shows; of longer captures as many steps around the median one as have about so many in all.
 MOST_OPERATIONS = 1_000_000
@@ -153,7 +161,7 @@ class _Recorder:
     def __init__(self, attributed: AttributedTrace, process: int, windows: Windows, steps: Steps) -> None:
         self.attributed, self.process, self.windows, self.steps = attributed, process, windows, steps
         self.work = ProcessWork(attributed, process, windows)
-        self.stacks: tuple[tuple[Frame, ...], ...] = ((),)
+        self.stacks: tuple[tuple[StackFrame, ...], ...] = ((),)
         self.start, self.end = int(windows.start[0]), int(windows.end[-1])
         self.names, self.groups, self.modules, self.paths = _Texts(""), _Texts(""), _Texts(""), _Texts("")
         operations = attributed.trace.operations
@@ -206,7 +214,7 @@ class _Recorder:
         start, end = (np.concatenate([getattr(one, column) for one in shown]) for column in ("start", "end"))
         name = np.concatenate([self.names.codes(one.names, one.name) for one in shown])
         if self.steps.marks:  # requests last over many steps and each other
-            request = [code for code, text in enumerate(self.names.all) if REQUEST.fullmatch(text)]
+            request = [code for code, text in enumerate(self.names.all) if REQUEST_RANGE.fullmatch(text)]
             thread = np.where(np.isin(name, request), self.process | _REQUESTS, thread)
         threads, counts = np.unique(thread, return_counts=True)
         is_main = threads & ~PROCESS_MASK == pid_of(self.process)
@@ -269,7 +277,9 @@ class _Recorder:
         path_codes, paths = make_range_paths(self.attributed.trace, attribution)
         if self.steps.marks:
             around = [path.split(PATH_SEPARATOR) for path in paths]
-            paths = [PATH_SEPARATOR.join(name for name in names if not REQUEST.fullmatch(name)) for names in around]
+            paths = [
+                PATH_SEPARATOR.join(name for name in names if not REQUEST_RANGE.fullmatch(name)) for names in around
+            ]
         place = {thread: i for i, thread in enumerate(threads.tolist())}
         critical = np.zeros(len(operations), np.bool_)
         study = (
@@ -323,7 +333,11 @@ class _Recorder:
         others = np.flatnonzero(code == NONE)
         said: dict[str, int] = {}
         for one in others.tolist():
-            what = f"{KINDS[kind[one]]} {COPIES[copy[one]]}" if kind[one] == MEMCPY else KINDS[kind[one]]
+            what = (
+                f"{OPERATION_KINDS[kind[one]]} {COPY_KINDS[copy[one]]}"
+                if kind[one] == MEMCPY
+                else OPERATION_KINDS[kind[one]]
+            )
             text = f"{what}, {size[one]:,} bytes" if size[one] else what
             code[one] = len(names) + said.setdefault(text, len(said))
         return self.names.codes([*names, *said], code)
@@ -355,7 +369,7 @@ class _Recorder:
         return (since, bytes_in_use) if bytes_in_use.any() else (nothing, nothing)
 
 
-def _line(frame: Frame) -> str:
+def _line(frame: StackFrame) -> str:
     return f"{frame.file}:{frame.line} in {frame.function}"
 
 

@@ -24,9 +24,15 @@ from nsys_analyzer.analysis.ranges.inference import BY_THREADS
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
-from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, named
-from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, MEMCPY, Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL, PASSES, RECORDING, ServedStep, served_step
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, mask_by_name
+from nsys_analyzer.trace.columns import COPY_KINDS, GRAPH, KERNEL, MEMCPY, Ranges, process_of
+from nsys_analyzer.trace.phase_names import (
+    MODULE_RANGE_PREFIX,
+    PIPELINE_PASS_SUFFIXES,
+    RECORDING_RANGE,
+    ServedStep,
+    parse_served_step,
+)
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
@@ -242,7 +248,7 @@ def _marks(attributed: AttributedTrace, process: int, every: Windows) -> tuple[S
         return ()
     chosen = mine[np.searchsorted(instances.start[mine], every.called)]
     names = ranges.name[instances.range[chosen]].tolist()
-    marks = tuple(mark for code in names if (mark := served_step(ranges.names[code])))
+    marks = tuple(mark for code in names if (mark := parse_served_step(ranges.names[code])))
     serves = any(mark.certain for mark in marks) or len({mark.kind for mark in marks}) > 1
     return marks if serves and len(marks) == len(names) else ()
 
@@ -294,7 +300,7 @@ class _Work:
     def whole(self) -> Windows:
         """All work as one pass: as long as the process was recorded, but without the warm-up ranges before its work."""
         trace = self.attributed.trace
-        span = trace.noted.select(named(trace.noted, lambda name: name.startswith(RECORDING)))
+        span = trace.noted.select(mask_by_name(trace.noted, lambda name: name.startswith(RECORDING_RANGE)))
         columns = (trace.ranges, trace.launches, trace.operators, span)
         recorded = [rows.select(process_of(rows.thread) == self.process) for rows in columns]
         first, last = self.bounds
@@ -324,7 +330,7 @@ def _of_ranges(work: _Work) -> Windows | None:
         if not chosen.any():
             continue
         names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[chosen]].tolist())]
-        is_certain = STEP in attributed.roles.names.extra or bool(served_step(names[0]))
+        is_certain = STEP in attributed.roles.names.extra or bool(parse_served_step(names[0]))
         if not is_certain and (not _hold_passes(work, chosen) or _hold_tokens(work, chosen)):
             continue
         by_profiler = names[0].startswith(_PROFILER_STEP)
@@ -333,12 +339,12 @@ def _of_ranges(work: _Work) -> Windows | None:
         own, never = instances.end[chosen][first], np.iinfo(np.int64).max
         codes = ranges.name[instances.range[chosen][first]].tolist()
         following = np.append(begun, never)[np.searchsorted(begun, start, side="right")]
-        missing = _misses_next([ranges.names[code] for code in codes]) & (not served_step(names[0]))
+        missing = _misses_next([ranges.names[code] for code in codes]) & (not parse_served_step(names[0]))
         until = np.where((following == never) | missing, own, following)
         source: Source = "profiler_step" if by_profiler else "range"
         unit = "a step of PyTorch's profiler" if by_profiler else unit
         windows = Windows.of(source, unit, start, until, np.minimum(own, until))
-        return _without_pauses(windows, work) if served_step(names[0]) else windows
+        return _without_pauses(windows, work) if parse_served_step(names[0]) else windows
     return None
 
 
@@ -374,7 +380,7 @@ def _hold_passes(work: _Work, chosen: Bools) -> bool:
 def _hold_tokens(work: _Work, chosen: Bools) -> bool:
     """Tells whether each step range is around a generation: many forward passes of a model that does not train."""
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
-    in_turns = named(ranges, lambda name: name.endswith(tuple(PASSES)))[instances.range]
+    in_turns = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
     forward = np.sort(instances.start[work.instances_of("forward") & ~in_turns])
     bounds = [np.searchsorted(forward, edge[chosen]) for edge in (instances.start, instances.end)]
     return not _trains(work.attributed, work.process) and bool(
@@ -398,8 +404,8 @@ def _of_phases(work: _Work, *, by_threads: bool = False) -> Windows | None:
     ranges = work.attributed.trace.ranges
     again = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine)
     # A pipeline's schedule runs the parts of several passes in turns.
-    in_turns = named(ranges, lambda name: name.endswith(tuple(PASSES)))[instances.range]
-    told = named(ranges, lambda name: BY_THREADS in name)[instances.range] == by_threads
+    in_turns = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
+    told = mask_by_name(ranges, lambda name: BY_THREADS in name)[instances.range] == by_threads
     index = np.flatnonzero((instances.process == work.process) & (letter != "") & ~again & ~in_turns & told)
     text = "".join(letter[index].tolist())
     if "F" not in text:
@@ -501,14 +507,14 @@ def _of_repetition(work: _Work) -> Windows | None:
 def _symbols(work: _Work, index: Integers) -> Ints:
     """What each operation is, from 0 on: its kernel, or its kind and the way of a copy."""
     operations = work.attributed.trace.operations
-    others = len(operations.names) + len(COPIES) * operations.kind[index].astype(np.int64) + operations.copy[index]
+    others = len(operations.names) + len(COPY_KINDS) * operations.kind[index].astype(np.int64) + operations.copy[index]
     return np.where(operations.name[index] >= 0, operations.name[index], others)
 
 
 def _in_one_range(work: _Work, windows: Windows) -> bool:
     """Whether all units lie in a single phase, or in a single call of a model: they are parts of one pass."""
     roles, ranges = work.attributed.roles, work.attributed.trace.ranges
-    is_call = np.array([*(name.startswith(MODULE_CALL) for name in ranges.names), False])[ranges.name]
+    is_call = np.array([*(name.startswith(MODULE_RANGE_PREFIX) for name in ranges.names), False])[ranges.name]
     around = (roles.is_phase_or_step | is_call) & (process_of(ranges.thread) == work.process)
     around &= (ranges.start <= windows.called[0]) & (ranges.end >= windows.called[-1])
     return bool(around.any())

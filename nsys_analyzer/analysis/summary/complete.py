@@ -28,7 +28,7 @@ from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSumma
 from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES, cached_bytes, read_weights_bytes
 from nsys_analyzer.analysis.transformer.peaks import find_memory_bandwidth
 from nsys_analyzer.configuration import CountedFlops
-from nsys_analyzer.trace.phase_names import MODULE_CALL
+from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX
 from nsys_analyzer.trace.schema import MS_PER_S
 
 #: An unprofiled time that is shorter than GPU busy by more than this was not of the same work.
@@ -277,7 +277,7 @@ def _of_attention(attention: AttentionSummary, counted: CountedFlops) -> Attenti
     in_modules = sum(
         flops.get(FORWARD, 0)
         for name, flops in counted.modules.items()
-        if find_module_role(MODULE_CALL + name) == "attention"
+        if find_module_role(MODULE_RANGE_PREFIX + name) == "attention"
     )
     if attention.matmul_ms and in_modules and in_modules != counted.attention_matmul:
         attention = replace(attention, matmul_ms=None, runtime_ratio=None)

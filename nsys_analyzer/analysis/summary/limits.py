@@ -27,7 +27,7 @@ from nsys_analyzer.analysis.transformer.costs import (
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_memory_bandwidth, find_peaks
 from nsys_analyzer.configuration import CountedFlops
-from nsys_analyzer.trace.columns import COPIES, MEMCPY, ON_DEVICE
+from nsys_analyzer.trace.columns import COPY_KINDS, MEMCPY, ON_DEVICE
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
 #: What is taken to be so where several GPUs train together.
@@ -277,7 +277,7 @@ class _View:
         study = self.capture.study
         if study is None:
             return
-        for kind, name in enumerate(COPIES):
+        for kind, name in enumerate(COPY_KINDS):
             chosen = (study.kind == MEMCPY) & (study.copy == kind) & (study.size > 0)
             ns = int(study.duration[chosen].sum())
             if ns:

@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.tracks import memory_levels
 from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
-from nsys_analyzer.trace.columns import GRAPH, KINDS, Operations
+from nsys_analyzer.trace.columns import GRAPH, OPERATION_KINDS, Operations
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US, US_PER_MS
 
 #: A share that is shown as 0.0 %.
@@ -127,7 +127,7 @@ def totals(operations: Operations, kernel: SmallInts, group: SmallInts, sizes: t
     running, rest = operations.select(kernels), operations.select(others)
     return Totals(
         *sums_of(running, group[kernels], kernel[kernels], (groups, distinct)),
-        *sums_of(rest, group[others], rest.kind, (groups, len(KINDS))),
+        *sums_of(rest, group[others], rest.kind, (groups, len(OPERATION_KINDS))),
     )
 
 
@@ -207,7 +207,7 @@ def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
     """Copies, fills and opaque graphs, per one of ``instances`` instances; both arrays have shape (kinds,)."""
     return tuple(
         MemoryRow(kind, int(count[code]) / instances, int(ns[code]) / instances / NS_PER_MS)
-        for code, kind in enumerate(KINDS)
+        for code, kind in enumerate(OPERATION_KINDS)
         if count[code]
     )
 

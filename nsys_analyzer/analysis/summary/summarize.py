@@ -42,7 +42,7 @@ from nsys_analyzer.analysis.summary.warnings import capture_warnings
 from nsys_analyzer.analysis.transformer.attention import summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, named
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, mask_by_name
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.schema import NS_PER_MS
@@ -261,7 +261,7 @@ class _ProcessView:
             windows = windows.select(np.arange(len(windows) - 1))
         in_process = process_of(ranges.thread) == self.process.global_pid
         measured = self.own_instances & self.instances.measured
-        starts = {name: ranges.start[in_process & named(ranges, name.__eq__)] for name in UNPHASED}
+        starts = {name: ranges.start[in_process & mask_by_name(ranges, name.__eq__)] for name in UNPHASED}
         for code, name in enumerate(self.instances.phases[: -len((OTHER_STEP, STEP))]):
             starts[name] = self.instances.start[measured & (self.instances.phase == code)]
         if windows.source != "pass":  # a pass begins with its first work, and ranges may begin before that

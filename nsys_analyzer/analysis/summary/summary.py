@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.analysis.transformer.peaks import Verdict, judge_busy_share
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.text import Words
+from nsys_analyzer.text import StrOrText
 from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
 from nsys_analyzer.trace.schema import MS_PER_S
 
@@ -360,12 +360,12 @@ class Summary:
     step: StepSummary | None = None
     serving: Serving | None = None
     findings: tuple[Finding, ...] | None = None
-    findings_missing: Words | None = None
+    findings_missing: StrOrText | None = None
     peak_memory_bytes: int | None = None
     coverage: Coverage | None = None
     run: Run | None = None
     unprofiled: Unprofiled | None = None
-    warnings: tuple[Words, ...] = ()
+    warnings: tuple[StrOrText, ...] = ()
 
     @property
     def title(self) -> str:

@@ -11,10 +11,16 @@ from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_repeating_ranges
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
-from nsys_analyzer.text import NO_BREAK_SPACE, Words, about, about_percent, code, joined, phrase, plural
+from nsys_analyzer.text import NO_BREAK_SPACE, StrOrText, code, join_texts, phrase, plural, rounded, rounded_percent
 from nsys_analyzer.trace.arrays import distinct
-from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
-from nsys_analyzer.trace.metadata import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
+from nsys_analyzer.trace.columns import UNNAMED_KERNEL, pid_of, process_of
+from nsys_analyzer.trace.metadata import (
+    Diagnostic,
+    explain_message,
+    find_missing_cuda_message,
+    first_sentence,
+    is_irrelevant_message,
+)
 from nsys_analyzer.trace.ranks import INIT_COMMUNICATOR
 from nsys_analyzer.trace.trace import Trace
 
@@ -38,7 +44,7 @@ _ROUTINE = ("Not all NVTX events might", "Not all CUDA events might", "No NVTX e
 
 def capture_warnings(
     summary: CaptureSummary, coverage: Coverage, attributed: AttributedTrace, process: int
-) -> tuple[Words, ...]:
+) -> tuple[StrOrText, ...]:
     """The warnings of one process, by its global ID, the gravest first."""
     checks = _Checks(summary, coverage, attributed, process)
     in_order = (
@@ -59,7 +65,7 @@ class _Checks:
         by_torch, how = self.trace.metadata.profiler == "torch", _HOW_TO_ANNOTATE
         self.how_to_name = _HOW_TO_RECORD if by_torch else how if summary.holds_model else _HOW_TO_NAME_STEPS
 
-    def missing(self) -> Iterator[Words]:
+    def missing(self) -> Iterator[StrOrText]:
         """Yields what the trace lacks: a current export, tables, events; if it has no kernel, the reason for that."""
         if old := self.trace.old_export:
             yield phrase(
@@ -72,7 +78,7 @@ class _Checks:
         if self.trace.metadata.profiler == "torch":
             yield from self._missing_in_torch(has_ranges, has_calls)
             return
-        reason = why_no_cuda(self.messages)
+        reason = find_missing_cuda_message(self.messages)
         if self.summary.has_no_kernel:
             how = phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU.")
             yield phrase("The capture has no kernel. {}", self._quoted(reason) if reason else how)
@@ -81,7 +87,7 @@ class _Checks:
         if not has_calls:
             yield phrase("The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`.")
 
-    def _missing_in_torch(self, has_ranges: bool, has_calls: bool) -> Iterator[Words]:
+    def _missing_in_torch(self, has_ranges: bool, has_calls: bool) -> Iterator[StrOrText]:
         has_both = len(self.trace.operators) and self.coverage.kernels
         how = "" if has_both else phrase(": {}", _RECORD_BOTH)
         if self.summary.has_no_kernel and not self.coverage.lost_launches:
@@ -92,7 +98,7 @@ class _Checks:
         if not has_ranges:
             yield phrase("The trace has no ranges of the program's own{}. {}", how, _HOW_TO_RECORD)
 
-    def left_out(self) -> Iterator[Words]:
+    def left_out(self) -> Iterator[StrOrText]:
         """Ranges and rows that count in no figure; the first process reports the rows of those without an entry."""
         for name in self.attributed.find_open_phases(self.process):
             yield phrase(
@@ -111,14 +117,14 @@ class _Checks:
             instances = f"{partial} {plural(partial, 'instance')} of phases"
             yield f"{instances} left out: kernels are missing or have impossible times, or an allocation failed."
 
-    def kernels(self) -> Iterator[Words]:
+    def kernels(self) -> Iterator[StrOrText]:
         """The kernels without a name, those that an opaque graph hides, and those without a launch or without a row."""
         rows = self.whole.kernels if self.whole else ()
-        unnamed = [row.share for row in rows if row.name.startswith(UNNAMED)]
+        unnamed = [row.share for row in rows if row.name.startswith(UNNAMED_KERNEL)]
         if unnamed:
             yield (
                 f"The capture does not hold the names of {len(unnamed):,} {plural(len(unnamed), 'kernel')} "
-                f"({about_percent(sum(unnamed), 1)} of the kernel time), so their class is unknown. Export the "
+                f"({rounded_percent(sum(unnamed), 1)} of the kernel time), so their class is unknown. Export the "
                 "report again."
             )
         if self.whole and self.whole.opaque:
@@ -132,12 +138,12 @@ class _Checks:
             launches = f"{coverage.lost_launches:,} kernel {plural(coverage.lost_launches, 'launch')}"
             yield f"Of {launches} there is no kernel: activity records were dropped or cut off."
 
-    def names(self) -> Iterator[Words]:
+    def names(self) -> Iterator[StrOrText]:
         """Yields names of phases that no range has, and says if no range names a step or a phase."""
         ranges = self.trace.ranges
         repeating = find_repeating_ranges(self.trace) if self.summary.step and self.summary.step.is_pass else ()
         if repeating:
-            examples = joined(", ", map(code, repeating))
+            examples = join_texts(", ", map(code, repeating))
             yield phrase(
                 "No range names a step, but these repeat: {}; say which is a step with `--step RANGE`.", examples
             )
@@ -147,11 +153,11 @@ class _Checks:
                     yield phrase("No range is called `{}`, which was to be {}.", name, key)
         if "nvtx" in self.trace.tables and not self.summary.phases:
             count = np.bincount(ranges.name, minlength=1)
-            named = joined(", ", (code(ranges.names[i]) for i in np.argsort(-count, kind="stable")[:5] if count[i]))
+            named = join_texts(", ", (code(ranges.names[i]) for i in np.argsort(-count, kind="stable")[:5] if count[i]))
             found = phrase(" The ranges seen most are {}.", named) if named else ""
             yield phrase("No range names a phase.{} {}", found, self.how_to_name)
 
-    def phases(self) -> Iterator[Words]:
+    def phases(self) -> Iterator[StrOrText]:
         """The phases without GPU work, and those without a measured instance."""
         for phase in self.summary.phases:
             if phase.instances and not phase.kernels_per_instance and not phase.memory and self.summary.status == "ok":
@@ -160,10 +166,10 @@ class _Checks:
             if not phase.instances and phase.warmup_instances:
                 yield f"Every {phase.phase} lies inside warm-up: nothing was measured of it."
 
-    def inferred(self) -> Iterator[Words]:
+    def inferred(self) -> Iterator[StrOrText]:
         """The inferred phases, and those of them that may hold other work in some instances."""
         if self.leaves and all(phase.inferred for phase in self.leaves):
-            ranges = joined(", ", (code(phase.range) for phase in self.leaves))
+            ranges = join_texts(", ", (code(phase.range) for phase in self.leaves))
             yield phrase("No range of the program's own names a phase. Used instead: {}.", ranges)
         for phase in self.leaves:
             if phase.uneven:
@@ -173,7 +179,7 @@ class _Checks:
                     "evaluation, so every question is answered for the step or the whole capture, too."
                 )
 
-    def shares(self) -> Iterator[Words]:
+    def shares(self) -> Iterator[StrOrText]:
         """The time that phases, and warm-up, leave out."""
         summary, coverage = self.summary, self.coverage
         held = ", ".join(phase.phase for phase in self.leaves if phase.instances)
@@ -189,13 +195,14 @@ class _Checks:
             time = f"{coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms"
             yield f"Launched in warm-up and left out: {kernels}, {time}."
 
-    def steps(self) -> Iterator[Words]:
+    def steps(self) -> Iterator[StrOrText]:
         """Yields waits for unrecorded work, steps that no figure holds, and a warm-up that never ends."""
         if self.summary.step and (unrecorded := self.summary.step.idle_of("unrecorded")):
             of = self.summary.step.in_words("of a step")
             yield (
-                f"For {about(unrecorded)} ms {of} the program waits, and no recorded work runs: the GPU works on what "
-                "was not recorded, or for another process. This idle time may be work, so no saving is reported for it."
+                f"For {rounded(unrecorded)} ms {of} the program waits, and no recorded work runs: the GPU works on "
+                "what was not recorded, or for another process. This idle time may be work, so no saving is "
+                "reported for it."
             )
         other, step, backward = (self.summary.phase(name) for name in (OTHER_STEP, STEP, "backward"))
         if other:
@@ -209,11 +216,11 @@ class _Checks:
         for group in groups:
             if group.kind in ("longer", "shorter", "other work") and group.steps >= _SHARE_OF_UNLIKE_STEPS * count:
                 unlike = f"{group.steps:,} of {count:,} steps are unlike the usual ones ({group.kind})"
-                yield f"{unlike}, with a median of {about(group.median_ms)} ms: no figure of a step holds them."
+                yield f"{unlike}, with a median of {rounded(group.median_ms)} ms: no figure of a step holds them."
         if self.attributed.count_open_warmups(self.process):
             yield "A warm-up range has no end: everything after its start counts as warm-up."
 
-    def concurrency(self) -> Iterator[Words]:
+    def concurrency(self) -> Iterator[StrOrText]:
         """GPU work behind the end of its range."""
         busy_ms = {phase.phase: phase.gpu_busy_ms.mean or 0.0 for phase in self.summary.phases}
         least = max(busy_ms.values(), default=0.0) * _MINOR
@@ -224,7 +231,7 @@ class _Checks:
                 "time is that of the launches alone, and wall minus busy is no idle time."
             )
 
-    def attribution(self) -> Iterator[Words]:
+    def attribution(self) -> Iterator[StrOrText]:
         """The phases inside another one, and the kernels that several threads may have launched."""
         for (inner, outer), count in self.attributed.count_nested_phases(self.process).items():
             yield phrase("{:,} `{}` ranges lie inside `{}` and are counted there.", count, inner, outer)
@@ -240,7 +247,7 @@ class _Checks:
                 "had phases open: they count in backward, else in the phase opened last."
             )
 
-    def machine(self) -> Iterator[Words]:
+    def machine(self) -> Iterator[StrOrText]:
         """Several GPUs, a rank that is unknown, and matmuls in TF32 where fp32 was asked for."""
         operations = self.trace.operations
         devices = distinct(operations.device[operations.process == self.process]).tolist()
@@ -252,20 +259,20 @@ class _Checks:
         wanted = self.summary.configuration.precision if self.summary.configuration else None
         tf32 = self.summary.precisions.get("tf32", 0.0)
         if wanted == "fp32" and tf32:
-            yield f"The configuration says fp32, but {about_percent(tf32)} of the matmul time ran as tf32."
+            yield f"The configuration says fp32, but {rounded_percent(tf32)} of the matmul time ran as tf32."
 
-    def diagnostics(self) -> Iterator[Words]:
+    def diagnostics(self) -> Iterator[StrOrText]:
         """The profiler's messages that concern the figures of this process and have not been quoted."""
-        quoted = None if self.coverage.kernels else why_no_cuda(self.messages)
+        quoted = None if self.coverage.kernels else find_missing_cuda_message(self.messages)
         for message in {(one.severity, one.text): one for one in self.messages}.values():
             is_routine = message.severity not in (2, 3) or message.text.startswith(_ROUTINE)
             is_news = "events might be missing" in message.text or not is_routine
-            if is_news and not touches_no_figure(message.text) and (quoted is None or message.text != quoted.text):
+            if is_news and not is_irrelevant_message(message.text) and (quoted is None or message.text != quoted.text):
                 yield self._quoted(message)
 
-    def _quoted(self, message: Diagnostic) -> Words:
+    def _quoted(self, message: Diagnostic) -> StrOrText:
         """A message in the profiler's words, and its meaning where there is no kernel."""
-        means = "" if self.coverage.kernels else meaning(message.text)
+        means = "" if self.coverage.kernels else explain_message(message.text)
         quote = f"{self.trace.metadata.profiler}: {first_sentence(message.text)}"
         return phrase("{} {}", quote, means) if means else quote
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from nsys_analyzer.report.units import ABSENT
-from nsys_analyzer.text import Span, Words, plain, spans, visible
+from nsys_analyzer.text import Span, StrOrText, plain, spans, visible
 
 #: What starts or ends a construct of markdown. An underscore between letters does neither, nor does an asterisk
 #: between spaces, a "<" before what is no name of a tag, a "&" that no entity follows.
@@ -36,7 +36,7 @@ _BACKTICKS = re.compile("`+")
 _AROUND = {"strong": "**", "emphasis": "*"}
 
 
-def inline(text: Words) -> str:
+def inline(text: StrOrText) -> str:
     """A text inside a line."""
     written, before = "", ""
     for span in spans(text):
@@ -46,7 +46,7 @@ def inline(text: Words) -> str:
     return written
 
 
-def line(text: Words) -> str:
+def line(text: StrOrText) -> str:
     """A text that is a paragraph, or an item of a list, on one line."""
     written = inline(text).strip() or ABSENT
     if _BLOCK.match(written):
@@ -54,29 +54,29 @@ def line(text: Words) -> str:
     return _NUMBERED.sub(r"\1\\\2", written, count=1) if _NUMBERED.match(written) else written
 
 
-def answer(text: Words) -> str:
+def answer(text: StrOrText) -> str:
     """A sentence that stands out, on one line: its code does, too."""
     marked = ("strong", "emphasis")  # marks inside marks are read in another order
     written = "".join(_span(replace(span, kind="plain") if span.kind in marked else span) for span in spans(text))
     return f"**{written.strip() or ABSENT}**"
 
 
-def heading(text: Words) -> str:
+def heading(text: StrOrText) -> str:
     """A text that is the title of a section."""
     return _CLOSING_HASHES.sub(r"\\\1", inline(text).strip())
 
 
-def cell(text: Words) -> str:
+def cell(text: StrOrText) -> str:
     """A text in a cell of a table."""
     return inline(text).replace("|", "\\|").strip()
 
 
-def alternative(text: Words) -> str:
+def alternative(text: StrOrText) -> str:
     """A text that stands for a picture."""
     return _escaped(plain(text))
 
 
-def summary(text: Words) -> str:
+def summary(text: StrOrText) -> str:
     """The title of what is folded, which is HTML."""
     return html.escape(visible(plain(text)), quote=False)
 
@@ -86,7 +86,7 @@ def target(path: str) -> str:
     return quote(re.sub("[\ud800-\udc7f\udd00-\udfff]", "\N{REPLACEMENT CHARACTER}", path), errors="surrogateescape")
 
 
-def fence(lines: Sequence[Words], language: str) -> str:
+def fence(lines: Sequence[StrOrText], language: str) -> str:
     """Lines that stand as they are, inside a fence that none of them ends."""
     shown = [visible(plain(one)) for one in lines]
     marks = "`" * max(3, 1 + _longest_backticks("\n".join(shown)))

@@ -12,7 +12,13 @@ import msgspec
 
 from nsys_analyzer.analysis.steps.step import narrowed
 from nsys_analyzer.analysis.summary.summary import Summary
-from nsys_analyzer.errors import NODES, ON_GPU, RECORD, CannotAnswerError, TraceError
+from nsys_analyzer.errors import (
+    RECORD_COMMAND,
+    RECORD_GRAPH_NODES_COMMAND,
+    RECORD_ON_GPU_COMMAND,
+    CannotAnswerError,
+    TraceError,
+)
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.text import Text, plain
 
@@ -75,7 +81,10 @@ def captures_data(
     for capture, one in zip(captures, chosen, strict=True):
         if why := one.get("findings_missing"):
             hidden = capture.whole is not None and capture.whole.opaque
-            one |= CannotAnswerError(why, ON_GPU if capture.on_cpu else NODES if hidden else RECORD).data
+            one |= CannotAnswerError(
+                why,
+                RECORD_ON_GPU_COMMAND if capture.on_cpu else RECORD_GRAPH_NODES_COMMAND if hidden else RECORD_COMMAND,
+            ).data
     document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": chosen}
     if runs:
         first, *other_runs = (written(run) | {"missing_ranks": list(run.missing[:_MAX_MISSING_RANKS])} for run in runs)

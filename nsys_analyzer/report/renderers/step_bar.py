@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsys_analyzer.report.figures.palette import CLASSES, GRAY, PARTS, text_color
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, NANOSECOND_MS
-from nsys_analyzer.report.units import about_percent, format_ms, format_ms_range
+from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +125,7 @@ def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]
         if len(times) > 1 and max(times) >= NANOSECOND_MS:
             yield part, f"{part} {format_ms_range(min(times), max(times))}"
         elif times[0] >= NANOSECOND_MS:
-            yield part, f"{part} {format_ms(times[0])} {about_percent(times[0] / totals[0])}"
+            yield part, f"{part} {format_ms(times[0])} {rounded_percent(times[0] / totals[0])}"
 
 
 def _joined(text: str) -> str:

@@ -25,7 +25,7 @@ from nsys_analyzer.report.model import (
 from nsys_analyzer.report.renderers.step_bar import draw
 from nsys_analyzer.report.screen import console
 from nsys_analyzer.report.units import format_cell, format_count
-from nsys_analyzer.text import Words, plain, visible
+from nsys_analyzer.text import StrOrText, plain, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -229,7 +229,7 @@ def _blocks(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
     return lines
 
 
-def _print_text(screen: Console, text: Words, style: str = "") -> None:
+def _print_text(screen: Console, text: StrOrText, style: str = "") -> None:
     _print_lines(screen, _wrapped(_shown(text), screen.width), style)
 
 
@@ -262,6 +262,6 @@ def _width(text: str) -> int:
     return cell_len(text)
 
 
-def _shown(text: Words) -> str:
+def _shown(text: StrOrText) -> str:
     """Returns a text on one line, without marks."""
     return visible(plain(text))

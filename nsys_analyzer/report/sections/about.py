@@ -11,8 +11,8 @@ from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, IDLE
 from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.report.evidence import Evidence, kernel_word, shortened, status_of
 from nsys_analyzer.report.model import Block, Details, Field, Listing, Paragraph, Section, make_table
-from nsys_analyzer.report.units import about_percent, format_percent
-from nsys_analyzer.text import Words, code, emphasis, joined, phrase, plural
+from nsys_analyzer.report.units import format_percent, rounded_percent
+from nsys_analyzer.text import StrOrText, code, emphasis, join_texts, phrase, plural
 
 
 def about(evidence: Evidence) -> Section:
@@ -71,7 +71,7 @@ def _conditions(evidence: Evidence) -> Iterator[Block]:
     yield make_table(_MACHINES, evidence.captures)
     unread = sorted({name for c in evidence.captures if c.metadata for name in c.metadata.unread_tables})
     if unread:
-        yield Paragraph(phrase("Recorded, and not read: {}.", joined(", ", map(code, unread))))
+        yield Paragraph(phrase("Recorded, and not read: {}.", join_texts(", ", map(code, unread))))
     asked = make_table(_ASKED, evidence.captures, "What was asked for, as each run's manifest says:")
     if asked.rows:
         yield asked
@@ -135,9 +135,9 @@ def _attribution(evidence: Evidence) -> Iterator[Block]:
 # --- warnings
 
 
-def warnings_of(evidence: Evidence) -> dict[Words, list[str]]:
+def warnings_of(evidence: Evidence) -> dict[StrOrText, list[str]]:
     """Every warning once, with the captures that it is of; a message that a table shortened is among them."""
-    captures_of: dict[Words, list[str]] = {}
+    captures_of: dict[StrOrText, list[str]] = {}
     for capture in evidence.captures:
         message = capture.message or ""
         cut = [" ".join(message.split())] if shortened(message) != message else []
@@ -188,7 +188,7 @@ def _how_made(evidence: Evidence) -> Iterator[Block]:
 # --- the glossary
 
 
-def _glossary(evidence: Evidence) -> Iterator[Words]:
+def _glossary(evidence: Evidence) -> Iterator[StrOrText]:
     """What the words and columns of the report mean, those that it has, and the classes of kernels that there are."""
     measured = [capture for capture in evidence.captures if capture.whole]
     parts = (
@@ -199,11 +199,11 @@ def _glossary(evidence: Evidence) -> Iterator[Words]:
         (any(c.attention for c in measured), _ATTENTION_TERMS),
     )
     for term, meaning in (pair for held, terms in parts if held for pair in terms.items()):
-        yield joined("", (emphasis(term), f": {meaning}"))
+        yield join_texts("", (emphasis(term), f": {meaning}"))
     classes: Mapping[str, None] = dict.fromkeys(row.kernel_class for row in evidence.kernel_rows)
     for name, meaning in known_classes().items():
         if name in classes:
-            yield joined("", (emphasis(name), f" (class): {meaning}"))
+            yield join_texts("", (emphasis(name), f" (class): {meaning}"))
 
 
 _TERMS = {
@@ -225,8 +225,8 @@ _GPU_TERMS = {
     "launching, short pauses": "the GPU has no work left while the program launches the next operation; pauses of "
     "about 1 µs between two operations that are both launched count here, too.",
     "other CPU work": "the program makes no CUDA call for 0.1 ms or longer.",
-    "verdict": f"GPU-bound: busy for {about_percent(GPU_BOUND)} or more of the time; GPU waits: idle for "
-    f"{about_percent(IDLE)} or more of it; neither; or undecided, where times under the profiler leave it open.",
+    "verdict": f"GPU-bound: busy for {rounded_percent(GPU_BOUND)} or more of the time; GPU waits: idle for "
+    f"{rounded_percent(IDLE)} or more of it; neither; or undecided, where times under the profiler leave it open.",
 }
 _CPU_TERMS = {
     "operators": "PyTorch's operators on the CPU, each by its own time without the operators that it calls.",

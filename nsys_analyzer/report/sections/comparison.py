@@ -32,15 +32,15 @@ from nsys_analyzer.report.model import (
     make_table,
 )
 from nsys_analyzer.report.units import (
-    about_percent,
     format_cell,
     format_change,
     format_count,
     format_ms_range,
     format_number,
     format_precise_ms,
+    rounded_percent,
 )
-from nsys_analyzer.text import Words, joined, phrase
+from nsys_analyzer.text import StrOrText, join_texts, phrase
 from nsys_analyzer.trace.metadata import CPU
 
 _CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
@@ -51,14 +51,14 @@ _MANY_LAUNCHES = 100
 #: What is below this share of the step is not in a table by itself; from this share of an interval's variance on,
 #: instances make it wide.
 _MATTERS, _MOSTLY = 0.005, 0.5
-_GLOSSARY: tuple[Words, ...] = (
+_GLOSSARY: tuple[StrOrText, ...] = (
     phrase(
         "*95\N{NO-BREAK SPACE}% interval*, in brackets: the change is more than chance where 0 lies outside of it: "
         "Student's t times the standard error, of medians by the bootstrap; where a side is a single run, with what "
         "runs of one program differ by: {} of the GPU's work, and {} of the time that the GPU waits for the program, "
         "unless `--cpu-spread` says otherwise (standard deviations, measured on shared H200 hosts). Several runs on "
         "each side (`--repeats`) tell it by themselves.",
-        about_percent(GPU_SPREAD, 2), about_percent(CPU_SPREAD),
+        rounded_percent(GPU_SPREAD, 2), rounded_percent(CPU_SPREAD),
     ),
     phrase(
         "*before*, *after*: medians of steps and phases; of parts and kernels means of a step under the profiler, in "
@@ -82,7 +82,7 @@ def answer_comparison(found: Comparisons, limit: float, *, detailed: bool = True
     else:
         blocks = [_overview(pairs, limit)]
         blocks += [Details(_title(one), (*_of_pair(one, limit),), _title(one)) for one in pairs if detailed]
-    sides = ((pair.before.title, pair.after.title, joined("; ", pair.cautions)) for pair in found.refused)
+    sides = ((pair.before.title, pair.after.title, join_texts("; ", pair.cautions)) for pair in found.refused)
     if notes := [*(phrase("`{}` and `{}`: {}.", *one) for one in sides), *map(_unmatched, found.unmatched)]:
         left = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
         blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *left))]
@@ -170,7 +170,7 @@ def _shift(change: Change, unit: Literal["ms", "percent"] = "percent") -> Signed
     return SignedChange(change.share, low, high)
 
 
-def _remarks(pair: Comparison, limit: float) -> Iterator[Words]:
+def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
     """What the verdict rests on, what the sides differ in, and what the reader must know or do."""
     change, step, runs = pair.headline, pair.step, (*pair.before.runs, *pair.after.runs)
     if pair.same:
@@ -209,7 +209,7 @@ def _how_to_tell(change: Change, limit: float) -> str:
     """What would narrow the interval of a change that is too uncertain."""
     if change.low_share is None or change.high_share is None:
         return "How much steps vary is not known: record more, or give their number and deviation (steps, std_ms)."
-    half, looked = about_percent((change.high_share - change.low_share) / 2), about_percent(limit)
+    half, looked = rounded_percent((change.high_share - change.low_share) / 2), rounded_percent(limit)
     how = (
         "Record more steps, or several runs of each side."
         if change.inside > _MOSTLY
@@ -262,7 +262,7 @@ def _figures(pair: Comparison, title: str) -> Iterator[Block]:
         yield Listing(tuple(map(_finding, pair.findings)), capture=title)
 
 
-def _finding(one: FindingChange) -> Words:
+def _finding(one: FindingChange) -> StrOrText:
     savings = (format_ms_range(each.saves_ms_low, each.saves_ms_high) for each in (one.before, one.after) if each)
     return phrase("**{}**: {} ({})", one.status, one.finding.title, " → ".join(dict.fromkeys(savings)))
 
@@ -318,8 +318,8 @@ def _launches(before: float, after: float) -> str:
     return " → ".join(dict.fromkeys(format_number(number, "count") for number in rounded))
 
 
-def _unmatched(one: UnmatchedRun) -> Words:
+def _unmatched(one: UnmatchedRun) -> StrOrText:
     """Why a run stands against none."""
     if one.reasons:
-        return phrase("{}: {}.", one.side.capitalize(), joined("; ", one.reasons))
+        return phrase("{}: {}.", one.side.capitalize(), join_texts("; ", one.reasons))
     return phrase("`{}` is only {}.", one.run.title, one.side)

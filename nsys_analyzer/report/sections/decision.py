@@ -26,8 +26,8 @@ from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving,
 from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
 from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.sections.serving import kinds_of_steps
-from nsys_analyzer.report.units import about, about_percent, format_ms, format_ms_range, format_number
-from nsys_analyzer.text import Text, Words, code, joined, listed, phrase, plural, spans
+from nsys_analyzer.report.units import format_ms, format_ms_range, format_number, rounded, rounded_percent
+from nsys_analyzer.text import StrOrText, Text, code, join_names, join_texts, phrase, plural, spans
 
 #: An interval that is narrower than this share of its middle is not shown.
 _NARROW = 0.03
@@ -104,23 +104,23 @@ def _length(capture: CaptureSummary, step: StepSummary) -> str:
     share = working_share(capture)
     if capture.on_cpu:
         of = "the profiled one" if step.unprofiled_ms else "it"
-        clauses += [] if share is None else [f"operators run for {about_percent(share)} of {of}"]
+        clauses += [] if share is None else [f"operators run for {rounded_percent(share)} of {of}"]
     elif share is not None:
         of = "it" if step.unprofiled_ms else "that"
         gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
         least = "at least " if step.idle_of("unrecorded") else ""
-        clauses.append(f"{gpu} works {least}{about_percent(share)} of {of}")
+        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of {of}")
         if exposed := step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0:
             of = " of the profiled one" if step.unprofiled_ms else ""
-            clauses += [f"only communicates {about_percent(exposed)}{of}"] if exposed >= _NARROW else []
+            clauses += [f"only communicates {rounded_percent(exposed)}{of}"] if exposed >= _NARROW else []
     mfu = mfu_of_step(capture)
-    clauses += [f"MFU {about_percent(mfu)}"] if mfu is not None else []
+    clauses += [f"MFU {rounded_percent(mfu)}"] if mfu is not None else []
     return " · ".join(clauses)
 
 
 def _in_brackets(step: StepSummary) -> str:
     """What else is known of the length: how it was found, and what it is under the profiler."""
-    known, profiled = step.unprofiled_ms, about(step.length_ms)
+    known, profiled = step.unprofiled_ms, rounded(step.length_ms)
     if known is None:
         return " under the profiler"
     if known.timed:
@@ -137,7 +137,7 @@ def _do_first(capture: CaptureSummary) -> Table:
         Field("#", "text", lambda row: str(row[0])),
         Field("Do first (savings overlap)", "text", lambda row: row[1].title),
         Field(f"saves {step_noun(capture.step)}, ms", "ms", lambda row: saving(row[1])),
-        Field("share", "percent", lambda row: about_percent(row[1].share_of_step)),
+        Field("share", "percent", lambda row: rounded_percent(row[1].share_of_step)),
         Field("", "bar", lambda row: row[1].saves_ms / most),
         Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
     )
@@ -197,7 +197,7 @@ def _matmul(capture: CaptureSummary, name: str, phase: PhaseSummary | None) -> f
     return shares.matmul if shares else phase.share_of("matmul") if phase else None
 
 
-def _top(phase: PhaseSummary | None, labels: dict[str, str]) -> Words | None:
+def _top(phase: PhaseSummary | None, labels: dict[str, str]) -> StrOrText | None:
     kernels = phase.kernels if phase else ()
     row = next((row for row in kernels if row.kernel_class != COMMUNICATION), None)
     if row is None:
@@ -211,20 +211,20 @@ def _limits(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     """What limits the figures: what is not known and how to give it, then the warnings in a sentence each."""
     missing = capture.limits.missing if capture.limits else ()
     names = [name for name in missing if name in OPTIONS]
-    found: list[Words] = []
+    found: list[StrOrText] = []
     if names:
         options = " ".join(OPTIONS[name] for name in names)
-        found.append(phrase("unknown {} (`{}`)", listed(names), options))
+        found.append(phrase("unknown {} (`{}`)", join_names(names), options))
     if evidence.timings and capture.step and not capture.unprofiled:
         found.append(f"{evidence.timings} has no timing, or no single one, for this capture")
     found += map(_first_sentence, capture.warnings)
     if found:
         more = [f"and {len(found) - _LIMITS} more, under “About”"] if len(found) > _LIMITS else []
-        said = joined("; ", (*found[:_LIMITS], *more))
-        yield Paragraph(joined("", ("What limits these figures: ", said, ".")), capture.title)
+        said = join_texts("; ", (*found[:_LIMITS], *more))
+        yield Paragraph(join_texts("", ("What limits these figures: ", said, ".")), capture.title)
 
 
-def _first_sentence(text: Words) -> Words:
+def _first_sentence(text: StrOrText) -> StrOrText:
     """A warning up to its first full stop; "About" has all of it."""
     kept = []
     for span in spans(text):

@@ -21,8 +21,8 @@ from nsys_analyzer.report.model import (
     make_table,
 )
 from nsys_analyzer.report.sections.lines import lines_of_program
-from nsys_analyzer.report.units import about_percent, format_ms_range
-from nsys_analyzer.text import Words, joined, phrase, plural, strong
+from nsys_analyzer.report.units import format_ms_range, rounded_percent
+from nsys_analyzer.text import StrOrText, join_texts, phrase, plural, strong
 
 #: Findings that stand in full view.
 FIRST = 3
@@ -47,21 +47,20 @@ def saving(finding: Finding) -> Interval:
 def in_a_line(finding: Finding, noun: str = "a step") -> str:
     """A finding and what it saves: "The GPU waits for launches: saves 12–21 ms a step (30 %)"."""
     saves = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
-    return f"{finding.title}: saves {saves} {noun} ({about_percent(finding.share_of_step)})"
+    return f"{finding.title}: saves {saves} {noun} ({rounded_percent(finding.share_of_step)})"
 
 
 def nothing_found(capture: CaptureSummary) -> str:
     """That nothing stands out, or that much of the step is of other ranks."""
     step = capture.step
     if step and step.exposed_communication_ms > _MUCH * step.total_ms:
-        part = about_percent(step.exposed_communication_ms / step.total_ms)
+        part = rounded_percent(step.exposed_communication_ms / step.total_ms)
         return (
             f"For {part} of the step the GPU only communicates. "
             "Whether it transfers or waits for a late rank is known only beside the captures of the other ranks."
         )
-    return (
-        f"Nothing stands out: no change that is looked for saves {about_percent(SMALLEST_SAVING)} of the step or more."
-    )
+    saving = rounded_percent(SMALLEST_SAVING)
+    return f"Nothing stands out: no change that is looked for saves {saving} of the step or more."
 
 
 def findings_of_capture(capture: CaptureSummary) -> Section:
@@ -84,7 +83,7 @@ def _remedy(finding: Finding, capture: str = "") -> tuple[Listing, ...]:
 def _explained(finding: Finding, capture: str) -> tuple[Block, ...]:
     """What was seen, what to type, where the timeline shows it; folded, what the saving rests on."""
     return (
-        Paragraph(joined(" ", finding.evidence[:_SENTENCES]), capture),
+        Paragraph(join_texts(" ", finding.evidence[:_SENTENCES]), capture),
         *lines_of_program(finding.lines, capture),
         *_remedy(finding, capture),
         *((TimelineLink(finding.place, capture),) if finding.place else ()),
@@ -96,7 +95,7 @@ def _explained(finding: Finding, capture: str) -> tuple[Block, ...]:
     )
 
 
-def _reasons(finding: Finding) -> tuple[Words, ...]:
+def _reasons(finding: Finding) -> tuple[StrOrText, ...]:
     return (
         phrase("How the saving is derived: {}", finding.derivation),
         phrase("How to check: {}", finding.disproof),
@@ -107,7 +106,7 @@ def _replayed(capture: CaptureSummary) -> Iterator[Paragraph]:
     """How far the replay misses the recorded steps, where that is much."""
     error = capture.diagnosis.replay_error if capture.diagnosis else 0.0
     if to_fix(capture) and abs(error) > _REPLAYED and not capture.findings_missing:
-        off = f"{about_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
+        off = f"{rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
         yield Paragraph(
             f"The replayed steps are {off} than the recorded ones: take these savings as rough ones.", capture.title
         )
@@ -134,7 +133,7 @@ def shared_findings(captures: Sequence[CaptureSummary]) -> Section:
     ranked = sorted(found.items(), key=lambda pair: -sum(finding.share_of_step for _, finding in pair[1]))
     for place, ((_, title), rows) in enumerate(ranked, 1):
         shares = sorted(finding.share_of_step for _, finding in rows)
-        between = " to ".join(dict.fromkeys(about_percent(share) for share in (shares[0], shares[-1])))
+        between = " to ".join(dict.fromkeys(rounded_percent(share) for share in (shares[0], shares[-1])))
         heading = f"{title}: {len(rows)} {plural(len(rows), 'capture')}, {between} of the step"
         first = rows[0][1]
         reasons = Listing(_reasons(first))

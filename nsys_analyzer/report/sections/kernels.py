@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import kernel_word, launch_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Field, Table, make_table
 from nsys_analyzer.report.units import format_count, format_percent
-from nsys_analyzer.text import joined, phrase
+from nsys_analyzer.text import join_texts, phrase
 
 _MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
 #: A share worth naming, a change of a share worth a word, and a share too thin to see in a figure, %.
@@ -34,7 +34,7 @@ def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Ite
     ]  # fmt: skip
     same = len({one.kernel.name for one in found}) == 1
     verdict = f" {'The same one leads' if same else f'Different {kernel}s lead'} there." if len(found) > 1 else ""
-    yield Answer(joined("", (f"The top {kernel}: ", joined("; ", said), ".", verdict)), capture.title)
+    yield Answer(join_texts("", (f"The top {kernel}: ", join_texts("; ", said), ".", verdict)), capture.title)
 
 
 def _of(scope: str) -> str:

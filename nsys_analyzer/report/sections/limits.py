@@ -8,7 +8,7 @@ from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate
 from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, make_table
 from nsys_analyzer.report.units import format_ms, format_number, format_percent
-from nsys_analyzer.text import Text, Words, joined, listed, phrase
+from nsys_analyzer.text import StrOrText, Text, join_names, join_texts, phrase
 
 #: What a time is.
 _TIMES = {
@@ -64,7 +64,7 @@ def mfu_of_step(capture: CaptureSummary) -> float | None:
     return step.mfu if step else None
 
 
-def _sentence(limits: Limits) -> Words:
+def _sentence(limits: Limits) -> StrOrText:
     """The rate of the step (else of a phase) against the peak, and what it means."""
     chief = limits.chief
     if limits.doubt or chief is None:
@@ -73,28 +73,28 @@ def _sentence(limits: Limits) -> Words:
     time = f"{format_ms(chief.ms)} {_TIMES[chief.time_of]}"
     rate = f"{format_number(chief.flops_per_s, 'flop/s')} in {time}"
     if chief.mfu is None:
-        return joined("", [f"{name.capitalize()} does {rate}. ", why_unknown(limits)])
+        return join_texts("", [f"{name.capitalize()} does {rate}. ", why_unknown(limits)])
     return f"MFU of {name} is {format_percent(chief.mfu)} of the GPU's {_precisions(limits)} peak: {rate}."
 
 
 def _precisions(limits: Limits) -> str:
-    return listed([name for name, _ in limits.roofs]) if limits.roofs else str(limits.precision)
+    return join_names([name for name, _ in limits.roofs]) if limits.roofs else str(limits.precision)
 
 
 def why_unknown(limits: Limits) -> Text:
     """Returns why there is no MFU: the doubt about it, or what is not known and the option that gives it."""
     parts = [name for name in limits.missing if name in OPTIONS]
-    reasons: list[Words] = [limits.doubt] if limits.doubt else []
+    reasons: list[StrOrText] = [limits.doubt] if limits.doubt else []
     if parts:
-        options = joined(", ", [phrase("`{}`", OPTIONS[name]) for name in parts])
-        reasons.append(phrase("MFU needs the {} ({}).", listed(parts), options))
+        options = join_texts(", ", [phrase("`{}`", OPTIONS[name]) for name in parts])
+        reasons.append(phrase("MFU needs the {} ({}).", join_names(parts), options))
     if "peaks" in limits.missing:
         reasons.append(f"The peaks of this GPU ({limits.gpu}) are not known.")
     elif not reasons and limits.phases:
         reasons.append("In which precision the matmuls ran is not known.")
     elif not reasons:
         reasons.append("No phase is measured whose FLOPs are known.")
-    return phrase("{}", joined(" ", reasons))
+    return phrase("{}", join_texts(" ", reasons))
 
 
 def _of_bandwidth(one: ClassRate, limits: Limits) -> float | None:

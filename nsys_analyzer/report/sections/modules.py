@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import kernel_word
 from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, Section, Table, make_table
 from nsys_analyzer.report.units import format_percent, format_precise_ms
-from nsys_analyzer.text import Words, joined, phrase, plural, strong
+from nsys_analyzer.text import StrOrText, join_texts, phrase, plural, strong
 from nsys_analyzer.trace.schema import MS_PER_S
 
 #: Rows of the table in a report, and the share that a row has at least; the command shows all.
@@ -80,7 +80,7 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -
     total = modules.forward_ms + modules.backward_ms
     heaviest = sorted(folded, key=lambda one: -_own_ms(one))[:_NAMED]
     first = [one for one in heaviest if _own_ms(one) >= _MATTERS * total] or heaviest[:1]
-    named = joined(
+    named = join_texts(
         ", ", [phrase("`{}` {}", _called(one.path, modules), format_percent(_own_ms(one) / total)) for one in first]
     )
     covered = [
@@ -97,7 +97,7 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -
     return Answer(text, title)
 
 
-def _experts(modules: Modules) -> Words:
+def _experts(modules: Modules) -> StrOrText:
     """How unevenly experts are loaded: by FLOPs, of which each token takes as many, else by time; empty without any."""
     layers = defaultdict[str, list[Module]](list)
     for one in modules.modules:

@@ -12,8 +12,8 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import bars_of_run
 from nsys_analyzer.report.sections.findings import findings_of_run
-from nsys_analyzer.report.units import about, about_percent, format_ms, format_ms_range, format_precise_ms
-from nsys_analyzer.text import Words, joined, phrase, plain, plural, strong
+from nsys_analyzer.report.units import format_ms, format_ms_range, format_precise_ms, rounded, rounded_percent
+from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, strong
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
@@ -60,7 +60,7 @@ def note_unjoined_captures(evidence: Evidence) -> list[Paragraph]:
     """What captures with collectives leave open that are joined with no other one, and the line that joins them."""
     # A process may be the only one of its run; of others each is one side.
     alone = [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]
-    named = joined(", ", [phrase("`{}`", one.capture) for one in alone])
+    named = join_texts(", ", [phrase("`{}`", one.capture) for one in alone])
     text = phrase(
         "The collectives of {} are joined with those of no other rank: whether they transfer or wait for a late rank, "
         "and what a change would save, is not known. Give the captures of all ranks, in order, with `--ranks`.",
@@ -90,18 +90,18 @@ def find_rank_titles(captures: Iterable[CaptureSummary], runs: Iterable[Parallel
     return frozenset(c.title for c in captures if any((rank.capture, rank.process) in ranks for rank in c.members))
 
 
-def _sentence(run: ParallelRun) -> Words:
+def _sentence(run: ParallelRun) -> StrOrText:
     """Returns how many ranks share the work and how, how long a step takes, and which rank is late and why."""
     count = max(len(run.ranks), run.world_size or 0)
     noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
-    profiled = about(max((rank.step_ms.median or 0.0) for rank in run.ranks))
+    profiled = rounded(max((rank.step_ms.median or 0.0) for rank in run.ranks))
     measurement = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
     first = f"{count} {noun}{shared}: {format_ms(run.step_ms)} a step {measurement}."
-    return joined(" ", (first, describe_late_rank(run)))
+    return join_texts(" ", (first, describe_late_rank(run)))
 
 
-def describe_late_rank(run: ParallelRun) -> Words:
+def describe_late_rank(run: ParallelRun) -> StrOrText:
     """Returns the sentence on the rank that the others wait for, or that there is none."""
     slowest = run.slowest_rank
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
@@ -124,10 +124,10 @@ def describe_late_rank(run: ParallelRun) -> Words:
     if run.later_than_others_ms:
         unprofiled = format_ms(run.later_than_others_ms[-1])
         skew = f"{unprofiled} without the profiler, by a replay, and under it by {skew}"
-    late: list[Words] = [
+    late: list[StrOrText] = [
         f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps"
     ]
-    late += [joined("", (", ", _loss(most)))] if most else []
+    late += [join_texts("", (", ", _loss(most)))] if most else []
     finding = next((one for one in run.findings if one.id == _LATE_RANK), None)
     own = slowest.own_ms.median if slowest.own_ms else None
     is_bound = own and own - run.least_cpu_ms < run.skew_ms / 2
@@ -140,23 +140,23 @@ def describe_late_rank(run: ParallelRun) -> Words:
     if is_bound:
         needed = f"{format_ms(run.least_cpu_ms)}{profiled}"
         late.append(f" The CPU limits the other ranks, too: each needs {needed} for a step.")
-    return joined("", late)
+    return join_texts("", late)
 
 
-def _loss(row: LostTime) -> Words:
+def _loss(row: LostTime) -> StrOrText:
     """A loss in words: "13.5 ms of idle (launching) in forward"."""
     why, lost = _why(row), f"{format_ms(row.ms)} of {row.part}"
     what = phrase("{} ({})", lost, why) if plain(why) else lost
     if row.part == "transferring":
         return what
-    return joined(" ", (what, row.phase if row.phase == OUTSIDE else f"in {row.phase}"))
+    return join_texts(" ", (what, row.phase if row.phase == OUTSIDE else f"in {row.phase}"))
 
 
 def _communication(run: ParallelRun) -> str:
     """How much of a step is communication that nothing hides, on the rank with most of it."""
     most = max(run.ranks, key=lambda one: one.exposed_communication_ms)
     ms, step, waits = most.exposed_communication_ms, most.step_ms.median, most.exposed_waiting_ms
-    share = f", {about_percent(ms / step)} of it" if step else ""
+    share = f", {rounded_percent(ms / step)} of it" if step else ""
     a_step = "Under the profiler a step" if run.unprofiled_ms else "A step"
     sentence = f"{a_step} of {most.label} has {format_ms(ms)} of exposed communication{share}"
     return f"{sentence}." if waits is None else f"{sentence}: {format_ms(waits)} of waiting."
@@ -171,7 +171,7 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
     step = slowest.step_ms.median or 0.0
     shown = [row for row in run.lost if abs(row.ms) >= _MIN_ROW_SHARE * step][:_MOST_ROWS]
     rest = sum(row.ms for row in run.lost) - sum(row.ms for row in shown)
-    rows: list[tuple[str, Words, Words, float]] = [(row.phase, row.part, _why(row), row.ms) for row in shown]
+    rows: list[tuple[str, StrOrText, StrOrText, float]] = [(row.phase, row.part, _why(row), row.ms) for row in shown]
     rows += [("", "smaller ones", "", rest)] if abs(rest) >= _MIN_ROW_SHARE * step else []
     rows += [("", "all", "", sum(row.ms for row in run.lost))]
     fast = run.ranks[run.fastest].label
@@ -179,13 +179,13 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
     yield make_table(_LOSSES, rows, caption, capture=run.name, names=3)
 
 
-def _why(row: LostTime) -> Words:
-    words: list[Words] = [CAUSE_WORDS[row.cause]] if row.cause else []
+def _why(row: LostTime) -> StrOrText:
+    words: list[StrOrText] = [CAUSE_WORDS[row.cause]] if row.cause else []
     words += [phrase("range `{}`", row.range)] if row.range else []
     words += [row.kernel_class] if row.kernel_class else []
     words += [phrase("module `{}`", row.module)] if row.module else []
     words += [phrase("`{}`", line)] if (line := row.lines[0].place if row.lines else row.module_line) else []
-    return joined(", ", words)
+    return join_texts(", ", words)
 
 
 def _collectives(run: ParallelRun) -> Iterator[Block]:
@@ -227,7 +227,7 @@ _RANKS: tuple[Field[RankFigures], ...] = (
     Field("GPU", "text", lambda row: str(row.device)),
     Field("capture", "text", lambda row: row.capture),
 )
-_LOSSES: tuple[Field[tuple[str, Words, Words, float]], ...] = (
+_LOSSES: tuple[Field[tuple[str, StrOrText, StrOrText, float]], ...] = (
     Field("phase", "text", lambda row: row[0]),
     Field("what", "text", lambda row: row[1]),
     Field("why", "text", lambda row: row[2]),

@@ -16,11 +16,11 @@ from nsys_analyzer.report.units import (
     LEAST_READ,
     TOKENS_PER_S,
     TTFT,
-    about_percent,
     format_ms,
     format_number,
+    rounded_percent,
 )
-from nsys_analyzer.text import Words, joined, phrase, plural
+from nsys_analyzer.text import StrOrText, join_texts, phrase, plural
 
 _DEFINITIONS = phrase(
     "*Prefill* is a pass over the tokens of prompts, *decode* one that makes a token for each sequence of its batch, "
@@ -119,7 +119,7 @@ def _kind(kind: StepKind, works: str) -> str:
     said += [f"batch {format_number(kind.batch, 'count')}"] if kind.batch is not None else []
     said += [f"{format_number(kind.tokens, 'count')} tokens"] if kind.tokens not in (None, kind.batch) else []
     said += [f"{kind.tokens_per_s:,.0f} {TOKENS_PER_S}"] if kind.tokens_per_s else []
-    said += [f"{works} {about_percent(kind.busy_share)} of it"] if kind.busy_share is not None else []
+    said += [f"{works} {rounded_percent(kind.busy_share)} of it"] if kind.busy_share is not None else []
     return ", ".join(said)
 
 
@@ -128,7 +128,7 @@ def _times(times: Quantiles, count: int) -> str:
     return f"{median} (median; 95th percentile {format_ms(times.p95)})" if count > 1 else median
 
 
-def _said(serving: Serving) -> Iterator[Words]:
+def _said(serving: Serving) -> Iterator[StrOrText]:
     """What a request sees, and whether prefill holds decode up."""
     if requests := serving.requests:
         many, between = requests.count, requests.inter_token_ms
@@ -146,13 +146,13 @@ def _said(serving: Serving) -> Iterator[Words]:
         )
 
 
-def _least(kind: StepKind) -> Words:
+def _least(kind: StepKind) -> StrOrText:
     """How far a decode step is from reading its weights, and its cache, once; empty where that is not known."""
     if kind.least_ms is None or kind.weights_bytes is None:
         return ""
     cache = f" and {format_number(kind.cache_bytes, 'bytes')} of cache" if kind.cache_bytes is not None else ""
     without = "" if kind.cache_bytes is not None else ", without the cache, whose size no mark says"
-    return joined(
+    return join_texts(
         "",
         (
             f"A decode step reads {format_number(kind.weights_bytes, 'bytes')} of weights{cache} at the least "

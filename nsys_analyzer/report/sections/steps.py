@@ -11,7 +11,7 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Block, Cell, Details, Field, Paragraph, Table, make_table
 from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
-from nsys_analyzer.text import Words, joined, phrase, plural
+from nsys_analyzer.text import StrOrText, join_texts, phrase, plural
 from nsys_analyzer.trace.schema import US_PER_MS
 
 #: Rows of idle time, and the share of a step that a row has at least.
@@ -126,7 +126,7 @@ def _queue(step: StepSummary) -> str:
     return f"An operation starts {after} after its launch, with {waiting} still queued (medians)."
 
 
-def what_is_a_step(step: StepSummary) -> Words:
+def what_is_a_step(step: StepSummary) -> StrOrText:
     """What bounds the steps, and which of them the figures leave out."""
     if step.is_pass:
         return (
@@ -135,8 +135,8 @@ def what_is_a_step(step: StepSummary) -> Words:
         )
     spread = format_ms_range(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
     many = f"There are {step.instances:,}, of {spread} under the profiler." if step.instances > 1 else "There is one."
-    said: tuple[Words, ...] = (phrase("What counts as a step: {}. {}", step.unit, many), *_groups(step))
-    return joined(" ", (*said, *([_ON_GPU] if step.on_gpu_timeline else [])))
+    said: tuple[StrOrText, ...] = (phrase("What counts as a step: {}. {}", step.unit, many), *_groups(step))
+    return join_texts(" ", (*said, *([_ON_GPU] if step.on_gpu_timeline else [])))
 
 
 def _groups(step: StepSummary) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.what_if import PathPart, Saving, WhatIf, Where
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, SignedChange, make_table
-from nsys_analyzer.report.units import about_percent, format_ms, format_ms_range
+from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
 
 #: Of less work than this share is saved, something else limits the step.
 _ALL = 0.9
@@ -37,7 +37,7 @@ def answer(found: WhatIf) -> Section:
 def _blocks(found: WhatIf) -> Iterator[Block]:
     step, new = format_ms(found.step_ms), format_ms(found.new_step_ms)
     low, high = found.saves_ms_low, found.saves_ms_high
-    share = f" ({about_percent(abs(found.saves_ms) / found.step_ms)})"
+    share = f" ({rounded_percent(abs(found.saves_ms) / found.step_ms)})"
     if max(abs(low), abs(high)) < _NOTHING * found.step_ms:
         change, share = "as long", ""
     elif low < 0 < high:

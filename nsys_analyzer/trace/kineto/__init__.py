@@ -305,7 +305,7 @@ def _make_kernels(trace: KinetoTrace) -> None:
     calls, kernels = list[tuple[int, ...]](), list[tuple[int, ...]]()
     for stream, spans in enumerate(threads.values()):
         spans.sort(key=lambda span: (span[2], -span[3]))
-        for (name, place, start, end), free in zip(spans, stretches(span[2:] for span in spans), strict=True):
+        for (name, place, start, end), free in zip(spans, find_own_stretches(span[2:] for span in spans), strict=True):
             is_graph = names[name].startswith(_COMPILED)
             name = graph if is_graph else name  # equal graphs differ in the hash of their names
             for part, run in enumerate(free or [(start, start)]):
@@ -325,7 +325,7 @@ def is_operator(name: str) -> bool:
     return ("::" in name and not _AUTOGRAD.search(name)) or name.startswith(_COMPILED) or "cpp_fused" in name
 
 
-def stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
+def find_own_stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
     """Returns the stretches of each interval of one thread that no interval nested in it covers; none empty.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.phase_names import MODULE_CALL
+from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 """An ordinal: of a device, a rank; a version."""
@@ -136,7 +136,7 @@ def kind_of(phase: object, category: object, name: object) -> str | None:
     """Returns the kind of an event, None where it is not used, as flow arrows and counters are not."""
     if phase == "X":
         if category == "python_function":  # as the profiler's tracer of Python saw it
-            return "range" if str(name).startswith(MODULE_CALL) else None
+            return "range" if str(name).startswith(MODULE_RANGE_PREFIX) else None
         return _KINDS.get(str(category).lower())
     if phase == "i" and name == "[memory]":
         return "memory"

@@ -22,7 +22,7 @@ import numpy as np
 
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.text import visible
-from nsys_analyzer.trace.columns import CALLS, COPY, FILL, LAUNCH, LAUNCH_GRAPH
+from nsys_analyzer.trace.columns import CALL_PREFIXES, COPY, FILL, LAUNCH, LAUNCH_GRAPH
 from nsys_analyzer.trace.kineto.events import (
     COLUMNS,
     EVENT,
@@ -69,7 +69,7 @@ _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 
 _ON_A_GPU = ("kernel", "memcpy", "memset")
 #: Calls that put work on a GPU: what they launched may be missing from a trace.
-_LAUNCHING = (*CALLS[LAUNCH], *CALLS[LAUNCH_GRAPH], *CALLS[COPY], *CALLS[FILL])
+_LAUNCHING = (*CALL_PREFIXES[LAUNCH], *CALL_PREFIXES[LAUNCH_GRAPH], *CALL_PREFIXES[COPY], *CALL_PREFIXES[FILL])
 _BACKWARD = re.compile(r"Backward\d*$")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 

@@ -6,14 +6,14 @@ import re
 from html import escape
 
 from nsys_analyzer.report.renderers.inline import target
-from nsys_analyzer.text import Span, Words, spans, visible
+from nsys_analyzer.text import Span, StrOrText, spans, visible
 
 _TAGS = {"code": "code", "strong": "strong", "emphasis": "em"}
 #: Where a long name may break: behind what separates its parts.
 _JOINT = re.compile(r"(?<=[_.:,/>])(?=\w)")
 
 
-def inline(text: Words) -> str:
+def inline(text: StrOrText) -> str:
     """A text inside a line."""
     return "".join(map(_span, spans(text)))
 
