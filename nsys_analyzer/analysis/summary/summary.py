@@ -1,4 +1,4 @@
-"""The figures of one process of one capture: the one type that a report's JSON is written from and read by."""
+"""Defines the summary of one process of one capture: the type that a report's JSON is written from and read into."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from nsys_analyzer.text import StrOrText
 from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
 from nsys_analyzer.trace.schema import MS_PER_S
 
-#: What a time is: of a run without the profiler, that of the step estimated, the GPU's work alone, the profiled range.
+#: The origin of a time: a run without the profiler, an estimate for the step, GPU work alone, or the profiled range.
 TimeOf = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
 
 
 @dataclass(frozen=True)
 class PhaseRate:
-    """The FLOPs of the model in one instance of a phase against the time that it takes.
+    """The model's FLOPs in one instance of a phase, and the rate that follows from its time.
 
     Attributes:
-        mfu: of the peak in the precision that ran; None where that is not known.
-        mfu_of_best: of the GPU's highest peak.
+        mfu: the rate as a share of the peak of the precision that ran; None if that precision is not known.
+        mfu_of_best: the rate as a share of the GPU's highest peak.
     """
 
     phase: str
@@ -51,19 +51,21 @@ class PhaseRate:
 
     @property
     def flops_per_s(self) -> float:
-        """Achieved."""
+        """Returns the achieved rate in FLOP/s."""
         return self.model_flops / (self.ms / MS_PER_S)
 
 
 class ClassRate(msgspec.Struct, frozen=True):
-    """The work of a class of kernels in one instance of a phase, and its rate while these kernels run.
+    """The work of one kernel class in one instance of a phase, and its rates while these kernels run.
 
     Attributes:
-        kernel_class: a class, ``ATTENTION_MATMUL`` or a kind of copy.
-        bytes: the least that were moved, counted and not measured; of copies, what they moved.
-        bytes_per_s: None, too, where it is above the memory's peak: a cache has served part of it.
-        peak_flops_per_s: in the precision of these kernels; None where that is not known, and for work without matmuls.
-        flops_per_s: achieved; ``share_of_peak`` is of that peak.
+        kernel_class: a class, ``ATTENTION_MATMUL``, or a kind of copy.
+        bytes: a lower bound of the bytes moved, counted and not measured. For copies, the bytes they moved.
+        bytes_per_s: None also if the rate exceeds the memory's peak, because a cache served part of the bytes.
+        peak_flops_per_s: the peak in the precision of these kernels; None if the precision is not known, and for work
+            without matmuls.
+        flops_per_s: the achieved rate.
+        share_of_peak: the achieved rate as a share of ``peak_flops_per_s``.
     """
 
     kernel_class: str = msgspec.field(name="class")
@@ -78,29 +80,29 @@ class ClassRate(msgspec.Struct, frozen=True):
     share_of_peak: float | None = None
 
     def __post_init__(self) -> None:
-        """Fills the rates."""
+        """Computes the rates."""
         rate, peak = None if self.flops is None else self.flops / (self.ms / MS_PER_S), self.peak_flops_per_s
         msgspec.structs.force_setattr(self, "flops_per_s", rate)
         msgspec.structs.force_setattr(self, "share_of_peak", rate / peak if rate is not None and peak else None)
 
     @property
     def intensity(self) -> float | None:
-        """Arithmetic intensity, FLOP/byte, where neither rate is in doubt."""
+        """Returns the arithmetic intensity in FLOP/byte; None if a rate is unknown or in doubt."""
         return self.flops / self.bytes if self.flops and self.bytes and self.bytes_per_s else None
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a process achieves of its GPU's peaks; None is unknown, shares are fractions.
+    """The rates that a process achieves, compared with its GPU's peaks. None is unknown, shares are fractions.
 
     Attributes:
-        gpu: its name.
-        precision: the one that most of the matmul time ran in.
-        peak_flops: the mean of the roofs, by the matmul time of each.
-        roofs: precision to peak FLOP/s, of those that ran.
-        missing: what would have to be known: "model", "context length", "batch size", "peaks".
-        notes: what the figures leave out, a sentence each.
-        doubt: why figures are left out.
+        gpu: the name of the GPU.
+        precision: the precision of most of the matmul time.
+        peak_flops: the mean of the roofs in FLOP/s, weighted by the matmul time in each precision.
+        roofs: each precision that ran, with its peak in FLOP/s.
+        missing: the facts that are missing for a rate: "model", "context length", "batch size", "peaks".
+        notes: what the figures assume or leave out, a sentence each.
+        doubt: the reason why figures are left out.
     """
 
     gpu: str
@@ -118,34 +120,34 @@ class Limits:
     doubt: str | None = None
 
     def phase(self, name: str) -> PhaseRate | None:
-        """A phase by its name."""
-        return next((one for one in self.phases if one.phase == name), None)
+        """Returns the rate of the phase with this name; None without one."""
+        return next((rate for rate in self.phases if rate.phase == name), None)
 
     @property
     def chief(self) -> PhaseRate | None:
-        """The step, else the first of its phases."""
+        """Returns the rate of the step; the rate of the first phase if the step has none."""
         return self.phase(STEP) or next(iter(self.phases), None)
 
 
-#: The states of a capture.
+#: The statuses of a capture.
 STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
-#: Phases with less of the GPU time than this hide too much to answer for a capture alone.
-_NEARLY_ALL = 0.9
-#: What the kernels of a program that runs PyTorch have among their names.
-_OF_TORCH = re.compile(r"\bat::|\bc10::|\bat_cuda|^triton_")
-#: Passes of one program launch about as many kernels each.
-_EVEN = 1.5
+#: Phases stand for the whole capture if they hold at least this share of its GPU time.
+_SUFFICIENT_SHARE_IN_PHASES = 0.9
+#: Matches the names of PyTorch's own kernels.
+_PYTORCH_KERNEL = re.compile(r"\bat::|\bc10::|\bat_cuda|^triton_")
+#: An inferred phase is uneven if its largest instance has more kernels than this many times those of its smallest.
+_UNEVEN_KERNELS_RATIO = 1.5
 
 
 @dataclass(frozen=True)
 class BusyShare:
-    """GPU busy ÷ wall of one phase.
+    """The GPU's busy time in one phase divided by the phase's wall time.
 
     Attributes:
-        unprofiled: whether the wall time is of an unprofiled run.
-        low, high: the share; equal where the wall time is unprofiled. ``high`` is 1 where nothing bounds it.
+        unprofiled: whether the wall time is from an unprofiled run.
+        low, high: bounds of the share. They are equal if the wall time is unprofiled. ``high`` is 1 if nothing bounds it.
         estimated: the lowest and the highest share if the step's unprofiled length is estimated; else None.
-        verdict: that of both ends of the share; "undecided" where these differ.
+        verdict: the verdict on both bounds; "undecided" if they have different verdicts.
     """
 
     busy_ms: float
@@ -157,28 +159,29 @@ class BusyShare:
     verdict: Verdict = field(init=False)
 
     def __post_init__(self) -> None:
-        """Fills the verdict."""
+        """Derives the verdict from the bounds."""
         low, high = map(judge_busy_share, self.estimated or (self.low, self.high))
         vars(self)["verdict"] = low if low == high else "undecided"
 
 
 class PhaseSummary(msgspec.Struct, frozen=True):
-    """One phase over its measured instances; times, kernels and classes are of one instance, longest first.
+    """One phase over its measured instances. Times, kernels and classes are per instance, longest first.
 
     Attributes:
-        range: the names its ranges have in the trace.
-        instances, warmup_instances, incomplete_instances: measured, left out as warm-up, left out as partial.
-        wall_ms: the range's own duration on the CPU's clock.
-        gpu_span_ms: first start to last end of its GPU operations.
-        gpu_busy_ms: the union of their intervals.
-        kernel_time_ms: total kernel time; without figures where an opaque graph hides kernels.
-        python_ms: timed by the target in an unprofiled run, None where no timings are known.
-        synchronized: whether its GPU work ends before its ranges do, so that its wall time holds its work.
-        holds_backward: whether a backward pass starts inside its first instance, as in a training step.
-        inferred: found by a framework's ranges or operators, not by a range of the program's own.
-        kernels_least, kernels_most: kernels of the instances with fewest and with most; 0 where it is not inferred.
-        wall_values_ms, busy_values_ms: those of each instance; of very many those of some, evenly spread.
-        busy_share: of the range's time; None where its wall time is not that of its work.
+        range: the names of the phase's ranges in the trace.
+        instances, warmup_instances, incomplete_instances: the numbers of instances that were measured, left out as
+            warm-up, and left out as partial.
+        wall_ms: the duration of the range on the CPU's clock.
+        gpu_span_ms: the time from the first start to the last end of the phase's GPU operations.
+        gpu_busy_ms: the union of the intervals of these operations.
+        kernel_time_ms: the total kernel time; without figures if an opaque graph hides kernels.
+        python_ms: the times of an unprofiled run; None without timings.
+        synchronized: whether the GPU work ends before the ranges do, so that the wall time includes the work.
+        holds_backward: whether a backward pass starts inside the first instance, as in a training step.
+        inferred: whether the phase was found by a framework's ranges or operators, not by a range of the program.
+        kernels_least, kernels_most: the fewest and the most kernels of an instance; 0 if the phase is not inferred.
+        wall_values_ms, busy_values_ms: the times of each instance, or of an evenly spread sample if there are many.
+        busy_share: the GPU's busy share of the range; None if the wall time does not include the phase's work.
     """
 
     phase: str
@@ -207,42 +210,44 @@ class PhaseSummary(msgspec.Struct, frozen=True):
 
     @property
     def uneven(self) -> bool:
-        """True where the kernels of an inferred phase vary so much that some instances may hold other work, too."""
-        return self.inferred and self.kernels_most > _EVEN * max(self.kernels_least, 1)
+        """Returns whether an inferred phase varies so much in kernels that some instances may include other work."""
+        return self.inferred and self.kernels_most > _UNEVEN_KERNELS_RATIO * max(self.kernels_least, 1)
 
     @property
     def label(self) -> str:
-        """The name of the phase, marked where it is inferred."""
+        """Returns the name of the phase, marked if it is inferred."""
         return f"{self.phase} (inferred)" if self.inferred else self.phase
 
     @property
     def gpu_ms(self) -> float:
-        """The summed durations of the kernels, copies, fills and opaque graphs of one instance."""
+        """Returns the summed durations of the kernels, copies, fills and opaque graphs of one instance, in ms."""
         return sum(row.ms_per_instance for row in self.kernels) + sum(row.ms_per_instance for row in self.memory)
 
     @property
     def opaque(self) -> bool:
-        """True where an opaque graph hides kernels of the phase, so that no shares of them are known."""
+        """Returns whether an opaque graph hides kernels of the phase, so that the shares of its kernels are unknown."""
         return any(row.kind == "graph" for row in self.memory)
 
     def launches_of(self, kernel_class: str) -> float:
-        """The launches of a class in one instance."""
+        """Returns the launches of a kernel class in one instance."""
         return sum(row.launches_per_instance for row in self.classes if row.kernel_class == kernel_class)
 
     def share_of(self, kernel_class: str) -> float | None:
-        """The share of a class in the total kernel time, 0 where it has no kernel; None where it is not known."""
+        """Returns a class's share of the total kernel time: 0 if it has no kernel, None if the share is not known."""
         return share_of(self.classes, kernel_class)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """The kernels of a process, counted where they were attributed: attributed + unattributed = all, each once.
+    """The kernels of a process by how they were attributed. Each kernel counts once: attributed + unattributed = all.
 
     Attributes:
-        attributed, unattributed: launched inside a range; outside every range or without a launch row.
-        in_phases: those in a phase (the step and warm-up included).
-        ambiguous: those launched while several threads had phases open.
-        lost_launches: kernel launches whose kernel the capture lacks.
+        attributed: kernels launched inside a range.
+        unattributed: kernels launched outside every range, or without a launch row.
+        in_phases: kernels in a phase, including the step and warm-up.
+        ambiguous: kernels launched while several threads had phases open.
+        how: the number of kernels by the way they were attributed.
+        lost_launches: kernel launches whose kernel is not in the capture.
     """
 
     kernels: int
@@ -262,15 +267,15 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Unprofiled:
-    """Times by Python's clock around synchronised phases, where no profiler slowed them; None is unknown.
+    """The times of phases in a run without a profiler. None is unknown.
 
     Attributes:
         status: "ok", "oom", "failed", "timeout", "missing" or a word of the timings file; ``message`` says why.
-        phases: phase to its times in ms.
+        phases: the times of each phase in ms.
         device: "cuda" or "cpu".
-        doubts: phase to the reasons why its time cannot be right.
+        doubts: for each phase whose time cannot be right, the reasons.
         tokens_per_second: batch size × context length ÷ the time of a step.
-        profiler_overhead: of each phase its wall time under the profiler ÷ its unprofiled time − 1.
+        profiler_overhead: for each phase, its wall time under the profiler ÷ its unprofiled time − 1.
     """
 
     status: str
@@ -284,22 +289,22 @@ class Unprofiled:
     profiler_overhead: dict[str, float | None] = field(default_factory=dict)
 
     def typical_ms(self, phase: str) -> float | None:
-        """The median time of a phase in ms, else the mean; None where it was not timed."""
+        """Returns the median time of a phase in ms, or the mean without a median; None if it was not timed."""
         return self.phases[phase].typical if phase in self.phases else None
 
     def trusted(self, phase: str) -> Stats | None:
-        """The times of a phase; None where it was not timed or is in doubt."""
+        """Returns the times of a phase; None if it was not timed or its time is in doubt."""
         return None if self.doubts.get(phase) else self.phases.get(phase)
 
     def trusted_ms(self, phase: str) -> float | None:
-        """The typical one of these times, ms."""
+        """Returns the typical time of a phase in ms; None if it was not timed or its time is in doubt."""
         stats = self.trusted(phase)
         return stats.typical if stats else None
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """The versions of the trace and the machine, "unknown" where the trace is silent, and the GPU's own figures."""
+    """The versions of the trace and of the machine, "unknown" if the trace does not record them, and the GPU's size."""
 
     schema_version: str
     platform: str
@@ -313,26 +318,26 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Summary:
-    """One process of one capture, as a report's JSON holds it; None is unknown or not recorded.
+    """One process of one capture, as a report's JSON holds it. None is unknown or not recorded.
 
     Attributes:
-        process: its label in tables, None where the capture has one that is not one of several ranks.
-        source: the file's name.
+        process: the label of the process in tables; None if the capture has a single process without a rank.
+        source: the name of the file.
         status: one of ``STATUSES``; ``message`` says why it is not ok.
-        gpu: its name.
-        precisions: shares of the matmul time by precision.
-        phases: in the order of a step.
-        whole: every operation of the process outside warm-up as one phase of one instance.
-        share_in_phases: the share of the whole capture's GPU time that lies in phases other than the step.
-        phases_suffice: whether the phases stand for the capture: forward and nearly all GPU time are in them, none is
-            uneven.
-        modules: the time of each module of its model; None where no range names one.
-        step: what fills its steps; None where it has none.
-        peak_memory_bytes: the most device memory over the measured phases, of PyTorch's tensors where its allocator was
-            recorded, else as the driver hands it out.
-        serving: the steps of an engine that serves requests by their kinds; None where no mark tells them.
-        findings: what slows them down, the largest saving first, None where none can be derived;
-            ``findings_missing`` says why some or all are missing.
+        gpu: the name of the GPU.
+        precisions: the share of the matmul time in each precision.
+        phases: the phases in the order of a step.
+        whole: all operations of the process outside warm-up, as one phase with one instance.
+        share_in_phases: the share of the whole capture's GPU time in phases other than the step.
+        phases_suffice: whether the phases stand for the capture: they include forward and nearly all GPU time, and
+            none is uneven.
+        modules: the time of each module of the model; None if no range names a module.
+        step: what fills the steps; None if the capture has no step.
+        peak_memory_bytes: the most device memory during the measured phases: memory of PyTorch's tensors if its
+            allocator was recorded, else memory that the driver allocated.
+        serving: the steps of an inference engine by kind; None if no range marks them.
+        findings: what slows the steps down, the largest saving first; None if no finding can be derived.
+        findings_missing: the reason why some or all findings are missing.
     """
 
     name: str
@@ -369,17 +374,17 @@ class Summary:
 
     @property
     def title(self) -> str:
-        """The name, with the process where there are several."""
+        """Returns the name of the capture, with the label of the process if it has one."""
         return f"{self.name} {self.process or ''}".strip()
 
     def __repr__(self) -> str:
-        """Returns one line: a session or a notebook shows it."""
+        """Returns one line for an interactive session or a notebook."""
         steps = f"{self.step.instances} × {self.step.length_ms:.2f} ms profiled" if self.step else "unknown"
         return f"<{type(self).__name__} {self.title}: {self.status}, steps {steps}, {len(self.phases)} phases>"
 
     @property
     def hardware(self) -> str:
-        """The GPU that it ran on, or of a run without one the processor; empty where it is not known."""
+        """Returns the name of the GPU, or of the processor for a run without a GPU; empty if it is not known."""
         run = self.run or Run()
         if self.on_cpu or run.device == "cpu":
             return " ".join(filter(None, (CPU, run.host_cpu)))
@@ -387,66 +392,72 @@ class Summary:
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether only its ID tells the process from others of its capture, on the same GPU."""
-        return self.pid is not None and self.process == make_pid_label(self.pid)
+        """Returns whether the process shares its GPU with others of the capture, so that only its ID identifies it."""
+        return self.pid is not None and self.process == label_of_pid(self.pid)
 
     @property
     def has_no_kernel(self) -> bool:
-        """True where it was read and holds no kernel, and no graph that may hide some."""
-        hidden = self.whole is not None and self.whole.opaque
-        return self.coverage is not None and not self.coverage.kernels and not hidden
+        """Returns whether the capture was read, and has neither a kernel nor an opaque graph that may hide kernels."""
+        hides_kernels = self.whole is not None and self.whole.opaque
+        return self.coverage is not None and not self.coverage.kernels and not hides_kernels
 
     @property
     def is_torch(self) -> bool:
-        """False where nsys recorded every kernel of a program, and none of PyTorch's is among them."""
+        """Returns whether the program may use PyTorch.
+
+        It is False only if nsys recorded every kernel and none of them is PyTorch's.
+        """
         if self.profiler != "nsys" or self.whole is None or self.whole.opaque:
             return True
-        return any(_OF_TORCH.search(row.name) for row in self.whole.kernels)
+        return any(_PYTORCH_KERNEL.search(row.name) for row in self.whole.kernels)
 
     @property
     def trains(self) -> bool:
-        """Whether a backward pass or an optimizer is seen."""
-        seen = any(self.phase(name) for name in ("backward", "optimizer"))
-        return seen or any(row.kernel_class == "optimizer" for row in (self.whole.kernels if self.whole else ()))
+        """Returns whether the capture has a backward pass or an optimizer."""
+        has_phase = any(self.phase(name) for name in ("backward", "optimizer"))
+        return has_phase or any(row.kernel_class == "optimizer" for row in (self.whole.kernels if self.whole else ()))
 
     @property
     def times_calls(self) -> bool:
-        """Whether hooks timed and counted whole generations, while each step of the capture is one token."""
-        of_tokens = self.serving is not None or (self.step is not None and self.step.source == "phases")
-        return self.run is not None and self.run.timed_by == "hooks" and of_tokens and not self.trains
+        """Returns whether hooks timed whole generations, although each step of the capture generates one token."""
+        is_step_a_token = self.serving is not None or (self.step is not None and self.step.source == "phases")
+        return self.run is not None and self.run.timed_by == "hooks" and is_step_a_token and not self.trains
 
     @property
     def holds_model(self) -> bool:
-        """False where every kernel is known, and none is of a class that models are made of."""
+        """Returns whether the program may run a model.
+
+        It is False only if every kernel is known and none belongs to a class that models consist of.
+        """
         whole = self.whole
         return whole is None or whole.opaque or any(row.kernel_class in MODEL_CLASSES for row in whole.classes)
 
     @property
     def on_cpu(self) -> bool:
-        """True where its kernels are operators that ran on the CPU, as the torch recorder writes them without a GPU."""
+        """Returns whether its kernels are operators that ran on the CPU, as PyTorch's profiler records without a GPU."""
         return self.gpu == CPU
 
     @property
     def leaf_phases(self) -> tuple[PhaseSummary, ...]:
-        """The phases other than the step."""
+        """Returns the phases other than the step."""
         return tuple(phase for phase in self.phases if phase.phase not in (STEP, OTHER_STEP))
 
     def phase(self, name: str) -> PhaseSummary | None:
-        """A phase by name, if it has a measured instance."""
-        return next((p for p in self.phases if p.phase == name and p.instances), None)
+        """Returns the phase with this name; None if it has no measured instance."""
+        return next((phase for phase in self.phases if phase.phase == name and phase.instances), None)
 
 
 @dataclass(frozen=True, repr=False)
 class CaptureSummary(Summary):
-    """A process of a capture with what is no part of its report's JSON: what its analysis and a timeline need.
+    """The summary of a process, with the parts that its analysis and a timeline need and the JSON does not hold.
 
     Attributes:
-        device: its GPU.
-        diagnosis: what slows its steps down; None where no launches are known.
-        study: some of the steps in detail, None where no launch is known.
-        members: what each of its devices did step by step, where it exchanges something with others.
-        tracks: every moment of its measured steps, where that was asked for.
-        memory_events: the number of events that tell its peak memory.
+        device: the GPU.
+        diagnosis: what slows the steps down; None if no launch is known.
+        study: some of the steps in detail; None if no launch is known.
+        members: what each device of the process did step by step, if it exchanges data with other devices.
+        tracks: every operation of the measured steps, if a timeline was requested.
+        memory_events: the number of memory events that the peak memory was derived from.
     """
 
     device: Gpu | None = None
@@ -458,25 +469,27 @@ class CaptureSummary(Summary):
     memory_events: int = 0
 
     def __post_init__(self) -> None:
-        """Fills what follows from the device, the profiler's metadata and the phases."""
-        told, gpu = self.metadata, self.device
-        known: dict[str, object] = {"gpu": gpu.name} if gpu else {}
-        if told:
-            known |= {"profiler": told.profiler, "profiler_version": told.profiler_version}
-            known["conditions"] = Conditions(
-                *(told.schema_version, told.platform, told.driver, told.runtime, told.cpu, told.os),
+        """Derives fields from the device, the profiler's metadata and the phases."""
+        metadata, gpu = self.metadata, self.device
+        derived: dict[str, object] = {"gpu": gpu.name} if gpu else {}
+        if metadata:
+            derived |= {"profiler": metadata.profiler, "profiler_version": metadata.profiler_version}
+            derived["conditions"] = Conditions(
+                *(metadata.schema_version, metadata.platform, metadata.driver, metadata.runtime),
+                *(metadata.cpu, metadata.os),
                 gpu.memory_bytes or None if gpu else None,
                 gpu.sm_count or None if gpu else None,
             )
-        total = self.whole.gpu_ms if self.whole else 0.0
-        held = sum(phase.gpu_ms * phase.instances for phase in self.leaf_phases)
-        share = min(held / total, 1.0) if total else None  # a sum of floats may pass the whole by its last digit
-        uneven = any(phase.uneven for phase in self.phases)
-        suffice = self.phase("forward") is not None and (share or 0.0) >= _NEARLY_ALL and not uneven
-        vars(self).update(known, share_in_phases=share, phases_suffice=suffice)
+        total_ms = self.whole.gpu_ms if self.whole else 0.0
+        in_phases_ms = sum(phase.gpu_ms * phase.instances for phase in self.leaf_phases)
+        share = min(in_phases_ms / total_ms, 1.0) if total_ms else None  # rounding may lift the sum above the total
+        is_uneven = any(phase.uneven for phase in self.phases)
+        has_forward = self.phase("forward") is not None
+        suffice = has_forward and (share or 0.0) >= _SUFFICIENT_SHARE_IN_PHASES and not is_uneven
+        vars(self).update(derived, share_in_phases=share, phases_suffice=suffice)
 
     def profiler_overhead(self, name: str) -> float | None:
-        """A phase's wall time under the profiler ÷ its unprofiled time − 1; None where one of them is not known."""
+        """Returns a phase's wall time under the profiler ÷ its unprofiled time − 1; None if one of them is unknown."""
         phase, unprofiled = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None
         profiled = phase.wall_ms.typical if phase and phase.synchronized else None
         return profiled / unprofiled - 1 if profiled and unprofiled else None
