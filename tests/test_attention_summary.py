@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summary.complete import complete
+from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import (
@@ -62,7 +62,7 @@ def attention_of(export: Export, tmp_path: Path) -> AttentionSummary:
 
 
 def section_e(summary: CaptureSummary) -> str:
-    text = render(build_report(Evidence(complete([summary]), "nsys-analyze report")), {}).replace("\xa0", " ")
+    text = render(build_report(Evidence(complete_captures([summary]), "nsys-analyze report")), {}).replace("\xa0", " ")
     return text.split("How does softmax compare with the attention matmuls?")[1].split("\n## ")[0]
 
 
@@ -81,7 +81,7 @@ def test_attention_without_a_forward_is_answered_over_the_capture_without_its_wa
     text = section_e(summary)
     assert "The attention matmuls take 6.000× the time of softmax: " in text
     assert " in 3 attention ranges." in text
-    data = report_data(Report("", (), complete([summary])))
+    data = report_data(Report("", (), complete_captures([summary])))
     assert data["captures"][0]["attention"]["per"] == "capture"
 
 
@@ -288,7 +288,7 @@ def test_softmax_is_called_memory_bound_by_its_bytes_alone(tmp_path: Path) -> No
     text = section_e(summary)
     assert "Softmax moves 676 GB/s at least, 14.1 % of the memory's peak: its scores fit into the L2 cache" in text
     assert "memory-bound" not in text
-    data = report_data(Report("", (), complete([summary])))["captures"][0]["attention"]
+    data = report_data(Report("", (), complete_captures([summary])))["captures"][0]["attention"]
     assert data["softmax_traffic"]["peak_share"] == pytest.approx(16_896 / 25e-9 / 4.8e12)
 
 

@@ -43,7 +43,7 @@ from nsys_analyzer.analysis.findings.waits import (
     find_pageable_copy,
 )
 from nsys_analyzer.analysis.steps.step import IdleTime
-from nsys_analyzer.analysis.summary.complete import complete
+from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (
     DEVICE_TO_PAGEABLE,
@@ -624,7 +624,7 @@ def test_an_out_of_memory_capture_says_what_ran_out(real_capture: Callable[[str]
 
 def test_json_has_the_findings_and_the_shares_of_markdown() -> None:
     """A replay that is too short tells nothing, but the idle time: 1.2 of 1.3 ms, of which none to all is saved."""
-    (capture,) = complete([kernels(2, 50).capture(measured_us=1_300, sync=1.2)])
+    (capture,) = complete_captures([kernels(2, 50).capture(measured_us=1_300, sync=1.2)])
     assert capture.findings is not None
     (idle,) = capture.findings
     assert capture.findings_missing

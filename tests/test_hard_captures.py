@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summary.complete import complete
+from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import configuration_from_name
@@ -28,7 +28,7 @@ def summary_of(export: Export, tmp_path: Path, name: str = "t") -> CaptureSummar
 
 
 def report_of(*summaries: CaptureSummary) -> str:
-    return render(build_report(Evidence(complete(summaries), "nsys-analyze report")), {}).replace("\xa0", " ")
+    return render(build_report(Evidence(complete_captures(summaries), "nsys-analyze report")), {}).replace("\xa0", " ")
 
 
 def counts(summary: CaptureSummary) -> dict[str, int]:

@@ -16,8 +16,8 @@ from msgspec import structs
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.statistics import Stats
-from nsys_analyzer.analysis.summary.complete import complete
-from nsys_analyzer.analysis.summary.limits import limits_of
+from nsys_analyzer.analysis.summary.complete import complete_captures
+from nsys_analyzer.analysis.summary.limits import compare_with_peaks
 from nsys_analyzer.analysis.summary.statistics import KernelRow, class_rows
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Limits, PhaseSummary, Unprofiled
@@ -59,7 +59,7 @@ def stats(ms: float) -> Stats:
     return Stats(3, ms, 0.0, ms, ms, ms)
 
 
-NO_WHOLE_STEPS = "The passes that are measured do not make up whole steps, so the FLOPs of a step are not known."
+NO_WHOLE_STEPS = "The measured passes do not make up whole steps, so the FLOPs of a step are not known."
 
 
 def row(name: str, kernel_class: str, launches: float, ms: float) -> KernelRow:
@@ -94,7 +94,7 @@ def training(gemm: str = GEMM, *, ms: float = MS, forwards: int = 3, steps: int 
 
 
 def found(capture: CaptureSummary) -> Limits:
-    limits = limits_of(capture)
+    limits = compare_with_peaks(capture)
     assert limits is not None
     return limits
 
@@ -141,7 +141,7 @@ def test_accumulated_gradients_are_several_passes_a_step() -> None:
     # Six passes in three steps: the step does twice 3 · 4,280,000 FLOPs in 4e-7 s, 64.2 TFLOP/s.
     limits = found(training(forwards=6))
     assert mfu(limits)["step"] == pytest.approx(64.2 / 67)
-    assert "A step holds 2 forward passes, each taken to be of batch size 2." in limits.notes
+    assert "A step has 2 forward passes, and each is assumed to have batch size 2." in limits.notes
     limits = found(training(forwards=4))
     assert "step" not in mfu(limits)
     assert NO_WHOLE_STEPS in limits.notes
@@ -204,7 +204,7 @@ def test_no_rate_of_causal_attention_is_above_the_peak() -> None:
     # Matmuls and softmax of 80,000 + 5 · 2 · 2 · 10² FLOPs in 7e-11 s are 1,171 TFLOP/s; in 1e-8 s they are 8.2.
     def rate(ms: float) -> float | None:
         attention = AttentionSummary(None, None, ms, 0, 0, 1, "", None, 40, 2_000, ATTENTION)
-        (capture,) = complete([replace(training(BF16), attention=attention)])
+        (capture,) = complete_captures([replace(training(BF16), attention=attention)])
         assert capture.attention is not None
         return capture.attention.fused_flops_per_s
 
@@ -220,7 +220,7 @@ def test_no_rate_of_causal_attention_is_above_the_peak() -> None:
 @pytest.mark.parametrize(
     ("changed", "why", "needs"),
     [
-        ({"configuration": Configuration(replace(MODEL, num_layers=3), 10, 2)}, "needs 13 matmuls", ""),
+        ({"configuration": Configuration(replace(MODEL, num_layers=3), 10, 2)}, "needs at least 13 matmuls", ""),
         ({"device": replace(H200, name="Orin")}, "The peaks of this GPU (Orin) are not known", ""),
         (
             {"configuration": structs.replace(KNOWN, batch_size=None)}, "MFU needs the batch size",
@@ -230,7 +230,7 @@ def test_no_rate_of_causal_attention_is_above_the_peak() -> None:
     ],
 )  # fmt: skip
 def test_mfu_asks_for_nothing_that_was_given(changed: dict[str, Any], why: str, needs: str) -> None:
-    answer = ask(Evidence(complete([training(**changed)])), "mfu phase=step")
+    answer = ask(Evidence(complete_captures([training(**changed)])), "mfu phase=step")
     assert answer.cannot_answer is not None
     assert why in answer.cannot_answer.why
     assert answer.cannot_answer.needs == needs
@@ -244,7 +244,10 @@ def test_mfu_asks_for_nothing_that_was_given(changed: dict[str, Any], why: str, 
             {"configuration": structs.replace(KNOWN, batch_size=4)},
             "matmul in forward would run at 1.6 times the GPU's peak",
         ),
-        ({"configuration": Configuration(replace(MODEL, num_layers=3), 10, 2)}, "needs 13 matmuls per forward or more"),
+        (
+            {"configuration": Configuration(replace(MODEL, num_layers=3), 10, 2)},
+            "needs at least 13 matmuls per forward pass",
+        ),
     ],
 )
 def test_no_rate_above_a_peak(changed: dict[str, Any], said: str) -> None:
@@ -266,7 +269,7 @@ def test_the_peak_of_several_precisions_is_by_the_time_of_each() -> None:
 def test_a_precision_that_is_not_detected() -> None:
     # bf16 matmuls at ten times the fp32 peak, with names that say fp32.
     limits = found(training(ms=MS / 10))
-    assert "times the GPU's peak in fp32, which cannot be" in limits.doubt
+    assert "times the GPU's peak in fp32, which is impossible" in limits.doubt
     unknown = found(training(precisions={"unknown": 0.6, "fp32": 0.4}))
     assert unknown.precision is None
     assert mfu(unknown) == dict.fromkeys(("forward", "backward", "step"))
@@ -309,7 +312,7 @@ def test_flops_that_were_counted() -> None:
     assert [(one.kernel_class, one.phase, one.flops, one.bytes) for one in limits.classes] == [
         ("matmul", "forward", 3_000_000, None)
     ]
-    assert "FLOPs of these operators are not known, and not counted: aten.x." in limits.notes
+    assert "The FLOPs of these operators are not known and not included: aten.x." in limits.notes
     uneven = found(training(forwards=4, configuration=None, run=Run(flops=counted)))
     assert uneven.phase("step") is None
     assert uneven.notes[1] == NO_WHOLE_STEPS
@@ -326,14 +329,14 @@ def test_what_is_missing_and_how_to_give_it() -> None:
 
 
 def test_nothing_of_a_cpu_or_of_lost_kernels() -> None:
-    assert limits_of(training(device=replace(H200, name=CPU))) is None
-    assert limits_of(CaptureSummary("t", None, "t", "failed")) is None
+    assert compare_with_peaks(training(device=replace(H200, name=CPU))) is None
+    assert compare_with_peaks(CaptureSummary("t", None, "t", "failed")) is None
     lost = Coverage(1, 1, 1, 0, 0, 1.0, 1.0, 0.0, 0, 0, {}, 3, 0.0)
     assert found(training(coverage=lost)).classes == ()
 
 
 def blocks_of(capture: CaptureSummary) -> list[Block]:
-    (whole,) = complete([capture])
+    (whole,) = complete_captures([capture])
     return list(unfold(tuple(limits.answer_limits(whole))))
 
 
@@ -353,7 +356,7 @@ def test_the_section_says_how_far() -> None:
 
 
 def test_json() -> None:
-    (data,) = report_data(build_report(Evidence(complete([training(ms=2 * MS)]))))["captures"]
+    (data,) = report_data(build_report(Evidence(complete_captures([training(ms=2 * MS)]))))["captures"]
     data = json.loads(json.dumps(data["limits"], allow_nan=False))
     assert [(one["phase"], one["time_of"]) for one in data["phases"]] == [
         ("forward", "wall"), ("backward", "wall"), ("step", "wall"),
@@ -367,7 +370,7 @@ def test_json() -> None:
 def limits_of_real(real_capture: Capture, name: str, context: int) -> Limits:
     known = Configuration(find_model("small"), context, 4)
     (summary,) = summarize(Trace.load(real_capture(name)), name, configuration=known)
-    return found(*complete([summary]))
+    return found(*complete_captures([summary]))
 
 
 def test_a_real_training_step(real_capture: Capture) -> None:
@@ -403,6 +406,6 @@ def test_a_real_fused_attention(real_capture: Capture) -> None:
 def test_a_batch_size_that_a_real_capture_cannot_have(real_capture: Capture) -> None:
     known = Configuration(find_model("small"), 256, 32)  # eight times the FLOPs
     (summary,) = summarize(Trace.load(real_capture("train_small256")), "t", configuration=known)
-    assert "which cannot be: the configuration (small, context length 256, batch size 32)" in (
+    assert "which is impossible: the configuration (small, context length 256, batch size 32)" in (
         found(summary).doubt or ""
     )

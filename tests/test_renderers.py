@@ -8,7 +8,7 @@ from types import ModuleType
 import click
 import pytest
 
-from nsys_analyzer.analysis.summary.complete import complete
+from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.report import report
 from nsys_analyzer.report.evidence import Evidence
@@ -34,7 +34,7 @@ def test_a_format_is_a_module_and_a_row(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "plain_text", module)
     monkeypatch.setitem(RENDERERS, "text", Format("plain_text", "report.txt"))
     trace = Trace.load(two_steps().write(tmp_path / "train.sqlite"))
-    built = build_report(Evidence(complete(summarize(trace, "train")), "nsys-analyze report"))
+    built = build_report(Evidence(complete_captures(summarize(trace, "train")), "nsys-analyze report"))
     write_as("text", built, tmp_path / "answers.txt")
     # 1.0 ms of matmul in a forward of 1.5 ms.
     assert "train: Matmul is 66.7\N{NO-BREAK SPACE}% of forward, " in (tmp_path / "answers.txt").read_text(

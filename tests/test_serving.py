@@ -10,7 +10,7 @@ import pytest
 from nsys_analyzer import api
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.serving import Serving, StepKind
-from nsys_analyzer.analysis.summary.complete import complete
+from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
@@ -222,7 +222,7 @@ def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
     """Small has 128,625,408 parameters, 7,680,000 in the embedding; a position 2 · 12 · 768 elements."""
     known = Configuration(model=find_model("small"))
     capture = replace(served(tmp_path, server()), configuration=known, precisions={"bf16": 1.0})
-    (capture,) = complete([capture])
+    (capture,) = complete_captures([capture])
     assert capture.serving is not None
     serving = capture.serving
     decode = kind_of(serving, "decode")
@@ -238,7 +238,7 @@ def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
     assert "where they have fewer (GQA, MQA), the bytes are an upper limit" in text
     assert "6 decode steps of 10 ms (median; 95th percentile 10.8 ms), batch 4, 361 tokens/s" in text  # 22 ÷ 0.061
     # The model's own, with 2 of 12 heads of keys and values: 60 + 2000 · 0.006 = 72 MB take 0.015 ms.
-    (counted,) = complete([replace(capture, run=Run(weights_bytes=60_000_000, cache_bytes=6_000))])
+    (counted,) = complete_captures([replace(capture, run=Run(weights_bytes=60_000_000, cache_bytes=6_000))])
     decode = kind_of(counted.serving, "decode")
     assert (decode.weights_bytes, decode.cache_bytes, decode.least_ms) == (60e6, 12e6, pytest.approx(0.015))
     assert "GQA" not in " ".join(plain(getattr(block, "text", "")) for block in answer_serving(counted, {}))
@@ -273,6 +273,6 @@ def test_the_time_of_a_whole_generation_is_that_of_no_step(tmp_path: Path) -> No
     capture = served(tmp_path, server())
     times = Unprofiled("ok", phases={"step": Stats(n=1, mean=900.0), "forward": Stats(n=1, mean=9.0)})
     for timed_by, kept in (("hooks", ["forward"]), (None, ["step", "forward"])):
-        (one,) = complete([replace(capture, unprofiled=times, run=Run(timed_by=timed_by))])
+        (one,) = complete_captures([replace(capture, unprofiled=times, run=Run(timed_by=timed_by))])
         assert one.unprofiled is not None
         assert list(one.unprofiled.phases) == kept

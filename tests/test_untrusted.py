@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.statistics import Stats
-from nsys_analyzer.analysis.summary.complete import complete
+from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
@@ -71,7 +71,9 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
     export = training_step(Export().thread(AUTOGRAD, "pt_autograd_0").gpu())
     export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text="No Vulkan events collected. Does it?", globalPid=0)
     export.range("my work", 900, None)
-    (summary,) = complete(summarize(Trace.load(export.write(tmp_path_factory.mktemp("t") / "t.sqlite")), "capture"))
+    (summary,) = complete_captures(
+        summarize(Trace.load(export.write(tmp_path_factory.mktemp("t") / "t.sqlite")), "capture")
+    )
     run = Run(
         device="cuda", profiler="nsys", gpu="H200", torch="2.9", precision="fp32", attention="sdpa", compile=False,
         cuda_graph=False, seed=0, warmup_steps=1, steps=2, command="python a.py",
@@ -127,7 +129,7 @@ def test_names_are_shown_letter_by_letter(capture: CaptureSummary) -> None:
         capture.whole, kernels=tuple(structs.replace(row, name=name) for row in capture.whole.kernels[:1])
     )
     phases = tuple(structs.replace(phase, kernels=whole.kernels) for phase in capture.phases)
-    page = checked(build_report(Evidence(complete([replace(capture, whole=whole, phases=phases)]), "report")))
+    page = checked(build_report(Evidence(complete_captures([replace(capture, whole=whole, phases=phases)]), "report")))
     assert f"`{name}`" in page
 
 

@@ -13,7 +13,7 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, ProfilerCost
-from nsys_analyzer.analysis.summary.complete import busy_share, complete
+from nsys_analyzer.analysis.summary.complete import complete_captures, find_busy_share
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Unprofiled
 from nsys_analyzer.report.evidence import Evidence
@@ -51,7 +51,7 @@ def timed(summary: CaptureSummary, **ms: float) -> CaptureSummary:
 def share_of(summary: CaptureSummary, name: str = "forward") -> BusyShare:
     phase = summary.phase(name)
     assert phase is not None
-    share = busy_share(summary, phase)
+    share = find_busy_share(summary, phase)
     assert share is not None
     return share
 
@@ -65,7 +65,7 @@ def cost_of(summary: CaptureSummary, name: str = "forward") -> ProfilerCost:
 
 def shown_of(summary: CaptureSummary, name: str = "forward") -> str:
     """What the report's table of times calls the phase, in its last column."""
-    text = render(build_report(Evidence(complete([summary]))), {}).partition("## How long")[2]
+    text = render(build_report(Evidence(complete_captures([summary]))), {}).partition("## How long")[2]
     (row,) = (line for line in text.partition("\n## ")[0].splitlines() if line.startswith(f"| {name} "))
     return row.split("|")[-2].strip()
 
@@ -98,7 +98,7 @@ def test_under_the_profiler_there_are_two_bounds(tmp_path: Path) -> None:
     assert (share.low, share.high) == (pytest.approx(0.3), pytest.approx(3 / 6.88))
     assert share.verdict == "GPU waits"
     assert shown_of(summary) == "GPU waits"
-    text = render(build_report(Evidence(complete([summary]))), {}).replace("\xa0", " ")
+    text = render(build_report(Evidence(complete_captures([summary]))), {}).replace("\xa0", " ")
     assert "| 30.0 % | 43.6 % |" in re.sub(" +", " ", text)
 
 
@@ -164,8 +164,8 @@ def test_operators_of_pytorchs_profiler_cost_time_too(tmp_path: Path) -> None:
 def test_work_that_outlasts_its_range_has_no_share_but_by_an_unprofiled_time(tmp_path: Path) -> None:
     export = Export().gpu().range("forward", 0, 1 * MS).kernel(GEMM, 1_000, 2_000, 2 * MS)
     summary = summary_of(export, tmp_path)
-    assert busy_share(summary, summary.phases[0]) is None
-    text = render(build_report(Evidence(complete([summary]))), {}).replace("\xa0", " ")
+    assert find_busy_share(summary, summary.phases[0]) is None
+    text = render(build_report(Evidence(complete_captures([summary]))), {}).replace("\xa0", " ")
     assert "the range of forward lasts 1 ms and launches 2 ms of work" in text
     assert "verdict |" not in text
     assert share_of(timed(summary, forward=2.5)).low == pytest.approx(1.998 / 2.5)
@@ -174,7 +174,7 @@ def test_work_that_outlasts_its_range_has_no_share_but_by_an_unprofiled_time(tmp
 def test_the_json_has_the_share_and_its_verdict(tmp_path: Path) -> None:
     summary = summary_of(forward(6), tmp_path)
     for capture, unprofiled in ((summary, False), (timed(summary, forward=8.8), True)):
-        data = report_data(Report("", (), complete([capture])))["captures"][0]["phases"][0]["busy_share"]
+        data = report_data(Report("", (), complete_captures([capture])))["captures"][0]["phases"][0]["busy_share"]
         assert data["unprofiled"] is unprofiled
         assert data["verdict"] == "GPU waits"
 

@@ -19,7 +19,7 @@ from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.member import BY_ORDER
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
-from nsys_analyzer.analysis.summary.complete import complete, with_counted_flops
+from nsys_analyzer.analysis.summary.complete import complete_captures, with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
@@ -253,7 +253,7 @@ def load_captures(
         given_step = Timing("step", Stats(None, step_ms), "--step-ms")
         timings = timings if timings and not step_ms else Timings("--step-ms", (given_step,))
         rows = sorted(with_timings(rows, timings, one_run=one_run), key=_order)
-    summaries = complete(rows)  # all that findings and rates rest on is known now
+    summaries = complete_captures(rows)  # all that findings and rates rest on is known now
     runs: tuple[ParallelRun, ...] = ()
     if any(row.members for row in rows):
         from nsys_analyzer.analysis.ranks.join import find_runs  # captures of one rank need none of it

@@ -1,4 +1,4 @@
-"""What follows from all that is known of captures: findings, rates, shares, labels; filled once, at the end."""
+"""Completes the summaries of a report with the figures that need all facts: findings, rates, shares and labels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import replace
 from msgspec import structs
 
 from nsys_analyzer.analysis.findings.diagnosis import diagnose, why_missing
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP, find_module_role
 from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
-from nsys_analyzer.analysis.summary.limits import TOLERANCE, limits_of
+from nsys_analyzer.analysis.summary.limits import PEAK_TOLERANCE, compare_with_peaks
 from nsys_analyzer.analysis.summary.modules import with_flops
 from nsys_analyzer.analysis.summary.statistics import (
     ClassShares,
@@ -31,65 +32,79 @@ from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX
 from nsys_analyzer.trace.schema import MS_PER_S
 
-#: An unprofiled time that is shorter than GPU busy by more than this was not of the same work.
-_TOLERANCE = 0.02
-#: Steps that hold more of the kernels' time than this stand for the whole capture.
-_NEARLY_ALL = 0.9
+#: An unprofiled time is of other work if the GPU's busy time exceeds it by more than this share.
+_BUSY_TOLERANCE = 0.02
+#: Steps stand for the whole capture if they hold more than this share of its kernel time.
+_SUFFICIENT_SHARE_IN_STEPS = 0.9
 
 
-def complete(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
-    """The captures of a report with what follows from their times, ranks and manifests, and from each other."""
-    labels = make_short_labels(sorted({row.name for one in captures if one.whole for row in one.whole.kernels}))
-    diagnosed = (replace(one, diagnosis=diagnose(one)) for one in map(_of_one_step, captures))
-    labelled = [_labelled(replace(one, step=_step(one, one.step) if one.step else None), labels) for one in diagnosed]
+def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
+    """Returns the captures of a report with all figures that follow from their times, manifests and each other."""
+    labels = make_short_labels(
+        sorted({row.name for capture in captures if capture.whole for row in capture.whole.kernels})
+    )
+    diagnosed = (replace(capture, diagnosis=diagnose(capture)) for capture in map(_without_call_times, captures))
+    with_steps = (
+        replace(capture, step=_complete_step(capture, capture.step)) if capture.step else capture
+        for capture in diagnosed
+    )
+    labelled = [_with_labels_and_shares(capture, labels) for capture in with_steps]
     return tuple(
         replace(
-            one,
-            top_kernels=leaders(one),
-            matmul=matmul_share(one, labelled),
-            limits=(limits := limits_of(one)),
-            attention=_possible(one.attention, limits),
-            serving=_serving(one, one.serving) if one.serving else None,
-            findings=(one.diagnosis.findings or (None if one.diagnosis.doubt else ())) if one.diagnosis else None,
-            findings_missing=why_missing(one),
-            unprofiled=_unprofiled(one, one.unprofiled) if one.unprofiled else None,
+            capture,
+            top_kernels=find_leaders(capture),
+            matmul=_find_matmul_share(capture, labelled),
+            limits=(limits := compare_with_peaks(capture)),
+            attention=_without_impossible_rates(capture.attention, limits),
+            serving=_complete_serving(capture, capture.serving) if capture.serving else None,
+            findings=_findings(capture.diagnosis) if capture.diagnosis else None,
+            findings_missing=why_missing(capture),
+            unprofiled=_complete_unprofiled(capture, capture.unprofiled) if capture.unprofiled else None,
         )
-        for one in labelled
+        for capture in labelled
     )
 
 
-def _possible(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:
-    """Returns attention without the rates above the GPU's peak, whose kernels skip the FLOPs that a mask hides."""
+def _findings(diagnosis: Diagnosis) -> tuple[Finding, ...] | None:
+    """Returns the findings; None if there is none and the diagnosis is in doubt."""
+    return diagnosis.findings or (None if diagnosis.doubt else ())
+
+
+def _without_impossible_rates(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:
+    """Returns attention without rates above the GPU's peak: its kernels skip work for scores that a mask hides."""
     peak = (limits.peak_flops or limits.best_peak_flops) if limits else None
     if attention is None or peak is None:
         return attention
     rates = ("softmax_flops_per_s", "matmul_flops_per_s", "fused_flops_per_s")
     possible = replace(attention)
-    vars(possible).update({name: None for name in rates if (getattr(attention, name) or 0) > peak * (1 + TOLERANCE)})
+    vars(possible).update(
+        {name: None for name in rates if (getattr(attention, name) or 0) > peak * (1 + PEAK_TOLERANCE)}
+    )
     return possible
 
 
-def _of_one_step(capture: CaptureSummary) -> CaptureSummary:
-    """The capture without the time that hooks took of a whole generation, where its steps are those of one token."""
-    timed = capture.unprofiled
-    if timed is None or not capture.times_calls:
+def _without_call_times(capture: CaptureSummary) -> CaptureSummary:
+    """Returns the capture without the unprofiled time of a whole generation, if each of its steps is one token."""
+    unprofiled = capture.unprofiled
+    if unprofiled is None or not capture.times_calls:
         return capture
-    return replace(capture, unprofiled=replace(timed, phases={k: v for k, v in timed.phases.items() if k != STEP}))
+    phases = {name: times for name, times in unprofiled.phases.items() if name != STEP}
+    return replace(capture, unprofiled=replace(unprofiled, phases=phases))
 
 
-def _labelled(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary:
-    """The capture with a short label of each kernel, unique among the captures, and the busy shares of its phases."""
+def _with_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary:
+    """Returns the capture with a short label for each kernel and with the busy shares of its phases."""
 
     def label(phase: PhaseSummary, busy: BusyShare | None = None) -> PhaseSummary:
         rows = tuple(structs.replace(row, label=labels[row.name]) for row in phase.kernels)
         return structs.replace(phase, kernels=rows, busy_share=busy)
 
-    phases = tuple(label(phase, busy_share(capture, phase)) for phase in capture.phases)
+    phases = tuple(label(phase, find_busy_share(capture, phase)) for phase in capture.phases)
     return replace(capture, phases=phases, whole=label(capture.whole) if capture.whole else None)
 
 
-def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
-    """The steps with their time without the profiler, as far as a replay or the program itself tells it."""
+def _complete_step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
+    """Returns the steps with their time without the profiler, if a replay or an unprofiled run tells it."""
     diagnosis, timed_ms = capture.diagnosis, capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     if diagnosis is None:
         step = replace(step, unprofiled_ms=UnprofiledStep(timed_ms, timed_ms, True) if timed_ms else None)
@@ -100,186 +115,205 @@ def _step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
         step = replace(
             step, unprofiled_ms=times, profiler_overhead_ms=diagnosis.profiler_overhead_ms, critical_path=path
         )
-    return replace(step, busy_share=working_share(replace(capture, step=step)))
+    return replace(step, busy_share=_find_busy_share_of_step(step, on_cpu=capture.on_cpu))
 
 
-def working_share(capture: CaptureSummary) -> float | None:
-    """Returns the GPU's work, or on a CPU the operators', as a share of the step's reported length."""
-    step = capture.step
-    if step is None or not step.total_ms:
+def _find_busy_share_of_step(step: StepSummary, *, on_cpu: bool) -> float | None:
+    """Returns the time with GPU work (on a CPU, with operators) as a share of the step's reported length."""
+    if not step.total_ms:
         return None
-    if capture.on_cpu:  # the profiler makes operators longer, too
+    if on_cpu:  # the profiler makes operators longer, too
         return step.compute_ms / step.total_ms
-    length, works = step.said_ms if step.unprofiled_ms else step.total_ms, step.total_ms - step.idle_ms
-    if works > length:  # then collectives waited for ranks that the profiler slowed down
-        works -= step.exposed_communication_ms
-    return min(works / length, 1.0) if length else None
+    length_ms, busy_ms = step.said_ms if step.unprofiled_ms else step.total_ms, step.total_ms - step.idle_ms
+    if busy_ms > length_ms:  # collectives waited for ranks that the profiler slowed down
+        busy_ms -= step.exposed_communication_ms
+    return min(busy_ms / length_ms, 1.0) if length_ms else None
 
 
-def _serving(capture: CaptureSummary, serving: Serving) -> Serving:
-    """The serving with what decoding reads at the least, by the model itself or else by its dimensions.
+def _complete_serving(capture: CaptureSummary, serving: Serving) -> Serving:
+    """Returns the serving figures with the bytes that decoding a token reads at least.
 
-    By these weights have the precision of most of the matmul time.
+    The bytes are those of the model if the run reported them, else they follow from the model's dimensions, with
+    weights in the precision of most of the matmul time.
     """
     run, peak = capture.run, find_memory_bandwidth(capture.device)
     if run and run.weights_bytes:
         return serving.with_least(run.weights_bytes, run.cache_bytes, peak, counted=True)
     precision = max(capture.precisions, key=lambda name: capture.precisions[name], default="unknown")
     model = capture.configuration.model if capture.configuration else None
-    element = ELEMENT_BYTES.get(precision)
-    if model is None or element is None:
+    element_bytes = ELEMENT_BYTES.get(precision)
+    if model is None or element_bytes is None:
         return serving
-    return serving.with_least(read_weights_bytes(model, element), cached_bytes(model, 1, element), peak, counted=False)
+    weights_bytes, token_bytes = read_weights_bytes(model, element_bytes), cached_bytes(model, 1, element_bytes)
+    return serving.with_least(weights_bytes, token_bytes, peak, counted=False)
 
 
-def _unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
-    """The unprofiled times with what they say of a step's tokens and of the profiler."""
-    step_ms, known = unprofiled.typical_ms(STEP), capture.configuration
-    tokens = (known.batch_size or 0) * (known.context_length or 0) if known else 0
-    per_second = tokens / (step_ms / MS_PER_S) if tokens and step_ms else None
+def _complete_unprofiled(capture: CaptureSummary, unprofiled: Unprofiled) -> Unprofiled:
+    """Returns the unprofiled times with the tokens per second and the profiler's overhead that follow from them."""
+    step_ms, configuration = unprofiled.typical_ms(STEP), capture.configuration
+    tokens = (configuration.batch_size or 0) * (configuration.context_length or 0) if configuration else 0
+    tokens_per_second = tokens / (step_ms / MS_PER_S) if tokens and step_ms else None
     overhead = {phase: capture.profiler_overhead(phase) for phase in unprofiled.phases}
-    return replace(unprofiled, tokens_per_second=per_second, profiler_overhead=overhead)
+    return replace(unprofiled, tokens_per_second=tokens_per_second, profiler_overhead=overhead)
 
 
-def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None:
-    """The share of one phase's time in which the GPU works; None on a CPU, and without a wall time that measures it.
+def find_busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None:
+    """Returns the share of a phase's time during which the GPU works.
 
-    The step's share is the one that is reported with its length. A profiler slows the CPU, not the kernels: GPU busy is
-    taken from the trace, wall time from an unprofiled run. Without one, busy ÷ profiled wall is the lower bound, and
-    busy ÷ (wall − the profiler's estimated cost) about the upper one.
+    None on a CPU, and if no wall time includes the work. The step's share is the one reported with its length. A
+    profiler slows the CPU, not the kernels: the busy time comes from the trace, the wall time from an unprofiled run.
+    Without such a run, busy ÷ profiled wall is the lower bound, and busy ÷ (wall − the profiler's estimated cost) is
+    approximately the upper bound.
     """
-    busy, wall = phase.gpu_busy_ms.median, phase.wall_ms.median
-    if capture.on_cpu or busy is None:
+    busy_ms, wall_ms = phase.gpu_busy_ms.median, phase.wall_ms.median
+    if capture.on_cpu or busy_ms is None:
         return None
     if phase.phase == STEP and (step := capture.step) and (share := step.busy_share) is not None:
-        times, works = step.unprofiled_ms, step.total_ms - step.idle_ms
-        ends = (works / times.high, min(works / times.low, 1.0)) if times and times.low and not times.timed else None
-        return BusyShare(works, step.said_ms, times is not None and times.timed, share, share, ends)
-    unprofiled = capture.unprofiled.trusted_ms(phase.phase) if capture.unprofiled else None
-    if unprofiled and busy <= unprofiled * (1 + _TOLERANCE):
-        share = min(busy / unprofiled, 1.0)
-        return BusyShare(busy, unprofiled, True, share, share)
-    if not phase.synchronized or not wall:
+        times, busy_ms = step.unprofiled_ms, step.total_ms - step.idle_ms
+        is_timed = times is not None and times.timed
+        bounds = (busy_ms / times.high, min(busy_ms / times.low, 1.0)) if times and times.low and not is_timed else None
+        return BusyShare(busy_ms, step.said_ms, is_timed, share, share, bounds)
+    unprofiled_ms = capture.unprofiled.trusted_ms(phase.phase) if capture.unprofiled else None
+    if unprofiled_ms and busy_ms <= unprofiled_ms * (1 + _BUSY_TOLERANCE):
+        share = min(busy_ms / unprofiled_ms, 1.0)
+        return BusyShare(busy_ms, unprofiled_ms, True, share, share)
+    if not phase.synchronized or not wall_ms:
         return None
     cost = phase.profiler_cost
-    without = max(wall - cost.high_ms, busy) if cost else busy
-    low, high = min(busy / wall, 1.0), min(busy / without, 1.0) if without else 0.0
-    return BusyShare(min(busy, wall), wall, False, low, high)
+    least_wall_ms = max(wall_ms - cost.high_ms, busy_ms) if cost else busy_ms
+    low, high = min(busy_ms / wall_ms, 1.0), min(busy_ms / least_wall_ms, 1.0) if least_wall_ms else 0.0
+    return BusyShare(min(busy_ms, wall_ms), wall_ms, False, low, high)
 
 
-#: The phases that tables compare, and the step that holds them.
+#: The phases of a training step that tables compare.
 TRAINING_PHASES = ("forward", "backward", "optimizer")
-BOTH = "forward+backward"
+#: The scope of figures over forward and backward together.
+FORWARD_AND_BACKWARD = "forward+backward"
 
 
 def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """Forward, backward, optimizer and the user's own phases, then step and whole capture where these do not suffice.
+    """Returns forward, backward, optimizer and the user's own phases, then the step and the whole capture if needed.
 
-    A phase with an opaque graph is none of them: shares of the kernels that are seen would mislead.
+    The last two are needed if the phases do not suffice. A phase with an opaque graph is left out, because the shares
+    of its visible kernels would mislead.
     """
-    seen = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
-    parts = tuple(phase for phase in seen if phase.phase not in ("loss", STEP, OTHER_STEP))
+    visible = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
+    parts = tuple(phase for phase in visible if phase.phase not in ("loss", STEP, OTHER_STEP))
     if parts and capture.phases_suffice:
         return parts
-    steps = tuple(phase for phase in seen if phase.phase == STEP)
-    whole, opaque = whole_beside(capture), any(phase.opaque for phase in capture.phases)
-    return (*parts, *steps, *((whole,) if whole and whole.kernels and not whole.opaque and not opaque else ()))
+    steps = tuple(phase for phase in visible if phase.phase == STEP)
+    whole, has_opaque = whole_if_needed(capture), any(phase.opaque for phase in capture.phases)
+    return (*parts, *steps, *((whole,) if whole and whole.kernels and not whole.opaque and not has_opaque else ()))
 
 
-def whole_beside(capture: CaptureSummary) -> PhaseSummary | None:
-    """The whole capture, where neither its phases nor its steps stand for it."""
+def whole_if_needed(capture: CaptureSummary) -> PhaseSummary | None:
+    """Returns the whole capture as a phase; None if the phases or the steps stand for it."""
     whole, step = capture.whole, capture.phase(STEP)
     if whole is None or capture.phases_suffice:
         return None
-    in_steps = (step.kernel_time_ms.mean or 0.0) * step.instances if step else 0.0
-    return whole if in_steps <= _NEARLY_ALL * (whole.kernel_time_ms.mean or 0.0) else None
+    in_steps_ms = (step.kernel_time_ms.mean or 0.0) * step.instances if step else 0.0
+    return whole if in_steps_ms <= _SUFFICIENT_SHARE_IN_STEPS * (whole.kernel_time_ms.mean or 0.0) else None
 
 
 def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
-    """The compared phases in two: those that enclose no other one, then the step and the whole capture."""
+    """Returns the compared phases in two groups: those that enclose no other phase, and the step and whole capture."""
     compared = compared_phases(capture)
     enclosing = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
     return tuple(phase for phase in compared if phase not in enclosing), enclosing
 
 
-def leaders(capture: CaptureSummary) -> tuple[Leader, ...]:
-    """The leaders of forward, backward and both, or of whatever else there is, then of the step and the whole."""
+def find_leaders(capture: CaptureSummary) -> tuple[Leader, ...]:
+    """Returns the top kernels of forward, backward and both together, then of the step and the whole capture.
+
+    Without forward and backward, the first other phase takes their place.
+    """
     parts, enclosing = parts_and_enclosing(capture)
     passes = [phase for name in ("forward", "backward") for phase in parts if phase.phase == name]
-    both = merge_kernels(*(phase.kernels for phase in passes)) if len(passes) == 2 else ()
+    of_both = merge_kernels(*(phase.kernels for phase in passes)) if len(passes) == 2 else ()
     return (
         *(_leader(phase.phase, phase.kernels) for phase in passes or parts[:1]),
-        *([_leader(BOTH, both)] if both else []),
+        *([_leader(FORWARD_AND_BACKWARD, of_both)] if of_both else []),
         *(_leader(phase.phase, phase.kernels) for phase in enclosing),
     )
 
 
 def _leader(scope: str, kernels: tuple[KernelRow, ...]) -> Leader:
-    leading = next((row for row in kernels if row.kernel_class != COMMUNICATION), kernels[0])
-    return Leader(scope, leading)
+    return Leader(scope, next((row for row in kernels if row.kernel_class != COMMUNICATION), kernels[0]))
 
 
-def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) -> MatmulShare:
-    """Matmul's share in each phase, in a step, and in inference: that of a forward-only capture of the report first."""
-    candidates = [other for other in captures if capture.whole and _is_its_inference(capture, other)]
-    forwards = ((one, phase) for one in (*candidates, capture) if (phase := one.phase("forward")) and phase.kernels)
+def _find_matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) -> MatmulShare:
+    """Returns matmul's share in each phase, in a step, and in inference.
+
+    The share in inference comes from a forward-only capture of the same configuration, if the report has one.
+    """
+    inferences = [inference for inference in captures if capture.whole and _is_inference_of(inference, capture)]
+    forwards = (
+        (candidate, phase)
+        for candidate in (*inferences, capture)
+        if (phase := candidate.phase("forward")) and phase.kernels
+    )
     source, forward = next(forwards, (capture, None))
     return MatmulShare(
-        tuple(_shares(phase) for phase in compared_phases(capture)),
-        _step_shares(capture),
-        _shares(forward) if forward else None,
+        tuple(_class_shares(phase) for phase in compared_phases(capture)),
+        _class_shares_of_step(capture),
+        _class_shares(forward) if forward else None,
         None if source is capture else source.title,
     )
 
 
-def _shares(phase: PhaseSummary) -> ClassShares:
+def _class_shares(phase: PhaseSummary) -> ClassShares:
     return ClassShares(phase.phase, phase.classes)
 
 
-def _step_shares(capture: CaptureSummary) -> ClassShares | None:
-    """The classes of a whole training step: of the step range, else of its phases together; None without a step."""
+def _class_shares_of_step(capture: CaptureSummary) -> ClassShares | None:
+    """Returns the classes of a training step, from its range or else from its phases; None without a step."""
     # A training step has an optimizer.
-    name = "training step" if capture.phase("optimizer") or not capture.phase("forward") else BOTH
+    scope = "training step" if capture.phase("optimizer") or not capture.phase("forward") else FORWARD_AND_BACKWARD
     step = capture.phase(STEP)
     if step and step.kernels and step.holds_backward:
-        return replace(_shares(step), scope=name)
+        return replace(_class_shares(step), scope=scope)
     parts = [phase for leaf in LEAF_PHASES if (phase := capture.phase(leaf)) and phase.kernels]
     steps = min((phase.instances for phase in parts), default=0)
-    # Gradients accumulated over k passes: k forwards for one optimizer. Counts that do not fit are no steps.
+    # With gradients accumulated over k passes there are k forward passes per optimizer. Other counts form no steps.
     if len(parts) < 2 or any(phase.instances % steps for phase in parts):
         return None
     kernels = merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps)))
-    return ClassShares(name, class_rows(kernels))
+    return ClassShares(scope, class_rows(kernels))
 
 
-def _is_its_inference(capture: CaptureSummary, other: CaptureSummary) -> bool:
-    ours, theirs = capture.configuration, other.configuration
-    if not ours or not theirs or not ours.model or theirs.mode != "forward" or ours.mode == "forward":
+def _is_inference_of(inference: CaptureSummary, training: CaptureSummary) -> bool:
+    """Returns whether one capture is the forward-only capture of the configuration that the other one trains."""
+    forward, trained = inference.configuration, training.configuration
+    if not trained or not forward or not trained.model or forward.mode != "forward" or trained.mode == "forward":
         return False
-    built = [(run.compile, run.cuda_graph) if (run := one.run) else None for one in (capture, other)]
-    return built[0] == built[1] and ours == structs.replace(theirs, mode=ours.mode, source=ours.source)
+    builds = [(run.compile, run.cuda_graph) if (run := capture.run) else None for capture in (training, inference)]
+    return builds[0] == builds[1] and trained == structs.replace(forward, mode=trained.mode, source=trained.source)
 
 
 def with_counted_flops(capture: CaptureSummary, counted: CountedFlops) -> CaptureSummary:
-    """The capture with FLOPs of its modules and of attention; what is known of attention from its shapes stays."""
+    """Returns the capture with the counted FLOPs of its modules, and of attention unless its shapes told them."""
     modules = with_flops(capture.modules, counted) if capture.modules else None
     attention = capture.attention
     if attention and attention.per == FORWARD and attention.flop_ratio is None:
-        attention = _of_attention(attention, counted)
+        attention = _with_attention_flops(attention, counted)
     return replace(capture, modules=modules, attention=attention)
 
 
-def _of_attention(attention: AttentionSummary, counted: CountedFlops) -> AttentionSummary:
-    """Of one forward pass; matmuls with other FLOPs than attention's own hold projections, and say nothing."""
+def _with_attention_flops(attention: AttentionSummary, counted: CountedFlops) -> AttentionSummary:
+    """Returns attention with the FLOPs of one forward pass.
+
+    If the matmuls inside attention modules have other FLOPs than attention itself, they include projections, and their
+    time is left out.
+    """
     passes = counted.passes.get(FORWARD, 0)
     if not passes or not counted.softmax or not counted.attention_matmul:
         return attention
-    in_modules = sum(
+    module_flops = sum(
         flops.get(FORWARD, 0)
         for name, flops in counted.modules.items()
         if find_module_role(MODULE_RANGE_PREFIX + name) == "attention"
     )
-    if attention.matmul_ms and in_modules and in_modules != counted.attention_matmul:
+    if attention.matmul_ms and module_flops and module_flops != counted.attention_matmul:
         attention = replace(attention, matmul_ms=None, runtime_ratio=None)
     return replace(
         attention,

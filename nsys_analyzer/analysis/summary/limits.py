@@ -1,8 +1,8 @@
-"""How far a capture is from what its GPU can do: the FLOPs of its model, and least bytes, against the peaks.
+"""Compares the rates that a capture achieves with the peaks of its GPU.
 
-MFU (model FLOPs utilization) is the FLOPs of the model ÷ time ÷ peak, https://arxiv.org/abs/2204.02311, appendix B.
-No rate is above a peak: a figure that would be is of another configuration or precision than the one assumed, and is
-left out with the reason.
+The rates follow from the FLOPs of the model and from the bytes that must be moved at least. MFU (model FLOPs
+utilization) is the model's FLOPs ÷ time ÷ peak, see https://arxiv.org/abs/2204.02311, appendix B. A rate above a peak
+is impossible: it shows that the configuration or the precision is not the capture's. It is left out with the reason.
 """
 
 from __future__ import annotations
@@ -30,99 +30,111 @@ from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.columns import COPY_KINDS, MEMCPY, ON_DEVICE
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
-#: What is taken to be so where several GPUs train together.
-_ONE_RANK = (
-    "FLOPs were counted on the first rank, and are taken to be those of each; where ranks hold other layers (pipeline "
-    "parallelism) the rates of the others are wrong."
-)
-_WHOLE_MODEL = (
-    "The whole model and the batch size are taken to be those of one GPU, as in data parallelism; where GPUs share the "
-    "layers (tensor or pipeline parallelism) the rates are too high."
-)
-#: A rate above a peak by more than this is no measurement.
-TOLERANCE = 0.02
-#: Precisions of less than 16 bits.
-_NARROW = ("fp8", "fp4")
-#: A precision with less of the matmul time has no roof of its own.
-_LEAST_SHARE = 0.05
-#: The matmuls of unfused attention, which are among those of the class matmul.
+#: A rate above a peak by more than this share is impossible.
+PEAK_TOLERANCE = 0.02
+#: Precisions with fewer than 16 bits.
+_NARROW_PRECISIONS = ("fp8", "fp4")
+#: A precision has a roof of its own if it has at least this share of the matmul time.
+_LEAST_SHARE_OF_ROOF = 0.05
+#: The matmuls of unfused attention, which are also part of the class matmul.
 ATTENTION_MATMUL = "attention matmul"
 
-#: The passes whose FLOPs are known, and the classes of kernels that may do with fewer.
+#: The passes whose FLOPs are known.
 _PASSES = ("forward", "backward")
-_SKIPPED = {
-    FUSED: "skips work: the whole square of scores would be above the GPU's peak",
-    "convolution": "needs fewer FLOPs than the direct one whose FLOPs are known (Winograd, FFT)",
+#: The kernel classes that may need fewer FLOPs than counted, with the reason.
+_SKIPPED_WORK = {
+    FUSED: "skips work: a computation of all scores would be above the GPU's peak",
+    "convolution": "uses an algorithm with fewer FLOPs than a direct convolution (Winograd, FFT)",
 }
-_NO_WHOLE_STEPS = "The passes that are measured do not make up whole steps, so the FLOPs of a step are not known."
+_FLOPS_OF_FIRST_RANK = (
+    "FLOPs were counted on the first rank and are assumed to be the same on each rank. If ranks run different layers "
+    "(pipeline parallelism), the rates of the other ranks are wrong."
+)
+_WHOLE_MODEL_ON_EACH_GPU = (
+    "Each GPU is assumed to run the whole model with the whole batch size, as in data parallelism. If GPUs share the "
+    "layers (tensor or pipeline parallelism), the rates are too high."
+)
+_NO_WHOLE_STEPS = "The measured passes do not make up whole steps, so the FLOPs of a step are not known."
 
 
-def limits_of(capture: CaptureSummary) -> Limits | None:
-    """The rates of a capture against its GPU's peaks; None on a CPU, and without any work on a GPU."""
-    return None if capture.on_cpu or capture.whole is None else _View(capture).limits()
+def compare_with_peaks(capture: CaptureSummary) -> Limits | None:
+    """Returns the rates of a capture compared with its GPU's peaks; None on a CPU, and without any work on a GPU."""
+    return None if capture.on_cpu or capture.whole is None else _RatesOfCapture(capture).limits()
 
 
 class _Shapes(NamedTuple):
-    """All that FLOPs and bytes follow from."""
+    """The shapes that determine FLOPs and bytes."""
 
     model: ModelSize
     batch_size: int
     context_length: int
 
 
-class _View:
-    """A capture with work on a GPU, what is known of its model, and its peaks."""
+class _RatesOfCapture:
+    """The rates of a capture with work on a GPU, with the shapes of its model and the peaks of its GPU."""
 
     def __init__(self, capture: CaptureSummary) -> None:
         self.capture = capture
         self.peaks: Peaks | None = find_peaks(capture.gpu)
-        self.memory = find_memory_bandwidth(capture.device)
-        known = capture.configuration or Configuration()
-        parts = {"model": known.model, "context length": known.context_length, "batch size": known.batch_size}
-        whole = known.model and known.batch_size and known.context_length
-        self.shapes = _Shapes(known.model, known.batch_size, known.context_length) if whole else None  # type: ignore[arg-type]
-        self.counted = capture.run.flops if capture.run and not whole else None
-        is_told = self.counted or not capture.holds_model
-        self.missing = [] if is_told else [name for name, value in parts.items() if not value]
-        self.precision = next((one for one in capture.precisions if one != "unknown"), None)
+        self.peak_bytes_per_s = find_memory_bandwidth(capture.device)
+        configuration = capture.configuration or Configuration()
+        model, batch_size, context_length = (
+            configuration.model,
+            configuration.batch_size,
+            configuration.context_length,
+        )
+        self.shapes = _Shapes(model, batch_size, context_length) if model and batch_size and context_length else None
+        self.counted = capture.run.flops if capture.run and not self.shapes else None
+        needed = {"model": model, "context length": context_length, "batch size": batch_size}
+        needs_shapes = not self.counted and capture.holds_model
+        self.missing = [name for name, value in needed.items() if not value] if needs_shapes else []
+        self.precision = next((name for name in capture.precisions if name != "unknown"), None)
         if self.precision and capture.precisions[self.precision] < capture.precisions.get("unknown", 0.0):
             self.precision = None
-        rates = dict(self.peaks.flops_per_s) if self.peaks else {}
-        self.rates = rates
-        shares = {one: share for one, share in capture.precisions.items() if one in rates and share >= _LEAST_SHARE}
-        self.roofs = tuple((one, rates[one]) for one in shares)
-        # As if the matmuls of each precision reached the same share of its peak.
-        peaks = sum(share * rates[one] for one, share in shares.items())
-        self.peak = peaks / sum(shares.values()) if self.precision in shares else None
-        # Who trains in 16 bits has not chosen among those with fewer.
-        wide = [one for one in rates if self.precision in _NARROW or one not in _NARROW]
-        self.best = max(wide, key=lambda one: (rates[one], one == "bf16"), default=None)
+        self.peak_rates = peak_rates = dict(self.peaks.flops_per_s) if self.peaks else {}
+        shares = {
+            name: share
+            for name, share in capture.precisions.items()
+            if name in peak_rates and share >= _LEAST_SHARE_OF_ROOF
+        }
+        self.roofs = tuple((name, peak_rates[name]) for name in shares)
+        # The mean assumes that the matmuls of each precision reach the same share of its peak.
+        weighted_peaks = sum(share * peak_rates[name] for name, share in shares.items())
+        self.peak_flops = weighted_peaks / sum(shares.values()) if self.precision in shares else None
+        # Training in 16 bits is not compared with narrower precisions.
+        is_narrow = self.precision in _NARROW_PRECISIONS
+        comparable = [name for name in peak_rates if is_narrow or name not in _NARROW_PRECISIONS]
+        self.best_precision = max(comparable, key=lambda name: (peak_rates[name], name == "bf16"), default=None)
         self.notes: list[str] = []
 
     def limits(self) -> Limits:
-        capture, rates, best = self.capture, self.rates, self.best
+        """Returns the rates of phases and classes; no rates if one of them is impossible."""
+        capture, best = self.capture, self.best_precision
         phases, classes = tuple(self.phase_rates()), tuple(self.class_rates())
-        doubt = self.doubt(phases, classes)
+        doubt = self.find_doubt(phases, classes)
         if doubt:
             phases = classes = ()
+        has_collectives = capture.whole and any(row.kernel_class == COMMUNICATION for row in capture.whole.classes)
+        if phases and has_collectives:
+            self.notes.append(_FLOPS_OF_FIRST_RANK if self.counted else _WHOLE_MODEL_ON_EACH_GPU)
         return Limits(
             gpu=capture.gpu or "GPU",
             precision=self.precision,
-            peak_flops=self.peak,
+            peak_flops=self.peak_flops,
             best_precision=best,
-            best_peak_flops=rates[best] if best else None,
-            peak_bytes_per_s=self.memory,
+            best_peak_flops=self.peak_rates[best] if best else None,
+            peak_bytes_per_s=self.peak_bytes_per_s,
             source=self.peaks.source if self.peaks else None,
             roofs=self.roofs,
             phases=phases,
-            classes=(*classes, *self.copies()),
+            classes=(*classes, *self.copy_rates()),
             missing=(*self.missing, *(() if self.peaks else ("peaks",))),
-            notes=tuple(dict.fromkeys((*self.notes, *(self.of_ranks() if phases else ())))),
+            notes=tuple(dict.fromkeys(self.notes)),
             doubt=doubt or None,
         )
 
     def phase_rates(self) -> Iterator[PhaseRate]:
-        """Forward, backward and step, those that are measured and whose FLOPs are known."""
+        """Yields the rates of forward, backward and the step, if they are measured and their FLOPs are known."""
         is_pass = self.capture.step is not None and self.capture.step.is_pass
         flops: dict[str, int | None] = self.counted_flops(self.counted) if self.counted else {}
         if self.shapes:
@@ -132,20 +144,27 @@ class _View:
                 "backward": 2 * forward,
                 STEP: self.step_flops(forward, self.shapes.batch_size),
             }
+        best_peak = self.peak_rates.get(self.best_precision or "")
         for name, model_flops in flops.items():
-            found = None if name == STEP and is_pass else self.time_of(name)
-            if found and model_flops:
-                rate = model_flops / (found[0] / MS_PER_S)
-                mfu, best = rate / self.peak if self.peak else None, self.rates.get(self.best or "")
-                yield PhaseRate(name, model_flops, *found, mfu, rate / best if best else None)
+            time = None if name == STEP and is_pass else self.find_time(name)
+            if time and model_flops:
+                ms, time_of = time
+                rate = model_flops / (ms / MS_PER_S)
+                mfu, mfu_of_best = (
+                    rate / self.peak_flops if self.peak_flops else None,
+                    rate / best_peak if best_peak else None,
+                )
+                yield PhaseRate(name, model_flops, ms, time_of, mfu, mfu_of_best)
 
     def counted_flops(self, counted: CountedFlops) -> dict[str, int | None]:
-        """FLOPs by phase, as they were counted in one step of the program."""
+        """Returns the FLOPs of each phase that were counted in one step of the program."""
         if counted.unknown:
-            self.notes.append(f"FLOPs of these operators are not known, and not counted: {', '.join(counted.unknown)}.")
-        # Of several passes, the prompt's and those of single tokens, none is like their mean.
-        alike = [name for name in _PASSES if counted.passes.get(name) == 1 or self.capture.phase("backward")]
-        flops: dict[str, int | None] = {name: round(sum(counted.of_pass(name).values())) for name in alike}
+            operators = ", ".join(counted.unknown)
+            self.notes.append(f"The FLOPs of these operators are not known and not included: {operators}.")
+        # A prompt's pass and the passes of single tokens differ: their mean describes neither.
+        has_backward = self.capture.phase("backward")
+        similar_passes = [name for name in _PASSES if counted.passes.get(name) == 1 or has_backward]
+        flops: dict[str, int | None] = {name: round(sum(counted.of_pass(name).values())) for name in similar_passes}
         steps = self.capture.phase(STEP) or self.capture.phase(OTHER_STEP)
         instances = {name: phase.instances for name in _PASSES if (phase := self.capture.phase(name))}
         if steps and any(count != counted.passes.get(name, 0) * steps.instances for name, count in instances.items()):
@@ -153,167 +172,182 @@ class _View:
             return flops
         return flops if self.capture.times_calls else {**flops, STEP: round(counted.of_step)}
 
-    def step_flops(self, forward: int, batch_size: int) -> int | None:
-        """The model's FLOPs in a step: three times a forward pass for each backward pass in it.
+    def step_flops(self, flops_of_forward: int, batch_size: int) -> int | None:
+        """Returns the model's FLOPs in a step: three times a forward pass for each of its backward passes.
 
-        A forward pass without a backward one, as of an evaluation, is counted where there is no backward pass at all.
+        Without any backward pass, as in inference, each forward pass counts once.
         """
         capture = self.capture
-        first, backward, optimizer = (capture.phase(name) for name in ("forward", "backward", "optimizer"))
+        forward, backward, optimizer = (capture.phase(name) for name in ("forward", "backward", "optimizer"))
         step = capture.phase(STEP) or capture.phase(OTHER_STEP)
-        passes, a_pass = (backward, 3 * forward) if backward else (first, forward)
-        steps = step or optimizer or (first if capture.step else None)
+        passes, flops_of_pass = (backward, 3 * flops_of_forward) if backward else (forward, flops_of_forward)
+        steps = step or optimizer or (forward if capture.step else None)
         mode = capture.configuration.mode if capture.configuration else None
         if passes is None or steps is None:
             return None
-        many, rest = divmod(passes.instances, steps.instances)
-        if rest or not many or (not backward and (optimizer or mode in ("train", "forward+backward"))):
+        passes_per_step, remainder = divmod(passes.instances, steps.instances)
+        lacks_backward = not backward and (optimizer or mode in ("train", "forward+backward"))
+        if remainder or not passes_per_step or lacks_backward:
             self.notes.append(_NO_WHOLE_STEPS)
             return None
-        if many > 1:
-            self.notes.append(f"A step holds {many} forward passes, each taken to be of batch size {batch_size}.")
-        return many * a_pass
+        if passes_per_step > 1:
+            self.notes.append(
+                f"A step has {passes_per_step} forward passes, and each is assumed to have batch size {batch_size}."
+            )
+        return passes_per_step * flops_of_pass
 
-    def time_of(self, name: str) -> tuple[float, TimeOf] | None:
-        """The best known time of a phase, ms, and what it is.
+    def find_time(self, name: str) -> tuple[float, TimeOf] | None:
+        """Returns the best known time of a phase in ms, and its origin; None without one.
 
-        Without an unprofiled time, a wall time counts where the GPU fills it, which hides what the profiler costs.
+        Without an unprofiled time, the profiled wall time is used if the GPU is busy throughout, because the
+        profiler's cost is then hidden behind the GPU's work.
         """
         capture = self.capture
         phase = capture.phase(name) or (capture.phase(OTHER_STEP) if name == STEP else None)
-        busy = phase.gpu_busy_ms.typical or 0.0 if phase else 0.0
-        unprofiled = capture.unprofiled.trusted_ms(name) if capture.unprofiled else None
-        if unprofiled and busy <= unprofiled * (1 + TOLERANCE):
-            return unprofiled, "unprofiled"
+        busy_ms = phase.gpu_busy_ms.typical or 0.0 if phase else 0.0
+        unprofiled_ms = capture.unprofiled.trusted_ms(name) if capture.unprofiled else None
+        if unprofiled_ms and busy_ms <= unprofiled_ms * (1 + PEAK_TOLERANCE):
+            return unprofiled_ms, "unprofiled"
         diagnosis = capture.diagnosis if name == STEP else None
-        estimated = diagnosis.step_ms if diagnosis and not diagnosis.doubt else None
-        wall = phase.wall_ms.typical if phase and phase.synchronized else None
-        # From one step's start to the next there may be more than a step.
-        if estimated and busy <= estimated * (1 + TOLERANCE) and (wall is None or estimated <= wall * (1 + TOLERANCE)):
-            return estimated, "estimated"
+        estimated_ms = diagnosis.step_ms if diagnosis and not diagnosis.doubt else None
+        wall_ms = phase.wall_ms.typical if phase and phase.synchronized else None
+        # The time from one step's start to the next may include more than the step.
+        fits_range = not estimated_ms or wall_ms is None or estimated_ms <= wall_ms * (1 + PEAK_TOLERANCE)
+        if estimated_ms and busy_ms <= estimated_ms * (1 + PEAK_TOLERANCE) and fits_range:
+            return estimated_ms, "estimated"
         if phase is None or phase.uneven:
             return None
-        if wall and busy < GPU_BOUND * wall:
-            return (busy, "gpu_busy") if busy else (wall, "wall")
-        return (wall, "wall") if wall else (busy, "gpu_busy") if busy else None
+        if wall_ms and busy_ms < GPU_BOUND * wall_ms:
+            return (busy_ms, "gpu_busy") if busy_ms else (wall_ms, "wall")
+        return (wall_ms, "wall") if wall_ms else (busy_ms, "gpu_busy") if busy_ms else None
 
     def class_rates(self) -> Iterator[ClassRate]:
-        """The classes whose FLOPs are known, in forward and backward, and the parts of attention."""
+        """Yields the rates of classes with known FLOPs in forward and backward, and those of the parts of attention."""
         if not (self.shapes or self.counted) or (self.capture.coverage and self.capture.coverage.lost_launches):
             return
-        for name, times in zip(_PASSES, (1, 2), strict=True):
+        for name, forward_multiple in zip(_PASSES, (1, 2), strict=True):
             phase = self.capture.phase(name)
-            if phase and not phase.uneven and not phase.opaque and phase.share_of(MATMUL) is not None:
-                ms = {row.kernel_class: row.ms_per_instance for row in phase.classes}
-                work = self.shaped_work(phase, times, self.shapes) if self.shapes else self.counted_work(phase)
-                for kernel_class, flops, elements in work:
-                    if kernel_class in ms and flops:
-                        kernels = [row for row in phase.kernels if row.kernel_class == kernel_class]
-                        precision = next((one for one in precision_shares(kernels) if one != "unknown"), None)
-                        one = self.rate(kernel_class, phase.phase, ms[kernel_class], flops, elements, precision)
-                        yield from self.without_skipped_work(one)
-        yield from self.of_attention()
+            if phase is None or phase.uneven or phase.opaque or phase.share_of(MATMUL) is None:
+                continue
+            class_ms = {row.kernel_class: row.ms_per_instance for row in phase.classes}
+            work = (
+                self.work_of_shapes(phase, forward_multiple, self.shapes) if self.shapes else self.counted_work(phase)
+            )
+            for kernel_class, flops, elements in work:
+                if kernel_class in class_ms and flops:
+                    kernels = [row for row in phase.kernels if row.kernel_class == kernel_class]
+                    precision = next((key for key in precision_shares(kernels) if key != "unknown"), None)
+                    ms = class_ms[kernel_class]
+                    rate = self.matmul_rate(kernel_class, phase.phase, ms, flops, elements, precision)
+                    if not self.note_skipped_work(rate):
+                        yield rate
+        yield from self.attention_rates()
 
     def counted_work(self, phase: PhaseSummary) -> Iterator[tuple[str, int, int | None]]:
-        """The FLOPs that were counted by class, in a phase that computes nothing again; elements are not known."""
+        """Yields each kernel class with its counted FLOPs; nothing for a phase that recomputes the forward pass.
+
+        The third item, the number of elements, is not known.
+        """
         if self.counted and not (phase.phase == "backward" and self.counted.of("recomputed")):
             for kernel_class, flops in self.counted.of_pass(phase.phase).items():
                 yield kernel_class, round(flops), None
 
-    def shaped_work(self, phase: PhaseSummary, times: int, shapes: _Shapes) -> Iterator[tuple[str, int, int | None]]:
-        """The FLOPs and elements of matmul and fused attention in a phase with so many times the forward's FLOPs."""
+    def work_of_shapes(
+        self, phase: PhaseSummary, forward_multiple: int, shapes: _Shapes
+    ) -> Iterator[tuple[str, int, int | None]]:
+        """Yields matmul and fused attention with their FLOPs and elements, ``forward_multiple`` times those of forward.
+
+        If only some layers use fused attention, the FLOPs of neither class are known.
+        """
         attention, flops = attention_matmul_flops(*shapes), forward_flops(*shapes)
-        fused = phase.launches_of(FUSED)
-        if not fused:
-            yield MATMUL, times * flops, times * (linear_elements(*shapes) + attention_matmul_elements(*shapes))
-        elif fused >= shapes.model.num_layers:  # else some layers are fused, and of no class the FLOPs are known
-            yield MATMUL, times * (flops - attention), times * linear_elements(*shapes)
-            yield FUSED, times * attention, times * fused_attention_elements(*shapes)
+        fused_launches = phase.launches_of(FUSED)
+        if not fused_launches:
+            elements = linear_elements(*shapes) + attention_matmul_elements(*shapes)
+            yield MATMUL, forward_multiple * flops, forward_multiple * elements
+        elif fused_launches >= shapes.model.num_layers:
+            yield MATMUL, forward_multiple * (flops - attention), forward_multiple * linear_elements(*shapes)
+            yield FUSED, forward_multiple * attention, forward_multiple * fused_attention_elements(*shapes)
 
-    def without_skipped_work(self, one: ClassRate) -> Iterator[ClassRate]:
-        """A rate, but for one so high that work was skipped: scores of fused attention, products of a convolution."""
-        peak = one.peak_flops_per_s or self.rates.get(self.best or "")
-        skipped = _SKIPPED.get(one.kernel_class) if peak and (one.flops_per_s or 0.0) > peak * (1 + TOLERANCE) else None
-        if skipped:
-            self.notes.append(f"{one.kernel_class.capitalize()} in {one.phase} {skipped}, so its rate is left out.")
-        else:
-            yield one
+    def note_skipped_work(self, rate: ClassRate) -> bool:
+        """Returns whether a rate is so high that the kernels must have skipped work, and notes that if so."""
+        peak = rate.peak_flops_per_s or self.peak_rates.get(self.best_precision or "")
+        is_impossible = peak and (rate.flops_per_s or 0.0) > peak * (1 + PEAK_TOLERANCE)
+        reason = _SKIPPED_WORK.get(rate.kernel_class) if is_impossible else None
+        if reason:
+            self.notes.append(f"{rate.kernel_class.capitalize()} in {rate.phase} {reason}, so its rate is left out.")
+        return reason is not None
 
-    def of_attention(self) -> Iterator[ClassRate]:
-        """The matmuls and the softmax of unfused attention."""
+    def attention_rates(self) -> Iterator[ClassRate]:
+        """Yields the rates of the matmuls and of the softmax of unfused attention."""
         attention, shapes = self.capture.attention, self.shapes
         if attention is None or shapes is None:
             return
         if attention.matmul_flops and attention.matmul_ms:
-            # Of several forward passes: as many times the elements of one.
             passes = attention.matmul_flops // attention_matmul_flops(*shapes)
-            moved = passes * attention_matmul_elements(*shapes)
+            elements = passes * attention_matmul_elements(*shapes)
             flops, ms = attention.matmul_flops, attention.matmul_ms
-            yield self.rate(ATTENTION_MATMUL, attention.per, ms, flops, moved, self.precision)
+            yield self.matmul_rate(ATTENTION_MATMUL, attention.per, ms, flops, elements, self.precision)
         traffic = attention.softmax_traffic
         if attention.softmax_flops and attention.softmax_ms and traffic:
-            flops, ms, rate = attention.softmax_flops, attention.softmax_ms, self.below_peak(traffic.bytes_per_s)
-            yield ClassRate("softmax", attention.per, ms, flops, traffic.bytes, rate)
+            bytes_per_s = self.possible_bytes_per_s(traffic.bytes_per_s)
+            flops, ms = attention.softmax_flops, attention.softmax_ms
+            yield ClassRate("softmax", attention.per, ms, flops, traffic.bytes, bytes_per_s)
 
-    def rate(
+    def matmul_rate(
         self, kernel_class: str, phase: str, ms: float, flops: int, elements: int | None, precision: str | None
     ) -> ClassRate:
-        """The rate of matmuls, in the precision of the capture where that of the kernels is not known.
+        """Returns the rate of matmuls; without a ``precision`` of their own, that of the capture is assumed.
 
-        Bytes are known only where the elements are.
+        The bytes are known only if the number of elements is.
         """
         precision = precision or self.precision
-        size, peak = ELEMENT_BYTES.get(precision or ""), self.rates.get(precision or "")
-        moved = elements * size if size and elements else None
-        rate = self.below_peak(moved / (ms / MS_PER_S)) if moved else None
-        return ClassRate(kernel_class, phase, ms, flops, moved, rate, precision, peak)
+        element_bytes, peak = ELEMENT_BYTES.get(precision or ""), self.peak_rates.get(precision or "")
+        moved_bytes = elements * element_bytes if element_bytes and elements else None
+        bytes_per_s = self.possible_bytes_per_s(moved_bytes / (ms / MS_PER_S)) if moved_bytes else None
+        return ClassRate(kernel_class, phase, ms, flops, moved_bytes, bytes_per_s, precision, peak)
 
-    def below_peak(self, bytes_per_s: float) -> float | None:
-        """A rate of bytes; None where it is above the memory's peak: the L2 cache has served a part of them."""
-        return None if self.memory and bytes_per_s > self.memory * (1 + TOLERANCE) else bytes_per_s
+    def possible_bytes_per_s(self, bytes_per_s: float) -> float | None:
+        """Returns a rate of bytes; None above the memory's peak, because the L2 cache then served a part of them."""
+        peak = self.peak_bytes_per_s
+        return None if peak and bytes_per_s > peak * (1 + PEAK_TOLERANCE) else bytes_per_s
 
-    def copies(self) -> Iterator[ClassRate]:
-        """The copies of a step by kind; one on the device reads and writes each byte in its memory."""
+    def copy_rates(self) -> Iterator[ClassRate]:
+        """Yields the rates of a step's copies by kind. A copy on the device both reads and writes each byte."""
         study = self.capture.study
         if study is None:
             return
         for kind, name in enumerate(COPY_KINDS):
-            chosen = (study.kind == MEMCPY) & (study.copy == kind) & (study.size > 0)
-            ns = int(study.duration[chosen].sum())
-            if ns:
-                moved = float(np.sum(study.size[chosen])) * (2 if kind == ON_DEVICE else 1) / study.steps
-                ms = ns / study.steps / NS_PER_MS
-                rate = self.below_peak(moved / (ms / MS_PER_S))
-                yield ClassRate(f"copy, {name}" if name != "other" else "copy", STEP, ms, None, moved, rate)
+            of_kind = (study.kind == MEMCPY) & (study.copy == kind) & (study.size > 0)
+            duration_ns = int(study.duration[of_kind].sum())
+            if duration_ns:
+                moved_bytes = float(np.sum(study.size[of_kind])) * (2 if kind == ON_DEVICE else 1) / study.steps
+                ms = duration_ns / study.steps / NS_PER_MS
+                bytes_per_s = self.possible_bytes_per_s(moved_bytes / (ms / MS_PER_S))
+                kernel_class = f"copy, {name}" if name != "other" else "copy"
+                yield ClassRate(kernel_class, STEP, ms, None, moved_bytes, bytes_per_s)
 
-    def doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> str:
-        """Why no rate can be right; empty where every one is possible."""
-        assumed = "the counted FLOPs"
+    def find_doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> str:
+        """Returns the reason why the rates cannot be right; empty if every rate is possible."""
+        assumption = "the counted FLOPs"
         if self.shapes:
             model, batch, context = self.shapes
-            assumed = f"the configuration ({model.name}, context length {context}, batch size {batch})"
+            assumption = f"the configuration ({model.name}, context length {context}, batch size {batch})"
             forward = self.capture.phase("forward")
             matmuls = forward.launches_of(MATMUL) if forward and not forward.opaque else 0
             if 0 < matmuls < model.fewest_matmuls:
                 return (
-                    f"{model.name} needs {model.fewest_matmuls} matmuls per forward or more, the capture launches "
-                    f"{matmuls:,.0f}: it is not of {assumed}, so its FLOPs are not known."
+                    f"{model.name} needs at least {model.fewest_matmuls} matmuls per forward pass, but the capture "
+                    f"launches {matmuls:,.0f}. It does not belong to {assumption}, so its FLOPs are not known."
                 )
-        rates = [(f"{one.phase}", one.mfu, self.precision) for one in phases]
-        rates += [(f"{one.phase}", one.mfu_of_best, self.best) for one in phases]
-        rates += [(f"{one.kernel_class} in {one.phase}", one.share_of_peak, one.precision) for one in classes]
-        what, share, precision = max(rates, key=lambda one: one[1] or 0.0, default=("", None, None))
-        if share is None or share <= 1 + TOLERANCE:
+        shares = [(rate.phase, rate.mfu, self.precision) for rate in phases]
+        shares += [(rate.phase, rate.mfu_of_best, self.best_precision) for rate in phases]
+        shares += [(f"{rate.kernel_class} in {rate.phase}", rate.share_of_peak, rate.precision) for rate in classes]
+        work, share, precision = max(shares, key=lambda row: row[1] or 0.0, default=("", None, None))
+        if share is None or share <= 1 + PEAK_TOLERANCE:
             return ""
-        causal = (
-            "; or fused attention skips half of its square" if any(one.kernel_class == FUSED for one in classes) else ""
-        )
+        has_fused = any(rate.kernel_class == FUSED for rate in classes)
+        causal = ", or fused attention skips half of the scores" if has_fused else ""
         return (
-            f"{what} would run at {share:.3g} times the GPU's peak in {precision}, which cannot be: {assumed} or the "
-            f"precision do not belong to this capture{causal}. Rates are left out."
+            f"{work} would run at {share:.3g} times the GPU's peak in {precision}, which is impossible: {assumption} "
+            f"or the precision does not belong to this capture{causal}. Rates are left out."
         )
-
-    def of_ranks(self) -> Iterator[str]:
-        """What is taken to be so where several GPUs share the work."""
-        if self.capture.whole and any(row.kernel_class == COMMUNICATION for row in self.capture.whole.classes):
-            yield _ONE_RANK if self.counted else _WHOLE_MODEL

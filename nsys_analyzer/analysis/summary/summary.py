@@ -145,7 +145,7 @@ class BusyShare:
 
     Attributes:
         unprofiled: whether the wall time is from an unprofiled run.
-        low, high: bounds of the share. They are equal if the wall time is unprofiled. ``high`` is 1 if nothing bounds it.
+        low, high: bounds of the share, equal if the wall time is unprofiled. ``high`` is 1 if nothing bounds it.
         estimated: the lowest and the highest share if the step's unprofiled length is estimated; else None.
         verdict: the verdict on both bounds; "undecided" if they have different verdicts.
     """
@@ -393,7 +393,7 @@ class Summary:
     @property
     def shares_gpu(self) -> bool:
         """Returns whether the process shares its GPU with others of the capture, so that only its ID identifies it."""
-        return self.pid is not None and self.process == label_of_pid(self.pid)
+        return self.pid is not None and self.process == make_pid_label(self.pid)
 
     @property
     def has_no_kernel(self) -> bool:
@@ -434,7 +434,7 @@ class Summary:
 
     @property
     def on_cpu(self) -> bool:
-        """Returns whether its kernels are operators that ran on the CPU, as PyTorch's profiler records without a GPU."""
+        """Returns whether its kernels are operators that ran on the CPU, because no GPU was used."""
         return self.gpu == CPU
 
     @property

@@ -9,7 +9,7 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.step import StepSummary
-from nsys_analyzer.analysis.summary.complete import compared_phases, working_share
+from nsys_analyzer.analysis.summary.complete import compared_phases
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import (
     Evidence,
@@ -101,7 +101,7 @@ def _length(capture: CaptureSummary, step: StepSummary) -> str:
     """How long a step takes, how much of it the GPU works, and the model's FLOPs against the peak."""
     noun = step_noun(step)
     clauses = [f"{said_length(step)} {noun}{_in_brackets(step)}"]
-    share = working_share(capture)
+    share = step.busy_share
     if capture.on_cpu:
         of = "the profiled one" if step.unprofiled_ms else "it"
         clauses += [] if share is None else [f"operators run for {rounded_percent(share)} of {of}"]

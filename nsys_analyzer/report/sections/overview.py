@@ -8,7 +8,6 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.summary.complete import working_share
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
@@ -101,7 +100,7 @@ def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
         Measure("Step ms", "ms", step_ms, "step"),
         Measure("What to do first", "text", lambda c: found[0].title if (found := to_fix(c)) else None),
         Measure("Saves ms", "ms", lambda c: saving(found[0]) if (found := to_fix(c)) else None),
-        Measure("GPU works", "percent", working_share, "gpu-busy"),
+        Measure("GPU works", "percent", lambda c: c.step.busy_share if c.step else None, "gpu-busy"),
         Measure("MFU", "percent", mfu_of_step, "mfu"),
         Measure("Forward ms", "ms", lambda c: _phase_ms(c, "forward"), "forward"),
         Measure("Backward ms", "ms", lambda c: _phase_ms(c, "backward")),

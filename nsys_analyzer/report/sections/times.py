@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, whole_beside
+from nsys_analyzer.analysis.summary.complete import TRAINING_PHASES, whole_if_needed
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import typical
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Table, make_table
@@ -21,7 +21,7 @@ _BY_HOOKS = (
 
 def answer_times(capture: CaptureSummary) -> Iterator[Block]:
     """The time of each phase without the profiler and under it, and how long the GPU works in it."""
-    whole = whole_beside(capture)
+    whole = whole_if_needed(capture)
     phases = [*(phase for phase in capture.phases if phase.instances), *([whole] if whole else [])]
     if not phases:
         return
