@@ -46,7 +46,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ranks/findings": ("parallel_runs",),
     "ranks/join": ("ranks", "parallel_runs", "ranks_by_the_nanosecond"),
     "ranks/matching": ("ranks", "parallel_runs", "ranks_by_the_nanosecond"),
-    "ranks/member": ("ranks", "parallel_runs", "ranks_by_the_nanosecond"),
+    "steps/member": ("ranks", "parallel_runs", "ranks_by_the_nanosecond"),
     "steps/anatomy": ("steps_anatomy", "steps_summary"),
     "steps/process": ("steps_idle", "steps_summary", "steps_anatomy"),
     "steps/repetition": ("steps_windows",),

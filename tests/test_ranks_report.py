@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.analysis.ranks.join import Join, join_members
-from nsys_analyzer.analysis.ranks.member import Member
+from nsys_analyzer.analysis.steps.member import Member
 from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.text import plain
 from tests.conftest import Main

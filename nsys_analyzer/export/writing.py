@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.join import find_clocks
 from nsys_analyzer.analysis.ranks.matching import Clock
-from nsys_analyzer.analysis.ranks.member import Member, record_members
+from nsys_analyzer.analysis.steps.member import Member, record_members
 from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.export import formats

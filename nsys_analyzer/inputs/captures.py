@@ -16,8 +16,8 @@ from msgspec import structs
 from nsys_analyzer.analysis.kernels.classes import given_classes, use_classes
 from nsys_analyzer.analysis.kernels.own_classes import OwnClasses
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.ranks.member import BY_ORDER
 from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.member import BY_ORDER
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
 from nsys_analyzer.analysis.summary.complete import complete_captures, with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
@@ -437,7 +437,7 @@ def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[Ca
     for row in rows:
         if row.name in ranks:
             rank, rest, run = ranks[row.name]
-            member = replace(row.members[0], rank=rank, named=rest, run=run)
+            member = replace(row.members[0], rank=rank, name_without_rank=rest, run=run)
             row = replace(row, rank=rank, process=f"rank {rank}", members=(member,))
         told.append(row)
     return told

@@ -10,7 +10,9 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.ranks.matching import Clock, Match
-from nsys_analyzer.analysis.ranks.member import (
+from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, PIPELINE, SHARDED, CollectiveFigures
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.member import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -21,8 +23,6 @@ from nsys_analyzer.analysis.ranks.member import (
     SCATTER,
     Member,
 )
-from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, PIPELINE, SHARDED, CollectiveFigures
-from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.trace.arrays import Ints, distinct_rows
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 

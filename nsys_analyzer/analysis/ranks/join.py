@@ -21,7 +21,6 @@ from nsys_analyzer.analysis.ranks.matching import (
     missing_ranks,
     step_numbers,
 )
-from nsys_analyzer.analysis.ranks.member import BY_ORDER, Member
 from nsys_analyzer.analysis.ranks.pace import own_steps_ms
 from nsys_analyzer.analysis.ranks.run import (
     LATE_SHARE,
@@ -33,6 +32,7 @@ from nsys_analyzer.analysis.ranks.run import (
     RankStep,
 )
 from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.member import BY_ORDER, Member
 from nsys_analyzer.analysis.steps.windows import near_median
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import StrOrText, phrase, plural
@@ -154,7 +154,7 @@ class Join:
         rows = zip(self.waits, self.walls, self.steps, strict=False)
         #: Shape (members, steps): the steps without exposed waiting, ns.
         self.own = np.array([walls - waits.exposed_waiting[steps] for waits, walls, steps in rows])
-        named = any(member.named for member in self.members)
+        named = any(member.name_without_rank for member in self.members)
         by_order = any(member.run == BY_ORDER for member in self.members)
         self.ranks_from: RanksFrom | None = "file names" if named else "order of the call" if by_order else None
 
@@ -306,7 +306,7 @@ class Join:
 
     def _far_apart_ms(self) -> float:
         """Returns how far apart clocks are that are known, where steps joined by their places may be others; else 0."""
-        if all(member.numbered for member in self.members) or not self.alignment:
+        if all(member.has_numbers for member in self.members) or not self.alignment:
             return 0.0
         pairs = zip(self.members, self.clocks, strict=True)
         offsets_ms = [abs(self._offset_ms(m, clock)) for m, clock in pairs if clock and m.started_utc_ns]

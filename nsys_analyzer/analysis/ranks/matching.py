@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.ranks.member import (
+from nsys_analyzer.analysis.steps.member import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -145,7 +145,7 @@ def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> StrOrText | 
         why = "they share no communicator"
     elif len({member.run for member in members if member.run}) > 1:
         why = "their manifests name different runs"
-    elif len({member.named for member in members if member.named}) > 1:
+    elif len({member.name_without_rank for member in members if member.name_without_rank}) > 1:
         why = "their names differ in more than the rank"
     elif all(member.started_utc_ns for member in firsts) and begin - end > _CLOCKS_DIFFER_NS:
         why = "one had ended before the other began"
@@ -224,7 +224,7 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
 
 def step_numbers(members: Sequence[Member]) -> list[Ints]:
     """Returns the number of each step of each member; their places, where the ranges of some alone say the numbers."""
-    alike = len({member.numbered for member in members}) == 1
+    alike = len({member.has_numbers for member in members}) == 1
     return [member.number if alike else np.arange(len(member)) for member in members]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranks.collectives import Waits
-from nsys_analyzer.analysis.ranks.member import Member
+from nsys_analyzer.analysis.steps.member import Member
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.trace.arrays import Ints

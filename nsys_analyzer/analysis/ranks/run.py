@@ -1,4 +1,4 @@
-"""The figures of several ranks of one run."""
+"""The figures of a run of several ranks: each rank, the collectives, and the time that the latest rank loses."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from nsys_analyzer.text import StrOrText
 
 RanksFrom = Literal["file names", "order of the call"]
 Part = Literal["compute", "copies", "idle", "transferring"]
-#: The ways to share work between ranks that findings ask for.
+#: The ways to share work between ranks on which findings depend.
 DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 
-#: A rank counts as late from this share of a step on. In a replay without the profiler, launching times differ from
-#: rank to rank, so the second share counts there.
+#: A rank is late if it is late by at least this share of a step. In a replay without the profiler, the second share is
+#: the limit, because launch times differ from rank to rank there.
 LATE_SHARE, LATE_UNPROFILED_SHARE = 0.02, 0.1
 
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step of one rank, ms, as of ``RankFigures``; ``number`` is that of the step."""
+    """One step of one rank.
+
+    Attributes:
+        number: the number of the step.
+        step_ms: its length.
+        own_ms: its length without exposed waiting; None if waiting is not known.
+    """
 
     number: int
     step_ms: float
@@ -34,26 +40,37 @@ class RankStep:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """One rank, mean of a step in ms where no statistics are given; None where other ranks' times are needed.
+    """The figures of one rank. Values without statistics are means over the steps, in ms per step.
 
-    compute + exposed copy + exposed communication + idle = step, and waiting + transfer = communication.
+    compute + exposed copies + exposed communication + idle = step, and waiting + transfer = communication. Values that
+    need the times of other ranks are None if those are not known.
 
     Attributes:
-        label: "rank 1", or "device 1" where the rank is not known or a process drives several devices.
-        process: its global process ID.
-        communication_ms: the union of its collectives, hidden or not.
-        waiting_ms, transfer_ms: of that, until the last rank has started the collective, and from then on.
-        exposed_waiting_ms, exposed_transfer_ms: the same of the exposed communication.
-        own_ms: the step without the exposed waiting: what it would take if no other rank were late.
-        late_ms: its own time less that of the rank with least in most steps, step by step, and what slowed that rank
-            down because its collectives waited beside its own work.
-        late_unprofiled_ms: how much longer than the fastest rank it takes by itself without the profiler, by a replay;
-            None if the profiler makes no step longer, if no rank is late under it, or if no replay tells it.
-        slowest_steps: in how many steps it has the most own time.
-        cpu_ms: what its program needs for a step itself, without calls that wait for the GPU.
-        offset_ms: by how much its clock is ahead of the first rank's.
-        shift_ns: what its capture's times are ahead of those of the first rank's capture.
-        steps: one by one, those that the means are of.
+        label: "rank 1"; "device 1" if the rank is not known or if a process drives several devices.
+        rank: its number in the run; None if it is not known.
+        process: the global ID of its process.
+        capture: the name of its capture.
+        source: the file name of its capture.
+        device: the number of its GPU.
+        step_ms: the length of a step.
+        compute_ms: the time in which the GPU computes.
+        exposed_copy_ms: the time in which the GPU only copies.
+        communication_ms: the time in which at least one collective runs, hidden or exposed.
+        exposed_communication_ms: the time in which collectives run and the GPU neither computes nor copies.
+        idle_ms: the time in which nothing runs on the GPU.
+        cpu_ms: the CPU time that the program needs for a step, without calls that wait for the GPU.
+        waiting_ms: the part of the communication in which the last rank has not yet started the collective.
+        transfer_ms: the other part of the communication, in which the collective transfers data.
+        exposed_waiting_ms, exposed_transfer_ms: the same two parts of the exposed communication.
+        own_ms: the step without exposed waiting, as if no other rank were late.
+        late_ms: how much longer its own time is than that of the fastest rank, step by step. It includes by how much
+            the collectives that waited beside the fastest rank's work slowed that work down.
+        late_unprofiled_ms: how much longer than the fastest rank it takes without the profiler, by a replay. None if
+            the profiler does not make the step longer, if no rank is late under it, or if no replay is possible.
+        slowest_steps: the number of steps in which it has the longest own time.
+        offset_ms: how far its clock is ahead of the first rank's clock.
+        shift_ns: how far the times in its capture are ahead of those in the first rank's capture.
+        steps: the steps that the means are taken from.
     """
 
     label: str
@@ -83,24 +100,24 @@ class RankFigures:
 
     @property
     def lateness_ms(self) -> Stats | float | None:
-        """Returns how late it is: without the profiler if that is known."""
+        """Returns how late the rank is: without the profiler if that is known, else under the profiler."""
         return self.late_ms if self.late_unprofiled_ms is None else self.late_unprofiled_ms
 
 
 @dataclass(frozen=True)
 class CollectiveFigures:
-    """The collectives of one kind, phase and size.
+    """The figures of the collectives of one kind, phase and message size.
 
     Attributes:
         kind: one of ``COLLECTIVE_KINDS``.
-        phase: the phase that launches them, empty outside.
-        bytes: the message of one rank as NCCL counts it; None where it is not known.
-        ranks: how many take part; None where ranks of the run are missing, and NCCL does not say.
-        count: in a step, of one rank.
-        duration_ms: of one on one rank.
-        waiting_ms, transfer_ms: of a step, mean of the ranks, sums over collectives; None where ranks are missing.
-        bus_bytes_per_s: bytes over each link in the time of transferring, as nccl-tests counts them; None where the
-            size or the time is not known.
+        phase: the phase that launches them; empty outside of the phases.
+        bytes: the message size of one rank, as NCCL counts it; None if it is not known.
+        ranks: the number of ranks that take part; None if captures of ranks are missing and NCCL does not record it.
+        count: the number of such collectives per step and rank.
+        duration_ms: the duration of one collective on one rank.
+        waiting_ms, transfer_ms: the total per step, as a mean over the ranks; None if captures of ranks are missing.
+        bus_bytes_per_s: the bytes that pass each link per second of transfer time, as nccl-tests defines bus bandwidth;
+            None if the size or the time is not known.
     """
 
     kind: str
@@ -116,14 +133,16 @@ class CollectiveFigures:
 
 @dataclass(frozen=True)
 class LostTime:
-    """A part of a rank's own time that another rank does not need, mean ms of a step.
+    """A part of a rank's own time that another rank does not need.
 
     Attributes:
-        phase: the phase of the work, or of the work that ends a gap; empty of what is transferred.
-        kernel_class, module: what explains most of a loss in compute, empty where nothing does.
-        cause, range: the same of idle time.
-        lines: of the rank's program, behind idle time of that cause, where its stacks were sampled.
-        module_line: file and line of the module's class, empty where it is not known.
+        phase: the phase of the work, or of the work that ends an idle gap; empty for transfers.
+        part: what the time is spent on.
+        ms: the mean loss per step; negative if the rank needs less time than the other one.
+        kernel_class, module: what causes most of a loss in compute; empty if no class or module does.
+        cause, range: what causes most of a loss in idle time.
+        lines: the lines of the rank's program behind idle time of that cause, if its call stacks were sampled.
+        module_line: the file and line of the module's class; empty if it is not known.
     """
 
     phase: str
@@ -139,12 +158,12 @@ class LostTime:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How well the clocks of a run agree.
+    """How well the clocks of the ranks agree.
 
     Attributes:
-        one_clock: all members are of one capture.
-        spread_ms: how far the ends of one collective are apart from rank to rank, a standard deviation.
-        collectives: on how many it rests, of the rank with fewest.
+        one_clock: whether all ranks are in one capture.
+        spread_ms: how far apart the ranks see the end of the same collective, a standard deviation.
+        collectives: the number of shared collectives that the alignment rests on, of the rank with the fewest.
     """
 
     one_clock: bool
@@ -153,25 +172,28 @@ class Alignment:
 
 
 class ParallelRun(msgspec.Struct, frozen=True):
-    """Several ranks of one run, joined step by step, as a report's JSON holds them.
+    """Several ranks of one run, joined step by step, as the JSON of a report holds them.
 
     Attributes:
-        name: of its captures.
-        strategies: how the work is shared, such as "data parallel (DDP)", from the pattern of its collectives.
-        world_size: ranks of the run, None where it is not known.
-        missing: the ranks that no capture is of.
-        steps: how many all ranks have with the same collectives, whose means the figures are.
-        takes_turns: whether the rank with most own time is another one in more than a quarter of the steps.
-        slowest, fastest: the positions of the ranks with most and least own time; None where waiting is not known.
-        skew_ms: how late the slowest one is, median of the steps, under the profiler.
-        unprofiled_ms: a step without the profiler, where it was measured on every rank: the longest.
-        lost: where it loses that, the largest part first.
-        slowed_ms: by how much the own work of the rank with least took longer because its collectives waited beside it;
-            ``lost`` less this is the mean difference of their own times.
-        findings: what would make the step shorter, the largest saving first.
-        alignment: None where clocks could not be aligned.
-        ranks_from: what tells the ranks, where neither captures nor manifests do.
-        notes: what a reader must know of the join.
+        name: the name of the run, made from the names of its captures.
+        strategies: how the ranks share the work, such as "data parallel (DDP)", inferred from their collectives.
+        world_size: the number of ranks of the run; None if it is not known.
+        missing: the ranks without a capture.
+        steps: the number of steps that all ranks have with the same collectives. The figures are means over them.
+        ranks: the figures of each rank.
+        collectives: the figures of the collectives.
+        slowest, fastest: the positions of the ranks with the longest and the shortest own time; None if waiting is not
+            known.
+        takes_turns: whether another rank has the longest own time in more than a quarter of the steps.
+        skew_ms: how late the slowest rank is under the profiler, a median over the steps.
+        unprofiled_ms: the longest step of a rank without the profiler, if it was measured on every rank.
+        lost: where the slowest rank loses time to the fastest one, the largest part first.
+        slowed_ms: how much longer the work of the fastest rank took because its collectives waited beside that work.
+            The sum of ``lost`` less this value is the mean difference of their own times.
+        alignment: how well the clocks agree; None if they could not be aligned.
+        ranks_from: where the rank numbers come from, if neither captures nor manifests hold them.
+        findings: changes that would make the step shorter, the largest saving first.
+        notes: what a reader must know about how the ranks were joined.
     """
 
     name: str = msgspec.field(name="run")
@@ -195,24 +217,24 @@ class ParallelRun(msgspec.Struct, frozen=True):
 
     @property
     def is_pipeline(self) -> bool:
-        """Returns whether the ranks are stages, which are not meant to take equally long."""
+        """Returns whether the ranks are pipeline stages, which may take different times by design."""
         return PIPELINE in self.strategies
 
     @property
     def least_cpu_ms(self) -> float:
-        """Returns what a step takes at least without the slowest rank: the others' programs need so much of the CPU."""
+        """Returns the longest CPU time per step of the other ranks than the slowest: no step can be shorter."""
         return max((rank.cpu_ms for rank in self.ranks if rank is not self.slowest_rank), default=0.0)
 
     @property
     def step_ms(self) -> float:
-        """Returns the longest step of a rank: without the profiler if that was measured, else under it."""
+        """Returns the longest step of a rank: without the profiler if it was measured, else under the profiler."""
         return self.unprofiled_ms or max((rank.step_ms.median or 0.0) for rank in self.ranks)
 
     @property
     def later_than_others_ms(self) -> tuple[float, ...] | None:
-        """Returns by how much the slowest rank is later than each other rank without the profiler, the least first.
+        """Returns how much later than each other rank the slowest rank is without the profiler, in ascending order.
 
-        None if the profiler makes no step longer, or if no replay tells it.
+        Returns None if the profiler does not make the step longer, or if no replay is possible.
         """
         slowest = self.slowest_rank
         if slowest is None or slowest.late_unprofiled_ms is None:
@@ -222,11 +244,13 @@ class ParallelRun(msgspec.Struct, frozen=True):
 
     @property
     def is_late_unprofiled(self) -> bool:
-        """Returns whether the slowest rank is certainly later than the middle one without the profiler, too."""
-        later = self.later_than_others_ms
-        return later is None or later[len(later) // 2] >= LATE_UNPROFILED_SHARE * self.step_ms
+        """Returns whether the slowest rank is later than the median rank without the profiler, too."""
+        differences_ms = self.later_than_others_ms
+        return (
+            differences_ms is None or differences_ms[len(differences_ms) // 2] >= LATE_UNPROFILED_SHARE * self.step_ms
+        )
 
     @property
     def slowest_rank(self) -> RankFigures | None:
-        """Returns the rank with the most own time."""
+        """Returns the rank with the longest own time; None if waiting is not known."""
         return None if self.slowest is None else self.ranks[self.slowest]

@@ -16,8 +16,8 @@ from nsys_analyzer.analysis.intervals import NONE, has_moments
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, PhaseNames, is_framework_name
-from nsys_analyzer.analysis.ranks.member import record_members
 from nsys_analyzer.analysis.statistics import Stats, values_ms
+from nsys_analyzer.analysis.steps.member import record_members
 from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.steps.serving import summarize_serving
 from nsys_analyzer.analysis.steps.step import UNPHASED, StepSummary

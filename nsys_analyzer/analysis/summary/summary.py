@@ -12,8 +12,8 @@ from nsys_analyzer.analysis.attribution.processes import make_pid_label
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.member import Member
 from nsys_analyzer.analysis.steps.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import Ms, StepSummary

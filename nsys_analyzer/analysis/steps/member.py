@@ -1,4 +1,4 @@
-"""What one rank did in each of its steps: the record that is made of a trace, and joined with those of other ranks."""
+"""The record of one rank: what it did in each of its steps. Records of several ranks are joined into a run."""
 
 from __future__ import annotations
 
@@ -17,39 +17,44 @@ from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, KERNEL, MEMCPY, SYNCHRONIZE, Columns, process_of
 from nsys_analyzer.trace.ranks import UNKNOWN_NUMBER
 
-#: The kinds of collective, by what the name of its kernel, or of the function of NCCL that it carries out, holds.
-_KINDS = {
+#: The kinds of collectives, each with the pattern that identifies it in the name of a kernel or of an NCCL function.
+_PATTERNS = {
     "all-reduce": "all_?reduce|cross_device_reduce_(?!scatter)", "all-gather": "all_?gather",
     "reduce-scatter": "reduce_?scatter", "broadcast": "broadcast|bcast", "send/receive": "send_?recv|send|recv",
     "all-to-all": "all_?to_?all", "reduce": "reduce", "gather": "gather", "scatter": "scatter", "other": "",
 }  # fmt: skip
-#: In the order of ``Collectives.kind``'s codes.
-COLLECTIVE_KINDS = tuple(_KINDS)
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, _, SEND_RECEIVE, ALL_TO_ALL, _, GATHER, SCATTER, OTHER_KIND = range(len(_KINDS))
-#: A launch that takes this long waits for room in the queue, ns.
-_LONG_CALL_NS = 50_000
-_RECEIVES = re.compile("recv", re.IGNORECASE)
-_NUMBER = re.compile(r"\D*(\d{1,9})\D*")
-#: The run of captures whose order in the call is said to be that of their ranks.
+#: The names of the kinds, in the order of the codes in ``Collectives.kind``.
+COLLECTIVE_KINDS = tuple(_PATTERNS)
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, _, SEND_RECEIVE, ALL_TO_ALL, _, GATHER, SCATTER, OTHER_KIND = range(
+    len(_PATTERNS)
+)
+#: A launch that takes longer waits until the queue of launches has room, ns.
+_LONG_LAUNCH_NS = 50_000
+_RECEIVE = re.compile("recv", re.IGNORECASE)
+_STEP_NUMBER = re.compile(r"\D*(\d{1,9})\D*")
+#: ``Member.run`` if ``--ranks`` says that the order of the captures is the order of their ranks.
 BY_ORDER = "--ranks"
 
 
 @dataclass(frozen=True)
 class Collectives(Columns):
-    """The collectives of a rank, each a kernel, in order of start.
+    """The collectives of a rank in order of start. Each one is a kernel.
+
+    All columns have the shape (collectives,).
 
     Attributes:
-        start, end: ns.
-        launched: ns, when the program launched it.
-        step: which of the rank's steps launched it; -1 outside.
-        since: which of the steps had begun last when it was launched, whether or not it had ended; -1 before the first.
-        kind: code into ``COLLECTIVE_KINDS``.
-        communicator: its ID, one for all of its ranks; where that is not known, minus the stream it runs on.
-        ranks: how many its communicator is of; 0 where that is not known.
-        bytes: the message as NCCL counts it, of one rank, of an exchange the larger way; -1 where it is not known.
-        peer: the other rank of a send or receive, in its communicator; -1 where it is not known.
-        peers: how many ranks it sends to or receives from, itself among them; 0 where that is not known.
-        phase: code into ``names``, the phases of steps; -1 outside.
+        start, end: when it runs, ns.
+        launched: when the program launched it, ns.
+        step: the index of the step that launched it; -1 outside of the steps.
+        since: the index of the last step that had begun at its launch, even if it had ended; -1 before the first.
+        kind: its kind, a code into ``COLLECTIVE_KINDS``.
+        communicator: the ID of its communicator, which all ranks share; if unknown, -1 minus its stream.
+        ranks: the number of ranks in its communicator; 0 if unknown.
+        bytes: the message size of one rank as NCCL counts it, for an exchange the larger direction; -1 if unknown.
+        peer: the other rank of a send or receive, as its number in the communicator; -1 if unknown.
+        peers: the number of ranks that it sends to or receives from, including its own rank; 0 if unknown.
+        phase: the phase that launched it, a code into ``names``; -1 outside of the phases.
+        names: the names of the phases.
     """
 
     end: Ints
@@ -68,23 +73,32 @@ class Collectives(Columns):
 
 @dataclass(frozen=True)
 class Member:
-    """One device of one process of a run: a rank, or one of several devices that a process drives.
+    """The record of one GPU of one process in a run: a rank, or one of several devices that a process drives.
+
+    Columns of steps have the shape (steps,). For each step, compute + exposed copies + exposed communication + idle is
+    the length of the step: a moment in which the GPU computes counts as compute, and one with a copy as a copy.
 
     Attributes:
-        capture, source: the capture's name, and its file's.
-        world_size: ranks of the run, 0 where it is not known.
-        process: global process ID.
-        run: what the manifest calls the run, empty where it does not; ``BY_ORDER`` where the call says the ranks.
-        named: the file's name but for the rank that it says, empty where the rank is known by other means.
-        started_utc_ns: when the profiler's session started, 0 where that is not known.
-        number: shape (steps,), the number of each step: that in its range's name, else its place.
-        numbered: whether the ranges' names say the numbers.
-        start, end: shape (steps,), ns.
-        compute, exposed_copy, exposed_communication, idle: shape (steps,), ns: what fills each step, compute before
-            copies, and these before communication; they add up to its length.
-        communication: shape (steps,), ns of the union of collectives, hidden or not.
-        cpu: shape (steps,), ns that the program needs for a step itself: without calls that wait for the GPU.
-        exposed: start and end, ns, of the stretches in which collectives run and nothing else does, in order and apart.
+        capture: the name of the capture.
+        source: the name of the capture's file.
+        rank: the number of the rank; None if it is not known, or if the process drives several devices.
+        world_size: the number of ranks of the run; 0 if it is not known.
+        process: the global ID of the process.
+        device: the number of the GPU.
+        started_utc_ns: when the profiler's session started; 0 if it is not known.
+        number: the number of each step, from the name of its range or, without one, from its position.
+        has_numbers: whether ``number`` comes from the names of the ranges.
+        start, end: when each step begins and ends, ns.
+        compute: the time in each step in which the GPU computes, ns.
+        exposed_copy: the time in which it only copies, ns.
+        exposed_communication: the time in which only collectives run, ns.
+        idle: the time in which nothing runs on the GPU, ns.
+        communication: the time in which at least one collective runs, hidden or exposed, ns.
+        collectives: the collectives of the whole capture.
+        cpu: the CPU time that the program needs for each step, without calls that wait for the GPU, ns.
+        exposed: the starts and ends of the intervals in which only collectives run, sorted and disjoint, ns.
+        run: the name of the run in the manifest; empty without one. ``BY_ORDER`` if ``--ranks`` was given.
+        name_without_rank: the capture's name without the rank in it, if the rank is taken from that name; else empty.
     """
 
     capture: str
@@ -95,7 +109,7 @@ class Member:
     device: int
     started_utc_ns: int
     number: Ints
-    numbered: bool
+    has_numbers: bool
     start: Ints
     end: Ints
     compute: Ints
@@ -107,21 +121,21 @@ class Member:
     cpu: Ints
     exposed: tuple[Ints, Ints] = field(repr=False)
     run: str = ""
-    named: str = ""
+    name_without_rank: str = ""
 
     def __len__(self) -> int:
         return len(self.start)
 
     @property
     def label(self) -> str:
-        """Returns the rank, else the device."""
+        """Returns the name of the rank, or of the device if the rank is not known."""
         return f"device {self.device}" if self.rank is None else f"rank {self.rank}"
 
 
 def record_members(attributed: AttributedTrace, process: Process, steps: Steps, capture: str) -> tuple[Member, ...]:
-    """Returns the record of each device that a process uses; none where it exchanges nothing with another one.
+    """Returns the record of each device of a process; nothing if the process exchanges no data between devices.
 
-    A process exchanges something if it runs collectives, or uses several devices.
+    A process exchanges data if it runs collectives or uses several devices.
     """
     trace, windows = attributed.trace, steps.windows
     operations, metadata = trace.operations, trace.metadata
@@ -129,16 +143,16 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
     is_collective: Bools = of_class[attributed.kernels.code]
     index = np.flatnonzero(operations.process == process.global_pid)
     index = index[np.argsort(operations.start[index], kind="stable")]
-    exchanges = index[is_collective[index] & (operations.kind[index] == KERNEL)]  # a copy waits for no other rank
+    exchanges = index[is_collective[index] & (operations.kind[index] == KERNEL)]  # copies do not wait for other ranks
     devices = np.unique(operations.device[index]).tolist()
     if len(devices) < 2 and not len(exchanges):
         return ()
     collectives = _collectives(attributed, windows, exchanges)
-    numbers, numbered = _numbers(attributed, process.global_pid, steps)
-    # The time from a step's begin in the program to the next without calls that wait: that synchronize or copy, or that
-    # take so long that the queue of launches must be full.
+    numbers, has_numbers = _step_numbers(attributed, process.global_pid, steps)
+    # CPU time: a step of the program without calls that wait for the GPU. These calls synchronize, copy, or take so
+    # long that the queue of launches must be full.
     launches, begin, end = trace.launches, windows.called, windows.left
-    waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_CALL_NS)
+    waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_LAUNCH_NS)
     calls = np.flatnonzero(waits & (process_of(launches.thread) == process.global_pid))
     calls = calls[np.argsort(launches.start[calls], kind="stable")]
     cpu = end - begin - Cover.from_intervals(launches.start[calls], launches.end[calls]).covered_within(begin, end)
@@ -166,7 +180,7 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
                 device=device,
                 started_utc_ns=metadata.started_utc_ns - metadata.time_shift_ns if metadata.started_utc_ns else 0,
                 number=numbers,
-                numbered=numbered,
+                has_numbers=has_numbers,
                 start=windows.start,
                 end=windows.end,
                 compute=compute_ns,
@@ -182,11 +196,11 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
     return tuple(members)
 
 
-def _numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[Ints, bool]:
-    """Returns the number of each step by its range's name, such as ``ProfilerStep#12``; else by its place, from 0.
+def _step_numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[Ints, bool]:
+    """Returns the number of each step, and whether it comes from the name of its range, such as ``ProfilerStep#12``.
 
-    That is its place among all ranges of steps, those of warm-up and those that are not whole among them: what one rank
-    leaves out another one may have.
+    Otherwise the number is the step's position, from 0, among all ranges of steps. Warm-up steps and incomplete steps
+    count too, because another rank may not leave them out.
     """
     windows = steps.windows
     instances, ranges = attributed.instances, attributed.trace.ranges
@@ -197,30 +211,31 @@ def _numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[I
     if windows.source not in ("range", "profiler_step") or len(place) == 0 or place.max() >= len(index):
         return steps.number, False
     names = [ranges.names[ranges.name[instances.range[i]]] for i in index[place].tolist()]
-    numbers = np.array([int(match[1]) if (match := _NUMBER.fullmatch(name)) else NONE for name in names])
+    numbers = np.array([int(match[1]) if (match := _STEP_NUMBER.fullmatch(name)) else NONE for name in names])
     rising = (numbers != NONE).all() and (np.diff(numbers) > 0).all()
     return (numbers, True) if rising and len(numbers) > 1 else (place, False)
 
 
 def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> Collectives:
-    """Returns the collectives of a process; ``index`` are their operations, in the order of their starts."""
+    """Returns the collectives of a process. ``index`` holds the indices of their operations in order of start."""
     trace, launched = attributed.trace, attributed.attribution.time[index]
     operations, calls, instances = trace.operations, trace.nccl_calls, attributed.instances
-    place, call = _calls(attributed, index)
-    last = np.full(len(index), NONE)  # the last call of each
+    place, call = _match_nccl_calls(attributed, index)
+    last = np.full(len(index), NONE)  # the last NCCL call of each collective
     last[place] = call
-    # An exchange sends and receives at the same time.
-    is_receive = np.array([bool(_RECEIVES.search(name)) for name in (*calls.names, "")])[calls.name]
+    # A kernel may send and receive at the same time.
+    is_receive = np.array([bool(_RECEIVE.search(name)) for name in (*calls.names, "")])[calls.name]
     sent, received = np.zeros((2, len(index)), np.int64)
     for total, mask in ((sent, ~is_receive), (received, is_receive)):
         np.add.at(total, place, np.where(mask, calls.bytes, 0)[call])
     with_peer = np.flatnonzero(calls.peer[call] >= 0)
     pairs, _ = distinct_rows(place[with_peer], calls.peer[call[with_peer]])
-    by_kernel = np.array([_kind(name) for name in (*operations.names, "")])[operations.name[index]]
-    by_call = np.array([_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last]]
+    by_kernel = np.array([_find_kind(name) for name in (*operations.names, "")])[operations.name[index]]
+    by_call = np.array([_find_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last]]
     kind = np.where(by_call != OTHER_KIND, by_call, by_kernel)
-    unnamed = np.flatnonzero(kind == OTHER_KIND)  # as RCCL's kernels for any collective are
-    kind[unnamed] = [_kind(name) for name in find_launching_collectives(trace, attributed.attribution, index[unnamed])]
+    unnamed = np.flatnonzero(kind == OTHER_KIND)  # RCCL has one kernel for all collectives
+    callers = find_launching_collectives(trace, attributed.attribution, index[unnamed])
+    kind[unnamed] = [_find_kind(name) for name in callers]
     communicator = np.append(calls.communicator, 0)[last]
     since = np.searchsorted(windows.called, launched, side="right") - 1
     return Collectives(
@@ -242,12 +257,12 @@ def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> 
     )
 
 
-def _calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, Ints]:
-    """Returns NCCL's calls by the collective that carries them out: its place in ``index``, and the call, of each.
+def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, Ints]:
+    """Returns pairs of a collective and an NCCL call that it carries out: positions in ``index``, and call indices.
 
-    A call belongs to the next collective that its thread launches. A group of calls is launched when the last one has
-    been made: as one kernel, or for several devices as one of each, in the order of the calls. Calls that do not go
-    into the kernels evenly belong to none.
+    A call belongs to the next collective that its thread launches. NCCL launches a group of calls after the last call
+    of the group: as one kernel, or as one kernel per device in the order of the calls. Calls that
+    cannot be divided evenly among more than one kernel are not matched.
     """
     calls, attribution = attributed.trace.nccl_calls, attributed.attribution
     launched = np.flatnonzero(attribution.thread[index] != NONE)
@@ -256,23 +271,23 @@ def _calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, Ints]:
     thread, time = attribution.thread[index[launched]], attribution.time[index[launched]]
     axis = Axis(thread, time)
     place = axis.place(thread, time)
-    # Those that one call launches, on several devices, are in order of start.
+    # Collectives that one call launches on several devices are in order of start.
     order = np.argsort(place, kind="stable")
     at = np.searchsorted(place[order], axis.place(calls.thread, calls.start))
-    known = np.flatnonzero((at < len(order)) & np.isin(calls.thread, thread))
-    known = known[thread[order[at[known]]] == calls.thread[known]]
-    first, group, count = np.unique(at[known], return_inverse=True, return_counts=True)
+    matched = np.flatnonzero((at < len(order)) & np.isin(calls.thread, thread))
+    matched = matched[thread[order[at[matched]]] == calls.thread[matched]]
+    first, group, count = np.unique(at[matched], return_inverse=True, return_counts=True)
     last = np.minimum(np.append(first[1:], len(order)), np.searchsorted(thread[order], thread[order[first]], "right"))
     kernels = last - first
-    each = np.where(kernels > count, 1, np.where(count % kernels == 0, count // kernels, 0))[group]
+    per_kernel = np.where(kernels > count, 1, np.where(count % kernels == 0, count // kernels, 0))[group]
     by_group = np.argsort(group, kind="stable")  # the calls are in order of start
     number = np.empty_like(group)
     number[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
-    even = each > 0
-    at_kernel = first[group[even]] + number[even] // each[even]
-    return launched[order[at_kernel]], known[even]
+    even = per_kernel > 0
+    at_kernel = first[group[even]] + number[even] // per_kernel[even]
+    return launched[order[at_kernel]], matched[even]
 
 
-def _kind(name: str) -> int:
-    """Returns the kind of collective that the name of a kernel or of a function of NCCL tells."""
-    return next(code for code, pattern in enumerate(_KINDS.values()) if re.search(pattern, name, re.IGNORECASE))
+def _find_kind(name: str) -> int:
+    """Returns the kind of collective that the name of a kernel or of an NCCL function stands for."""
+    return next(code for code, pattern in enumerate(_PATTERNS.values()) if re.search(pattern, name, re.IGNORECASE))
