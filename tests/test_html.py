@@ -18,7 +18,7 @@ from hypothesis import given
 from markdown_it import MarkdownIt
 
 from nsys_analyzer.analysis.findings.finding import Place
-from nsys_analyzer.report.figures import svg
+from nsys_analyzer.report.figures import draw_svg
 from nsys_analyzer.report.model import (
     Answer,
     Bar,
@@ -121,7 +121,7 @@ def test_every_table_is_that_of_markdown(request: pytest.FixtureRequest, name: s
 
 
 def test_a_page_holds_all_that_it_needs(train: Report) -> None:
-    text = html.render(train, {figure.key: svg(figure) for figure in train.figures if isinstance(figure, Bars)})
+    text = html.render(train, {figure.key: draw_svg(figure) for figure in train.figures if isinstance(figure, Bars)})
     assert len(text) < 1_000_000  # of 3 MB that a capture of 12,000 kernels may take
     page = Page(text)
     assert not page.open
@@ -279,9 +279,9 @@ def test_the_worst_text_is_shown_letter_by_letter() -> None:
 
 def test_a_drawing_has_the_color_of_the_page(train: Report) -> None:
     figure = next(figure for figure in train.figures if isinstance(figure, Bars))
-    drawn = svg(figure)
+    drawn = draw_svg(figure)
     assert drawn.startswith("<svg")
     assert "currentColor" in drawn
     assert "#010203" not in drawn
     assert "<metadata" not in drawn or "nsys" not in drawn
-    assert svg(figure) == drawn  # the same bytes, whenever it is drawn
+    assert draw_svg(figure) == drawn  # the same bytes, whenever it is drawn

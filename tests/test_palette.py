@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from nsys_analyzer.analysis.kernels import class_rules
 from nsys_analyzer.analysis.steps import process
-from nsys_analyzer.report.figures.palette import (
-    CAUSES,
-    CLASSES,
+from nsys_analyzer.report.palette import (
+    CAUSE_COLORS,
+    CLASS_COLORS,
     CYCLE,
     GRAY,
-    PHASES,
-    colors_of,
+    PHASE_COLORS,
+    assign_colors,
     luminance,
     text_color,
 )
@@ -98,10 +98,10 @@ def test_the_measure_itself(one: tuple[float, ...], other: tuple[float, ...], ex
     ("colors", "least"),
     [
         (CYCLE, 11.5),
-        (tuple(CLASSES.values()), 8.5),
-        (tuple(CLASSES.values())[:9], 11.5),
-        (tuple(dict.fromkeys(PHASES.values())), 11.5),
-        (tuple(CAUSES.values()), 8.5),
+        (tuple(CLASS_COLORS.values()), 8.5),
+        (tuple(CLASS_COLORS.values())[:9], 11.5),
+        (tuple(dict.fromkeys(PHASE_COLORS.values())), 11.5),
+        (tuple(CAUSE_COLORS.values()), 8.5),
     ],
     ids=["cycle", "all classes", "main classes", "phases", "causes"],
 )
@@ -114,12 +114,12 @@ def test_every_pair_is_told_apart(vision: str, colors: tuple[str, ...], least: f
 @pytest.mark.parametrize("vision", VISIONS)
 def test_a_cause_is_no_class(vision: str) -> None:
     """A timeline has lanes of both, each with a legend of its own."""
-    main = [lab(color, VISIONS[vision]) for color in tuple(CLASSES.values())[:9]]
-    causes = [lab(color, VISIONS[vision]) for name, color in CAUSES.items() if name not in CLASSES]
+    main = [lab(color, VISIONS[vision]) for color in tuple(CLASS_COLORS.values())[:9]]
+    causes = [lab(color, VISIONS[vision]) for name, color in CAUSE_COLORS.items() if name not in CLASS_COLORS]
     assert min(ciede2000(one, other) for one in main for other in causes) > 7.5
 
 
-@pytest.mark.parametrize("color", sorted({*CLASSES.values(), *CYCLE, *CAUSES.values()}))
+@pytest.mark.parametrize("color", sorted({*CLASS_COLORS.values(), *CYCLE, *CAUSE_COLORS.values()}))
 def test_contrast_to_the_page_and_to_text(color: str) -> None:
     assert contrast(color, LIGHT) >= 3
     assert contrast(color, DARK) >= 2
@@ -127,27 +127,27 @@ def test_contrast_to_the_page_and_to_text(color: str) -> None:
 
 
 def test_colors_of_classes_differ() -> None:
-    assert CLASSES.keys() <= class_rules.CLASSES.keys()
-    assert len(set(CLASSES.values())) == len(CLASSES)
+    assert CLASS_COLORS.keys() <= class_rules.CLASSES.keys()
+    assert len(set(CLASS_COLORS.values())) == len(CLASS_COLORS)
 
 
 def test_every_cause_has_a_color_of_its_own() -> None:
-    assert set(CAUSES) == set(process.CAUSES)
-    assert len(set(CAUSES.values())) == len(CAUSES)
+    assert set(CAUSE_COLORS) == set(process.CAUSES)
+    assert len(set(CAUSE_COLORS.values())) == len(CAUSE_COLORS)
 
 
 def test_a_name_has_one_color_in_every_table() -> None:
-    tables = (CLASSES, PHASES, CAUSES)
+    tables = (CLASS_COLORS, PHASE_COLORS, CAUSE_COLORS)
     named = {name: {table[name] for table in tables if name in table} for table in tables for name in table}
     assert {name for name, colors in named.items() if len(colors) > 1} == set()
 
 
 def test_colors_of_a_figure() -> None:
     names = ["matmul", "mine", "optimizer", "sdpa, no cache", "sdpa, with cache"]
-    found = colors_of(names)
+    found = assign_colors(names)
     assert list(found) == names
-    assert found["matmul"] == CLASSES["matmul"]
-    assert found["optimizer"] == CLASSES["optimizer"]
+    assert found["matmul"] == CLASS_COLORS["matmul"]
+    assert found["optimizer"] == CLASS_COLORS["optimizer"]
     assert len(set(found.values())) == len(names)
-    assert len(colors_of([str(number) for number in range(30)])) == 30
-    assert GRAY in colors_of([str(number) for number in range(9)]).values()
+    assert len(assign_colors([str(number) for number in range(30)])) == 30
+    assert GRAY in assign_colors([str(number) for number in range(9)]).values()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nsys_analyzer.report.figures import draw
+from nsys_analyzer.report.figures import draw_png
 from nsys_analyzer.report.model import Bars, Figure, Lines
 from tests.support.hostile import TEXTS
 
@@ -25,7 +25,7 @@ PHASES = ("forward", "backward", "optimizer", "step")
 def size(figure: Figure, tmp_path: Path) -> tuple[int, int]:
     """Draws a figure; the width and height that its PNG header says."""
     path = tmp_path / "figure.png"
-    draw(figure, path)
+    draw_png(figure, path)
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", data[16:24])
@@ -102,7 +102,7 @@ def test_nothing_is_cut_off(tmp_path: Path, kind: Kind) -> None:
     label = "elementwise mul float (strided, Binary, 2 gpu_k…impl_nocast)"
     groups = tuple(f"{label[:57]} {i}" for i in range(3))
     figure = Bars("f", "2.7B_ctx1024 rank 0: " + "kernels " * 12, groups, (("ms", (1500.0, 20.0, 3.0)),), "ms", kind)
-    draw(figure, tmp_path / "figure.png")
+    draw_png(figure, tmp_path / "figure.png")
     pixels = matplotlib.image.imread(tmp_path / "figure.png")[:, :, :3]
     edges = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
     assert all(np.all(edge == 1.0) for edge in edges)
@@ -110,8 +110,8 @@ def test_nothing_is_cut_off(tmp_path: Path, kind: Kind) -> None:
 
 def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
     figure = bars("grouped", PHASES, (21.0, 40.2, 22.4, 84.1))
-    draw(figure, tmp_path / "a.png")
-    draw(figure, tmp_path / "b.png")
+    draw_png(figure, tmp_path / "a.png")
+    draw_png(figure, tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
@@ -148,7 +148,7 @@ def test_any_curve_is_drawn(curves: list[list[tuple[float, float | None]]], log_
 def test_lines_that_are_logarithmic_are_drawn_otherwise(tmp_path: Path) -> None:
     pictures = []
     for log in (False, True):
-        draw(lines(log_x=log, log_y=log), tmp_path / "figure.png")
+        draw_png(lines(log_x=log, log_y=log), tmp_path / "figure.png")
         pictures.append((tmp_path / "figure.png").read_bytes())
     assert pictures[0] != pictures[1]
 
@@ -180,7 +180,7 @@ def test_no_name_breaks_a_figure(name: str) -> None:
 
 def test_a_curve_below_others_is_seen(tmp_path: Path) -> None:
     points = ((1.0, 1.0), (2.0, 2.0))
-    draw(Lines("f", "t", (("eager", points), ("compiled", points)), "x", "y"), tmp_path / "figure.png")
+    draw_png(Lines("f", "t", (("eager", points), ("compiled", points)), "x", "y"), tmp_path / "figure.png")
     pixels = matplotlib.image.imread(tmp_path / "figure.png")[:, :, :3]
     blue = np.all(np.abs(pixels - [0x33 / 255, 0x77 / 255, 0xDD / 255]) < 0.01, axis=2)
     assert np.sum(blue[200:, 100:1400]) > 1000

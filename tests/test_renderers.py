@@ -15,7 +15,7 @@ from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Report
 from nsys_analyzer.report.renderers import RENDERERS, Format
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.writing import write_as
+from nsys_analyzer.report.writing import write_report
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.trace import Trace
 from tests.test_report_command import two_steps
@@ -35,7 +35,7 @@ def test_a_format_is_a_module_and_a_row(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(RENDERERS, "text", Format("plain_text", "report.txt"))
     trace = Trace.load(two_steps().write(tmp_path / "train.sqlite"))
     built = build_report(Evidence(complete_captures(summarize(trace, "train")), "nsys-analyze report"))
-    write_as("text", built, tmp_path / "answers.txt")
+    write_report("text", built, tmp_path / "answers.txt")
     # 1.0 ms of matmul in a forward of 1.5 ms.
     assert "train: Matmul is 66.7\N{NO-BREAK SPACE}% of forward, " in (tmp_path / "answers.txt").read_text(
         encoding="utf-8"

@@ -15,7 +15,7 @@ from nsys_analyzer.errors import TraceError
 from nsys_analyzer.experiments.gather import load_evidence
 from nsys_analyzer.report.model import Lines, Report
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.writing import write_as
+from nsys_analyzer.report.writing import write_report
 from tests.support.export import Export
 from tests.test_report_command import captures_table, section, two_steps
 
@@ -26,9 +26,9 @@ HEADER = (
 MANIFEST = {"model": "small", "context_length": 256, "batch_size": 4, "precision": "fp32", "mode": "train"}
 
 
-def write_report(paths: list[Path], csv: Path | None, output: Path, command: str) -> Report:
+def build_and_write(paths: list[Path], csv: Path | None, output: Path, command: str) -> Report:
     built = build_report(load_evidence(paths, [csv] if csv else [], command))
-    write_as("markdown", built, output)
+    write_report("markdown", built, output)
     return built
 
 
@@ -159,7 +159,7 @@ def test_the_step_by_context_length_is_drawn(runs: Path) -> None:
     run_of(runs, "short", context_length=128, profiler="none")
     run_of(runs, "long", context_length=256, profiler="none")
     csv = timings(runs, timed("short", "step", 10.0), timed("long", "step", 21.0))
-    report = write_report([runs], csv, runs / "report.md", "nsys-analyze run --model small")
+    report = build_and_write([runs], csv, runs / "report.md", "nsys-analyze run --model small")
     (figure, *_) = report.figures
     assert isinstance(figure, Lines)
     assert figure.series == (("small", ((128, 10.0), (256, 21.0))),)
@@ -245,14 +245,14 @@ def test_timings_alone(tmp_path: Path) -> None:
 def test_a_missing_trace_is_an_error_with_timings_too(tmp_path: Path) -> None:
     csv = timings(tmp_path, timed("", "forward", 3.2))
     with pytest.raises(TraceError, match="No such file"):
-        write_report([tmp_path / "absent.sqlite"], csv, tmp_path / "report.md", "")
+        build_and_write([tmp_path / "absent.sqlite"], csv, tmp_path / "report.md", "")
 
 
 def test_timings_without_a_row(runs: Path) -> None:
     """A program of one's own times nothing: the file of its run has a header alone."""
     run_of(runs, "a", two_steps())
     timings(runs)
-    write_report([runs], None, runs / "report.md", "nsys-analyze run -- python train.py")
+    build_and_write([runs], None, runs / "report.md", "nsys-analyze run -- python train.py")
     text = (runs / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("a", "ok")]
     assert "Timed in a run" not in text
@@ -315,7 +315,7 @@ def test_the_commands_that_made_the_captures(runs: Path) -> None:
     text = section(as_text(runs), "How this report was made")
     assert "# the capture a\nnsys profile -o capture python train.py" in text
     assert "--sample=none" not in text
-    write_report([runs], None, runs / "report.md", "nsys-analyze run --model small,medium")
+    build_and_write([runs], None, runs / "report.md", "nsys-analyze run --model small,medium")
     text = section((runs / "report.md").read_text(encoding="utf-8"), "How this report was made")
     assert "# this report\nnsys-analyze run --model small,medium" in text
 
@@ -328,7 +328,7 @@ def test_many_captures_are_rows_first_and_answers_folded(runs: Path) -> None:
     for name in names:
         run_of(runs, name, two_steps())
     csv = timings(runs, *(timed(name, "step", 10.0) for name in names))
-    write_report([runs], csv, runs / "report.md", "nsys-analyze run")
+    build_and_write([runs], csv, runs / "report.md", "nsys-analyze run")
     text = (runs / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
     open_text = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
     # busy 1.5 + 3 + 1 of the 10 ms of an unprofiled step; matmul 1 + 2 of 5.5 ms; all ended well, so no column says so

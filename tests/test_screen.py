@@ -14,7 +14,7 @@ import pytest
 from rich.text import Text
 
 from nsys_analyzer.cli.run_progress import reading, shown
-from nsys_analyzer.report.screen import Screen, console
+from nsys_analyzer.report.screen import SafeStream, console
 from nsys_analyzer.system.process import JobResult
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export
@@ -107,7 +107,7 @@ def test_data_on_a_terminal_is_text(trace: Path, run_main: Main, monkeypatch: py
 
 def test_colours_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Tty()
-    monkeypatch.setattr(sys, "stdout", Screen(terminal))
+    monkeypatch.setattr(sys, "stdout", SafeStream(terminal))
     monkeypatch.setenv("TERM", "xterm")
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -120,7 +120,7 @@ def test_the_bar_of_a_sweep_has_its_moves_and_no_others(monkeypatch: pytest.Monk
 
     def controls_of(name: str) -> set[str]:
         terminal = Tty()
-        monkeypatch.setattr(sys, "stderr", Screen(terminal))
+        monkeypatch.setattr(sys, "stderr", SafeStream(terminal))
         monkeypatch.setenv("TERM", "xterm")
         with shown(2, 0) as progress:
             progress.started(name, "profiling")
@@ -133,7 +133,7 @@ def test_the_bar_of_a_sweep_has_its_moves_and_no_others(monkeypatch: pytest.Monk
 
 def test_captures_that_are_read_are_counted_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Tty()
-    monkeypatch.setattr(sys, "stderr", Screen(terminal))
+    monkeypatch.setattr(sys, "stderr", SafeStream(terminal))
     monkeypatch.setenv("TERM", "xterm")
     with reading(2) as done:
         done()

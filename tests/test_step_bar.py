@@ -15,8 +15,8 @@ from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, StepSummary
 from nsys_analyzer.analysis.steps.windows import StepGroup
-from nsys_analyzer.report.figures.palette import CLASSES, PARTS
 from nsys_analyzer.report.model import StepBars
+from nsys_analyzer.report.palette import CLASS_COLORS, PART_COLORS
 from nsys_analyzer.report.renderers.step_bar import LETTERS, cells, draw
 from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, MOST_RANKS, bars_of_run, bars_of_step
 
@@ -86,7 +86,7 @@ def test_the_largest_remainders_are_rounded_up() -> None:
 
 
 def test_letters_of_parts_differ() -> None:
-    assert LETTERS.keys() == CLASSES.keys() | PARTS.keys()
+    assert LETTERS.keys() == CLASS_COLORS.keys() | PART_COLORS.keys()
     assert len(set(LETTERS.values())) == len(LETTERS)
     assert not {"+", ".", " "} & set(LETTERS.values())
 
@@ -128,7 +128,7 @@ def test_a_bar_with_color() -> None:
     bar = next(iter(draw(bars, screen)))
     assert bar.plain == f"{' matmul '.center(50)}{'P'.center(10)}{' idle '.center(40, chr(0x2591))}"
     backgrounds = [style.bgcolor for span in bar.spans if (style := screen.get_style(str(span.style))).bgcolor]
-    assert backgrounds == [Color.parse(CLASSES["matmul"]), Color.parse(PARTS["exposed copies"])]
+    assert backgrounds == [Color.parse(CLASS_COLORS["matmul"]), Color.parse(PART_COLORS["exposed copies"])]
     assert [(span.start, span.end) for span in bar.spans] == [(0, 50), (50, 60), (60, 100)]
 
 

@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import TEXT_UNITS, Column, Section, Spread, Table, unfold
 from nsys_analyzer.report.renderers.terminal import print_first_screen, print_section, print_table
-from nsys_analyzer.report.screen import Screen
+from nsys_analyzer.report.screen import SafeStream
 from nsys_analyzer.report.sections import build_report, first_screen
 from nsys_analyzer.report.units import format_cell
 from nsys_analyzer.text import plain
@@ -66,7 +66,7 @@ def printed(*captures: CaptureSummary, stream: io.StringIO | None = None) -> str
     """What is printed of the captures, on a terminal unless another stream is given."""
     file = stream or Utf8Tty()
     before = sys.stdout
-    sys.stdout = Screen(file)  # type: ignore[assignment]
+    sys.stdout = SafeStream(file)  # type: ignore[assignment]
     try:
         report = build_report(Evidence(captures))
         print_first_screen(report, first_screen(report))
@@ -174,7 +174,7 @@ def test_many_captures_are_a_row_each(capture: CaptureSummary) -> None:
 def side_by_side(monkeypatch: pytest.MonkeyPatch, table: Table, width: int) -> list[str]:
     """The lines of a table on a terminal of this width."""
     stream = Utf8Tty()
-    monkeypatch.setattr(sys, "stdout", Screen(stream))
+    monkeypatch.setattr(sys, "stdout", SafeStream(stream))
     monkeypatch.setenv("COLUMNS", str(width))
     print_table(table)
     return Text.from_ansi(stream.getvalue()).plain.splitlines()
@@ -183,7 +183,7 @@ def side_by_side(monkeypatch: pytest.MonkeyPatch, table: Table, width: int) -> l
 def test_a_path_keeps_its_end_and_the_number_of_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The columns take 1, 38 and 7 of 80 letters, and the gaps 6: 80 - 52 = 28 letters remain for the path."""
     stream = Utf8Tty()
-    monkeypatch.setattr(sys, "stdout", Screen(stream))
+    monkeypatch.setattr(sys, "stdout", SafeStream(stream))
     columns = (Column("#"), Column("Do first"), Column("saves a step, ms", "ms"), Column("line", "code"))
     rows = (
         ("1", "A" * 38, 1.5, "/home/somebody/examples/programs/train.py:22"),

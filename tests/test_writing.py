@@ -209,7 +209,7 @@ def test_a_full_disk_while_figures_are_drawn(here: Path, monkeypatch: pytest.Mon
         path.write_bytes(b"half a figure")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("nsys_analyzer.report.figures.draw", full)
+    monkeypatch.setattr("nsys_analyzer.report.figures.draw_png", full)
     error = report("small_ctx256.sqlite").exception
     assert isinstance(error, NoSpaceError)
     assert str(error).startswith("report_figures/")

@@ -20,7 +20,7 @@ from nsys_analyzer.cli.options import format_of, ledger_option, tell
 def history(ledger: Path, calibrate: bool, output: Path | None, force: bool) -> None:
     """Print what each change that was verified brought, and whether its prediction held."""
     from nsys_analyzer.report.renderers.terminal import print_section
-    from nsys_analyzer.report.writing import check_target, write_as
+    from nsys_analyzer.report.writing import check_target, write_report
     from nsys_analyzer.verify.ledger import read_ledger
     from nsys_analyzer.verify.section import history as history_section
 
@@ -28,7 +28,7 @@ def history(ledger: Path, calibrate: bool, output: Path | None, force: bool) -> 
     form = format_of(output, None, {"markdown": ".md", "html": ".html"}, "markdown")
     if output:
         check_target(output, (ledger,), force=force)
-        write_as(form, built, output, force=force)
+        write_report(form, built, output, force=force)
     print_section(built.sections[0])
     if output:
         click.echo(f"\n{output}")

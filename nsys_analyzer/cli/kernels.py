@@ -18,7 +18,7 @@ from nsys_analyzer.text import FORMULA
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-    from nsys_analyzer.report.model import Field, Table, make_table
+    from nsys_analyzer.report.model import Table
 
 #: A row of the table, as JSON and CSV have it.
 _Row = dict[str, Any]
@@ -131,6 +131,7 @@ def _rows(
 
 def _table(rows: list[_Row]) -> Table:
     from nsys_analyzer.analysis.kernels.labels import make_short_labels
+    from nsys_analyzer.report.model import Field, make_table
 
     labels = make_short_labels(sorted({row["name"] for row in rows}))
     fields: tuple[Field[_Row], ...] = (

@@ -14,7 +14,7 @@ import click
 from nsys_analyzer import __version__
 from nsys_analyzer.cli.help import Group
 from nsys_analyzer.errors import DEBUG_VARIABLE, NsysAnalyzerError
-from nsys_analyzer.report.screen import use_screens
+from nsys_analyzer.report.screen import use_safe_streams
 from nsys_analyzer.text import visible
 
 #: The commands in groups, each with its line in the list of them.
@@ -97,7 +97,7 @@ def main() -> None:
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # Arrow sees it, and no program that is run
     if _COMPLETING not in os.environ:  # click writes the shell's own words, as bytes
-        use_screens()
+        use_safe_streams()
     if sys.stdout is None:  # closed by whoever started this: what a command prints has nowhere to go
         _fail("Standard output is closed. Send it to a file or to /dev/null")
     try:

@@ -51,7 +51,7 @@ def report(
 
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.screen import data_stream
-    from nsys_analyzer.report.writing import check_target, write_as
+    from nsys_analyzer.report.writing import check_target, write_report
 
     # Before the captures are read: a long wait should not end in a typing error.
     to_file = output != "-" and (output or not RENDERERS[output_format].is_data)
@@ -73,7 +73,7 @@ def report(
     if target is None:
         click.echo(chosen.render(built, {}), nl=False, file=data_stream() if chosen.is_data else None)
         return
-    write_as(output_format, built, target, figures=not no_figures, force=force)
+    write_report(output_format, built, target, figures=not no_figures, force=force)
     if not RENDERERS[output_format].is_data:
         from nsys_analyzer.report.renderers.terminal import print_first_screen
         from nsys_analyzer.report.sections import first_screen

@@ -102,9 +102,9 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.inputs.timings import timings_of_sweep
     from nsys_analyzer.report.renderers.terminal import print_first_screen
     from nsys_analyzer.report.sections import build_report, first_screen
-    from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
+    from nsys_analyzer.report.writing import FOLDER_IN_USE_HINT, check_replaceable, write_report
 
-    check_replaceable(folder / "report.md", ELSEWHERE)
+    check_replaceable(folder / "report.md", FOLDER_IN_USE_HINT)
     try:
         with interruptible(folder), locked(folder):
             todo = remaining(plan.targets, folder, plan.profiler, resume)
@@ -113,7 +113,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
             timings = timings_of_sweep(folder)  # programs may time nothing
             evidence = load_evidence([folder], (), command_line(), timings=timings if timings.rows else None)
             built = build_report(evidence)
-            write_as("markdown", built, folder / "report.md")
+            write_report("markdown", built, folder / "report.md")
     except BrokenPipeError:
         raise  # the reader of the output has gone: no fault of the folder
     except NoSpaceError as error:

@@ -16,7 +16,7 @@ from nsys_analyzer.experiments.model import AnyRow, Bench
 from nsys_analyzer.experiments.results import read_finished, read_rows
 from nsys_analyzer.inputs.rows import NAME, Task, note_command, start_file, written
 from nsys_analyzer.report.model import Report
-from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
+from nsys_analyzer.report.writing import FOLDER_IN_USE_HINT, check_replaceable, write_report
 from nsys_analyzer.system.machine import read_provenance, torch_version
 from nsys_analyzer.system.process import Progress
 
@@ -78,7 +78,7 @@ def run_bench(
         NsysAnalyzerError: ``NAME.md`` is there, and was not written here.
         KeyboardInterrupt: what was finished is kept.
     """
-    check_replaceable(folder / f"{plan.bench.name}.md", ELSEWHERE)
+    check_replaceable(folder / f"{plan.bench.name}.md", FOLDER_IN_USE_HINT)
     with locked(folder):
         rows = _prepared(plan, folder, resume, command)
         todo = remaining_cases(plan.cases, rows)
@@ -88,7 +88,7 @@ def run_bench(
             run_cases(todo, folder, timeout_s, progress)
         *_, rows = read_rows(folder / NAME)
         report = Report(f"nsys-analyze bench {plan.bench.name}", (read_finished(folder).section,))
-        write_as("markdown", report, folder / f"{plan.bench.name}.md")
+        write_report("markdown", report, folder / f"{plan.bench.name}.md")
     keys = {case.key for case in plan.cases}
     return report, all(row.status in _NEEDS_NO_RETRY for row in rows if row.key in keys)
 

@@ -19,7 +19,7 @@ from nsys_analyzer.errors import TraceError
 from nsys_analyzer.export import formats
 from nsys_analyzer.inputs.captures import find_traces
 from nsys_analyzer.inputs.manifest import find_manifest
-from nsys_analyzer.report.writing import Output, check_target
+from nsys_analyzer.report.writing import OutputKind, check_target
 from nsys_analyzer.system.atomic_write import atomic_write
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.sources import trace_stem
@@ -53,7 +53,7 @@ def export(
     def is_ours(path: Path) -> bool:
         return path.stat().st_size == 0 or chosen.is_ours(path)
 
-    output = Output(form, f"capture{chosen.suffix}", is_ours, chosen.suffix)
+    output = OutputKind(form, f"capture{chosen.suffix}", is_ours, chosen.suffix)
     # Before the captures are read: a long wait should not end in a typing error.
     check_target(target, paths, force=force, output=output)
     captures: Sequence[Capture] = [Capture(path, names or PhaseNames()) for path in find_traces(paths)]

@@ -1,7 +1,7 @@
-"""The terminal: text without control characters, whoever wrote the names in it.
+"""Output to a terminal without control characters, whatever names the text contains.
 
-What commands and errors say passes a ``Screen``, which stands for ``sys.stdout`` and ``sys.stderr``. Colours and the
-moves of a progress bar are control characters too: rich alone may write them, through ``console``.
+All text passes through a ``SafeStream`` in place of ``sys.stdout`` and ``sys.stderr``. Colors and progress bars need
+control characters, which only rich writes, through ``console``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Screen:
-    """A stream that shows text: marks left out, a stand-in for each control character but the newline."""
+class SafeStream:
+    """A stream of text that replaces every control character except the newline."""
 
-    #: No way around it: click would take the bytes below a stream that is ASCII.
+    #: Hides the buffer of the wrapped stream, which click would write to if that stream were ASCII.
     buffer = None
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Writes what may be seen of a text."""
+        """Writes the text without control characters."""
         self.stream.write(visible_lines(text))
         return len(text)
 
@@ -34,18 +34,18 @@ class Screen:
         return getattr(self.stream, name)
 
 
-def use_screens() -> None:
-    """Puts a screen before ``sys.stdout`` and ``sys.stderr``, where they are open."""
+def use_safe_streams() -> None:
+    """Replaces ``sys.stdout`` and ``sys.stderr`` by safe streams, unless they are closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows a question mark
+        if isinstance(stream, io.TextIOWrapper):  # a character that the encoding lacks becomes "?"
             stream.reconfigure(errors="replace")
-        if stream is not None and not isinstance(stream, Screen):
-            setattr(sys, name, Screen(stream))
+        if stream is not None and not isinstance(stream, SafeStream):
+            setattr(sys, name, SafeStream(stream))
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console of rich on the terminal: its own colours and moves, and text that says no other."""
+    """Returns a rich console that writes its own control sequences, and text without any."""
     from collections.abc import Iterable
 
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -56,14 +56,16 @@ def console(*, stderr: bool = False) -> Console:
             for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=visible_lines(segment.text))
 
-    return SafeConsole(file=_below(sys.stderr if stderr else sys.stdout), highlight=False, markup=False, emoji=False)
+    return SafeConsole(
+        file=_wrapped_stream(sys.stderr if stderr else sys.stdout), highlight=False, markup=False, emoji=False
+    )
 
 
 def data_stream() -> TextIO:
-    """Where data goes, CSV or JSON: ``sys.stdout`` as it is, but for a terminal, which shows it as any text."""
-    below = _below(sys.stdout)
-    return sys.stdout if below.isatty() else below
+    """Returns the stream for CSV and JSON: ``sys.stdout`` without replacements, unless it is a terminal."""
+    stream = _wrapped_stream(sys.stdout)
+    return sys.stdout if stream.isatty() else stream
 
 
-def _below(stream: TextIO) -> TextIO:
-    return cast("Screen", stream).stream if isinstance(stream, Screen) else stream
+def _wrapped_stream(stream: TextIO) -> TextIO:
+    return cast("SafeStream", stream).stream if isinstance(stream, SafeStream) else stream

@@ -1,4 +1,4 @@
-"""How figures are written: one place for digits, units and thousands."""
+"""Formats figures for people: the only place that decides on digits, units and thousands separators."""
 
 from __future__ import annotations
 
@@ -10,135 +10,149 @@ from nsys_analyzer.text import NO_BREAK_SPACE as _SPACE
 from nsys_analyzer.text import rounded as rounded
 from nsys_analyzer.text import rounded_percent as rounded_percent
 
-#: What the times of a request are called, and what a decode step cannot do without: of captures and of experiments.
+#: The names of a request's times, in reports on captures and on experiments.
 TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
-LEAST_READ = "every weight but the embedding, and what the cache holds"
+#: The bytes that a decode step cannot avoid reading.
+LEAST_READ = "every weight except the embedding, and the contents of the KV cache"
+#: The cell of a figure that does not exist.
 ABSENT = "–"
 _MINUS = "\N{MINUS SIGN}"
-_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_ROUNDS_UP_TO_A_TENTH = 0.99995  # of a binary unit: 1,024.0 MiB is 1.0 GiB
-_BAR = 12  # letters of a whole bar
-_ROUNDS_UP = 0.9995  # of a prefix: in three digits, 999.7 G is 1 T
+_DECIMAL_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+#: A value of at least this share of a binary unit is written in it: 1,024.0 MiB is 1.0 GiB.
+_BINARY_UNIT_THRESHOLD = 0.99995
+#: A value of at least this share of a prefix is written with it: 999.7 G, rounded to three digits, is 1 T.
+_PREFIX_THRESHOLD = 0.9995
+#: The number of characters of a bar for 100 %.
+_FULL_BAR_LENGTH = 12
 
 
 def format_cell(value: Cell, unit: Unit) -> StrOrText:
-    """A cell as text; None is a dash."""
+    """Returns a cell as text: a dash for None."""
     if value is None:
         return ABSENT
     if isinstance(value, str | Text):
         return code(value) if unit == "code" and value else value
     if isinstance(value, Spread):
-        std = "" if value.std is None else f"{_SPACE}±{_SPACE}{value.std:,.{_decimals(value.mean)}f}"
+        std = "" if value.std is None else f"{_SPACE}±{_SPACE}{value.std:,.{_decimal_places(value.mean)}f}"
         return format_number(value.mean, unit) + std
     if isinstance(value, MedianRange):
-        return _typical(value)
+        return _format_median_range(value)
     if isinstance(value, Interval):
-        return _between(value.low, value.high, f"{_SPACE}–{_SPACE}")
+        return _format_bounds(value.low, value.high, f"{_SPACE}–{_SPACE}")
     if isinstance(value, SignedChange):
         return format_change(value, unit)
     return format_number(value, unit)
 
 
-def format_change(shift: SignedChange, unit: Unit) -> str:
-    """A change with its sign, and in brackets its interval: −14.90 (−15.10 to −14.70)."""
-    sizes = [abs(one) for one in (shift.value, shift.low, shift.high) if one is not None]
-    value, low, high = (
-        None if one is None else _signed(one, max(sizes), unit) for one in (shift.value, shift.low, shift.high)
-    )
-    return str(value) if low is None or high is None else f"{value} ({low} to {high})"
+def format_change(change: SignedChange, unit: Unit) -> str:
+    """Returns a change with its sign, and its interval in brackets: −14.90 (−15.10 to −14.70)."""
+    bounds = [bound for bound in (change.low, change.high) if bound is not None]
+    largest = max(map(abs, (change.value, *bounds)))
+    value, *interval = (_format_signed(number, largest, unit) for number in (change.value, *bounds))
+    return f"{value} ({' to '.join(interval)})" if len(interval) == 2 else value
 
 
-def _signed(value: float, largest: float, unit: Unit) -> str:
-    """A number with its sign, in the digits that the largest of its row has."""
+def _format_signed(value: float, largest: float, unit: Unit) -> str:
+    """Returns a number with its sign and as many decimal places as the largest number beside it needs."""
     if unit == "percent":
         digits = 1 if largest < 1 else 0
         text, scaled = f"{abs(value):.{digits}%}".replace("%", f"{_SPACE}%"), round(value, digits + 2)
     else:
-        digits = _decimals(largest)
+        digits = _decimal_places(largest)
         text, scaled = f"{abs(value):,.{digits}f}", round(value, digits)
     return f"{_MINUS if scaled < 0 else '+' if scaled > 0 else ''}{text}"
 
 
-def _typical(value: MedianRange) -> str:
-    """The median, and in brackets the range, in no more digits than the range leaves a meaning."""
-    spread = value.most - value.least
-    fewest = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else _decimals(value.median)
-    places = min(_decimals(value.median), fewest)
+def _format_median_range(value: MedianRange) -> str:
+    """Returns the median, and the range in brackets, in no more digits than are meaningful for the range."""
+    width = value.most - value.least
+    meaningful = max(0, 1 - math.floor(math.log10(width))) if width > 0 else _decimal_places(value.median)
+    places = min(_decimal_places(value.median), meaningful)
     median, least, most = (format_fixed(number, places) for number in (value.median, value.least, value.most))
-    # No-break spaces around the dash: a line may break behind a bare one.
+    # Lines may break after a dash, but not at a no-break space.
     return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
 
 
-def _between(low: float, high: float, dash: str) -> str:
-    """Both bounds in the digits in which they differ, two or three of the larger one; one number where they agree."""
+def _format_bounds(low: float, high: float, dash: str) -> str:
+    """Returns both bounds with two or three significant digits, as needed to tell them apart.
+
+    If they are equal even so, returns one number.
+    """
     low, high = round(low, MAX_DECIMALS), round(high, MAX_DECIMALS)
-    first = math.floor(math.log10(high)) if high > 0 else 0
-    apart = -math.floor(math.log10(high - low)) if high > low else 2 - first
-    places = min(max(1 - first, apart, 0), max(2 - first, 0))
+    magnitude = math.floor(math.log10(high)) if high > 0 else 0
+    distinguishing = -math.floor(math.log10(high - low)) if high > low else 2 - magnitude
+    places = min(max(1 - magnitude, distinguishing, 0), max(2 - magnitude, 0))
     least, most = (format_fixed(number, places) for number in (low, high))
     return least if least == most else f"{least}{dash}{most}"
 
 
 def format_number(value: float, unit: Unit) -> str:
-    """A number in the digits its unit deserves; units of time stand in the column's title, others here."""
+    """Returns a number in the digits that suit its unit, with the unit unless it is a time.
+
+    The unit of a time is part of the column's title.
+    """
     if unit == "count":
         return f"{value:,.0f}" if abs(value - round(value)) < 0.005 else f"{value:,.1f}"
     if unit == "percent":
-        rounded = round(value, 3) + 0.0  # no minus before a zero
+        rounded = round(value, 3) + 0.0  # a zero has no minus sign
         return f"{rounded:.1%}".replace("%", f"{_SPACE}%").replace("-", _MINUS)
     if unit == "bar":
-        return "\N{DARK SHADE}" * max(round(value * _BAR), 1)
+        return "\N{DARK SHADE}" * max(round(value * _FULL_BAR_LENGTH), 1)
     if unit in ("flop", "flop/s"):
-        return _scaled(value, "FLOP" + ("/s" if unit == "flop/s" else ""))
+        return _format_scaled(value, "FLOP" + ("/s" if unit == "flop/s" else ""))
     if unit == "bytes":
-        return _binary(value)
+        return _format_bytes(value)
     if unit == "bytes/s":
-        return _scaled(value, "B/s")
-    return f"{_digits(value)}×" if unit == "factor" else _digits(value)
+        return _format_scaled(value, "B/s")
+    return f"{_format_digits(value)}×" if unit == "factor" else _format_digits(value)
 
 
-def _binary(value: float) -> str:
-    """Bytes in the binary unit that leaves one to four digits before the point."""
-    scale, unit = next(((s, u) for s, u in _BINARY if abs(value) >= s * _ROUNDS_UP_TO_A_TENTH), (1, "B"))
+def _format_bytes(value: float) -> str:
+    """Returns bytes in the binary unit that leaves one to four digits before the decimal point."""
+    scale, unit = next(
+        ((scale, unit) for scale, unit in _BINARY_UNITS if abs(value) >= scale * _BINARY_UNIT_THRESHOLD), (1, "B")
+    )
     return f"{value / scale:,.1f}{_SPACE}{unit}" if scale > 1 else f"{value:.0f}{_SPACE}B"
 
 
-def _digits(value: float) -> str:
-    """Four digits or more: 5.335, 40.19, 3,100.2."""
-    return format_fixed(value, _decimals(value))
+def _format_digits(value: float) -> str:
+    """Returns a number with at least four digits: 5.335, 40.19, 3,100.2."""
+    return format_fixed(value, _decimal_places(value))
 
 
-def _decimals(value: float) -> int:
+def _decimal_places(value: float) -> int:
     return 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
 
 
-def _scaled(value: float, unit: str) -> str:
-    scale, prefix = next(((s, p) for s, p in _PREFIXES if abs(value) >= s * _ROUNDS_UP), (1.0, ""))
+def _format_scaled(value: float, unit: str) -> str:
+    scale, prefix = next(
+        ((scale, prefix) for scale, prefix in _DECIMAL_PREFIXES if abs(value) >= scale * _PREFIX_THRESHOLD), (1.0, "")
+    )
     return f"{value / scale:.3g}{_SPACE}{prefix}{unit}"
 
 
 def format_count(number: float, noun: str) -> str:
-    """A number of things, for sentences: 1 launch, 0.5 launches, 644 launches."""
+    """Returns a number with its noun, for sentences: 1 launch, 0.5 launches, 644 launches."""
     written = format_number(number, "count")
     return f"{written}{_SPACE}{plural(1 if written == '1' else number, noun)}"
 
 
 def format_precise_ms(value: float | None) -> str:
-    """A time with its unit, for sentences."""
-    return "an unknown time" if value is None else f"{_digits(value)}{_SPACE}ms"
+    """Returns a time with its unit and at least four digits, for sentences: 5.335 ms, 40.19 ms."""
+    return "an unknown time" if value is None else f"{_format_digits(value)}{_SPACE}ms"
 
 
 def format_ms_range(low: float, high: float) -> str:
-    """A time between two bounds with its unit, for sentences: 41–45 ms."""
-    return f"{_between(low, high, '–')}{_SPACE}ms"
+    """Returns two bounds of a time with its unit, for sentences: 41–45 ms."""
+    return f"{_format_bounds(low, high, '–')}{_SPACE}ms"
 
 
 def format_ms(value: float) -> str:
-    """A time in three digits with its unit, for sentences: 88 ms, 9.37 ms."""
+    """Returns a time in three digits with its unit, for sentences: 88 ms, 9.37 ms."""
     return f"{rounded(value)}{_SPACE}ms"
 
 
 def format_percent(value: float) -> str:
-    """A fraction as a percentage, for sentences."""
+    """Returns a fraction as a percentage with one decimal place, for sentences: 23.9 %."""
     return format_number(value, "percent")

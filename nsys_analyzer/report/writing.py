@@ -1,4 +1,4 @@
-"""Writes a report with its figures, and replaces nothing that was not written here."""
+"""Writes a report with its figures, and never replaces a file of another program."""
 
 from __future__ import annotations
 
@@ -18,54 +18,64 @@ from nsys_analyzer.report.renderers.json_report import GENERATOR
 from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular, link_target, write_text
 from nsys_analyzer.trace.sources import check_output_is_no_input
 
-#: What tells our files from others: the mark of a report, the generator of its data, the software of a figure; within
-#: so many bytes of the start or the end.
+#: The marks of files that were written here: of a report, of its JSON, and of a figure.
 _MARKS = (
     *(form.mark.encode() for form in RENDERERS.values() if form.mark),
     f'"generator": "{GENERATOR}"'.encode(),
     f"Software\0{SOFTWARE}".encode(),
 )
-_NEAR = 512
-#: What captures, their exports and timings are called.
+#: A mark is within this many bytes of the start or the end of a file.
+_MARK_DISTANCE_BYTES = 512
+#: The suffixes of captures, their exports and timings.
 _INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv", ".db")
-_LONGEST_STEM = 120
-#: What to do where no option replaces a file.
-ELSEWHERE = "Move it away, or name another --output-dir"
+_MAX_STEM_LENGTH = 120
+#: The remedy if a file exists and the command has no option to replace it.
+FOLDER_IN_USE_HINT = "Move it away, or name another --output-dir"
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a report, its data or a figure was written here: it bears a mark, or there is nothing in it."""
+    """Checks whether a file is a report, its JSON or a figure that was written here: it has a mark, or it is empty."""
     with path.open("rb") as file:
-        start = file.read(_NEAR)
-        file.seek(max(path.stat().st_size - _NEAR, 0))
+        start = file.read(_MARK_DISTANCE_BYTES)
+        file.seek(max(path.stat().st_size - _MARK_DISTANCE_BYTES, 0))
         end = file.read()
     return not start or any(mark in part for mark in _MARKS for part in (start, end))
 
 
 @dataclass(frozen=True)
-class Output:
-    """What a command writes: in words, an example of a name, and whether a file is one that was written before.
+class OutputKind:
+    """A kind of file that a command writes.
 
-    ``suffix``: an ending of inputs that its files have, too; empty for none.
+    Attributes:
+        noun: its name in an error.
+        example: an example of a file name.
+        is_ours: checks whether an existing file is of this kind and was written here.
+        suffix: a suffix of inputs that these files also have, or empty.
+        printed: whether ``-o -`` prints it.
     """
 
-    what: str
+    noun: str
     example: str
     is_ours: Callable[[Path], bool]
     suffix: str = ""
     printed: bool = False
 
 
-REPORT = Output("report", "report.md", is_ours, printed=True)
+REPORT = OutputKind("report", "report.md", is_ours, printed=True)
 
 
-def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Output = REPORT) -> None:
-    """Makes sure that a report, or another ``output``, can be written where ``-o`` says, and nothing is lost there.
+def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: OutputKind = REPORT) -> None:
+    """Checks that ``path``, given by ``-o``, can be written without losing anything.
+
+    Args:
+        path: the file to be written.
+        sources: the inputs of the command, which must not be replaced.
+        force: whether to replace a file of another program, and to make a missing folder.
+        output: the kind of file.
 
     Raises:
-        NsysAnalyzerError: it cannot be written, it is one of the ``sources`` or has the name of one, something else
-            than a file stands there, or a file that was not written here and that ``force`` does not say to replace;
-            or its folder is missing, and ``force`` does not say to make it.
+        NsysAnalyzerError: the file cannot be written; the path is one of the ``sources``, has the suffix of an input,
+            or is not a regular file; or, without ``force``, it is a file of another program or its folder is missing.
     """
     if path.is_dir():
         raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / output.example}")
@@ -74,7 +84,7 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Ou
     reserved = tuple(suffix for suffix in _INPUT_SUFFIXES if suffix != output.suffix)
     if any(name.lower().endswith(reserved) for name in (path.name, place.name)):
         remedy = f"Name another file with -o{'' if output.printed else f', such as {output.example}'}"
-        raise NsysAnalyzerError(f"{path} has the name of an input, not of a {output.what}", remedy)
+        raise NsysAnalyzerError(f"{path} has the name of an input, not of a {output.noun}", remedy)
     check_output_is_no_input(path, sources)
     remedy = "Name another file with -o, or replace it with --force"
     check_replaceable(path, remedy, force=force, written_here=output.is_ours)
@@ -91,76 +101,73 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Ou
 def check_replaceable(
     path: Path, remedy: str, *, force: bool = False, written_here: Callable[[Path], bool] = is_ours
 ) -> None:
-    """Makes sure that nothing of anybody else's is lost where a report goes.
+    """Checks that writing to ``path`` replaces no file of another program.
 
     Raises:
-        NsysAnalyzerError: what is there was not written here, and ``force`` does not say to replace it; or it is
-            no file, which nothing replaces.
+        NsysAnalyzerError: the file was not written here and ``force`` is not set, or the path is not a regular file.
     """
     check_regular(path, "Name a file in its place")
     if path.exists() and not force and not written_here(path):
         raise NsysAnalyzerError(f"{path} was not written by nsys-analyze, and would be replaced", remedy)
 
 
-def write_as(form: str, built: Report, path: Path, *, figures: bool = True, force: bool = False) -> None:
-    """Writes a report in one of the ``RENDERERS``' formats, whole or not at all, and its figures beside it.
+def write_report(form: str, built: Report, path: Path, *, figures: bool = True, force: bool = False) -> None:
+    """Writes a report in one of the formats of ``RENDERERS``, completely or not at all, and its figures beside it.
 
-    What stands at its path is replaced (``check_target`` comes first, before the long work).
+    A file at ``path`` is replaced. Commands call ``check_target`` for it before the analysis.
 
     Raises:
-        NsysAnalyzerError: a figure would replace a file that was not drawn here, and ``force`` is not given.
+        NsysAnalyzerError: a figure would replace a file of another program, and ``force`` is not set.
     """
-    chosen = RENDERERS[form]
-    drawn: Mapping[str, str] = {}
-    older: Sequence[Path] = ()
-    with ExitStack() as finished:  # a report that cannot be written has changed no figure
-        if chosen.figures == "files":
-            drawn, older = _draw(built, path, finished, figures=figures, force=force)
-        elif chosen.figures == "inline" and figures:
-            drawn = _drawn(built)
-        mark = f"\n{chosen.mark}\n" if chosen.mark else ""
-        write_text(path, f"{chosen.render(built, drawn)}{mark}")
-    for old in older:
-        old.unlink()
+    renderer = RENDERERS[form]
+    drawings: Mapping[str, str] = {}
+    outdated: Sequence[Path] = ()
+    with ExitStack() as pending:  # if the report cannot be written, no figure is replaced
+        if renderer.figures == "files":
+            drawings, outdated = _draw_files(built, path, pending, figures=figures, force=force)
+        elif renderer.figures == "inline" and figures:
+            from nsys_analyzer.report.figures import draw_svg
 
-
-def _drawn(built: Report) -> dict[str, str]:
-    """Each figure as SVG, by its key."""
-    from nsys_analyzer.report.figures import svg
-
-    return {figure.key: svg(figure) for figure in built.figures}
+            drawings = {figure.key: draw_svg(figure) for figure in built.figures}
+        mark = f"\n{renderer.mark}\n" if renderer.mark else ""
+        write_text(path, f"{renderer.render(built, drawings)}{mark}")
+    for file in outdated:
+        file.unlink()
 
 
 def file_names(keys: Iterable[str]) -> dict[str, str]:
-    """The name of each figure's file: its key, as far as that is safe in a name, numbered where two look alike.
+    """Returns the file name of each figure: its key without unsafe characters, numbered if two names are equal.
 
-    Keys hold what rows and captures say of themselves; none leads out of its folder.
+    Keys contain names from captures, so they are foreign input; no file name leads out of its folder.
     """
     names: dict[str, str] = {}
     for key in dict.fromkeys(keys):
-        stem = re.sub(r"[^\w.+-]+", "-", key).strip(".-")[:_LONGEST_STEM] or "figure"
+        stem = re.sub(r"[^\w.+-]+", "-", key).strip(".-")[:_MAX_STEM_LENGTH] or "figure"
         numbered = (f"{stem}--{number}.png" for number in count(2))
         names[key] = next(name for name in chain([f"{stem}.png"], numbered) if name not in names.values())
     return names
 
 
-def _draw(
-    built: Report, path: Path, finished: ExitStack, *, figures: bool, force: bool
+def _draw_files(
+    built: Report, path: Path, pending: ExitStack, *, figures: bool, force: bool
 ) -> tuple[dict[str, str], list[Path]]:
-    """Draws the figures into a folder beside the report, where they are once ``finished`` ends without an error.
+    """Draws the figures into a folder beside the report; they appear there when ``pending`` ends without an error.
 
-    Returns figure key to its path as the report sees it, and the figures of an older report that this one has no more.
+    Returns:
+        The path of each figure relative to the report, by the figure's key, and the outdated figures of an earlier
+        report.
     """
-    from nsys_analyzer.report.figures import draw
+    from nsys_analyzer.report.figures import draw_png
 
-    report = link_target(path) if path.is_symlink() else path  # its images are looked for beside the file itself
+    report = link_target(path) if path.is_symlink() else path  # viewers resolve image paths from the linked file
     folder = report.parent / f"{report.stem}_figures"
-    places = {key: folder / name for key, name in file_names(f.key for f in built.figures).items()} if figures else {}
-    for place in places.values():
-        check_replaceable(place, "Move it away, or write the report elsewhere", force=force)
-    if places:
+    names = file_names(figure.key for figure in built.figures) if figures else {}
+    paths = {key: folder / name for key, name in names.items()}
+    for file in paths.values():
+        check_replaceable(file, "Move it away, or write the report elsewhere", force=force)
+    if paths:
         folder.mkdir(parents=True, exist_ok=True)
     for figure in built.figures if figures else ():
-        draw(figure, finished.enter_context(atomic_write(places[figure.key])))
-    older = [old for old in set(folder.glob("*.png")).difference(places.values()) if is_ours(old)]
-    return {key: f"{folder.name}/{place.name}" for key, place in places.items()}, older
+        draw_png(figure, pending.enter_context(atomic_write(paths[figure.key])))
+    outdated = [file for file in set(folder.glob("*.png")).difference(paths.values()) if is_ours(file)]
+    return {key: f"{folder.name}/{name}" for key, name in names.items()}, outdated

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.experiments.gather import load_evidence
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.writing import write_as
+from nsys_analyzer.report.writing import write_report
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -87,7 +87,7 @@ def built(*paths: Path) -> Report:
 
 def write_page(path: Path, *sources: Path) -> Path:
     """The page of some captures, with its figures."""
-    write_as("html", built(*sources), path)
+    write_report("html", built(*sources), path)
     return path
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsys_analyzer.report.figures.palette import CLASSES, GRAY, PARTS, text_color
 from nsys_analyzer.report.model import StepBars
+from nsys_analyzer.report.palette import CLASS_COLORS, GRAY, PART_COLORS, text_color
 from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, NANOSECOND_MS
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
 
@@ -115,7 +115,7 @@ def letter_of(part: str, shade: str = SHADE) -> str:
 
 def color_of(part: str) -> str:
     """The color of a part, as figures have it."""
-    return GRAY if part == IDLE else PARTS.get(part) or CLASSES.get(part, GRAY)
+    return GRAY if part == IDLE else PART_COLORS.get(part) or CLASS_COLORS.get(part, GRAY)
 
 
 def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]:

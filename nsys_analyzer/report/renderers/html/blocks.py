@@ -6,7 +6,6 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from html import escape
 
-from nsys_analyzer.report.figures.palette import text_color
 from nsys_analyzer.report.model import (
     TEXT_UNITS,
     Answer,
@@ -25,6 +24,7 @@ from nsys_analyzer.report.model import (
     Table,
     TimelineLink,
 )
+from nsys_analyzer.report.palette import text_color
 from nsys_analyzer.report.renderers.html.inline import inline, name
 from nsys_analyzer.report.renderers.step_bar import color_of, legend
 from nsys_analyzer.report.sections.bars import IDLE

@@ -15,9 +15,8 @@ from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.tracks import IdleTrack, Stream, Track, Tracks
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
-from nsys_analyzer.report.figures.palette import CAUSES as CAUSE_COLORS
-from nsys_analyzer.report.figures.palette import CLASSES as CLASS_COLORS
 from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.palette import CAUSE_COLORS, CLASS_COLORS
 from nsys_analyzer.text import visible
 from nsys_analyzer.trace.arrays import Ints
 

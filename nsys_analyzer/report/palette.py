@@ -1,0 +1,97 @@
+"""The colors of kernel classes, phases, parts of a step and causes of idle time, the same in every drawing.
+
+Every color has a contrast of at least 3:1 to white, the background of figures, and of 2:1 to the dark background of a
+page. Colors that may occur in one figure also differ for people who do not see red, green or blue; a test simulates
+this and checks the minimum distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BLUE, ORANGE, GREEN, PLUM, TEAL = "#3377dd", "#ee5a14", "#11aa55", "#880077", "#007755"
+CRIMSON, INDIGO, FOREST, GRAY = "#bb0033", "#2233cc", "#005500", "#777788"
+
+#: The colors of curves and bars whose names have no color, in the order in which they are used.
+CYCLE = (BLUE, ORANGE, GREEN, PLUM, TEAL, CRIMSON, INDIGO, FOREST, GRAY)
+
+#: The color of each kernel class. The first nine usually take the most time, and differ the most.
+CLASS_COLORS = {
+    "matmul": BLUE,
+    "elementwise": ORANGE,
+    "reduction": GREEN,
+    "softmax": PLUM,
+    "copy/layout": TEAL,
+    "optimizer": CRIMSON,
+    "fused attention": INDIGO,
+    "normalization": FOREST,
+    "other": GRAY,
+    "communication": "#9955aa",
+    "embedding": "#bb77aa",
+    "convolution": "#3399ee",
+    "sort/scan": "#558877",
+    "random": "#779977",
+    "memset/memcpy": "#556666",
+    "unknown": "#554455",
+}
+
+PHASE_COLORS = {
+    "forward": BLUE,
+    "backward": ORANGE,
+    "optimizer": CRIMSON,
+    "loss": PLUM,
+    "step": GRAY,
+    "training step": GRAY,
+    "forward+backward": TEAL,
+    "backward + optimizer": TEAL,
+}
+
+#: The color of each part of a step that is not a kernel class.
+PART_COLORS = {
+    "compute": BLUE,
+    "exposed copies": CLASS_COLORS["memset/memcpy"],
+    "waiting": ORANGE,
+    "transferring": CLASS_COLORS["communication"],
+    "exposed communication": CLASS_COLORS["communication"],
+}
+
+#: The color of each cause of idle time. They differ from those of the kernel classes, which are drawn beside them.
+CAUSE_COLORS = {
+    "launch": "#bb4477",
+    "host": "#3399ee",
+    "sync": "#aa88aa",
+    "allocator": "#dd1133",
+    "copy": "#cc7788",
+    "data": "#558855",
+    "communication": "#9955aa",
+    "unrecorded": "#781eff",
+    "profiler": "#961e3c",
+    "unknown": "#554455",
+}
+
+
+def assign_colors(names: Sequence[str]) -> dict[str, str]:
+    """Returns a color for each name in a figure: that of its class or phase, or the next unused color of ``CYCLE``."""
+    colors: dict[str, str] = dict.fromkeys(names, "")
+    for name in colors:
+        defined = (CLASS_COLORS | PHASE_COLORS).get(name.lower(), "")
+        colors[name] = "" if defined in colors.values() else defined
+    for number, name in enumerate(colors):
+        unused = [color for color in CYCLE if color not in colors.values()]
+        colors[name] = colors[name] or (unused[0] if unused else CYCLE[number % len(CYCLE)])
+    return colors
+
+
+def text_color(background: str) -> str:
+    """Returns black or white, whichever has more contrast to the background."""
+    return "black" if luminance(background) > 0.179 else "white"
+
+
+def luminance(color: str) -> float:
+    """Computes the relative luminance of a color, from 0 for black to 1 for white.
+
+    See https://www.w3.org/TR/WCAG22/#dfn-relative-luminance.
+    """
+    channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
