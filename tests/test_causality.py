@@ -166,7 +166,7 @@ def test_a_kernel_that_lies_over_many_of_its_own_stream(capture: Path) -> None:
     before = broken(capture)
     late = f"(SELECT rowid FROM {KERNEL} ORDER BY start LIMIT 1 OFFSET 5000)"
     after = broken(capture, f"UPDATE {KERNEL} SET end = end + 20 * {MS} WHERE rowid = {late}")
-    told = f"Counted until that start: 1 row of {KERNEL} with an end behind the next start of their stream"
+    told = f"Counted until that start: 1 row of {KERNEL} with an end after the next start on their stream"
     assert left_out(after)[0].startswith(told)
     assert before.step
     assert after.step

@@ -1,1 +1,1 @@
-"""The launch, ranges and process that each kernel belongs to."""
+"""Attribution of each GPU operation to its launch, its ranges and its process."""

@@ -1,7 +1,7 @@
-"""The ranges that each GPU operation belongs to: those open on the launching thread at the moment its launch starts.
+"""Attributes each GPU operation to ranges: those that are open on the launching thread when its launch starts.
 
-A thread with no phase open (autograd's ``pt_autograd_N``) inherits the stack of the thread that waits for it, its own
-ranges nested below.
+A thread without an open phase, such as autograd's ``pt_autograd_N``, inherits the range stack of the thread that waits
+for it. Its own ranges are nested below that stack.
 """
 
 from __future__ import annotations
@@ -43,101 +43,25 @@ from nsys_analyzer.trace.phase_names import (
 )
 from nsys_analyzer.trace.trace import Trace
 
-#: How an operation was attributed, in the order of ``Attribution.how``'s codes.
+#: How an operation was attributed; ``Attribution.how`` holds positions in this tuple.
 ATTRIBUTION_METHODS = ("none", "same thread", "other thread", "graph")
 UNATTRIBUTED, SAME_THREAD, OTHER_THREAD, GRAPH_REPLAY = range(4)
 
 _AUTOGRAD_THREAD = "pt_autograd"
 
 
-class RangeRoles:
-    """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, a module, or none.
-
-    ``inferred``: the phase of each name that an inferred range has; empty for a name that is no phase after all.
-    ``decodes``: whether ranges such as "decode", without a batch, hold most of the GPU's work.
-    """
-
-    def __init__(
-        self, ranges: Ranges, names: PhaseNames, inferred: Mapping[str, str] | None = None, *, decodes: bool = False
-    ) -> None:
-        self.names = names
-        self.inferred = inferred or {}
-        of_names = zip(ranges.names, names.find_roles(ranges.names), strict=True)
-        keys = {name: self.inferred.get(name, key) for name, key in of_names}
-        if STEP not in names.extra:
-            keys |= dict.fromkeys(_no_steps(keys, decodes=decodes))
-        if not set(ATTENTION_PARTS) & set(keys.values()):  # the program's own ranges say more
-            calls = [name for name, key in keys.items() if not key and name.startswith(MODULE_RANGE_PREFIX)]
-            keys |= {name: find_module_role(name) for name in calls}
-        self._ranges, self._keys = ranges, tuple(dict.fromkeys((*keys.values(), None)))
-        place = {key: code for code, key in enumerate(self._keys)}
-        self._key = np.array([*(place[keys[name]] for name in ranges.names), place[None]])
-
-    def codes(self, keys: tuple[str, ...], of: Ranges | None = None) -> Ints:
-        """Shape (ranges,): the position of each range's role among these keys, -1 for another role.
-
-        ``of``: other ranges with the same names, such as those without an end.
-        """
-        code = np.array([keys.index(key) if key in keys else NONE for key in self._keys], np.int64)
-        codes: Ints = code[self._key[(self._ranges if of is None else of).name]]
-        return codes
-
-    def mask(self, *keys: str, of: Ranges | None = None) -> Bools:
-        """Shape (ranges,): True for the ranges whose role is one of these keys."""
-        mask: Bools = self.codes(keys, of) != NONE
-        return mask
-
-    @cached_property
-    def is_leaf_phase(self) -> Bools:
-        """True for the ranges of a phase other than the step."""
-        return self.mask(*self.names.leaf_phases)
-
-    @cached_property
-    def is_phase_or_step(self) -> Bools:
-        """True for the ranges of a phase, the step included."""
-        return self.is_leaf_phase | self.mask(STEP)
-
-
-def _no_steps(keys: Mapping[str, str | None], *, decodes: bool) -> set[str]:
-    """Returns the names that are no steps if an engine marks its own: the names of ranges around its steps.
-
-    Such ranges are a step of PyTorch's profiler, a whole generation, and the executor's step around SGLang's. "decode"
-    without a batch is a step only if there is "prefill" as well, or if such ranges hold most of the GPU's work.
-    """
-    are_marks = zip(keys, map_by_shape(tuple(keys), parse_served_step), strict=True)
-    marks = {name: mark for name, is_mark in are_marks if is_mark and (mark := parse_served_step(name))}
-    is_inside = any(name.startswith(ENGINE_STEP_PREFIX) for name in marks)
-    is_certain = any(mark.certain for mark in marks.values())
-    doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
-    no_steps = {
-        name
-        for name, mark in marks.items()
-        if (is_inside and name.startswith(EXECUTOR_STEP_PREFIX)) or (doubtful and not mark.certain)
-    }
-    trains = not {"backward", "optimizer"}.isdisjoint(keys.values())
-    serves = bool(marks.keys() - no_steps) and not trains
-    return no_steps | {name for name, key in keys.items() if serves and key == STEP and name not in marks}
-
-
-def make_timeline(ranges: Ranges, chosen: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:
-    """The timeline of some of the ranges, by thread or by process, and the index of each of them."""
-    index = np.flatnonzero(chosen)
-    thread = ranges.thread[index]
-    group = process_of(thread) if by_process else thread
-    return Timeline(group, ranges.start[index], ranges.end[index], latest=latest), index
-
-
 @dataclass(frozen=True)
 class Attribution:
-    """Where each operation was launched, and whose ranges it belongs to; every array has shape (operations,).
+    """The launch of each GPU operation and the thread whose ranges it belongs to; arrays have shape (operations,).
 
     Attributes:
-        launch, thread, time: the index of the launch, where and when it starts; index and thread -1 without one.
-        inherited: the thread whose stack it inherits, or -1.
-        inside: True where a phase of its own thread counts before one that it inherits.
-        engine: the threads that work for another one that waits in its backward pass.
-        how: code into ``ATTRIBUTION_METHODS``.
-        ambiguous: True where several threads of the process had phases open.
+        launch: the index of the launch, -1 if there is none.
+        thread, time: the thread of the launch, -1 if there is none, and its start, ns.
+        inherited: the thread whose range stack the operation inherits, -1 if there is none.
+        inside: True if a phase of the launching thread takes precedence over a phase that it inherits.
+        engine: shape (threads,), the threads that work for another thread, which waits in its backward pass.
+        how: the position in ``ATTRIBUTION_METHODS``.
+        ambiguous: True if several threads of the process had phases open.
     """
 
     ranges: Ranges
@@ -151,37 +75,49 @@ class Attribution:
     how: Codes
     ambiguous: Bools
 
-    def find_outermost(self, chosen: Bools) -> SmallInts:
-        """Returns the outermost of some ranges around each operation, or -1: the inherited stack lies outside."""
-        lines, index = make_timeline(self.ranges, chosen, latest=False)
-        found = lines.open_at(self.thread, self.time)
-        inheriting = np.flatnonzero(self.inherited != NONE)
-        inherited, launching = lines.open_at(self.inherited[inheriting], self.time[inheriting]), found[inheriting]
-        keeps = (inherited == NONE) | (self.inside[inheriting] & (launching != NONE))
-        found[inheriting] = np.where(keeps, launching, inherited)
-        return np.append(index, NONE).astype(np.int32)[found]
+    def find_outermost(self, is_candidate: Bools) -> SmallInts:
+        """Returns the outermost candidate range around each operation, or -1; an inherited stack lies outside.
 
-    def find_innermost(self, chosen: Bools, operations: Ints) -> Ints:
-        """Of some ranges, the innermost around some operations, or -1; those of a graph's capture lie inside."""
-        lines, index = make_timeline(self.ranges, chosen, latest=True)
-        found = np.full(len(self.launch), NONE, np.int64)
-        found[self.captures.operation] = lines.open_at(self.captures.thread, self.captures.time)
-        found = found[operations]
+        Args:
+            is_candidate: shape (ranges,), True for the ranges to look for.
+        """
+        lines, index = make_timeline(self.ranges, is_candidate, latest=False)
+        outermost = lines.open_at(self.thread, self.time)
+        inheriting = np.flatnonzero(self.inherited != NONE)
+        inherited = lines.open_at(self.inherited[inheriting], self.time[inheriting])
+        launching = outermost[inheriting]
+        keeps_own = (inherited == NONE) | (self.inside[inheriting] & (launching != NONE))
+        outermost[inheriting] = np.where(keeps_own, launching, inherited)
+        return np.append(index, NONE).astype(np.int32)[outermost]
+
+    def find_innermost(self, is_candidate: Bools, operations: Ints) -> Ints:
+        """Returns the innermost candidate range around each of ``operations``, or -1.
+
+        The ranges around the capture of a CUDA graph lie inside the ranges around its replay.
+        """
+        lines, index = make_timeline(self.ranges, is_candidate, latest=True)
+        innermost = np.full(len(self.launch), NONE, np.int64)
+        innermost[self.captures.operation] = lines.open_at(self.captures.thread, self.captures.time)
+        innermost = innermost[operations]
         for thread in (self.thread[operations], self.inherited[operations]):
-            found = np.where(found == NONE, lines.open_at(thread, self.time[operations]), found)
-        return np.append(index, NONE)[found]
+            innermost = np.where(innermost == NONE, lines.open_at(thread, self.time[operations]), innermost)
+        return np.append(index, NONE)[innermost]
 
 
 def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution:
-    """Attributes every operation to the ranges open when it was launched; ``launch`` is that of each, -1 for none."""
+    """Attributes every operation to the ranges that are open when it is launched.
+
+    Args:
+        launch: shape (operations,), the index of the launch of each operation, -1 if there is none.
+    """
     operations, launches, ranges = trace.operations, trace.launches, trace.ranges
     thread, time = take_or_default(launches.thread, launch, NONE), take_or_default(launches.start, launch, 0)
     phases = ranges.select(roles.is_phase_or_step)
     in_phase = is_in_any_range(phases.thread, phases.start, phases.end, thread, time)
     in_range = in_phase.copy()
     in_range[~in_phase] = is_in_any_range(ranges.thread, ranges.start, ranges.end, thread[~in_phase], time[~in_phase])
-    engine = _engine_threads(trace, roles)
-    inherited, ambiguous = _inherited(trace, roles, engine, in_range, in_phase, thread, time)
+    engine = _find_engine_threads(trace, roles)
+    inherited, ambiguous = _find_inherited_threads(trace, roles, engine, in_range, in_phase, thread, time)
     inside = in_phase & ~np.isin(thread, engine)
     replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
     how = np.full(len(operations), SAME_THREAD, np.int8)
@@ -191,10 +127,10 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
     return Attribution(ranges, launch, thread, time, inherited, inside, engine, find_captures(trace), how, ambiguous)
 
 
-def _inherited(
+def _find_inherited_threads(
     trace: Trace, roles: RangeRoles, engine: Ints, in_range: Bools, in_phase: Bools, thread: Ints, time: Ints
 ) -> tuple[Ints, Bools]:
-    """Returns the thread that each launch inherits from, -1 for none, and whether the choice was ambiguous."""
+    """Returns the thread that each launch inherits from, -1 if there is none, and whether the choice was ambiguous."""
     autograd = np.isin(thread, engine)
     lacking = np.flatnonzero((autograd | ~in_phase) & (thread != NONE))
     inherited, ambiguous = np.full(len(thread), NONE, np.int64), np.zeros(len(thread), np.bool_)
@@ -206,7 +142,7 @@ def _inherited(
         phases = trace.ranges.select(roles.is_phase_or_step & ~np.isin(trace.ranges.thread, engine))
         group, start, end = merge_ranges(phases.thread, phases.start, phases.end)
         ambiguous[lacking] = (waiting != NONE) & (count_open_ranges(process_of(group), start, end, process, at) > 1)
-    # A phase on a thread without steps is part of the step that another thread has open.
+    # A phase on a thread without steps is part of the step that is open on another thread.
     steps = trace.ranges.select(roles.mask(STEP))
     stepless = np.flatnonzero(in_phase & (inherited == NONE) & ~np.isin(thread, steps.thread))
     if len(stepless) and len(steps):
@@ -216,22 +152,23 @@ def _inherited(
     return inherited, ambiguous
 
 
-def _engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
-    """Returns the global thread IDs of autograd's engine: by their names, or by what runs on them.
+def _find_engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
+    """Returns the global IDs of the threads of autograd's engine: by their names, or by what runs on them.
 
-    A thread without such a name is the engine's if its only phases are forward passes inside backward passes of other
-    threads, which run forward passes as well.
+    A thread without such a name belongs to the engine if its only phases are forward passes inside backward passes of
+    other threads, which run forward passes as well.
     """
     ranges = trace.ranges
     backward = roles.mask("backward") & np.isin(ranges.thread, ranges.thread[roles.mask("forward")])
     phases = ranges.select(roles.is_phase_or_step)
     lines = make_timeline(ranges, backward, latest=True, by_process=True)[0]
-    again = roles.mask("forward", of=phases) & (lines.open_at(process_of(phases.thread), phases.start) != NONE)
-    return np.append(find_autograd_threads(trace), np.setdiff1d(phases.thread[again], phases.thread[~again]))
+    in_backward = lines.open_at(process_of(phases.thread), phases.start) != NONE
+    recomputes = roles.mask("forward", of=phases) & in_backward
+    return np.append(find_autograd_threads(trace), np.setdiff1d(phases.thread[recomputes], phases.thread[~recomputes]))
 
 
 def find_autograd_threads(trace: Trace) -> Ints:
-    """The global thread IDs of PyTorch's autograd engine, known by the names it gives its threads."""
+    """Returns the global IDs of the threads that have the name of PyTorch's autograd engine."""
     thread_names = trace.metadata.thread_names.items()
     return np.array([thread for thread, name in thread_names if name.startswith(_AUTOGRAD_THREAD)], np.int64)
 
@@ -239,73 +176,162 @@ def find_autograd_threads(trace: Trace) -> Ints:
 def find_waiting_ranges(
     trace: Trace, roles: RangeRoles, engine: Ints, process: Ints, time: Ints, without_ranges: Bools
 ) -> Ints:
-    """The range whose thread a launch inherits from, or -1.
+    """Returns the range whose thread each launch inherits from, -1 if there is none.
 
-    Of the phases open in the process: the one in backward, else the one opened last, else the step opened
-    last. With no phase open, a launch from a thread without ranges takes the range opened last, whatever its name.
+    Of the phases that are open in the process it is the backward pass, else the phase that opened last, else the step
+    that opened last. If no phase is open, a launch from a thread without ranges takes the range that opened last,
+    whatever its name is.
     """
     waiting = np.full(len(time), NONE, np.int64)
     from_others = ~np.isin(trace.ranges.thread, engine)
     any_name = np.ones(len(trace.ranges), np.bool_)
     preferences = (roles.mask("backward"), roles.is_leaf_phase, roles.is_phase_or_step, any_name)
-    for rank, chosen in enumerate(preferences):
+    for rank, is_candidate in enumerate(preferences):
         undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (rank < len(preferences) - 1)))
         if len(undecided):
-            lines, index = make_timeline(trace.ranges, chosen & from_others, latest=True, by_process=True)
+            lines, index = make_timeline(trace.ranges, is_candidate & from_others, latest=True, by_process=True)
             waiting[undecided] = np.append(index, NONE)[lines.open_at(process[undecided], time[undecided])]
     return waiting
 
 
+def make_timeline(ranges: Ranges, selected: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:
+    """Returns the timeline of the selected ranges, by thread or by process, and the index of each of these ranges."""
+    index = np.flatnonzero(selected)
+    thread = ranges.thread[index]
+    group = process_of(thread) if by_process else thread
+    return Timeline(group, ranges.start[index], ranges.end[index], latest=latest), index
+
+
+class RangeRoles:
+    """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, a module, or none.
+
+    Args:
+        inferred: the phase of each name of an inferred range; empty for a framework's name that is no phase after all.
+        decodes: whether ranges such as "decode", which do not name a batch, hold most of the GPU's work.
+    """
+
+    def __init__(
+        self, ranges: Ranges, names: PhaseNames, inferred: Mapping[str, str] | None = None, *, decodes: bool = False
+    ) -> None:
+        self.names = names
+        self.inferred = inferred or {}
+        roles_by_name = zip(ranges.names, names.find_roles(ranges.names), strict=True)
+        roles = {name: self.inferred.get(name, role) for name, role in roles_by_name}
+        if STEP not in names.extra:
+            roles |= dict.fromkeys(_find_no_steps(roles, decodes=decodes))
+        # The program's own ranges say more about attention than calls of modules do.
+        if not set(ATTENTION_PARTS) & set(roles.values()):
+            calls = [name for name, role in roles.items() if not role and name.startswith(MODULE_RANGE_PREFIX)]
+            roles |= {name: find_module_role(name) for name in calls}
+        self._ranges, self._roles = ranges, tuple(dict.fromkeys((*roles.values(), None)))
+        position = {role: i for i, role in enumerate(self._roles)}
+        self._role_of_name = np.array([*(position[roles[name]] for name in ranges.names), position[None]])
+
+    def codes(self, roles: tuple[str, ...], of: Ranges | None = None) -> Ints:
+        """Returns the position of the role of each range in ``roles``, -1 for another role; shape (ranges,).
+
+        Args:
+            of: other ranges with the same names, such as the ranges without an end.
+        """
+        code = np.array([roles.index(role) if role in roles else NONE for role in self._roles], np.int64)
+        codes: Ints = code[self._role_of_name[(self._ranges if of is None else of).name]]
+        return codes
+
+    def mask(self, *roles: str, of: Ranges | None = None) -> Bools:
+        """Returns True for each range whose role is one of ``roles``; shape (ranges,)."""
+        mask: Bools = self.codes(roles, of) != NONE
+        return mask
+
+    @cached_property
+    def is_leaf_phase(self) -> Bools:
+        """True for the ranges of a phase other than the step."""
+        return self.mask(*self.names.leaf_phases)
+
+    @cached_property
+    def is_phase_or_step(self) -> Bools:
+        """True for the ranges of a phase, including the step."""
+        return self.is_leaf_phase | self.mask(STEP)
+
+
+def _find_no_steps(roles: Mapping[str, str | None], *, decodes: bool) -> set[str]:
+    """Returns the names that are no steps if an engine marks its own: the names of ranges around its steps.
+
+    Such ranges are a step of PyTorch's profiler, a whole generation, and the executor's step around SGLang's. "decode"
+    without a batch is a step only if there is "prefill" as well, or if such ranges hold most of the GPU's work.
+    """
+    are_marks = zip(roles, map_by_shape(tuple(roles), parse_served_step), strict=True)
+    marks = {name: mark for name, is_mark in are_marks if is_mark and (mark := parse_served_step(name))}
+    is_inside = any(name.startswith(ENGINE_STEP_PREFIX) for name in marks)
+    is_certain = any(mark.certain for mark in marks.values())
+    doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
+    no_steps = {
+        name
+        for name, mark in marks.items()
+        if (is_inside and name.startswith(EXECUTOR_STEP_PREFIX)) or (doubtful and not mark.certain)
+    }
+    trains = not {"backward", "optimizer"}.isdisjoint(roles.values())
+    serves = bool(marks.keys() - no_steps) and not trains
+    return no_steps | {name for name, role in roles.items() if serves and role == STEP and name not in marks}
+
+
+#: Stands between the names of the ranges in a range path.
 PATH_SEPARATOR = " / "
 
+#: The indices of the ranges that are open at a moment, the outermost first.
 Stack = tuple[int, ...]
 
 
 def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]]:
-    """The range path of each operation: codes of shape (operations,), and the paths; the first is the empty one."""
+    """Makes the range path of each operation, such as ``step / forward``.
+
+    Returns:
+        The code of each operation's path, shape (operations,), and the paths by code; the first path is empty.
+    """
     ranges, captures = trace.ranges, attribution.captures
     captured = np.full((2, len(attribution.launch)), NONE, np.int64)
     captured[:, captures.operation] = captures.thread, captures.time
     thread = np.concatenate([attribution.inherited, attribution.thread, captured[0]])
     time = np.concatenate([attribution.time, attribution.time, captured[1]])
-    of_moment, stacks = find_open_stacks(ranges, thread, time)
-    three_of = of_moment.reshape(3, len(attribution.launch))
-    first, codes = distinct_rows(*three_of)
-    # Different combinations may read the same; a categorical's categories must not.
-    texts = [
-        PATH_SEPARATOR.join(_path(ranges, *(stacks[code] for code in three))) for three in three_of[:, first].T.tolist()
-    ]
+    stack_codes, stacks = find_open_stacks(ranges, thread, time)
+    three_codes = stack_codes.reshape(3, len(attribution.launch))
+    first, codes = distinct_rows(*three_codes)
+    # Different combinations may have the same text, but the categories of a categorical must be distinct.
+    combinations = three_codes[:, first].T.tolist()
+    texts = [PATH_SEPARATOR.join(_join_stacks(ranges, *(stacks[code] for code in three))) for three in combinations]
     paths, recode = np.unique(np.array(["", *texts], np.object_), return_inverse=True)
     return recode[1:][codes], paths.tolist()
 
 
 def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[Stack]]:
-    """The ranges open on each (thread, time), in the order in which they were opened, the longer of two first.
+    """Finds the ranges that are open at each (thread, time), in the order in which they open.
+
+    Of two ranges that open together the longer one comes first.
 
     Returns:
-        Codes of shape (moments,), and the stacks they stand for, as indices of ranges; the first is the empty one.
+        The code of each stack, shape (moments,), and the stacks by code; the first stack is empty.
     """
-    # A range without a moment in it need not be opened: most operators launch nothing.
+    # Ranges without a moment inside are left out: most operators launch nothing.
     index = np.flatnonzero(has_moments(thread, time, ranges.thread, ranges.start, ranges.end))
-    held = ranges.select(index)
-    axis = Axis(held.thread, held.start, held.end)
-    opened, closed = axis.place(held.thread, held.start), axis.place(held.thread, held.end)
+    asked = ranges.select(index)
+    axis = Axis(asked.thread, asked.start, asked.end)
+    opened, closed = axis.place(asked.thread, asked.start), axis.place(asked.thread, asked.end)
     boundaries = distinct(np.concatenate([opened, closed]))
-    # What is open is the same from one boundary to the next; before the first one, and off the axis: NONE.
+    # The stack is the same from one boundary to the next. Before the first boundary and off the axis it is NONE.
     segment = np.searchsorted(boundaries, axis.place(thread, time), side="right") - 1
     used, codes = dense_codes(segment)
     at = boundaries[used[used != NONE]].tolist()
     order = np.lexsort((index, -closed, opened))
-    stacks: dict[Stack, int] = {(): 0}
+    code_of_stack: dict[Stack, int] = {(): 0}
     sweep = _sweep(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), at)
-    found = [*[0] * (len(used) - len(at)), *(stacks.setdefault(stack, len(stacks)) for stack in sweep)]
-    return np.array(found, np.int64)[codes], list(stacks)
+    swept = [code_of_stack.setdefault(stack, len(code_of_stack)) for stack in sweep]
+    code_of_segment = [0] * (len(used) - len(at)) + swept
+    return np.array(code_of_segment, np.int64)[codes], list(code_of_stack)
 
 
 def _sweep(index: list[int], opened: list[int], closed: list[int], boundaries: list[int]) -> Iterator[Stack]:
-    """The stack at each of some boundaries, in their order; the ranges come in the order in which they open."""
+    """Yields the stack at each boundary; the ranges must be sorted by their start, and so must the boundaries."""
     closing = sorted(range(len(index)), key=closed.__getitem__)
-    stack: dict[int, None] = {}  # in the order in which they were opened, whatever is closed in between
+    stack: dict[int, None] = {}  # a dict keeps the order of opening, whatever closes in between
     next_open = next_close = 0
     for boundary in boundaries:
         while next_open < len(index) and opened[next_open] <= boundary:
@@ -317,12 +343,13 @@ def _sweep(index: list[int], opened: list[int], closed: list[int], boundaries: l
         yield tuple(stack)
 
 
-def _path(ranges: Ranges, outer: Stack, launching: Stack, captured: Stack) -> list[str]:
-    """The names of a combination of the inherited, the launching and the captured stack.
+def _join_stacks(ranges: Ranges, outer: Stack, launching: Stack, captured: Stack) -> list[str]:
+    """Returns the names in the inherited, the launching and the captured stack, in this order.
 
-    A capture's stack repeats names of the replay's (step, forward): what it adds stands below their last one.
+    The stack at the capture of a graph repeats names of the stack at its replay, such as step and forward. Only the
+    names after the last repeated one are added.
     """
-    stack, added = ([ranges.names[ranges.name[one]] for one in some] for some in ((*outer, *launching), captured))
-    seen = set(stack)
-    last = max((i for i, name in enumerate(added) if name in seen), default=-1)
-    return [*stack, *added[last + 1 :]]
+    replay = [ranges.names[ranges.name[i]] for i in (*outer, *launching)]
+    capture = [ranges.names[ranges.name[i]] for i in captured]
+    last_repeated = max((i for i, name in enumerate(capture) if name in replay), default=-1)
+    return [*replay, *capture[last_repeated + 1 :]]

@@ -1,4 +1,4 @@
-"""The processes of a trace that deserve an entry of their own, and what to call them."""
+"""Finds the processes of a trace that a report has an entry for, and labels them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsys_analyzer.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Process:
-    """A process; its label is empty where it is the only one, unless it is one of several ranks."""
+    """A process of a trace; its label is empty if it is the only process and not one of several ranks."""
 
     global_pid: int
     pid: int
@@ -24,52 +24,57 @@ class Process:
 
 
 def find_processes(trace: Trace) -> tuple[Process, ...]:
-    """The processes with GPU operations, in order of rank, then of device; without any, the first with ranges or calls.
+    """Returns the processes with GPU operations, sorted by rank, then by device.
 
-    The label is the rank where the trace has it; else the devices, as CUDA numbers them in the process, where no other
-    process uses one of that number; else the process ID.
+    If no process has GPU operations, it returns the first process with ranges or API calls.
+
+    The label is the rank if the trace names it. Otherwise it is the CUDA device numbers of the process, if no other
+    process uses one of these numbers. Otherwise it is the process ID.
     """
     used: list[int] = distinct(trace.operations.process).tolist()
     if not used:
         threads = np.concatenate([trace.ranges.thread, trace.open_ranges.thread, trace.launches.thread])
         used = process_of(threads[:1]).tolist() or [0]
     ranks = distinct_ranks(trace.ranks, used)
-    devices = _devices(trace.operations, used)
+    devices = _find_devices(trace.operations, used)
     used.sort(key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process))
     users = Counter(device for numbers in devices.values() for device in numbers)
-    shared = {process for process in used if any(users[device] > 1 for device in devices[process])}
-    labels = {one: _label(one, ranks.get(one), [] if one in shared else devices[one]) for one in used}
-    if len(used) == 1 and ranks.get(used[0], Rank(0, 1)).world_size == 1:
-        labels[used[0]] = ""
-    return tuple(Process(one, pid_of(one), labels[one], ranks[one].number if one in ranks else None) for one in used)
+    is_alone = len(used) == 1 and ranks.get(used[0], Rank(0, 1)).world_size == 1
+    processes = []
+    for process in used:
+        rank = ranks.get(process)
+        own_devices = devices[process] if all(users[device] == 1 for device in devices[process]) else []
+        label = "" if is_alone else _make_label(process, rank, own_devices)
+        processes.append(Process(process, pid_of(process), label, rank.number if rank else None))
+    return tuple(processes)
 
 
 def is_on_cpu(trace: Trace, process: int) -> bool:
-    """Whether a process's work is operators on the CPU, which neither wait for a device nor let it idle."""
+    """Returns True if the work of a process is operators on the CPU, which do not wait for a device or keep it busy."""
     devices = distinct(trace.operations.device[trace.operations.process == process]).tolist()
     gpus = [trace.metadata.gpu(pid_of(process), device) for device in devices]
     return any(gpu is not None and gpu.is_cpu for gpu in gpus)
 
 
 def make_pid_label(pid: int) -> str:
-    """The label of a process that neither a rank nor a device of its own tells from the others."""
+    """Returns the label of a process that has neither a rank nor a device of its own."""
     return f"pid {pid}"
 
 
-def _label(process: int, rank: Rank | None, devices: list[int]) -> str:
-    """The label of one of several processes, with the devices that it alone uses."""
-    if rank or not devices:
+def _make_label(process: int, rank: Rank | None, own_devices: list[int]) -> str:
+    """Returns the label of one of several processes; ``own_devices`` are the devices that no other process uses."""
+    if rank or not own_devices:
         return f"rank {rank.number}" if rank else make_pid_label(pid_of(process))
-    return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
+    return f"device{'s' if len(own_devices) > 1 else ''} {', '.join(map(str, own_devices))}"
 
 
-def _devices(operations: Operations, used: list[int]) -> dict[int, list[int]]:
-    """The CUDA ordinals of the devices of each of the processes ``used``, which are in order."""
+def _find_devices(operations: Operations, used: list[int]) -> dict[int, list[int]]:
+    """Returns the CUDA ordinals of the devices of each process in ``used``, which must be sorted."""
     devices: dict[int, list[int]] = {process: [] for process in used}
     if len(operations):
         low = int(operations.device.min())
         count = int(operations.device.max()) - low + 1
-        # One number for a process and a device: a pass over the operations, and not one for each process.
+        # One number stands for a process and a device, so that one pass over the operations serves all processes.
         for pair in distinct(np.searchsorted(used, operations.process) * count + operations.device - low).tolist():
             devices[used[pair // count]].append(pair % count + low)
     return devices
