@@ -86,8 +86,8 @@ def test_an_unprofiled_time(trace: Path, tmp_path: Path, run_main: Main, explain
     words = (trace, "--csv", csv, "--model", "small", "--context-length", "256")
     # 5.5 of 10.5 ms
     assert "10.5 ms a step (measured; profiled 12) · the GPU works 52 % of it" in explain(*words)
-    assert "To narrow them" not in explain(*words)
-    assert "To narrow them: --step-ms N" in explain(trace)
+    assert "narrows them" not in explain(*words)
+    assert "narrows them: --step-ms N" in explain(trace)
     capture = next(
         one for one in json.loads(run_main("explain", *words, "--format", "json").out)["captures"] if one["step"]
     )
@@ -105,7 +105,7 @@ def test_a_step_of_another_name(tmp_path: Path, explain: Callable[..., str]) -> 
     text = explain(path)
     assert " · one pass · " in text
     assert " for the whole capture (" in text
-    assert "say which range is around each (--step RANGE)" in explain(path, "--all")
+    assert "give the range around each (--step RANGE)" in explain(path, "--all")
     text = explain(path, "--step", "chunk", "--all")
     # 10 ms from start to start; of the last one, 8 ms, it is not known when a next one begins
     assert "compute: matmul 2.000 20.0 % idle 8.000 80.0 % the step 10.00 100.0 %" in text
@@ -168,7 +168,7 @@ def test_how_often_a_phase_begins_in_a_step(tmp_path: Path, run_main: Main, paus
     csv = tmp_path / "unprofiled.csv"
     csv.write_text("phase,mean_ms\ndata,1\nforward,2\nstep,21\n", encoding="utf-8")
     text = run_main("explain", path, "--csv", csv, "--format", "markdown").out
-    assert re.findall(r"^\| (\w+) +\| +(\d) \|", text.partition("passes a step")[2], re.MULTILINE) == [
+    assert re.findall(r"^\| (\w+) +\| +(\d) \|", text.partition("passes per step")[2], re.MULTILINE) == [
         ("forward", "4"), ("backward", "4"), ("optimizer", "1"), ("data", "4"), ("step", "1"),
     ]  # fmt: skip
     assert "21 ms a step (measured; profiled 21)" in text.replace("\N{NO-BREAK SPACE}", " ")

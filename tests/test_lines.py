@@ -28,7 +28,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.inputs.targets import Annotation
-from nsys_analyzer.report.sections.lines import in_words
+from nsys_analyzer.report.sections.lines import describe_line
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.sources import ensure_export
@@ -160,7 +160,7 @@ def test_processes_of_the_loader_have_lines_of_their_own(tmp_path: Path) -> None
         assert [(line.place, line.loads, round(line.share, 4)) for line in lines] == [
             ("train.py:9", False, 1.0), ("data.py:5", True, 0.75),
         ]  # fmt: skip
-    assert plain(in_words(step.lines[-1])).endswith(" · 75\xa0% of the time of a process that loads data")
+    assert plain(describe_line(step.lines[-1])).endswith(" · 75\xa0% of the time of a process that loads data")
 
 
 def test_clocks_that_drift_apart_are_aligned(tmp_path: Path) -> None:
@@ -225,9 +225,12 @@ def test_two_samples_tell_nothing(tmp_path: Path) -> None:
 def test_a_line_in_words() -> None:
     # 9.8 ms are 97 % of 10.1 ms.
     line = Line("train.py", 212, "log_norms", "train.py:140", 9.8 / 10.1, 9.8)
-    assert plain(in_words(line)) == "train.py:212 in log_norms, called from train.py:140 · 9.8 of 10.1\xa0ms (97\xa0%)"
+    assert (
+        plain(describe_line(line))
+        == "train.py:212 in log_norms, called from train.py:140 · 9.8 of 10.1\xa0ms (97\xa0%)"
+    )
     share = Line("train.py", 3, "<module>", "", 0.5)
-    assert plain(in_words(share)) == "train.py:3 in <module> · 50\xa0% of the samples"
+    assert plain(describe_line(share)) == "train.py:3 in <module> · 50\xa0% of the samples"
 
 
 def test_a_line_has_the_work_that_its_calls_launch() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.sections.decision import conditions
+from nsys_analyzer.report.sections.decision import describe_conditions
 from nsys_analyzer.trace.trace import Trace
 from tests.support.export import Export, global_pid, training_step
 
@@ -40,7 +40,7 @@ def test_device_memory_inside_the_measured_steps(tmp_path: Path) -> None:
     # Of five rows the static one is no allocation: four stand behind the figure, on the first screen and as evidence.
     answer = ask(Evidence((summary,)), "peak_memory_bytes")
     assert (answer.value, answer.evidence.table, answer.evidence.rows) == (900, "CUDA_GPU_MEMORY_USAGE_EVENTS", 4)
-    assert "peak memory 900\N{NO-BREAK SPACE}B" in conditions(summary)
+    assert "peak memory 900\N{NO-BREAK SPACE}B" in describe_conditions(summary)
 
 
 def test_a_pool_says_itself_what_is_in_use(tmp_path: Path) -> None:

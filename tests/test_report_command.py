@@ -279,9 +279,9 @@ COVERAGE = {"kernels", "attributed", "in_phases", "unattributed", "kernel_ms", "
 def test_how_often_a_phase_runs_in_a_step(real_capture: RealCapture) -> None:
     """Two micro-batches are one step; where each phase runs once, no column says so."""
     text = re.sub(" +", " ", report(real_capture("accumulate_tf32"), "-o", "-", "--no-figures"))
-    assert "| phase | passes a step | profiled ms |" in text
+    assert "| phase | passes per step | profiled ms |" in text
     assert all(row in text for row in ("| forward | 2 |", "| backward | 2 |", "| optimizer | 1 |"))
-    assert "passes a step" not in report(real_capture("train_small256"), "-o", "-", "--no-figures")
+    assert "passes per step" not in report(real_capture("train_small256"), "-o", "-", "--no-figures")
 
 
 def test_json_schema(real_capture: RealCapture) -> None:

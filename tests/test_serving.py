@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.sections.serving import answer_serving
-from nsys_analyzer.report.sections.steps import what_is_a_step
+from nsys_analyzer.report.sections.steps import define_step
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.phase_names import ServedStep, parse_served_step
 from tests.support.export import GEMM, Export, global_tid
@@ -146,7 +146,7 @@ def test_a_cold_generation_is_left_out(tmp_path: Path) -> None:
     assert capture.step is not None
     groups = {group.kind: group.steps for group in capture.step.groups}
     assert groups == {"usual": 6, "other work": 2, "first": 4}
-    assert "The first 4 steps take 80 ms (median), since" in str(what_is_a_step(capture.step)).replace("\xa0", " ")
+    assert "The first 4 steps take 80 ms (median), since" in str(define_step(capture.step)).replace("\xa0", " ")
 
 
 def test_time_without_a_request_is_no_step(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def clear(text: str) -> str:
 def test_the_length_of_a_step(capture: CaptureSummary, known: UnprofiledStep | None, said: str) -> None:
     text = decision_of(replace(capture, step=replace(STEP, unprofiled_ms=known)))
     assert said in text
-    assert ("To narrow them: `--step-ms N`" in text) == (known is not None and not known.timed)
+    assert ("narrows them: `--step-ms N`" in text) == (known is not None and not known.timed)
 
 
 def test_communication_is_said_beside_the_work(capture: CaptureSummary) -> None:
@@ -185,7 +185,7 @@ def test_what_of_a_step_is_on_its_critical_path(capture: CaptureSummary) -> None
     """Of 30 ms of work 20 are on the path, with all 60 ms in which the GPU is idle; 10 are left for the program."""
     path = (OnPath("GPU", "matmul", 20.0), OnPath("idle", "data", 60.0), OnPath("CPU", PROGRAM, 10.0))
     text, rows = folded(replace(capture, step=replace(STEP, critical_path=path)), "What fills a step")
-    assert "what the end of a step waits for" in text
+    assert "The end of a step waits for everything on the critical path" in text
     assert rows[:6] == [
         "| part | ms | share | on the critical path ms |",
         "| compute: matmul | 20.00 | 22.2 % | 20.00 |",
@@ -214,8 +214,8 @@ def test_small_rows_are_one(capture: CaptureSummary) -> None:
 
 
 MISSES = (
-    ({"error": 0.27}, "The replayed steps are 27 % longer than the recorded ones"),
-    ({"error": -0.27}, "The replayed steps are 27 % shorter than the recorded ones"),
+    ({"replay_error": 0.27}, "The replayed steps are 27 % longer than the recorded ones"),
+    ({"replay_error": -0.27}, "The replayed steps are 27 % shorter than the recorded ones"),
 )
 
 
@@ -264,7 +264,7 @@ def test_what_counts_as_a_step(capture: CaptureSummary) -> None:
     usual = said(STEP)
     assert "What counts as a step: a range step. There are 2, of 90.0 ms under the profiler." in usual
     assert "An operation starts 0.008 ms after its launch, with 1 other still queued (medians)." in usual
-    assert "so a step is bounded by the GPU's work" in said(replace(STEP, on_gpu_timeline=True))
+    assert "So a step is bounded by the GPU's work" in said(replace(STEP, on_gpu_timeline=True))
     assert "after its launch" not in said(replace(STEP, queue=None, launch_latency_us=None))
 
 

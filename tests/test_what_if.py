@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.what_if import LAUNCHING, WhatIf
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Report
-from nsys_analyzer.report.sections.what_if import answer
+from nsys_analyzer.report.sections.what_if import what_if_section
 from nsys_analyzer.trace.columns import PAGEABLE_TO_DEVICE
 from tests.conftest import Main
 from tests.support.export import ADD
@@ -45,7 +45,7 @@ def timed(steps: Steps, us: float) -> CaptureSummary:
 
 
 def said(found: WhatIf) -> str:
-    return " ".join(render(Report("", (answer(found),))).replace("\N{NO-BREAK SPACE}", " ").split())
+    return " ".join(render(Report("", (what_if_section(found),))).replace("\N{NO-BREAK SPACE}", " ").split())
 
 
 def run_ahead() -> CaptureSummary:
@@ -65,14 +65,14 @@ def test_a_step_is_shorter_until_something_else_limits_it() -> None:
         LAUNCHING: pytest.approx((0, 0.02)),
     }  # fmt: skip
     assert "A step would take 0.0184 ms instead of 0.05 ms" in said(found)
-    assert "0.04 ms less to do save 0.0316 ms, since the step then waits for the CPU: 0.02 ms" in said(found)
+    assert "0.04 ms less work saves 0.0316 ms, since the step then waits for the CPU: 0.02 ms" in said(found)
 
 
 def test_what_limits_the_step_saves_all_of_its_time() -> None:
     """Half the matmul's time: 30 µs for the GPU, still more than the CPU's 20."""
     found = what_if(run_ahead(), classes={"matmul": 0.5})
     assert (found.less_ms, found.saves_ms) == pytest.approx((0.02, 0.02))
-    assert "less to do" not in said(found)
+    assert "less work" not in said(found)
 
 
 def test_a_step_may_become_longer() -> None:
@@ -200,7 +200,7 @@ def test_a_rank_on_time(packed: Callable[[str], Path]) -> None:
     assert found.saves_ms_low < 40.26 - 31.75 < found.saves_ms_high
     assert found.saves_ms == pytest.approx(40.26 - 31.75, rel=0.15)
     assert found.on_path_ms("rank 0")[1] > 20 > 0 == found.on_path_ms("rank 1")[1]
-    assert "are then on rank 0" in said(found)
+    assert "of the critical path would be on rank 0" in said(found)
     assert what_if(*ranks, on_time=[0]).saves_ms == pytest.approx(0, abs=0.2)
 
 
@@ -214,7 +214,7 @@ def test_a_faster_network(packed: Callable[[str], Path]) -> None:
     found, alone = what_if(*ranks, network=2), what_if(ranks[0], network=2)
     assert 3 < found.saves_ms_low < found.saves_ms_high < 4
     assert alone.saves_ms_low == 0 < alone.saves_ms_high
-    assert "how much of it is waiting is not known" in said(alone)
+    assert "does not tell how much of a collective is waiting" in said(alone)
     assert "Other ranks" not in said(found)
     assert what_if(*ranks, network=0.5).saves_ms < -6
 
@@ -227,7 +227,7 @@ def test_the_command_answers_as_the_function_does(real_capture: Callable[[str], 
     # The critical path is the whole of a step.
     assert sum(part["before_ms"] for part in found["path"]) == pytest.approx(found["step_ms"], rel=0.1)
     text = " ".join(run_main("what-if", path, "--class", "matmul=0.5").out.split())
-    assert "the step then waits for" in text or "less to do" in text
+    assert "the step then waits for" in text or "less work" in text
     assert "no range 'nothing'" in run_main("what-if", path, "--range", "nothing=0").err
     assert "NAME=FACTOR" in run_main("what-if", path, "--class", "matmul").err
     assert "=1' is not of the form NAME=FACTOR" in run_main("what-if", path, "--class", "=1").err

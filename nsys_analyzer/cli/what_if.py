@@ -102,7 +102,7 @@ def what_if(
     from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
-    from nsys_analyzer.report.sections.what_if import answer
+    from nsys_analyzer.report.sections.what_if import what_if_section
 
     asked = question.Question(dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network)
     if asked == question.Question():
@@ -112,7 +112,7 @@ def what_if(
         data = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": written(found)}
         click.echo(in_json(data), nl=False, file=data_stream())
         return
-    sections = tuple(map(answer, found))
+    sections = tuple(map(what_if_section, found))
     if output_format == "markdown":
         click.echo(markdown.render(Report("What if", sections), {}), nl=False)
         return

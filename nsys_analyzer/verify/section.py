@@ -19,7 +19,7 @@ from nsys_analyzer.report.model import (
     SignedChange,
     make_table,
 )
-from nsys_analyzer.report.sections.findings import in_a_line
+from nsys_analyzer.report.sections.findings import summarize_finding
 from nsys_analyzer.report.units import format_change, format_ms, format_ms_range
 from nsys_analyzer.text import plural
 from nsys_analyzer.verify.ledger import Entry, widening
@@ -63,7 +63,7 @@ def _blocks(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Fi
     if unseen:
         yield Paragraph(unseen)
     if left:
-        yield Paragraph(f"What to do next: {in_a_line(left[0])}.")
+        yield Paragraph(f"What to do next: {summarize_finding(left[0])}.")
 
 
 def _interval(entry: Entry) -> str:

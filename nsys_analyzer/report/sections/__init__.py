@@ -12,8 +12,8 @@ from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Report
 from nsys_analyzer.report.sections import ranks
 from nsys_analyzer.report.sections.about import about
 from nsys_analyzer.report.sections.attention import HOW_TO_ANNOTATE, answer_attention
-from nsys_analyzer.report.sections.decision import decide
-from nsys_analyzer.report.sections.findings import findings_of_capture, shared_findings
+from nsys_analyzer.report.sections.decision import decision_section
+from nsys_analyzer.report.sections.findings import findings_section, shared_findings_section
 from nsys_analyzer.report.sections.kernels import answer_matmul, answer_other_kernels, answer_top_kernel
 from nsys_analyzer.report.sections.limits import answer_limits
 from nsys_analyzer.report.sections.modules import answer_modules
@@ -81,9 +81,9 @@ def build_report(evidence: Evidence) -> Report:
 
 def _of_one(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     """The sections of one capture, from the decision to the details."""
-    yield decide(capture, evidence)
+    yield decision_section(capture, evidence)
     yield ranks.answer_ranks(evidence)
-    yield findings_of_capture(capture)
+    yield findings_section(capture)
     yield from _answers(capture, evidence)
 
 
@@ -94,13 +94,13 @@ def _of_several(evidence: Evidence, members: frozenset[str]) -> Iterator[Section
     if others:
         yield overview(evidence.captures, evidence.labels)
         yield of_ranks
-        yield shared_findings(others)
+        yield shared_findings_section(others)
     else:
         yield replace(of_ranks, title="")
     folded = []
     for capture in evidence.captures:
-        own = [findings_of_capture(capture)] if capture.title in members else []
-        sections = (decide(capture, evidence), *own, *_answers(capture, evidence))
+        own = [findings_section(capture)] if capture.title in members else []
+        sections = (decision_section(capture, evidence), *own, *_answers(capture, evidence))
         if capture.status != "not_profiled":  # the overview has all that is known of a run that was timed alone
             folded.append(Details(capture.title, tuple(_flat(sections)), capture.title))
     yield Section("captures", "Capture by capture", tuple(folded))

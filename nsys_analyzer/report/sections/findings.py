@@ -24,130 +24,123 @@ from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.units import format_ms_range, rounded_percent
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plural, strong
 
-#: Findings that stand in full view.
-FIRST = 3
-#: A replay that misses the recorded steps by more than this is said.
-_REPLAYED = 0.05
-#: Communication that nothing hides, from this share of a step on, is more than a detail.
-_MUCH = 0.2
-#: Sentences of evidence that stand in full view.
-_SENTENCES = 2
+#: This many findings are in full view; the others are folded.
+SHOWN_FINDINGS = 3
+#: This many sentences of evidence are in full view; the others are folded.
+_SHOWN_SENTENCES = 2
+#: If the replay differs from the recorded steps by more than this share, the report says so.
+_NOTABLE_REPLAY_ERROR = 0.05
+#: If more than this share of a step is exposed communication, the report asks for the captures of the other ranks.
+_NOTABLE_COMMUNICATION = 0.2
 
 
-def to_fix(capture: CaptureSummary) -> tuple[Finding, ...]:
-    """The findings of a capture, what to do first before others."""
+def findings_of(capture: CaptureSummary) -> tuple[Finding, ...]:
+    """Returns the findings of a capture, the largest saving first."""
     return capture.diagnosis.findings if capture.diagnosis else ()
 
 
-def saving(finding: Finding) -> Interval:
-    """What a finding saves, as a cell."""
+def saving_cell(finding: Finding) -> Interval:
+    """Returns the saving of a finding as a cell of a table, ms."""
     return Interval(finding.saves_ms_low, finding.saves_ms_high)
 
 
-def in_a_line(finding: Finding, noun: str = "a step") -> str:
-    """A finding and what it saves: "The GPU waits for launches: saves 12–21 ms a step (30 %)"."""
+def summarize_finding(finding: Finding, noun: str = "a step") -> str:
+    """Returns a finding and its saving: "The GPU waits for launches: saves 12–21 ms a step (30 %)"."""
     saves = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
     return f"{finding.title}: saves {saves} {noun} ({rounded_percent(finding.share_of_step)})"
 
 
-def nothing_found(capture: CaptureSummary) -> str:
-    """That nothing stands out, or that much of the step is of other ranks."""
+def explain_no_findings(capture: CaptureSummary) -> str:
+    """Returns that nothing stands out, or that the answer needs the captures of the other ranks."""
     step = capture.step
-    if step and step.exposed_communication_ms > _MUCH * step.total_ms:
-        part = rounded_percent(step.exposed_communication_ms / step.total_ms)
+    if step and step.exposed_communication_ms > _NOTABLE_COMMUNICATION * step.total_ms:
+        share = rounded_percent(step.exposed_communication_ms / step.total_ms)
         return (
-            f"For {part} of the step the GPU only communicates. "
-            "Whether it transfers or waits for a late rank is known only beside the captures of the other ranks."
+            f"For {share} of the step the GPU only communicates. "
+            "Only the captures of the other ranks tell whether it transfers or waits for a late rank."
         )
-    saving = rounded_percent(SMALLEST_SAVING)
-    return f"Nothing stands out: no change that is looked for saves {saving} of the step or more."
+    least = rounded_percent(SMALLEST_SAVING)
+    return f"Nothing stands out: no change that is looked for saves {least} of the step or more."
 
 
-def findings_of_capture(capture: CaptureSummary) -> Section:
-    """Each finding of one capture, the first ones in full view."""
+def findings_section(capture: CaptureSummary) -> Section:
+    """Returns the findings of one capture, the first ones in full view."""
     blocks: list[Block] = []
-    for place, finding in enumerate(to_fix(capture), 1):
-        title = f"{place}. {in_a_line(finding, step_noun(capture.step))}"
-        inside = _explained(finding, capture.title)
-        if place <= FIRST:
-            blocks += [Paragraph(strong(title), capture.title), *inside]
+    for place, finding in enumerate(findings_of(capture), 1):
+        title = f"{place}. {summarize_finding(finding, step_noun(capture.step))}"
+        explanation = _explain(finding, capture.title)
+        if place <= SHOWN_FINDINGS:
+            blocks += [Paragraph(strong(title), capture.title), *explanation]
         else:
-            blocks.append(Details(title, inside, capture.title))
-    return Section("findings", "Findings", (*blocks, *_replayed(capture)))
+            blocks.append(Details(title, explanation, capture.title))
+    error = capture.diagnosis.replay_error if capture.diagnosis else 0.0
+    if blocks and abs(error) > _NOTABLE_REPLAY_ERROR and not capture.findings_missing:
+        differs = f"{rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
+        rough = f"The replayed steps are {differs} than the recorded ones, so these savings are rough estimates."
+        blocks.append(Paragraph(rough, capture.title))
+    return Section("findings", "Findings", tuple(blocks))
+
+
+def _explain(finding: Finding, capture: str) -> tuple[Block, ...]:
+    """Returns what was seen, the lines to type, and the place in the timeline; folded, what the saving rests on."""
+    return (
+        Paragraph(join_texts(" ", finding.evidence[:_SHOWN_SENTENCES]), capture),
+        *lines_of_program(finding.lines, capture),
+        *_remedy(finding, capture),
+        *((TimelineLink(finding.place, capture),) if finding.place else ()),
+        Details(
+            "How the saving is derived, and how to check it",
+            (Listing((*finding.evidence[_SHOWN_SENTENCES:], *_derivation_and_check(finding))),),
+            capture,
+        ),
+    )
 
 
 def _remedy(finding: Finding, capture: str = "") -> tuple[Listing, ...]:
     return (Listing(finding.remedy, "python", capture),) if finding.remedy else ()
 
 
-def _explained(finding: Finding, capture: str) -> tuple[Block, ...]:
-    """What was seen, what to type, where the timeline shows it; folded, what the saving rests on."""
-    return (
-        Paragraph(join_texts(" ", finding.evidence[:_SENTENCES]), capture),
-        *lines_of_program(finding.lines, capture),
-        *_remedy(finding, capture),
-        *((TimelineLink(finding.place, capture),) if finding.place else ()),
-        Details(
-            "How the saving is derived, and how to check it",
-            (Listing((*finding.evidence[_SENTENCES:], *_reasons(finding))),),
-            capture,
-        ),
-    )
-
-
-def _reasons(finding: Finding) -> tuple[StrOrText, ...]:
+def _derivation_and_check(finding: Finding) -> tuple[StrOrText, ...]:
     return (
         phrase("How the saving is derived: {}", finding.derivation),
         phrase("How to check: {}", finding.disproof),
     )
 
 
-def _replayed(capture: CaptureSummary) -> Iterator[Paragraph]:
-    """How far the replay misses the recorded steps, where that is much."""
-    error = capture.diagnosis.replay_error if capture.diagnosis else 0.0
-    if to_fix(capture) and abs(error) > _REPLAYED and not capture.findings_missing:
-        off = f"{rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
-        yield Paragraph(
-            f"The replayed steps are {off} than the recorded ones: take these savings as rough ones.", capture.title
-        )
-
-
-#: A capture, and a finding of it.
-_Found = tuple[CaptureSummary, Finding]
-_IN_CAPTURES: tuple[Field[_Found], ...] = (
+_FindingOfCapture = tuple[CaptureSummary, Finding]
+_CAPTURE_COLUMNS: tuple[Field[_FindingOfCapture], ...] = (
     Field("capture", "text", lambda row: row[0].title),
-    Field("saves ms", "ms", lambda row: saving(row[1])),
+    Field("saves ms", "ms", lambda row: saving_cell(row[1])),
     Field("share of the step", "percent", lambda row: row[1].share_of_step),
     Field("line", "code", lambda row: row[1].lines[0].place if row[1].lines else None),
-    Field("what was seen", "text", lambda row: row[1].evidence[0] if row[1].evidence else None),
+    Field("evidence", "text", lambda row: row[1].evidence[0] if row[1].evidence else None),
 )
 
 
-def shared_findings(captures: Sequence[CaptureSummary]) -> Section:
-    """The findings of several captures, each once, with a table of the captures that have it."""
-    found: dict[tuple[str, str], list[_Found]] = {}
+def shared_findings_section(captures: Sequence[CaptureSummary]) -> Section:
+    """Returns each finding of several captures once, with a table of the captures that have it."""
+    by_title: dict[tuple[str, str], list[_FindingOfCapture]] = {}
     for capture in captures:
-        for finding in to_fix(capture):
-            found.setdefault((finding.id, finding.title), []).append((capture, finding))
+        for finding in findings_of(capture):
+            by_title.setdefault((finding.id, finding.title), []).append((capture, finding))
     blocks: list[Block] = []
-    ranked = sorted(found.items(), key=lambda pair: -sum(finding.share_of_step for _, finding in pair[1]))
+    ranked = sorted(by_title.items(), key=lambda item: -sum(finding.share_of_step for _, finding in item[1]))
     for place, ((_, title), rows) in enumerate(ranked, 1):
         shares = sorted(finding.share_of_step for _, finding in rows)
-        between = " to ".join(dict.fromkeys(rounded_percent(share) for share in (shares[0], shares[-1])))
-        heading = f"{title}: {len(rows)} {plural(len(rows), 'capture')}, {between} of the step"
-        first = rows[0][1]
-        reasons = Listing(_reasons(first))
-        code = _remedy(first)
-        shown = make_table(_IN_CAPTURES, rows)
-        if place <= FIRST:
-            blocks += [Paragraph(strong(heading)), *code, Details("The captures", (shown, reasons))]
+        share_range = " to ".join(dict.fromkeys(rounded_percent(share) for share in (shares[0], shares[-1])))
+        heading = f"{title}: {len(rows)} {plural(len(rows), 'capture')}, {share_range} of the step"
+        _, first_finding = rows[0]
+        remedy = _remedy(first_finding)
+        details = (make_table(_CAPTURE_COLUMNS, rows), Listing(_derivation_and_check(first_finding)))
+        if place <= SHOWN_FINDINGS:
+            blocks += [Paragraph(strong(heading)), *remedy, Details("The captures", details)]
         else:
-            blocks.append(Details(heading, (*code, shown, reasons)))
+            blocks.append(Details(heading, (*remedy, *details)))
     return Section("findings", "Findings", tuple(blocks))
 
 
-def findings_of_run(run: ParallelRun) -> Iterator[Block]:
-    """What would make the step of all ranks shorter; of the step under the profiler, as the ranks' times are."""
+def run_finding_blocks(run: ParallelRun) -> Iterator[Block]:
+    """Yields the findings about all ranks of a run, whose savings are of the step under the profiler."""
     for place, finding in enumerate(run.findings, 1):
-        yield Paragraph(strong(f"{place}. {in_a_line(finding)}"), run.name)
-        yield from _explained(finding, run.name)
+        yield Paragraph(strong(f"{place}. {summarize_finding(finding)}"), run.name)
+        yield from _explain(finding, run.name)

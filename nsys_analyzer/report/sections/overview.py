@@ -25,7 +25,7 @@ from nsys_analyzer.report.model import (
     Unit,
     make_table,
 )
-from nsys_analyzer.report.sections.findings import saving, to_fix
+from nsys_analyzer.report.sections.findings import findings_of, saving_cell
 from nsys_analyzer.report.sections.kernels import top_kernel
 from nsys_analyzer.report.sections.limits import mfu_of_step
 from nsys_analyzer.report.units import format_ms_range
@@ -98,8 +98,8 @@ def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
 
     return (
         Measure("Step ms", "ms", step_ms, "step"),
-        Measure("What to do first", "text", lambda c: found[0].title if (found := to_fix(c)) else None),
-        Measure("Saves ms", "ms", lambda c: saving(found[0]) if (found := to_fix(c)) else None),
+        Measure("What to do first", "text", lambda c: found[0].title if (found := findings_of(c)) else None),
+        Measure("Saves ms", "ms", lambda c: saving_cell(found[0]) if (found := findings_of(c)) else None),
         Measure("GPU works", "percent", lambda c: c.step.busy_share if c.step else None, "gpu-busy"),
         Measure("MFU", "percent", mfu_of_step, "mfu"),
         Measure("Forward ms", "ms", lambda c: _phase_ms(c, "forward"), "forward"),
@@ -140,7 +140,7 @@ def _phase_ms(capture: CaptureSummary, name: str) -> float | None:
 
 def _most_often(captures: Sequence[CaptureSummary]) -> str:
     """The finding that is first in most captures, and what it saves there; empty without one."""
-    first = [found[0] for one in captures if (found := to_fix(one))]
+    first = [found[0] for one in captures if (found := findings_of(one))]
     if not first:
         return ""
     (title, count), *_ = Counter(finding.title for finding in first).most_common(1)

@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import bars_of_run
-from nsys_analyzer.report.sections.findings import findings_of_run
+from nsys_analyzer.report.sections.findings import run_finding_blocks
 from nsys_analyzer.report.units import format_ms, format_ms_range, format_precise_ms, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, strong
 
@@ -75,7 +75,7 @@ def _of_run(run: ParallelRun) -> Iterator[Block]:
     yield Answer(_communication(run), run.name)
     if bars := bars_of_run(run):
         yield bars
-    yield from findings_of_run(run)
+    yield from run_finding_blocks(run)
     tables: list[Block] = [make_table(_RANKS, run.ranks, _CAPTION, capture=run.name)]
     tables += _losses(run)
     tables += _collectives(run)

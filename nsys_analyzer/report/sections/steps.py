@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.steps.step import PROGRAM, DeviceSteps, PhaseParts, StepSummary
@@ -14,75 +15,128 @@ from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plural
 from nsys_analyzer.trace.schema import US_PER_MS
 
-#: Rows of idle time, and the share of a step that a row has at least.
-_MOST_ROWS, _LEAST_SHARE = 12, 0.002
-_ON_PATH = (
-    "The critical path is what the end of a step waits for: less of anything else makes no step shorter. While the GPU "
-    "is idle, and while its work delays nothing, it leads through the program or the work of another GPU."
+#: The table of idle time has at most this many rows; causes with a smaller share of a step are summed up.
+_MAX_IDLE_ROWS, _SMALLEST_IDLE_SHARE = 12, 0.002
+_CRITICAL_PATH = (
+    "The end of a step waits for everything on the critical path: only less time on it makes a step shorter. While the "
+    "GPU is idle, and while its work delays nothing, the path leads through the program or the work of another GPU."
 )
 _ON_GPU = (
-    "The program runs ahead of the GPU here, so a step is bounded by the GPU's work: from the end of the work of the "
-    "step before it to the end of its own."
+    "The program runs ahead of the GPU here. So a step is bounded by the GPU's work: it lasts from the end of the work "
+    "of the step before it to the end of its own."
 )
 
 
 def step_details(capture: CaptureSummary) -> Iterator[Details]:
-    """How the steps are told, what fills them, and the idle time by cause."""
+    """Yields how the steps are recognized, what fills them, and their idle time by cause."""
     step, title = capture.step, capture.title
     if step is None:
         return
-    told: list[Block] = [Paragraph(what_is_a_step(step), title)]
-    if queue := _queue(step):
-        told.append(Paragraph(queue, title))
+    blocks: list[Block] = [Paragraph(define_step(step), title)]
+    if step.launch_latency_us is not None and step.queue is not None:
+        latency = format_ms(step.launch_latency_us.median / US_PER_MS)
+        queued = format_count(round(step.queue.median), "other")
+        blocks.append(
+            Paragraph(f"An operation starts {latency} after its launch, with {queued} still queued (medians).", title)
+        )
     devices = step.devices or (step,)
-    parts = [row for device in devices for row in _parts(device, step)]
-    called = (capture.run and capture.run.lines) or {}
-    phases = [(device, (*_phase(part), called.get(part.phase))) for device in devices for part in device.phases]
-    of = "the capture" if step.is_pass else "a step"
-    fills = [_table(_PARTS, parts, step, title, _ON_PATH if step.critical_path else "")]
-    fills += [_table(_PHASES, phases, step, title, "By phase; an idle stretch counts to the phase whose work ends it:")]
-    yield Details(f"What fills {of}, profiled", (*told, *(one for one in fills if one.rows)), title)
-    idle = [row for device in devices for row in _idle(device)]
-    if idle and not capture.on_cpu:
-        yield Details(f"Idle time of {of} by cause", (_table(_CAUSES, idle, step, title),), title)
+    part_rows = [row for device in devices for row in _part_rows(device, step)]
+    callers = (capture.run and capture.run.lines) or {}
+    phase_rows = [
+        _PhaseRow(device.device, part, callers.get(part.phase)) for device in devices for part in device.phases
+    ]
+    step_or_capture = "the capture" if step.is_pass else "a step"
+    part_table = _make_table(_PARTS, part_rows, step, title, _CRITICAL_PATH if step.critical_path else "")
+    caption = "By phase. Idle time counts toward the phase whose work ends it:"
+    phase_table = _make_table(_PHASES, phase_rows, step, title, caption)
+    blocks += [shown for shown in (part_table, phase_table) if shown.rows]
+    yield Details(f"What fills {step_or_capture}, profiled", tuple(blocks), title)
+    idle_rows = [row for device in devices for row in _idle_rows(device)]
+    if idle_rows and not capture.on_cpu:
+        idle_table = _make_table(_CAUSES, idle_rows, step, title)
+        yield Details(f"Idle time of {step_or_capture} by cause", (idle_table,), title)
     if step.lines and not capture.on_cpu:
-        yield Details(f"Where the program is in {of}", tuple(lines_of_program(step.lines, title)), title)
+        yield Details(f"Where the program is in {step_or_capture}", tuple(lines_of_program(step.lines, title)), title)
 
 
-#: A row of a device: its cells after the device's number.
-_Row = tuple[DeviceSteps, tuple[Cell, ...]]
+class _PartRow(NamedTuple):
+    """A part of a device's step; ``critical_ms`` is its time on the critical path."""
+
+    device: int
+    part: str
+    ms: float | None
+    share: float | None
+    critical_ms: float | None
 
 
-def _fields(*columns: tuple[str, str]) -> tuple[Field[_Row], ...]:
-    """The device, then these columns."""
+class _PhaseRow(NamedTuple):
+    """A phase of a device's step, and the line of the program that calls it."""
 
-    def column(title: str, unit: str, place: int) -> Field[_Row]:
-        return Field(title, unit, lambda row: row[1][place], lambda cell: cell not in (None, 0.0))  # type: ignore[arg-type]
-
-    device: Field[_Row] = Field("GPU", "text", lambda row: str(row[0].device))
-    return (device, *(column(title, unit, place) for place, (title, unit) in enumerate(columns)))
+    device: int
+    parts: PhaseParts
+    caller: str | None
 
 
-_PARTS = _fields(("part", "text"), ("ms", "ms"), ("share", "percent"), ("on the critical path ms", "ms"))
-_PHASES = _fields(
-    ("phase", "text"), ("compute ms", "ms"), ("exposed copies ms", "ms"), ("exposed communication ms", "ms"),
-    ("idle ms", "ms"), ("all ms", "ms"), ("called from", "code"),
-)  # fmt: skip
-_CAUSES = _fields(
-    ("cause", "text"), ("range", "code"), ("API call", "code"), ("ms", "ms"), ("share", "percent"), ("gaps", "count"),
-    ("line", "code"),
-)  # fmt: skip
+class _IdleRow(NamedTuple):
+    """The idle time of a device with one cause."""
+
+    device: int
+    cause: str
+    range: str | None
+    api: str | None
+    ms: float
+    share: float
+    gaps: float
+    line: str | None
 
 
-def _table(
-    fields: tuple[Field[_Row], ...], rows: list[_Row], step: StepSummary, capture: str, caption: str = ""
+_Row = TypeVar("_Row", _PartRow, _PhaseRow, _IdleRow)
+
+
+def _is_nonzero(cell: Cell) -> bool:
+    """Returns whether a cell holds a figure other than zero; columns without any are left out."""
+    return cell not in (None, 0.0)
+
+
+_PARTS: tuple[Field[_PartRow], ...] = (
+    Field("GPU", "text", lambda row: str(row.device)),
+    Field("part", "text", lambda row: row.part),
+    Field("ms", "ms", lambda row: row.ms, _is_nonzero),
+    Field("share", "percent", lambda row: row.share, _is_nonzero),
+    Field("on the critical path ms", "ms", lambda row: row.critical_ms, _is_nonzero),
+)
+_PHASES: tuple[Field[_PhaseRow], ...] = (
+    Field("GPU", "text", lambda row: str(row.device)),
+    Field("phase", "text", lambda row: row.parts.phase),
+    Field("compute ms", "ms", lambda row: row.parts.compute_ms, _is_nonzero),
+    Field("exposed copies ms", "ms", lambda row: row.parts.exposed_copy_ms, _is_nonzero),
+    Field("exposed communication ms", "ms", lambda row: row.parts.exposed_communication_ms, _is_nonzero),
+    Field("idle ms", "ms", lambda row: row.parts.idle_ms, _is_nonzero),
+    Field("all ms", "ms", lambda row: row.parts.total_ms, _is_nonzero),
+    Field("called from", "code", lambda row: row.caller),
+)
+_CAUSES: tuple[Field[_IdleRow], ...] = (
+    Field("GPU", "text", lambda row: str(row.device)),
+    Field("cause", "text", lambda row: row.cause),
+    Field("range", "code", lambda row: row.range),
+    Field("API call", "code", lambda row: row.api),
+    Field("ms", "ms", lambda row: row.ms, _is_nonzero),
+    Field("share", "percent", lambda row: row.share, _is_nonzero),
+    Field("gaps", "count", lambda row: row.gaps, _is_nonzero),
+    Field("line", "code", lambda row: row.line),
+)
+
+
+def _make_table(
+    fields: Sequence[Field[_Row]], rows: Sequence[_Row], step: StepSummary, capture: str, caption: str = ""
 ) -> Table:
+    """Returns a table; the column of the GPU is left out if the steps use one GPU."""
     several = len(step.devices) > 1
     return make_table(fields if several else fields[1:], rows, caption, capture=capture, names=1 + several)
 
 
-def _parts(device: DeviceSteps, step: StepSummary) -> Iterator[_Row]:
-    """The parts of a step in order, and their sum, each with what of it is on the critical path."""
+def _part_rows(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
+    """Yields the parts of a step in order, and at last their sum, each with its time on the critical path."""
     devices = {device.device, None} if device.device == step.device else {device.device}
     path = [piece for piece in step.critical_path if piece.device in devices]
     on_path = {piece.part: piece.ms for piece in path if piece.where != "idle"}
@@ -95,61 +149,45 @@ def _parts(device: DeviceSteps, step: StepSummary) -> Iterator[_Row]:
         ("the program, while the GPU works", 0.0, on_path.get(PROGRAM)),
         (whole, device.total_ms, sum(piece.ms for piece in path) or None),
     )
-    for name, ms, critical in rows:
-        if ms or critical:
-            yield device, (name, ms or None, ms / device.total_ms if ms else None, critical)
+    for name, ms, critical_ms in rows:
+        if ms or critical_ms:
+            yield _PartRow(device.device, name, ms or None, ms / device.total_ms if ms else None, critical_ms)
 
 
-def _phase(part: PhaseParts) -> tuple[Cell, ...]:
-    copies, communication = part.exposed_copy_ms, part.exposed_communication_ms
-    return part.phase, part.compute_ms, copies, communication, part.idle_ms, part.total_ms
-
-
-def _idle(device: DeviceSteps) -> Iterator[_Row]:
-    """The largest causes, and the sum of the others."""
-    rows = [row for row in device.idle_by_cause if row.ms >= _LEAST_SHARE * device.total_ms][:_MOST_ROWS]
-    for row in rows:
+def _idle_rows(device: DeviceSteps) -> Iterator[_IdleRow]:
+    """Yields the largest causes, and the sum of the smaller ones."""
+    least_ms = _SMALLEST_IDLE_SHARE * device.total_ms
+    largest = [row for row in device.idle_by_cause if row.ms >= least_ms][:_MAX_IDLE_ROWS]
+    for row in largest:
         line = row.lines[0].place if row.lines else None
-        share = row.ms / device.total_ms
-        yield device, (CAUSE_WORDS[row.cause], row.range, row.api, row.ms, share, round(row.gaps, 1), line)
-    if others := device.idle_by_cause[len(rows) :]:
-        ms, gaps = sum(row.ms for row in others), sum(row.gaps for row in others)
-        yield device, (f"{len(others)} smaller ones", None, None, ms, ms / device.total_ms, round(gaps, 1), None)
+        share, gaps = row.ms / device.total_ms, round(row.gaps, 1)
+        yield _IdleRow(device.device, CAUSE_WORDS[row.cause], row.range, row.api, row.ms, share, gaps, line)
+    if smaller := device.idle_by_cause[len(largest) :]:
+        ms, gaps = sum(row.ms for row in smaller), round(sum(row.gaps for row in smaller), 1)
+        cause = f"{len(smaller)} smaller ones"
+        yield _IdleRow(device.device, cause, None, None, ms, ms / device.total_ms, gaps, None)
 
 
-def _queue(step: StepSummary) -> str:
-    """How long operations wait, and how many of them; empty where no launch is known."""
-    if step.launch_latency_us is None or step.queue is None:
-        return ""
-    after = format_ms(step.launch_latency_us.median / US_PER_MS)
-    waiting = format_count(round(step.queue.median), "other")
-    return f"An operation starts {after} after its launch, with {waiting} still queued (medians)."
-
-
-def what_is_a_step(step: StepSummary) -> StrOrText:
-    """What bounds the steps, and which of them the figures leave out."""
+def define_step(step: StepSummary) -> StrOrText:
+    """Returns what bounds the steps, how many there are, and which steps the figures leave out."""
     if step.is_pass:
         return (
-            "Nothing in the capture tells where a pass of the program's loop begins, so that all of it is one. If it "
-            "holds several, say which range is around each (--step RANGE), or how many there are (--steps N)."
+            "Nothing in the capture shows where a pass of the program's loop begins, so the whole capture counts as "
+            "one. If it holds several, give the range around each (--step RANGE), or their number (--steps N)."
         )
     spread = format_ms_range(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)
-    many = f"There are {step.instances:,}, of {spread} under the profiler." if step.instances > 1 else "There is one."
-    said: tuple[StrOrText, ...] = (phrase("What counts as a step: {}. {}", step.unit, many), *_groups(step))
-    return join_texts(" ", (*said, *([_ON_GPU] if step.on_gpu_timeline else [])))
-
-
-def _groups(step: StepSummary) -> Iterator[str]:
-    """The steps that are not like most, with their counts, and what that means for the figures."""
+    count = f"There are {step.instances:,}, of {spread} under the profiler." if step.instances > 1 else "There is one."
+    sentences: list[StrOrText] = [phrase("What counts as a step: {}. {}", step.unit, count)]
     for group in step.groups:
         median = format_ms(group.median_ms)
         if group.kind == "first":
             several = f"The first {group.steps:,} steps take {median} (median)", "they are"
             takes, are = (f"The first step takes {median}", "it is") if group.steps == 1 else several
-            yield f"{takes}, since the program is starting up: {are} left out of every figure."
+            sentences.append(f"{takes}, since the program is starting up: {are} left out of every figure.")
         elif group.kind == "last":
-            yield "The last step is left out, since the time from it to a next one is not known."
+            sentences.append("The last step is left out, since nothing shows when a next step would begin.")
         elif not group.measured:
-            many = f"{group.steps:,} {plural(group.steps, 'step')} of {median} (median)"
-            of = "of another kind" if step.kind else f"left out as {group.kind}"
-            yield f"{many} {'is' if group.steps == 1 else 'are'} {of}."
+            steps = f"{group.steps:,} {plural(group.steps, 'step')} of {median} (median)"
+            left_out = "of another kind" if step.kind else f"left out as {group.kind}"
+            sentences.append(f"{steps} {'is' if group.steps == 1 else 'are'} {left_out}.")
+    return join_texts(" ", (*sentences, *([_ON_GPU] if step.on_gpu_timeline else [])))

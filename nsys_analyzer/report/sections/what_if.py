@@ -1,18 +1,16 @@
-"""The answer to a person's own question in words: what a step would take, what it saves, and what limits it then."""
+"""The answer to a what-if question in words: how long a step would be, what it would save, and what would limit it."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.what_if import PathPart, Saving, WhatIf, Where
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, SignedChange, make_table
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
 
-#: Of less work than this share is saved, something else limits the step.
-_ALL = 0.9
-#: A change of less than this share of a step is none.
-_NOTHING = 0.001
+#: If less than this share of the removed work is saved, the report says what limits the step instead.
+_FULL_SAVING = 0.9
+#: A change of less than this share of a step is reported as no change.
+_SMALLEST_CHANGE = 0.001
 _PATH: tuple[Field[PathPart], ...] = (
     Field("part", "text", lambda row: row.part),
     Field("where", "text", lambda row: row.where),
@@ -29,47 +27,53 @@ _GROUPS: tuple[Field[Saving], ...] = (
 )
 
 
-def answer(found: WhatIf) -> Section:
-    """What a step would take after the changes, and its critical path before and after them."""
-    return Section("what_if", f"{found.capture}: what if {', '.join(found.changes)}", tuple(_blocks(found)))
-
-
-def _blocks(found: WhatIf) -> Iterator[Block]:
-    step, new = format_ms(found.step_ms), format_ms(found.new_step_ms)
-    low, high = found.saves_ms_low, found.saves_ms_high
-    share = f" ({rounded_percent(abs(found.saves_ms) / found.step_ms)})"
-    if max(abs(low), abs(high)) < _NOTHING * found.step_ms:
+def what_if_section(prediction: WhatIf) -> Section:
+    """Returns the predicted length of a step after the changes, and its critical path before and after them."""
+    step, new_step = format_ms(prediction.step_ms), format_ms(prediction.new_step_ms)
+    low, high = prediction.saves_ms_low, prediction.saves_ms_high
+    share = f" ({rounded_percent(abs(prediction.saves_ms) / prediction.step_ms)})"
+    if max(abs(low), abs(high)) < _SMALLEST_CHANGE * prediction.step_ms:
         change, share = "as long", ""
     elif low < 0 < high:
         change = f"between {format_ms(high)} shorter and {format_ms(-low)} longer"
     else:
         change = f"{format_ms_range(*sorted((abs(low), abs(high))))} {'shorter' if high > 0 else 'longer'}"
-    yield Answer(f"A step would take {new} instead of {step} without the profiler: {change}{share}.")
-    sides: tuple[Where, ...] = ("GPU", "CPU")
-    where, (before, after) = max(
-        ((side, found.on_path_ms(side)) for side in sides), key=lambda side: (side[1][1] - side[1][0], side[1][1])
-    )
-    if 0 <= found.saves_ms < _ALL * found.less_ms:
-        limit = (
-            f"since the step then waits for the {where}: {format_ms(after)} of its critical path, "
-            f"{format_ms(before)} before"
+    blocks: list[Block] = [
+        Answer(f"A step would take {new_step} instead of {step} without the profiler: {change}{share}.")
+    ]
+    if 0 <= prediction.saves_ms < _FULL_SAVING * prediction.less_ms:
+        sides: tuple[Where, ...] = ("GPU", "CPU")
+        # The limit is the side whose part of the critical path grows most.
+        where, (before, after) = max(
+            ((side, prediction.on_path_ms(side)) for side in sides),
+            key=lambda side: (side[1][1] - side[1][0], side[1][1]),
         )
-        why = limit if after > before else "since the rest of it is not on the critical path"
-        each = " on each rank" if found.ranks else ""
-        yield Paragraph(f"{format_ms(found.less_ms)} less to do{each} save {format_ms(found.saves_ms)}, {why}.")
-    if found.ranks:
-        rank = max(found.ranks, key=lambda label: found.on_path_ms(label)[1])
-        before, after = found.on_path_ms(rank)
-        yield Paragraph(
-            f"The ranks wait for each other: of the critical path {format_ms(after)} are then on {rank}, "
-            f"{format_ms(before)} before."
+        reason = "since the rest of it is not on the critical path"
+        if after > before:
+            on_path = f"{format_ms(after)} of its critical path, {format_ms(before)} before"
+            reason = f"since the step then waits for the {where}: {on_path}"
+        removed = f"{format_ms(prediction.less_ms)} less work{' on each rank' if prediction.ranks else ''}"
+        blocks.append(Paragraph(f"{removed} saves {format_ms(prediction.saves_ms)}, {reason}."))
+    if prediction.ranks:
+        rank = max(prediction.ranks, key=lambda label: prediction.on_path_ms(label)[1])
+        before, after = prediction.on_path_ms(rank)
+        blocks.append(
+            Paragraph(
+                f"The ranks wait for each other: {format_ms(after)} of the critical path would be on {rank}, "
+                f"instead of {format_ms(before)}."
+            )
         )
-    if found.groups:
-        yield make_table(_GROUPS, found.groups, "A step of each group, and of all by how many there are.")
-    caption = "The critical path of a step: what makes the step shorter, if it is shorter."
-    yield make_table(_PATH, found.path, caption)
-    if not found.ranks and any(part.part == COMMUNICATION for part in found.path):
-        yield Paragraph(
-            "Other ranks are left as they are: a collective that waits for one of them waits as long, and how much of "
-            "it is waiting is not known. With the captures of all ranks they are replayed together."
+    if prediction.groups:
+        caption = "A step of each group, and the mean of all steps:"
+        blocks.append(make_table(_GROUPS, prediction.groups, caption))
+    caption = "The critical path of a step. Only less time on it makes the step shorter:"
+    blocks.append(make_table(_PATH, prediction.path, caption))
+    if not prediction.ranks and any(part.part == COMMUNICATION for part in prediction.path):
+        blocks.append(
+            Paragraph(
+                "The other ranks are not changed: a collective that waits for another rank still waits as long, and "
+                "this capture alone does not tell how much of a collective is waiting. Give the captures of all ranks "
+                "to replay them together."
+            )
         )
+    return Section("what_if", f"{prediction.capture}: what if {', '.join(prediction.changes)}", tuple(blocks))
