@@ -55,7 +55,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "steps/summarize": ("steps_summary", "steps_idle"),
     "steps/windows": ("steps_windows", "steps_summary"),
     "statistics": ("summary",),
-    "summary/statistics": ("summary", "kernels", "whole_capture"),
+    "summary/kernel_tables": ("summary", "kernels", "whole_capture"),
     "summary/summarize": ("summary", "instances", "whole_capture", "causality", "inference"),
 }
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {

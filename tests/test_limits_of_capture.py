@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.complete import complete_captures
 from nsys_analyzer.analysis.summary.limits import compare_with_peaks
-from nsys_analyzer.analysis.summary.statistics import KernelRow, class_rows
+from nsys_analyzer.analysis.summary.kernel_tables import KernelRow, make_class_rows
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
@@ -71,7 +71,7 @@ def phase(name: str, *kernels: KernelRow, busy: float, wall: float | None = None
     shared = tuple(structs.replace(one, share=one.ms_per_instance / total) for one in kernels)
     launches = sum(one.launches_per_instance for one in kernels)
     return PhaseSummary(
-        name, instances, launches, stats(busy), stats(busy), stats(total), class_rows(shared), shared, (),
+        name, instances, launches, stats(busy), stats(busy), stats(total), make_class_rows(shared), shared, (),
         wall_ms=stats(wall or busy), synchronized=True,
     )  # fmt: skip
 

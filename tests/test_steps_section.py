@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.steps.step import (
     narrowed,
 )
 from nsys_analyzer.analysis.steps.windows import StepGroup
-from nsys_analyzer.analysis.summary.statistics import MemoryRow
+from nsys_analyzer.analysis.summary.kernel_tables import MemoryRow
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence

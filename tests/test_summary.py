@@ -14,16 +14,16 @@ from msgspec import structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.instances import Kernels
-from nsys_analyzer.analysis.statistics import MOST_VALUES, Moments, values_ms
-from nsys_analyzer.analysis.summary.statistics import (
+from nsys_analyzer.analysis.statistics import MOST_VALUES, Moments, sample_ms
+from nsys_analyzer.analysis.summary.kernel_tables import (
     ClassRow,
     ClassShares,
     KernelRow,
     MemoryRow,
-    class_rows,
-    kernel_rows,
+    make_class_rows,
+    make_kernel_rows,
     merge_kernels,
-    share_of,
+    find_class_share,
 )
 from nsys_analyzer.analysis.summary.summarize import check_attribution, summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -290,15 +290,15 @@ def test_tables_of_phases_together() -> None:
     )
     assert merge_kernels((structs.replace(gemm, ms_per_instance=0.0),))[0].share == 0.0
     only = Kernels(np.zeros(1, np.int64), ("gemm",), ("matmul",))
-    assert kernel_rows(only, np.ones(1, np.int64), np.zeros(1, np.int64), 1)[0].share == 0.0
-    assert class_rows(merged) == (ClassRow("matmul", 3.0, 8.0, 0.8), ClassRow("elementwise", 4.0, 2.0, 0.2))
+    assert make_kernel_rows(only, np.ones(1, np.int64), np.zeros(1, np.int64), 1)[0].share == 0.0
+    assert make_class_rows(merged) == (ClassRow("matmul", 3.0, 8.0, 0.8), ClassRow("elementwise", 4.0, 2.0, 0.2))
 
 
 def test_a_share_is_unknown_where_kernels_without_a_name_may_change_its_digits() -> None:
     rows = [ClassRow("matmul", 1.0, 6.0, 0.6), ClassRow("unknown", 1.0, 4.0, 0.4)]
-    assert share_of(rows, "matmul") is None
+    assert find_class_share(rows, "matmul") is None
     few = [ClassRow("matmul", 1.0, 6.0, 0.6), ClassRow("unknown", 1.0, 0.004, 0.0004)]
-    assert (share_of(few, "matmul"), share_of(few, "softmax")) == (0.6, 0.0)
+    assert (find_class_share(few, "matmul"), find_class_share(few, "softmax")) == (0.6, 0.0)
 
 
 def test_shares_of_the_classes_that_compute() -> None:
@@ -415,6 +415,6 @@ def test_moments_over_steps(pieces: list[tuple[int, int, int]], near: list[bool]
 
 def test_values_of_very_many_instances() -> None:
     """The first, the last and evenly spread ones between them."""
-    assert values_ms(np.array([1_000_000, 2_500_000])) == (1.0, 2.5)
-    spread = values_ms(np.arange(1_000) * 1_000_000)
+    assert sample_ms(np.array([1_000_000, 2_500_000])) == (1.0, 2.5)
+    spread = sample_ms(np.arange(1_000) * 1_000_000)
     assert (len(spread), spread[0], spread[-1]) == (MOST_VALUES, 0.0, 999.0)

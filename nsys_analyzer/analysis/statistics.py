@@ -1,4 +1,4 @@
-"""Statistics of a figure over several instances or steps: what every room of the analysis shares."""
+"""Computes statistics of a figure over several instances or steps, for all parts of the analysis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The most values of a figure that a summary keeps: as many show the spread of a median as well as all of them.
+#: The most values of a figure that a summary keeps. A sample of this size shows the spread of a median well enough.
 MOST_VALUES = 200
 #: The statistics that move with the values. The standard deviation does not.
 _LOCATIONS = ("mean", "min", "median", "max")
@@ -18,9 +18,10 @@ _LOCATIONS = ("mean", "min", "median", "max")
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a figure over ``n`` instances (None: unknown), in the unit of the field that holds it.
+    """Statistics of a figure over ``n`` instances, in the unit of the field that holds them.
 
-    ``std`` is the sample standard deviation (n - 1), None below two instances; all are None without any.
+    All are None without instances; ``n`` is None if it is not known. ``std`` is the sample standard deviation (n - 1),
+    None below two instances.
     """
 
     n: int | None = 0
@@ -32,17 +33,17 @@ class Stats:
 
     @property
     def typical(self) -> float | None:
-        """The median, else the mean: one slow instance moves the mean of a few."""
+        """Returns the median, which one slow instance does not move; without a median, the mean."""
         return self.mean if self.median is None else self.median
 
     def shifted(self, by: float) -> Stats:
-        """The statistics of values that are so much larger."""
-        moved = {key: None if (value := getattr(self, key)) is None else value + by for key in _LOCATIONS}
-        return replace(self, **moved)
+        """Returns the statistics of the values after adding ``by`` to each."""
+        locations = {key: None if (value := getattr(self, key)) is None else value + by for key in _LOCATIONS}
+        return replace(self, **locations)
 
     @staticmethod
     def of_ns(values: Ints | Sequence[int]) -> Stats:
-        """Statistics in ms of durations in ns."""
+        """Returns the statistics in ms of durations in ns."""
         ms = np.asarray(values, np.float64) / NS_PER_MS
         if not len(ms):
             return Stats()
@@ -50,18 +51,21 @@ class Stats:
         return Stats(len(ms), float(ms.mean()), std, float(ms.min()), float(np.median(ms)), float(ms.max()))
 
 
-def values_ms(values: Ints) -> tuple[float, ...]:
-    """Durations in ns as ms, one by one; of more than ``MOST_VALUES`` so many, evenly spread."""
-    count = min(len(values), MOST_VALUES)
-    chosen = np.linspace(0, len(values) - 1, count).round().astype(np.int64)
-    return tuple((values[chosen] / NS_PER_MS).tolist())
+def sample_ms(durations_ns: Ints) -> tuple[float, ...]:
+    """Returns durations in ms: each of them, or an evenly spread sample of ``MOST_VALUES`` if there are more."""
+    count = min(len(durations_ns), MOST_VALUES)
+    places = np.linspace(0, len(durations_ns) - 1, count).round().astype(np.int64)
+    return tuple((durations_ns[places] / NS_PER_MS).tolist())
 
 
 class Moments:
-    """Sums and sums of squares, over steps, of the time that each step holds of each kind, ns.
+    """Collects the time of each kind of activity in each step, and returns its mean and standard deviation over steps.
 
     Attributes:
-        typical: the sums over the steps near the median alone, whose means are reported: ``near`` of ``steps``.
+        total: the sum over all steps for each kind, in ns.
+        squares: the sum of the squares of the steps' times.
+        typical: the sum over the steps near the median, from which the reported means are computed.
+        steps, near: the numbers of all steps and of steps near the median.
     """
 
     def __init__(self, kinds: int) -> None:
@@ -69,7 +73,12 @@ class Moments:
         self.steps = self.near = 0
 
     def add(self, step: Ints, kind: Ints, ns: Ints | Floats, near: Bools) -> None:
-        """Adds the pieces of whole steps, shape (pieces,); ``near``, by step number, marks those near the median."""
+        """Adds pieces of complete steps.
+
+        Args:
+            step, kind, ns: the step, kind and duration of each piece, shape (pieces,).
+            near: whether each step is near the median, shape (steps,).
+        """
         kinds = len(self.total)
         keys, key = np.unique(step * kinds + kind, return_inverse=True)
         sums = np.bincount(key, ns, len(keys))
@@ -79,9 +88,9 @@ class Moments:
         self.steps, self.near = self.steps + len(near), self.near + int(near.sum())
 
     def of(self, scale: float) -> list[tuple[float, float | None]]:
-        """Returns each kind's mean over the steps near the median, and its standard deviation over all steps.
+        """Returns, for each kind, the mean over the steps near the median and the standard deviation over all steps.
 
-        Both are in ms, times ``scale``. A single step has no standard deviation.
+        Both are in ms and multiplied by ``scale``. A single step has no standard deviation.
         """
         scale /= NS_PER_MS
         means = (self.typical / self.near * scale).tolist()

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import known_classes
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
-from nsys_analyzer.analysis.summary.statistics import share_of
+from nsys_analyzer.analysis.summary.kernel_tables import find_class_share
 from nsys_analyzer.errors import (
     PROGRAM_ARGUMENTS,
     RECORD_COMMAND,
@@ -163,7 +163,8 @@ _OBSTACLES: Mapping[str, tuple[Callable[[Case], object], str, str]] = {
         RECORD_GRAPH_NODES_COMMAND,
     ),
     "unnamed": (
-        lambda case: case.phase and share_of(case.phase.classes, UNKNOWN) is None, "It holds kernels without a name",
+        lambda case: case.phase and find_class_share(case.phase.classes, UNKNOWN) is None,
+        "It holds kernels without a name",
         "nsys export --type sqlite REPORT",
     ),
     "untimed": (lambda case: not _timed(case), "The step was not timed without the profiler", RECORD_COMMAND),

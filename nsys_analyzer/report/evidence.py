@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import StepSummary
-from nsys_analyzer.analysis.summary.statistics import KernelRow
+from nsys_analyzer.analysis.summary.kernel_tables import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import FinishedBench, MedianRange
 from nsys_analyzer.report.units import format_ms

@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.statistics import Moments, Stats, values_ms
+from nsys_analyzer.analysis.statistics import Moments, Stats, sample_ms
 from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, dissect, shares_of
 from nsys_analyzer.analysis.steps.lines import Line, Voters
 from nsys_analyzer.analysis.steps.process import AT_ONCE, CAUSES, OUTSIDE, ProcessWork, is_loading
@@ -82,7 +82,7 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
         on_gpu_timeline=windows.on_gpu,
         length_ms=steps.length_ms,
         wall_ms=Stats.of_ns(measured.end - measured.start),
-        wall_values_ms=values_ms(measured.end - measured.start),
+        wall_values_ms=sample_ms(measured.end - measured.start),
         groups=steps.groups,
         devices=tuple(narrowed(device, DeviceSteps) for device in dissected),
         launch_latency_us=latency,
@@ -221,7 +221,7 @@ def dissect_device(
         ),
         kernels=_longest(KernelTime(*name, count / parts.near, *ms) for name, count, ms in of_kernels),
         causes=_longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, by_cause.of(waits), strict=True)),
-        busy_values_ms=values_ms(np.concatenate(busy)),
+        busy_values_ms=sample_ms(np.concatenate(busy)),
         exposed_copy_std_ms=copy_std,
         exposed_communication_std_ms=communication_std,
         own_pauses_ms=own_pauses_ns * in_ms * waits,

@@ -16,12 +16,12 @@ from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
 from nsys_analyzer.analysis.summary.limits import PEAK_TOLERANCE, compare_with_peaks
 from nsys_analyzer.analysis.summary.modules import with_flops
-from nsys_analyzer.analysis.summary.statistics import (
+from nsys_analyzer.analysis.summary.kernel_tables import (
     ClassShares,
     KernelRow,
     Leader,
     MatmulShare,
-    class_rows,
+    make_class_rows,
     merge_kernels,
 )
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Limits, PhaseSummary, Unprofiled
@@ -278,7 +278,7 @@ def _class_shares_of_step(capture: CaptureSummary) -> ClassShares | None:
     if len(parts) < 2 or any(phase.instances % steps for phase in parts):
         return None
     kernels = merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps)))
-    return ClassShares(scope, class_rows(kernels))
+    return ClassShares(scope, make_class_rows(kernels))
 
 
 def _is_inference_of(inference: CaptureSummary, training: CaptureSummary) -> bool:

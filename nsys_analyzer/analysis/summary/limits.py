@@ -14,7 +14,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.summary.statistics import precision_shares
+from nsys_analyzer.analysis.summary.kernel_tables import find_precision_shares
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
 from nsys_analyzer.analysis.transformer.costs import (
     ELEMENT_BYTES,
@@ -236,7 +236,7 @@ class _RatesOfCapture:
             for kernel_class, flops, elements in work:
                 if kernel_class in class_ms and flops:
                     kernels = [row for row in phase.kernels if row.kernel_class == kernel_class]
-                    precision = next((key for key in precision_shares(kernels) if key != "unknown"), None)
+                    precision = next((key for key in find_precision_shares(kernels) if key != "unknown"), None)
                     ms = class_ms[kernel_class]
                     rate = self.matmul_rate(kernel_class, phase.phase, ms, flops, elements, precision)
                     if not self.note_skipped_work(rate):

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.intervals import NONE, has_moments
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, PhaseNames, is_framework_name
-from nsys_analyzer.analysis.statistics import Stats, values_ms
+from nsys_analyzer.analysis.statistics import Stats, sample_ms
 from nsys_analyzer.analysis.steps.member import record_members
 from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.steps.serving import summarize_serving
@@ -25,17 +25,17 @@ from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
 from nsys_analyzer.analysis.steps.windows import Steps, find_steps
 from nsys_analyzer.analysis.summary.modules import summarize_modules
-from nsys_analyzer.analysis.summary.statistics import (
+from nsys_analyzer.analysis.summary.kernel_tables import (
     GpuClocks,
-    Totals,
-    class_rows,
-    gpu_clocks,
-    kernel_rows,
-    memory_rows,
-    peak_memory,
-    precision_shares,
-    sums_of,
-    totals,
+    GroupSums,
+    make_class_rows,
+    measure_gpu_clocks,
+    make_kernel_rows,
+    make_memory_rows,
+    find_peak_memory,
+    find_precision_shares,
+    sum_by_group_and_code,
+    sum_by_group,
 )
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
@@ -108,7 +108,7 @@ class _ProcessView:
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
         by_ranges = self.steps is None or self.steps.windows.source in _BY_RANGES
         modules = summarize_modules(self.attributed, self.process.global_pid, by_ranges=by_ranges)
-        peak_memory_bytes, memory_events = peak_memory(self.attributed, self.process.global_pid)
+        peak_memory_bytes, memory_events = find_peak_memory(self.attributed, self.process.global_pid)
         status = self.status()
         summary = CaptureSummary(
             name=name,
@@ -125,7 +125,7 @@ class _ProcessView:
             whole=whole,
             attention=summarize_attention(self.attributed, self.process.global_pid, configuration, gpu),
             coverage=coverage,
-            precisions=precision_shares(matmuls),
+            precisions=find_precision_shares(matmuls),
             peak_memory_bytes=peak_memory_bytes,
             memory_events=memory_events,
             modules=modules,
@@ -178,7 +178,7 @@ class _ProcessView:
 
     def _group(self, instance: SmallInts, codes: Sequence[int]) -> Iterator[PhaseSummary]:
         """The phases of these codes that occur, from the instance of each operation."""
-        clocks = gpu_clocks(self.operations, instance, len(self.instances.range))
+        clocks = measure_gpu_clocks(self.operations, instance, len(self.instances.range))
         # The last entry serves operations without an instance.
         phase_of = np.append(np.where(self.instances.measured, self.instances.phase, NONE), NONE).astype(np.int32)
         sums = self._totals(phase_of[instance], len(self.instances.phases))
@@ -187,10 +187,10 @@ class _ProcessView:
             if len(chosen):
                 yield self._phase(code, chosen, clocks, sums)
 
-    def _totals(self, group: SmallInts, groups: int) -> Totals:
-        return totals(self.operations, self.kernels.code[self.mine], group, (len(self.kernels.names), groups))
+    def _totals(self, group: SmallInts, groups: int) -> GroupSums:
+        return sum_by_group(self.operations, self.kernels.code[self.mine], group, (len(self.kernels.names), groups))
 
-    def _phase(self, code: int, chosen: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
+    def _phase(self, code: int, chosen: Ints, clocks: GpuClocks, sums: GroupSums) -> PhaseSummary:
         measured = chosen[self.instances.measured[chosen]]
         ranges, instances = self.attributed.trace.ranges, self.instances
         codes = distinct(np.sort(ranges.name[instances.range[chosen]]))
@@ -206,8 +206,8 @@ class _ProcessView:
             warmup_instances=int(instances.warmup[chosen].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[chosen].sum()),
             wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
-            wall_values_ms=values_ms((instances.end - instances.start)[measured]),
-            busy_values_ms=values_ms(clocks.busy[measured]),
+            wall_values_ms=sample_ms((instances.end - instances.start)[measured]),
+            busy_values_ms=sample_ms(clocks.busy[measured]),
             synchronized=self._synchronized(measured, clocks),
             # A backward pass starts inside the first of the instances.
             holds_backward=bool(has_moments(instances.process[backward], instances.start[backward], *first).any()),
@@ -224,10 +224,10 @@ class _ProcessView:
         late = (clocks.span[measured] > 0) & (clocks.last_end[measured] > instances.end[measured] + skew)
         return bool(late.sum() <= _STRAGGLERS * len(measured))
 
-    def _gpu_figures(self, phase: str, code: int, measured: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
+    def _gpu_figures(self, phase: str, code: int, measured: Ints, clocks: GpuClocks, sums: GroupSums) -> PhaseSummary:
         """The figures of a phase's GPU operations; ``code`` is its row of ``sums``, ``measured`` are its instances."""
         n = max(len(measured), 1)
-        kernels = kernel_rows(self.kernels, sums.kernels[code], sums.kernel_ns[code], n)
+        kernels = make_kernel_rows(self.kernels, sums.kernels[code], sums.kernel_ns[code], n)
         return PhaseSummary(
             phase=phase,
             instances=n,
@@ -235,16 +235,16 @@ class _ProcessView:
             gpu_span_ms=Stats.of_ns(clocks.span[measured]),
             gpu_busy_ms=Stats.of_ns(clocks.busy[measured]),
             kernel_time_ms=Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_time[measured]),
-            classes=class_rows(kernels),
+            classes=make_class_rows(kernels),
             kernels=kernels,
-            memory=memory_rows(sums.others[code], sums.other_ns[code], n),
+            memory=make_memory_rows(sums.others[code], sums.other_ns[code], n),
         )
 
     def whole(self) -> PhaseSummary:
         """The process's operations outside warm-up as one phase of one instance."""
         warm = self.attributed.is_warmup[self.mine]
         everything = np.where(warm, np.int32(NONE), np.int32(0))
-        clocks = gpu_clocks(self.operations, everything, 1)
+        clocks = measure_gpu_clocks(self.operations, everything, 1)
         whole = self._gpu_figures("whole capture", 0, np.zeros(1, np.int64), clocks, self._totals(everything, 1))
         first, last = clocks.last_end[0] - clocks.span[0], clocks.last_end[0]
         holds_warmup = (warm & (self.operations.start >= first) & (self.operations.end <= last)).any()
@@ -274,7 +274,7 @@ class _ProcessView:
         how = attribution.how[self.mine][kernel]
         leaf, step = (part[self.mine][kernel] for part in self.attributed.instances_of_operations)
         warm = self.attributed.is_warmup[self.mine][kernel]
-        count, ns = sums_of(self.operations.select(kernel), how, warm, (len(ATTRIBUTION_METHODS), 2))
+        count, ns = sum_by_group_and_code(self.operations.select(kernel), how, warm, (len(ATTRIBUTION_METHODS), 2))
         first = self.operations.continues[kernel] == 0
         return Coverage(
             kernels=int(np.count_nonzero(first)),

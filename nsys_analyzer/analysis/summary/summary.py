@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.steps.step import Ms, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.tracks import Tracks
 from nsys_analyzer.analysis.summary.modules import Modules
-from nsys_analyzer.analysis.summary.statistics import ClassRow, KernelRow, Leader, MatmulShare, MemoryRow, share_of
+from nsys_analyzer.analysis.summary.kernel_tables import ClassRow, KernelRow, Leader, MatmulShare, MemoryRow, find_class_share
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.analysis.transformer.peaks import Verdict, judge_busy_share
@@ -234,7 +234,7 @@ class PhaseSummary(msgspec.Struct, frozen=True):
 
     def share_of(self, kernel_class: str) -> float | None:
         """Returns a class's share of the total kernel time: 0 if it has no kernel, None if the share is not known."""
-        return share_of(self.classes, kernel_class)
+        return find_class_share(self.classes, kernel_class)
 
 
 @dataclass(frozen=True)

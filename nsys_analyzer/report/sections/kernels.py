@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.complete import compared_phases, parts_and_enclosing
-from nsys_analyzer.analysis.summary.statistics import ClassShares, Leader, MatmulShare, merge_kernels
+from nsys_analyzer.analysis.summary.kernel_tables import ClassShares, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import kernel_word, launch_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Field, Table, make_table
@@ -130,7 +130,7 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
     if inference and step:
         of = f"of {share.inference_of}" if share.inference_of else "the forward pass"
         alone = ", without communication," if step.communicates or inference.communicates else ""
-        change = _change(inference.computing(), step.computing(), f"in inference ({of})")
+        change = _change(inference.without_communication(), step.without_communication(), f"in inference ({of})")
         text += f" In the {step.scope}{alone} it is {change}."
     return text
 
@@ -143,7 +143,7 @@ def _bounds(shares: ClassShares) -> str:
 
 def _matmul(shares: ClassShares) -> str:
     """Matmul's share, and behind it that of what computes, where there is communication."""
-    computing = format_percent(shares.computing().of(MATMUL))
+    computing = format_percent(shares.without_communication().of(MATMUL))
     return format_percent(shares.of(MATMUL)) + (f" ({computing} without communication)" if shares.communicates else "")
 
 

@@ -107,7 +107,7 @@ def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
         Measure(
             "Matmul's share of kernel time",
             "percent",
-            lambda c: c.matmul.of_all.matmul if c.matmul and c.matmul.of_all else None,
+            lambda c: c.matmul.overall.matmul if c.matmul and c.matmul.overall else None,
             "matmul",
         ),
         Measure(

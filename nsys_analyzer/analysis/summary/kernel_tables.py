@@ -1,0 +1,321 @@
+"""Tabulates the GPU work of a phase per measured instance: busy time, kernels, classes, copies and peak memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import structs
+
+from nsys_analyzer.analysis.intervals import measure_unions
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UNKNOWN
+from nsys_analyzer.analysis.kernels.classes import find_precision
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
+from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.steps.tracks import memory_levels
+from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
+from nsys_analyzer.trace.columns import GRAPH, OPERATION_KINDS, Operations
+from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US, US_PER_MS
+
+#: Shares up to this one are shown as 0.0 %.
+_INVISIBLE_SHARE = 0.0005
+
+
+class KernelRow(msgspec.Struct, frozen=True):
+    """One kernel of a phase, per instance; ``share`` is a fraction of the phase's total kernel time.
+
+    A kernel has a row for each of its classes, because some operators launch it as part of other work, such as a GEMM
+    in a convolution. Its ``label`` is short and unique among the captures that are read together.
+    """
+
+    name: str
+    kernel_class: str = msgspec.field(name="class")
+    launches_per_instance: float
+    ms_per_instance: float
+    avg_us: float
+    share: float
+    label: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Returns name and class, which identify the row in its table."""
+        return self.name, self.kernel_class
+
+
+class ClassRow(msgspec.Struct, frozen=True):
+    """One kernel class of a phase, per instance; ``share`` is a fraction of the phase's total kernel time."""
+
+    kernel_class: str = msgspec.field(name="class")
+    launches_per_instance: float
+    ms_per_instance: float
+    share: float
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """Copies, fills or opaque graphs of a phase, per instance."""
+
+    kind: str
+    operations_per_instance: float
+    ms_per_instance: float
+
+
+@dataclass(frozen=True)
+class GpuClocks:
+    """The GPU time of each instance in ns, and its numbers of kernels and opaque graphs; shape (instances,).
+
+    Attributes:
+        span: the time from the first start to the last end of an operation.
+        busy: the time during which at least one operation runs.
+        kernel_time: the total kernel time.
+        last_end: the last end of an operation.
+        kernels, opaque: the numbers of kernels and of opaque graphs.
+    """
+
+    span: Ints
+    busy: Ints
+    kernel_time: Ints
+    last_end: Ints
+    kernels: Ints
+    opaque: Ints
+
+
+def measure_gpu_clocks(operations: Operations, instance: SmallInts, instances: int) -> GpuClocks:
+    """Returns the GPU time of each instance.
+
+    Args:
+        operations: the operations of a process.
+        instance: the number of the instance of each operation, -1 for none; shape (operations,).
+        instances: the number of instances.
+    """
+    # Operations without an instance form a group that is dropped at the end, which is faster than leaving them out.
+    group, groups = instance + 1, instances + 1
+    busy, first, last = measure_unions(group, operations.start, operations.end, groups)
+    kernels = operations.kernels
+    of_instance = instance[kernels]
+    no_code = np.broadcast_to(np.int32(0), len(of_instance))
+    count, duration_ns = sum_by_group_and_code(operations.select(kernels), of_instance, no_code, (instances, 1))
+    return GpuClocks(
+        span=(last - first)[1:],
+        busy=busy[1:],
+        kernel_time=duration_ns[:, 0],
+        last_end=last[1:],
+        kernels=count[:, 0],
+        opaque=np.bincount(group[operations.of_kind(GRAPH)], minlength=groups)[1:],
+    )
+
+
+@dataclass(frozen=True)
+class GroupSums:
+    """Counts and summed durations of operations by group; a group is usually a phase.
+
+    Attributes:
+        kernels, kernel_ns: count and duration by distinct kernel, shape (groups, distinct kernels).
+        others, other_ns: count and duration of all other operations by kind, shape (groups, kinds of operation).
+    """
+
+    kernels: Ints
+    kernel_ns: Ints
+    others: Ints
+    other_ns: Ints
+
+
+def sum_by_group(operations: Operations, kernel: SmallInts, group: SmallInts, sizes: tuple[int, int]) -> GroupSums:
+    """Returns the counts and durations of the operations of each group.
+
+    Args:
+        operations: the operations.
+        kernel, group: the codes of each operation's kernel and group, -1 for no group; shape (operations,).
+        sizes: the numbers of distinct kernels and groups.
+    """
+    distinct_kernels, groups = sizes
+    first, behind = operations.kernels, slice(operations.kernels.stop, None)  # kernels come first
+    kernels, others = operations.select(first), operations.select(behind)
+    return GroupSums(
+        *sum_by_group_and_code(kernels, group[first], kernel[first], (groups, distinct_kernels)),
+        *sum_by_group_and_code(others, group[behind], others.kind, (groups, len(OPERATION_KINDS))),
+    )
+
+
+def sum_by_group_and_code(operations: Operations, group: Any, code: Any, shape: tuple[int, int]) -> tuple[Ints, Ints]:
+    """Returns the number of operations and their summed duration in ns, by group and code.
+
+    Durations are exact below 2**53 ns.
+
+    Args:
+        operations: the operations.
+        group, code: the group and the code of each operation, shape (operations,). Group -1 is left out.
+        shape: the numbers of groups and codes, which are the shape of both results.
+    """
+    rows, width = shape[0] + 1, shape[1]
+    count, duration_ns = np.zeros(rows * width, np.int64), np.zeros(rows * width)
+    for block in blocks(len(group), least=rows * width):
+        key = (group[block].astype(np.int64) + 1) * width + code[block]
+        count += np.bincount(key[operations.continues[block] == 0], minlength=rows * width)
+        duration_ns += np.bincount(key, operations.end[block] - operations.start[block], rows * width)
+    return count.reshape(rows, width)[1:], duration_ns.astype(np.int64).reshape(rows, width)[1:]
+
+
+def make_kernel_rows(kernels: Kernels, launches: Ints, duration_ns: Ints, instances: int) -> tuple[KernelRow, ...]:
+    """Returns a table of kernels by name and class, per instance, longest first.
+
+    ``launches`` and ``duration_ns`` are sums over all instances, shape (kernels,).
+    """
+    total_ns = int(duration_ns.sum())
+    return tuple(
+        KernelRow(
+            name=kernels.names[i],
+            kernel_class=kernels.classes[i],
+            launches_per_instance=int(launches[i]) / instances,
+            ms_per_instance=int(duration_ns[i]) / instances / NS_PER_MS,
+            avg_us=int(duration_ns[i]) / int(launches[i]) / NS_PER_US,
+            share=int(duration_ns[i]) / total_ns if total_ns else 0.0,
+        )
+        for i in np.argsort(-duration_ns, kind="stable").tolist()
+        if launches[i]
+    )
+
+
+def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
+    """Returns one table with the kernels of several tables added up, longest first."""
+    rows = sorted(chain.from_iterable(tables), key=attrgetter("key"))
+    total_ms = sum(row.ms_per_instance for table in tables for row in table)
+    merged = []
+    for (name, kernel_class), group in groupby(rows, key=attrgetter("key")):
+        same_kernel = list(group)
+        launches, ms, _ = _add_rows(same_kernel)
+        share, label = ms / total_ms if total_ms else 0.0, same_kernel[0].label
+        merged.append(KernelRow(name, kernel_class, launches, ms, ms * US_PER_MS / launches, share, label))
+    return tuple(sorted(merged, key=lambda row: -row.ms_per_instance))
+
+
+def make_class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
+    """Returns the classes of a kernel table, longest first."""
+    by_class = attrgetter("kernel_class")
+    groups = groupby(sorted(kernels, key=by_class), key=by_class)
+    classes = (ClassRow(kernel_class, *_add_rows(rows)) for kernel_class, rows in groups)
+    return tuple(sorted(classes, key=lambda row: -row.ms_per_instance))
+
+
+def _add_rows(rows: Iterable[KernelRow]) -> tuple[float, float, float]:
+    """Returns the sums of the rows' launches per instance, ms per instance, and shares."""
+    columns = zip(*((row.launches_per_instance, row.ms_per_instance, row.share) for row in rows), strict=True)
+    launches, ms, share = map(sum, columns)
+    return launches, ms, share
+
+
+def find_precision_shares(kernels: Sequence[KernelRow]) -> dict[str, float]:
+    """Returns the share of the kernels' time in each precision that their names tell, the largest first."""
+    ms_by_precision: defaultdict[str, float] = defaultdict(float)
+    for row in kernels:
+        ms_by_precision[find_precision(row.name) or "unknown"] += row.ms_per_instance
+    total_ms = sum(ms_by_precision.values())
+    longest_first = sorted(ms_by_precision.items(), key=lambda item: -item[1])
+    return {precision: ms / total_ms for precision, ms in longest_first} if total_ms else {}
+
+
+def find_class_share(classes: Sequence[ClassRow], kernel_class: str) -> float | None:
+    """Returns the share of a class: 0 without a kernel, None if kernels without a name may change the share."""
+    shares = {row.kernel_class: row.share for row in classes}
+    return None if shares.get(UNKNOWN, 0.0) > _INVISIBLE_SHARE else shares.get(kernel_class, 0.0)
+
+
+def make_memory_rows(count: Ints, duration_ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
+    """Returns copies, fills and opaque graphs per instance.
+
+    ``count`` and ``duration_ns`` are sums over all instances, shape (kinds of operation,).
+    """
+    return tuple(
+        MemoryRow(kind, int(count[code]) / instances, int(duration_ns[code]) / instances / NS_PER_MS)
+        for code, kind in enumerate(OPERATION_KINDS)
+        if count[code]
+    )
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The kernel with the most time in a part of a capture. Collectives are passed over if other kernels ran."""
+
+    scope: str
+    kernel: KernelRow
+
+
+@dataclass(frozen=True)
+class ClassShares:
+    """The classes of a part of a capture, longest first, as shares of its total kernel time.
+
+    ``matmul`` is the share of matmul; None if kernels without a name may change it.
+    """
+
+    scope: str
+    classes: tuple[ClassRow, ...]
+    matmul: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Computes the share of matmul."""
+        vars(self)["matmul"] = find_class_share(self.classes, MATMUL)
+
+    def of(self, kernel_class: str) -> float:
+        """Returns the share of a class among the kernels whose names are known."""
+        return sum(row.share for row in self.classes if row.kernel_class == kernel_class)
+
+    @property
+    def communicates(self) -> bool:
+        """Returns whether communication is one of the classes."""
+        return any(row.kernel_class == COMMUNICATION for row in self.classes)
+
+    def without_communication(self) -> ClassShares:
+        """Returns the classes other than communication, as shares of their total time."""
+        rows = [row for row in self.classes if row.kernel_class != COMMUNICATION]
+        total_ms = sum(row.ms_per_instance for row in rows)
+        if len(rows) == len(self.classes):
+            return self
+        shares = (structs.replace(row, share=row.ms_per_instance / total_ms if total_ms else 0.0) for row in rows)
+        return replace(self, classes=tuple(shares))
+
+
+@dataclass(frozen=True)
+class MatmulShare:
+    """The share of matmul in each compared phase, in a training step and in inference.
+
+    ``inference_of`` is the title of the forward-only capture of the same configuration in which ``inference`` was
+    measured; None if it is this capture.
+    """
+
+    phases: tuple[ClassShares, ...]
+    step: ClassShares | None
+    inference: ClassShares | None
+    inference_of: str | None = None
+
+    @property
+    def scopes(self) -> tuple[ClassShares, ...]:
+        """Returns the phases, and the step if it is not one of them."""
+        is_step_missing = all(phase.scope != STEP for phase in self.phases)
+        return (*self.phases, self.step) if self.step and is_step_missing else self.phases
+
+    @property
+    def overall(self) -> ClassShares | None:
+        """Returns the classes of a training step, or of the forward pass if that is the only phase; None otherwise."""
+        return self.step or (self.phases[0] if [phase.scope for phase in self.phases] == ["forward"] else None)
+
+
+def find_peak_memory(attributed: AttributedTrace, process: int) -> tuple[int | None, int]:
+    """Returns the peak device memory in bytes during the measured phases of a process, and its number of memory events.
+
+    The peak is None if memory was not recorded or no phase was measured.
+    """
+    uses, instances = attributed.trace.memory, attributed.instances
+    is_measured = instances.measured & (instances.process == process)
+    if uses is None or not is_measured.any():
+        return None, 0
+    events, alive = memory_levels(uses, process)
+    start, end = instances.start[is_measured].min(), instances.end[is_measured].max()
+    inside = (events.start >= start) & (events.start <= end)
+    before = alive[np.searchsorted(events.start, start)]
+    return int(max(before, alive[1:][inside].max(initial=0))), len(events)
