@@ -17,8 +17,8 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.complete import complete_captures
-from nsys_analyzer.analysis.summary.limits import compare_with_peaks
 from nsys_analyzer.analysis.summary.kernel_tables import KernelRow, make_class_rows
+from nsys_analyzer.analysis.summary.limits import compare_with_peaks
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary

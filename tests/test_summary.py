@@ -20,10 +20,10 @@ from nsys_analyzer.analysis.summary.kernel_tables import (
     ClassShares,
     KernelRow,
     MemoryRow,
+    find_class_share,
     make_class_rows,
     make_kernel_rows,
     merge_kernels,
-    find_class_share,
 )
 from nsys_analyzer.analysis.summary.summarize import check_attribution, summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary

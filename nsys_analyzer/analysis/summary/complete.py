@@ -14,8 +14,6 @@ from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP, find_module_role
 from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
-from nsys_analyzer.analysis.summary.limits import PEAK_TOLERANCE, compare_with_peaks
-from nsys_analyzer.analysis.summary.modules import with_flops
 from nsys_analyzer.analysis.summary.kernel_tables import (
     ClassShares,
     KernelRow,
@@ -24,6 +22,8 @@ from nsys_analyzer.analysis.summary.kernel_tables import (
     make_class_rows,
     merge_kernels,
 )
+from nsys_analyzer.analysis.summary.limits import PEAK_TOLERANCE, compare_with_peaks
+from nsys_analyzer.analysis.summary.modules import with_flops
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
 from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES, cached_bytes, read_weights_bytes

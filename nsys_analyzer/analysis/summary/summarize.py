@@ -24,19 +24,19 @@ from nsys_analyzer.analysis.steps.step import UNPHASED, StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
 from nsys_analyzer.analysis.steps.windows import Steps, find_steps
-from nsys_analyzer.analysis.summary.modules import summarize_modules
 from nsys_analyzer.analysis.summary.kernel_tables import (
     GpuClocks,
     GroupSums,
-    make_class_rows,
-    measure_gpu_clocks,
-    make_kernel_rows,
-    make_memory_rows,
     find_peak_memory,
     find_precision_shares,
-    sum_by_group_and_code,
+    make_class_rows,
+    make_kernel_rows,
+    make_memory_rows,
+    measure_gpu_clocks,
     sum_by_group,
+    sum_by_group_and_code,
 )
+from nsys_analyzer.analysis.summary.modules import summarize_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
 from nsys_analyzer.analysis.transformer.attention import summarize_attention

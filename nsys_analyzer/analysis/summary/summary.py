@@ -19,8 +19,15 @@ from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import Ms, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.tracks import Tracks
+from nsys_analyzer.analysis.summary.kernel_tables import (
+    ClassRow,
+    KernelRow,
+    Leader,
+    MatmulShare,
+    MemoryRow,
+    find_class_share,
+)
 from nsys_analyzer.analysis.summary.modules import Modules
-from nsys_analyzer.analysis.summary.kernel_tables import ClassRow, KernelRow, Leader, MatmulShare, MemoryRow, find_class_share
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.analysis.transformer.peaks import Verdict, judge_busy_share
