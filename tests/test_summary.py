@@ -307,12 +307,12 @@ def test_shares_of_the_classes_that_compute() -> None:
         ClassRow("matmul", 1.0, 3.0, 0.3),
         ClassRow("random", 1.0, 1.0, 0.1),
     )
-    computing = ClassShares("step", rows).computing().classes
+    computing = ClassShares("step", rows).without_communication().classes
     assert [(row.kernel_class, row.share) for row in computing] == [("matmul", 0.75), ("random", 0.25)]
-    assert ClassShares("step", rows[:1]).computing().classes == ()
+    assert ClassShares("step", rows[:1]).without_communication().classes == ()
     nothing = structs.replace(rows[1], ms_per_instance=0.0)
-    assert ClassShares("step", (nothing,)).computing().classes == (nothing,)
-    assert ClassShares("step", (rows[0], nothing)).computing().classes[0].share == 0.0
+    assert ClassShares("step", (nothing,)).without_communication().classes == (nothing,)
+    assert ClassShares("step", (rows[0], nothing)).without_communication().classes[0].share == 0.0
 
 
 @pytest.mark.parametrize(

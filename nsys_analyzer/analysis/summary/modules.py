@@ -1,4 +1,4 @@
-"""The time and the FLOPs of each module of a model, and modules of one kind beside each other as one: its layers.
+"""Sums up the time and the FLOPs of each module of a model, and folds similar modules, such as layers, into one row.
 
 FLOPs were counted while the program ran.
 """
@@ -25,19 +25,22 @@ from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import KERNEL
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: The two directions in which a module works, in the order of ``DIRECTIONS``'s codes.
+#: The two directions in which a module works, by their codes.
 DIRECTIONS = ("forward", "backward")
 FORWARD, BACKWARD = range(2)
-#: The number that tells layers apart: ``layers.0``, a range ``block 0``, the place of a call ``Linear[0]``.
-_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[\s_\-\[a-z]))\d+(?=\]?$)")
-#: A layer that takes longer or less than the others' median by more than this is an outlier, among so many at least: of
-#: two there is no telling which.
-_FAR, _FEWEST = 0.2, 3
+#: The phases of counted FLOPs that are backward work. "recomputed" is a forward pass that runs again in backward.
+_BACKWARD_PHASES = ("backward", "recomputed")
+#: Matches the number that distinguishes layers: ``layers.0``, a range ``block 0``, the place of a call ``Linear[0]``.
+_LAYER_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[\s_\-\[a-z]))\d+(?=\]?$)")
+#: A layer is an outlier if its time differs from the median by more than this share of the median.
+_OUTLIER_SHARE = 0.2
+#: The fewest layers among which an outlier can be told: of two, either may be the usual one.
+_FEWEST_WITH_OUTLIER = 3
 
 
 @dataclass(frozen=True)
 class Work:
-    """Kernels in one direction: total kernel time in ms and launches, mean of a step; FLOPs, None where not known."""
+    """The kernels in one direction: total kernel time in ms and launches, mean per step; FLOPs, None if not known."""
 
     ms: float
     launches: float
@@ -46,17 +49,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Module:
-    """One module, or several of one kind that lie beside each other.
+    """One module, or several adjacent modules of one kind.
 
     Attributes:
-        path: its words joined by dots, the model's class first.
+        path: the names of the module and of those around it, joined by dots, the model's class first.
         label: the part of the path below the module around it.
-        kind: its class, empty where that is not known.
-        depth: modules around it.
-        count: how many modules it stands for; their work is added up.
-        forward, backward: with all modules inside.
-        own_forward_ms, own_backward_ms: without them.
-        line: file and line of its class's ``forward`` in the program, empty where that is not known.
+        kind: the module's class, empty if it is not known.
+        depth: the number of modules around it.
+        count: the number of modules it stands for; their work is added up.
+        forward, backward: the work in each direction, including all modules inside.
+        own_forward_ms, own_backward_ms: the kernel time without the modules inside.
+        line: file and line of its class's ``forward`` in the program, empty if it is not known.
     """
 
     path: str
@@ -72,11 +75,11 @@ class Module:
 
     @property
     def ms(self) -> float:
-        """Returns the kernel time in both directions."""
+        """Returns the kernel time in both directions, in ms."""
         return self.forward.ms + self.backward.ms
 
-    def holds(self, other: Module) -> bool:
-        """Returns whether a module behind this one may lie in it."""
+    def is_above(self, other: Module) -> bool:
+        """Returns whether another module is at a greater depth."""
         return other.depth > self.depth
 
 
@@ -85,15 +88,16 @@ class Modules:
     """The modules of one process of a capture.
 
     Attributes:
-        source: what wrote the ranges, in words.
-        per: the unit of the figures: one "step", one "forward", or the "capture".
-        modules: each behind the one that it lies in, siblings in the order of their first calls.
-        outside_forward, outside_backward: kernels of no module.
-        communication_forward, communication_backward: collectives, which are of no module: a bucket of gradients is of
-            many.
-        forward_ms, backward_ms: kernel time of all passes; forward with whatever is neither backward nor an optimizer.
-        forward_coverage, backward_coverage: the share of it, collectives left out, that belongs to a module; None
-            without any.
+        source: what wrote the ranges of modules, in words.
+        per: the unit that the figures are a mean over: "step", "forward", or "capture".
+        modules: the modules in depth-first order, siblings in the order of their first calls.
+        outside_forward, outside_backward: the kernels outside all modules.
+        communication_forward, communication_backward: the collectives. They belong to no module, because a bucket of
+            gradients belongs to many.
+        forward_ms, backward_ms: the kernel time of all passes. Forward includes everything that is neither backward nor
+            an optimizer.
+        forward_coverage, backward_coverage: the share of the time without collectives that belongs to a module; None
+            without such time.
     """
 
     source: str
@@ -109,7 +113,7 @@ class Modules:
     backward_coverage: float | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Fills the sums of both directions."""
+        """Computes the sums of both directions."""
         for name in DIRECTIONS:
             outside, communication = getattr(self, f"outside_{name}").ms, getattr(self, f"communication_{name}").ms
             inside = sum(getattr(module, name).ms for module in self.modules if not module.depth)
@@ -119,210 +123,156 @@ class Modules:
             vars(self)[f"{name}_coverage"] = 1 - outside / computing if computing else None
 
 
-@dataclass(frozen=True)
-class Outlier:
-    """A layer that differs: its path, its time, and the median of all its kind, ms."""
-
-    path: str
-    ms: float
-    median_ms: float
-
-
-def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[Outlier, ...]]:
-    """Folds the modules beside each other that differ in a number of their label alone, and in nothing inside them.
-
-    Of modules that hold no others and have a class nothing says that they are alike.
-
-    Returns:
-        The modules with those of one kind as one, and the outliers among these.
-    """
-    groups: dict[_Kind, list[Module]] = {}
-    around: list[_Kind] = []
-    for place, module in enumerate(modules):
-        behind = takewhile(module.holds, modules[place + 1 :])
-        inside = tuple((one.path[len(module.path) :], one.kind) for one in behind)
-        label = _NUMBER.sub("*", module.label) if inside or not module.kind else module.label
-        del around[module.depth :]
-        around.append(_Kind(around[-1] if around else None, label, module.kind, inside))
-        groups.setdefault(around[-1], []).append(module)
-    folded: dict[_Kind | None, Module] = {}
-    outliers: list[Outlier] = []
-    for kind, alike in groups.items():
-        outer, several = folded.get(kind.around), len({one.label for one in alike}) > 1
-        label = kind.label if several else alike[0].label
-        folded[kind] = replace(
-            alike[0],
-            path=f"{outer.path}.{label}" if outer else label,
-            label=label,
-            forward=_sum([one.forward for one in alike]),
-            backward=_sum([one.backward for one in alike]),
-            own_forward_ms=sum(one.own_forward_ms for one in alike),
-            own_backward_ms=sum(one.own_backward_ms for one in alike),
-            count=len(alike),
-        )
-        typical = statistics.median(one.ms for one in alike)
-        if several and len(alike) >= _FEWEST:
-            outliers += [Outlier(one.path, one.ms, typical) for one in alike if abs(one.ms - typical) > _FAR * typical]
-    return tuple(folded.values()), tuple(outliers)
-
-
-class _Kind(NamedTuple):
-    """What modules that are folded have in common: a label without its number, a class, paths and classes inside."""
-
-    around: _Kind | None
-    label: str
-    kind: str
-    inside: tuple[tuple[str, str], ...]
-
-
-def _sum(works: Sequence[Work]) -> Work:
-    """Adds up some work; its FLOPs are known where all are."""
-    flops = [work.flops for work in works if work.flops is not None]
-    total_flops = sum(flops) if len(flops) == len(works) else None
-    return Work(sum(work.ms for work in works), sum(work.launches for work in works), total_flops)
-
-
-_WAYS = len(DIRECTIONS)
-#: The phases, by the names of counted FLOPs, whose work is backward's: a forward pass that runs again is, too.
-_BACKWARD_PHASES = ("backward", "recomputed")
+# --- the time of each module
 
 
 def summarize_modules(attributed: AttributedTrace, process: int, *, by_ranges: bool = True) -> Modules | None:
-    """Sums up the time of each module of one process, mean of a step; None where no range names a module.
+    """Sums up the time of each module of one process, as a mean per step; None if no range names a module.
 
-    Where ranges do not tell the steps (``by_ranges``), as one of the profiler around several does not, the figures are
-    those of a forward pass.
+    Kernels of measured phases count: those in backward phases as backward, all others as forward. Optimizers are not
+    part of a module.
 
-    Counted are the kernels of measured phases: those of backward phases as backward, all others as forward. Optimizers
-    are no part of a module.
+    Args:
+        attributed: the trace with the phase of each operation.
+        process: the global ID of the process.
+        by_ranges: whether ranges mark each step. If not, the figures are means per forward pass.
     """
     calls = find_module_calls(attributed)
     if calls is None:
         return None
     trace = attributed.trace
-    per, units, counted = _units(attributed, process, by_ranges=by_ranges)
+    per, units, is_counted = _find_units(attributed, process, by_ranges=by_ranges)
     is_backward = attributed.instances.phase == attributed.instances.phases.index("backward")
-    # Of each instance of a phase; the last entry serves what is in none.
-    direction = np.append(np.where(counted, np.where(is_backward, BACKWARD, FORWARD), NONE), NONE)
+    # The direction of each phase instance; the last entry is for operations without an instance.
+    direction_of_instance = np.append(np.where(is_counted, np.where(is_backward, BACKWARD, FORWARD), NONE), NONE)
     leaf, step = attributed.instances_of_operations
-    of_kernel = direction[np.where(leaf == NONE, step, leaf)]
-    kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (of_kernel != NONE))
+    direction_of_operation = direction_of_instance[np.where(leaf == NONE, step, leaf)]
+    kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (direction_of_operation != NONE))
     call = CallFinder(attributed, calls).calls_of_operations(kernels)
     if not (call != NONE).any():
         return None
-    way, duration = of_kernel[kernels], (trace.operations.end - trace.operations.start)[kernels]
-    module = np.append(calls.path, len(calls.paths))[call]
+    direction, duration = direction_of_operation[kernels], (trace.operations.end - trace.operations.start)[kernels]
+    # Behind the codes of the modules follow one code for kernels outside all modules and one for collectives.
+    outside, collectives = len(calls.paths), len(calls.paths) + 1
+    module = np.append(calls.path, outside)[call]
     classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
-    module[classes == COMMUNICATION] = len(calls.paths) + 1
-    launched = 1 - trace.operations.continues[kernels].astype(np.int64)
-    key, size = module * _WAYS + way, (len(calls.paths) + 2) * _WAYS
-    columns = (np.bincount(key, values, size) for values in (duration, launched))  # exact below 2**53
-    sums = [column.astype(np.int64).reshape(-1, _WAYS) for column in columns]
-    tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
-    outside, communication = (
-        [tree.work([len(calls.paths) + more], direction) for direction in (FORWARD, BACKWARD)] for more in (0, 1)
-    )
+    module[classes == COMMUNICATION] = collectives
+    launches = 1 - trace.operations.continues[kernels].astype(np.int64)
+    key, size = module * len(DIRECTIONS) + direction, (len(calls.paths) + 2) * len(DIRECTIONS)
+    columns = (np.bincount(key, values, size) for values in (duration, launches))  # exact below 2**53
+    duration_ns, launches = (column.astype(np.int64).reshape(-1, len(DIRECTIONS)) for column in columns)
+    tree = _ModuleTree(calls, trace.ranges.start[calls.range], duration_ns, launches, units)
     modules = tuple(tree.modules())
-    if not modules:  # but for collectives
+    if not modules:  # only collectives were launched
         return None
     return Modules(
         source=calls.source,
         per=per,
         modules=modules,
-        outside_forward=outside[FORWARD],
-        outside_backward=outside[BACKWARD],
-        communication_forward=communication[FORWARD],
-        communication_backward=communication[BACKWARD],
+        outside_forward=tree.sum_work([outside], FORWARD),
+        outside_backward=tree.sum_work([outside], BACKWARD),
+        communication_forward=tree.sum_work([collectives], FORWARD),
+        communication_backward=tree.sum_work([collectives], BACKWARD),
     )
 
 
-def _units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tuple[str, int, Bools]:
-    """Returns what figures are a mean of, how many these are, and the instances of phases that count.
+def _find_units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -> tuple[str, int, Bools]:
+    """Returns the unit that figures are a mean over, the number of units, and which phase instances count.
 
-    Units are measured steps, else forward passes. A step without phases, as of an engine that serves, counts whole.
+    Units are measured steps, or forward passes without such steps. A step without phases, as in an inference engine,
+    counts as a whole. The third result has shape (instances,).
     """
     instances = attributed.instances
     is_unit = {name: instances.phase == instances.phases.index(name) for name in (STEP, "forward")}
-    mine = instances.measured & (instances.process == process)
-    counted = mine.copy()
+    is_measured = instances.measured & (instances.process == process)
+    is_counted = is_measured.copy()
     for name in ("optimizer", STEP, OTHER_STEP):
-        counted &= instances.phase != instances.phases.index(name)
-    steps = np.flatnonzero(mine & is_unit[STEP])
-    lines = Timeline(instances.process[steps], instances.start[steps], instances.end[steps], latest=True)
-    step = lines.open_at(instances.process, instances.start)
-    in_step = counted & (step != NONE)
+        is_counted &= instances.phase != instances.phases.index(name)
+    steps = np.flatnonzero(is_measured & is_unit[STEP])
+    timeline = Timeline(instances.process[steps], instances.start[steps], instances.end[steps], latest=True)
+    step = timeline.open_at(instances.process, instances.start)
+    in_step = is_counted & (step != NONE)
     if len(steps) and by_ranges:
         in_step[np.delete(steps, distinct(step[in_step]))] = True
         return STEP, len(steps), in_step
-    forwards = int((mine & is_unit["forward"]).sum())
-    return ("forward", forwards, counted) if forwards else ("capture", 1, counted)
+    forwards = int((is_measured & is_unit["forward"]).sum())
+    return ("forward", forwards, is_counted) if forwards else ("capture", 1, is_counted)
 
 
-class _Tree:
-    """The modules that are called, each below the innermost one whose path its own begins with."""
+class _ModuleTree:
+    """The called modules as a tree: each lies in the module with the longest path that its own path begins with."""
 
-    def __init__(self, calls: ModuleCalls, started: Ints, sums: Sequence[Ints], units: int) -> None:
-        """``started`` are the times of the calls, ``sums`` ns and launches of all units, by module and direction.
+    def __init__(self, calls: ModuleCalls, started: Ints, duration_ns: Ints, launches: Ints, units: int) -> None:
+        """Builds the tree.
 
-        Behind the modules come what is of none, and collectives.
+        Args:
+            calls: the calls of modules.
+            started: the time of each call.
+            duration_ns, launches: the sums over all units by module and direction, shape (modules + 2, directions).
+            units: the number of units that figures are a mean over.
         """
-        (self._ns, self._launches), self._calls, self._units = sums, calls, units
-        first = np.full(len(calls.paths), np.iinfo(np.int64).max)
-        np.minimum.at(first, calls.path, started)
-        self._inside: dict[Path, list[int]] = {}
+        self._duration_ns, self._launches, self._calls, self._units = duration_ns, launches, calls, units
+        first_call = np.full(len(calls.paths), np.iinfo(np.int64).max)
+        np.minimum.at(first_call, calls.path, started)
+        self._children: dict[Path, list[int]] = {}
         paths = set(calls.paths)
-        for code in np.argsort(first, kind="stable").tolist():
+        for code in np.argsort(first_call, kind="stable").tolist():
             path = calls.paths[code]
-            shorter = (path[:length] for length in range(len(path) - 1, 0, -1))
-            around = next((other for other in shorter if other in paths), ())  # empty for the outermost
-            self._inside.setdefault(around, []).append(code)
+            prefixes = (path[:length] for length in range(len(path) - 1, 0, -1))
+            parent = next((prefix for prefix in prefixes if prefix in paths), ())  # empty for the outermost
+            self._children.setdefault(parent, []).append(code)
 
-    def modules(self, around: Path = (), depth: int = 0) -> Iterator[Module]:
-        """Yields the modules inside another one that launch something, each with those inside it behind it."""
-        for code in self._inside.get(around, ()):
-            path, below = self._calls.paths[code], self._below(code)
-            if self._launches[below].any():
-                own = self._ns[code] / self._units / NS_PER_MS
+    def modules(self, parent: Path = (), depth: int = 0) -> Iterator[Module]:
+        """Yields the modules below ``parent`` that launch a kernel, depth first."""
+        for code in self._children.get(parent, ()):
+            path, subtree = self._calls.paths[code], self._find_subtree(code)
+            if self._launches[subtree].any():
+                own_ms = self._duration_ns[code] / self._units / NS_PER_MS
                 yield Module(
                     path=".".join(path),
-                    label=".".join(path[len(around) :]),
+                    label=".".join(path[len(parent) :]),
                     kind=self._calls.kinds[code],
                     depth=depth,
-                    forward=self.work(below, FORWARD),
-                    backward=self.work(below, BACKWARD),
-                    own_forward_ms=float(own[FORWARD]),
-                    own_backward_ms=float(own[BACKWARD]),
+                    forward=self.sum_work(subtree, FORWARD),
+                    backward=self.sum_work(subtree, BACKWARD),
+                    own_forward_ms=float(own_ms[FORWARD]),
+                    own_backward_ms=float(own_ms[BACKWARD]),
                 )
                 yield from self.modules(path, depth + 1)
 
-    def work(self, modules: Sequence[int], way: int) -> Work:
-        """Returns the work of some modules in one direction."""
-        ns, launches = (int(values[modules, way].sum()) / self._units for values in (self._ns, self._launches))
-        return Work(ns / NS_PER_MS, launches)
+    def sum_work(self, modules: Sequence[int], direction: int) -> Work:
+        """Returns the work of modules in one direction, as a mean per unit."""
+        duration_ns, launches = (
+            int(sums[modules, direction].sum()) / self._units for sums in (self._duration_ns, self._launches)
+        )
+        return Work(duration_ns / NS_PER_MS, launches)
 
-    def _below(self, code: int) -> Sequence[int]:
-        """Returns a module and all inside it."""
-        inside = self._inside.get(self._calls.paths[code], ())
-        return [code, *(below for child in inside for below in self._below(child))]
+    def _find_subtree(self, code: int) -> Sequence[int]:
+        """Returns a module and all modules inside it."""
+        children = self._children.get(self._calls.paths[code], ())
+        return [code, *(module for child in children for module in self._find_subtree(child))]
+
+
+# --- the FLOPs of each module
 
 
 def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
-    """Returns the modules of steps with the FLOPs that were counted in one step, those of the modules inside included.
+    """Returns the modules with the FLOPs that were counted in one step, including those of the modules inside.
 
-    A forward pass that runs again in backward is work of backward.
+    Modules whose figures are not per step are returned unchanged.
     """
     if modules.per != "step":
         return modules
-    flops: dict[str, dict[str, float]] = {way: defaultdict(float) for way in DIRECTIONS}
-    for name, by_phase in counted.modules.items():
+    flops: dict[str, dict[str, float]] = {direction: defaultdict(float) for direction in DIRECTIONS}
+    for name, flops_by_phase in counted.modules.items():
         words = split_module_path(name.rpartition(": ")[0])
-        for phase, count in by_phase.items():
-            way = flops["backward" if phase in _BACKWARD_PHASES else "forward"]
+        for phase, flops_of_phase in flops_by_phase.items():
+            of_direction = flops["backward" if phase in _BACKWARD_PHASES else "forward"]
             for length in range(1, len(words) + 1):
-                way[".".join(words[:length])] += count
+                of_direction[".".join(words[:length])] += flops_of_phase
 
     def with_counted(module: Module) -> Module:
-        forward, backward = (direction.get(module.path) for direction in flops.values())
+        forward, backward = (of_direction.get(module.path) for of_direction in flops.values())
         return replace(
             module,
             forward=module.forward if forward is None else replace(module.forward, flops=forward),
@@ -330,3 +280,80 @@ def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
         )
 
     return replace(modules, modules=tuple(map(with_counted, modules.modules)))
+
+
+# --- similar modules as one
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A layer whose time differs from that of its siblings: its path, its time in ms, and the median of its kind."""
+
+    path: str
+    ms: float
+    median_ms: float
+
+
+class _ModuleKind(NamedTuple):
+    """The common properties of modules that are folded.
+
+    Attributes:
+        parent: the kind of the module around them.
+        label: their label without its number.
+        kind: their class.
+        inside: the relative paths and the classes of the modules inside.
+    """
+
+    parent: _ModuleKind | None
+    label: str
+    kind: str
+    inside: tuple[tuple[str, str], ...]
+
+
+def fold_modules(modules: Sequence[Module]) -> tuple[tuple[Module, ...], tuple[Outlier, ...]]:
+    """Folds sibling modules into one if they differ only in a number of their label, and contain the same modules.
+
+    Modules with a class that contain no others are not folded, because nothing shows that they are alike.
+
+    Returns:
+        The modules, those of one kind as one, and the outliers among these.
+    """
+    groups: dict[_ModuleKind, list[Module]] = {}
+    enclosing: list[_ModuleKind] = []
+    for place, module in enumerate(modules):
+        inside = takewhile(module.is_above, modules[place + 1 :])
+        content = tuple((inner.path[len(module.path) :], inner.kind) for inner in inside)
+        label = _LAYER_NUMBER.sub("*", module.label) if content or not module.kind else module.label
+        del enclosing[module.depth :]
+        enclosing.append(_ModuleKind(enclosing[-1] if enclosing else None, label, module.kind, content))
+        groups.setdefault(enclosing[-1], []).append(module)
+    folded: dict[_ModuleKind | None, Module] = {}
+    outliers: list[Outlier] = []
+    for kind, similar in groups.items():
+        parent, is_several = folded.get(kind.parent), len({module.label for module in similar}) > 1
+        label = kind.label if is_several else similar[0].label
+        folded[kind] = replace(
+            similar[0],
+            path=f"{parent.path}.{label}" if parent else label,
+            label=label,
+            forward=_add_work([module.forward for module in similar]),
+            backward=_add_work([module.backward for module in similar]),
+            own_forward_ms=sum(module.own_forward_ms for module in similar),
+            own_backward_ms=sum(module.own_backward_ms for module in similar),
+            count=len(similar),
+        )
+        if is_several and len(similar) >= _FEWEST_WITH_OUTLIER:
+            median_ms = statistics.median(module.ms for module in similar)
+            outliers += [
+                Outlier(module.path, module.ms, median_ms)
+                for module in similar
+                if abs(module.ms - median_ms) > _OUTLIER_SHARE * median_ms
+            ]
+    return tuple(folded.values()), tuple(outliers)
+
+
+def _add_work(works: Sequence[Work]) -> Work:
+    """Returns the sum of some work; its FLOPs are known only if all of them are."""
+    flops = [work.flops for work in works if work.flops is not None]
+    total_flops = sum(flops) if len(flops) == len(works) else None
+    return Work(sum(work.ms for work in works), sum(work.launches for work in works), total_flops)
