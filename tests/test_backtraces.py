@@ -54,18 +54,18 @@ def with_backtraces(*chains: Sequence[str], names: Sequence[str] = ("id", "symbo
 )
 def test_the_outermost_function_of_pytorch(tmp_path: Path, chain: Sequence[str], called: list[str]) -> None:
     trace = Trace.load(with_backtraces(chain).write(tmp_path / "t.sqlite"))
-    assert list(trace.callers.values()) == called
+    assert list(trace.torch_callers.values()) == called
 
 
 def test_calls_are_known_by_process_and_correlation(tmp_path: Path) -> None:
     trace = Trace.load(with_backtraces(ITEM, EMPTY).write(tmp_path / "t.sqlite"))
     last = int(trace.launches.correlation.max())
-    assert trace.callers == {(global_pid(), last - 1): "item", (global_pid(), last): "emptyCache"}
+    assert trace.torch_callers == {(global_pid(), last - 1): "item", (global_pid(), last): "emptyCache"}
 
 
 def test_a_table_without_the_columns_says_nothing(tmp_path: Path) -> None:
-    assert Trace.load(with_backtraces(ITEM, names=("id",)).write(tmp_path / "t.sqlite")).callers == {}
-    assert Trace.load(training_step(Export()).write(tmp_path / "u.sqlite")).callers == {}
+    assert Trace.load(with_backtraces(ITEM, names=("id",)).write(tmp_path / "t.sqlite")).torch_callers == {}
+    assert Trace.load(training_step(Export()).write(tmp_path / "u.sqlite")).torch_callers == {}
 
 
 def test_samples_of_the_cpu_during_a_call_tell_what_it_is_for(tmp_path: Path) -> None:
@@ -84,4 +84,4 @@ def test_samples_of_the_cpu_during_a_call_tell_what_it_is_for(tmp_path: Path) ->
             program.add("SAMPLING_CALLCHAINS", **row)
     trace = Trace.load(program.write(tmp_path / "t.sqlite"))
     assert {waited, beside} <= set(trace.launches.correlation.tolist())
-    assert trace.callers == {(global_pid(), waited): "item"}
+    assert trace.torch_callers == {(global_pid(), waited): "item"}

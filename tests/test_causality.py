@@ -199,7 +199,7 @@ def test_an_end_behind_the_next_start_of_its_stream(
         export.kernel(ADD, 100_000 + number, number * 100_000, number * 100_000 + 50_000, **options)
     sound, *_ = leave_out_contradictions(Trace.load(export.write(tmp_path / "t.sqlite")))
     assert sound.operations.end[0] == end_us * 1_000
-    assert [row.cut for row in sound.left_out] == [True] * (end_us < 5_000)
+    assert [row.is_shortened for row in sound.left_out] == [True] * (end_us < 5_000)
 
 
 @pytest.mark.parametrize(("late_us", "end_us"), [(2, 302), (3, 300)])

@@ -142,7 +142,7 @@ def test_copies_and_fills_keep_their_size_and_kind(tmp_path: Path) -> None:
     trace = Kineto().launch(1, 0).copy("Memcpy HtoD (Pageable -> Device)", 1, 5, 1, size=4096)
     trace.launch(2, 10).copy("Memset (Device)", 2, 15, 1, size=512).copy("Memcpy PtoP (Device -> Device)", 3, 20, 1, 8)
     operations = loaded(trace, tmp_path).operations
-    assert [operations.called(index) for index in range(3)] == ["memcpy", "memcpy", "memset"]
+    assert [operations.describe(index) for index in range(3)] == ["memcpy", "memcpy", "memset"]
     assert operations.size.tolist() == [4096, 8, 512]
     assert [COPY_KINDS[kind] for kind in operations.copy] == ["pageable to device", "other", "other"]
 

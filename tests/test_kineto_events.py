@@ -119,7 +119,7 @@ def test_one_remark_tells_all_of_a_kind(tmp_path: Path) -> None:
 def test_an_event_years_from_the_others_is_in_no_figure(time: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(added((KERNEL % "{}").replace("125", time)))
     trace = Trace.load(tmp_path / "t.json")
-    assert [(row.rows, row.why) for row in trace.left_out] == [(1, "a time outside the capture")]
+    assert [(row.rows, row.reason) for row in trace.left_out] == [(1, "a time outside the capture")]
     assert (trace.operations.start - trace.ranges.start[0]).tolist() == [20_000]  # forward at 100, the GEMM at 120
 
 

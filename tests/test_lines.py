@@ -519,10 +519,10 @@ def test_a_real_nsys_keeps_the_clock(nsys: Nsys, tmp_path: Path, monkeypatch: py
     ranges = trace.ranges.select(trace.ranges.name == trace.ranges.names.index("nap"))
     line = len(text.splitlines()) + 1
     asleep = np.array([bool(frames) and frames[0].line == line for frames in stacks.stacks])[stacks.stack]
-    place = np.searchsorted(ranges.start, stacks.taken) - 1
-    inside = (place >= 0) & (stacks.taken < ranges.end[place])
+    place = np.searchsorted(ranges.start, stacks.sampled) - 1
+    inside = (place >= 0) & (stacks.sampled < ranges.end[place])
     edges = np.concatenate([ranges.start, ranges.end])
-    near = (np.abs(stacks.taken[:, None] - edges) < MS).any(axis=1)
+    near = (np.abs(stacks.sampled[:, None] - edges) < MS).any(axis=1)
     assert asleep.sum() > 30  # 12 × 50 ms hold 120 samples; a busy machine takes fewer
     assert (asleep == inside)[~near].all()
 

@@ -45,7 +45,7 @@ _HEX = "0123456789abcdef"
 
 
 def shown(text: str, role: str = RANGE) -> str:
-    return Scrubber().name(text, role)
+    return Scrubber().scrub_name(text, role)
 
 
 # --- what stays
@@ -118,8 +118,8 @@ def test_names_that_stay(role: str, names: list[str]) -> None:
 
 def test_a_string_with_two_roles_stays_where_both_allow_it() -> None:
     scrubber = Scrubber()
-    assert scrubber.name("cudaFree", CALL) == "cudaFree"
-    assert scrubber.name("cudaFree", CALL, RANGE) == "alias b"
+    assert scrubber.scrub_name("cudaFree", CALL) == "cudaFree"
+    assert scrubber.scrub_name("cudaFree", CALL, RANGE) == "alias b"
 
 
 def test_the_numbers_behind_an_operator_stay_but_long_ones() -> None:
@@ -132,7 +132,7 @@ def test_the_numbers_behind_an_operator_stay_but_long_ones() -> None:
 )
 def test_names_that_are_allowed(text: str, kept: str) -> None:
     """As a whole; what holds variables of an environment never."""
-    assert Scrubber([re.compile("/srv/.*", re.DOTALL)]).name(text, RANGE) == kept
+    assert Scrubber([re.compile("/srv/.*", re.DOTALL)]).scrub_name(text, RANGE) == kept
 
 
 # --- what leaves
@@ -190,9 +190,11 @@ def test_nothing_of_the_owner_is_left_in_a_message(family: str) -> None:
     numbers = random.Random(f"2026 {family}")
     for _ in range(20):
         secret = FAMILIES[family](numbers)
-        assert Scrubber().message(f"Profiling failed at {secret} twice") == "…"
-        assert Scrubber().message(f"CUDA tracing is not supported on {secret}.") == "CUDA tracing is not supported …"
-        assert secret not in Scrubber().machine(f"NVIDIA {secret}")
+        assert Scrubber().scrub_message(f"Profiling failed at {secret} twice") == "…"
+        assert (
+            Scrubber().scrub_message(f"CUDA tracing is not supported on {secret}.") == "CUDA tracing is not supported …"
+        )
+        assert secret not in Scrubber().scrub_property(f"NVIDIA {secret}")
 
 
 # --- what an alias tells
@@ -255,14 +257,14 @@ def test_a_kernel_that_holds_an_address_or_a_card_is_renamed(number: str) -> Non
     ],
 )  # fmt: skip
 def test_the_number_of_a_person_is_in_no_name(name: str, role: str, number: str) -> None:
-    assert number not in Scrubber().name(name.format(number), role)
+    assert number not in Scrubber().scrub_name(name.format(number), role)
 
 
 def test_names_of_one_loop_stay_names_of_one_loop() -> None:
     """They differ in the number at their end, by which the analysis takes them together."""
     scrubber = Scrubber()
     names = [f"{work} of ann {i}" for work in ("pack", "unpack") for i in range(3)]
-    aliases = [scrubber.name(name, RANGE) for name in names]
+    aliases = [scrubber.scrub_name(name, RANGE) for name in names]
     assert aliases == ["alias b 0", "alias b 1", "alias b 2", "alias c 0", "alias c 1", "alias c 2"]
     assert len(set(map(normalize_name, aliases))) == len(set(map(normalize_name, names))) == 2
     assert scrubber.renamed == [Renaming("pack of ann 0", "alias b"), Renaming("unpack of ann 0", "alias c")]
@@ -300,7 +302,7 @@ _PARTS = st.sampled_from(
 )
 def test_names_that_differ_stay_different(names: list[tuple[str, str]]) -> None:
     scrubber = Scrubber()
-    assert len({scrubber.name(name, role) for name, role in names}) == len(names)
+    assert len({scrubber.scrub_name(name, role) for name, role in names}) == len(names)
 
 
 @given(st.one_of(st.text(), st.lists(_PARTS).map("".join)), st.sampled_from(ROLES))
@@ -333,7 +335,7 @@ def test_what_is_shown_is_allowed(text: str, role: str) -> None:
     ],
 )
 def test_the_sentences_of_a_message(text: str, left: str | None) -> None:
-    message = Scrubber().message(text)
+    message = Scrubber().scrub_message(text)
     assert message == (left or text)
     assert is_irrelevant_message(message) is is_irrelevant_message(text)
     for pattern, _ in _NO_CUDA:
@@ -343,7 +345,7 @@ def test_the_sentences_of_a_message(text: str, left: str | None) -> None:
 def test_messages_that_differ_stay_different() -> None:
     """A report says the same message once."""
     scrubber = Scrubber()
-    assert [scrubber.message(text) for text in ("of ann", "of zelda", "of ann")] == ["…", "… (2)", "…"]
+    assert [scrubber.scrub_message(text) for text in ("of ann", "of zelda", "of ann")] == ["…", "… (2)", "…"]
 
 
 @pytest.mark.parametrize(
@@ -366,12 +368,12 @@ def test_messages_that_differ_stay_different() -> None:
     ],
 )
 def test_the_words_of_a_machine(text: str, readable: str | None) -> None:
-    assert Scrubber().machine(text) == (readable or text)
+    assert Scrubber().scrub_property(text) == (readable or text)
 
 
 def test_every_gpu_whose_peaks_are_known_stays() -> None:
     names = [f"{maker}{peaks.name}" for peaks in PEAKS for maker in ("", "NVIDIA ")]
-    assert [Scrubber().machine(name) for name in names] == names
+    assert [Scrubber().scrub_property(name) for name in names] == names
 
 
 @pytest.mark.parametrize(

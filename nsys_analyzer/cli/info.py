@@ -72,12 +72,13 @@ def _versions(trace: Trace) -> Iterator[str]:
         if gpu.is_cpu:
             yield "no GPU: PyTorch's operators stand for kernels"
             continue
-        yield f"GPU {gpu.gpu_id}: {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {gpu.sm_count} {metadata.units}"
+        multiprocessors = f"{gpu.sm_count} {metadata.multiprocessors}"
+        yield f"GPU {gpu.gpu_id}: {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {multiprocessors}"
 
 
 def _tables(reader: Reader) -> Iterator[str]:
     unread = reader.unread_tables()
-    for name, rows in reader.counts(sorted(n for n in reader.columns_of if not n.startswith("ENUM_"))).items():
+    for name, rows in reader.count_rows(sorted(n for n in reader.columns_of if not n.startswith("ENUM_"))).items():
         if rows:
             yield f"{name}: {rows:,}{' (not read)' if name in unread else ''}"
 

@@ -1,6 +1,6 @@
 """The report as data: sections of paragraphs, tables and figures, independent of any output format.
 
-A ``str`` is plain text. ``Words`` is either a ``str`` or a ``Text`` with code, emphasis or links.
+A ``str`` is plain text. ``StrOrText`` is either a ``str`` or a ``Text`` with code, emphasis or links.
 """
 
 from __future__ import annotations

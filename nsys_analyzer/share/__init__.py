@@ -183,19 +183,20 @@ def _scrubbed(table: Table, frame: Frame, kept: Ints, roles_of: Mapping[int, set
         texts = frame[column.name].take(arrow_integers(kept)).to_pylist()
         if table == schema.STRINGS:
             texts = [
-                scrubber.name(text, *roles_of[i]) for i, text in zip(frame["id"][kept].tolist(), texts, strict=True)
+                scrubber.scrub_name(text, *roles_of[i])
+                for i, text in zip(frame["id"][kept].tolist(), texts, strict=True)
             ]
         elif table == schema.NVTX:
-            texts = [scrubber.name(text, RANGE) for text in texts]
+            texts = [scrubber.scrub_name(text, RANGE) for text in texts]
         elif table == schema.DIAGNOSTICS:
-            texts = [scrubber.message(text) for text in texts]
+            texts = [scrubber.scrub_message(text) for text in texts]
         elif table.key not in _PROPERTIES:
-            texts = [scrubber.machine(text) for text in texts]
+            texts = [scrubber.scrub_property(text) for text in texts]
         elif column.name == "value":
             names = frame["name"].take(arrow_integers(kept)).to_pylist()
             # The times of the copy mean nothing without the shift, and tell it anyway.
             texts = [
-                text if name == schema.TIME_SHIFT else scrubber.machine(text)
+                text if name == schema.TIME_SHIFT else scrubber.scrub_property(text)
                 for name, text in zip(names, texts, strict=True)
             ]
         if column.name in table.required or any(texts):

@@ -237,7 +237,7 @@ class Scrubber:
         self._used: dict[str, str] = {}
         self.renamed: list[Renaming] = []
 
-    def name(self, text: str, *roles: str) -> str:
+    def scrub_name(self, text: str, *roles: str) -> str:
         """Returns a name of some roles, or its alias."""
         numbers = re.search(_ANNOTATION, text)
         head = text[: numbers.start()] if numbers and _NUMBERS.fullmatch(text, numbers.start()) else text
@@ -248,7 +248,7 @@ class Scrubber:
             self._shown[key] = self._distinct(head, head if stays else self._alias(head))
         return self._shown[key] + _LONG_NUMBER.sub("0", text[len(head) :])
 
-    def message(self, text: str) -> str:
+    def scrub_message(self, text: str) -> str:
         """Returns a message of the profiler: those sentences that profilers are known to write."""
         sentences = [match[0] for match in _SENTENCE.finditer(text)]
         if sentences and not _SENTENCE.sub("", text).strip(" .\t\n"):
@@ -256,7 +256,7 @@ class Scrubber:
         shown = f"{'. '.join(sentences)} {REMOVED_MARK}{' about sampling' * is_irrelevant_message(text)}".strip()
         return self._distinct(text, shown)  # the same message twice is said once
 
-    def machine(self, text: str) -> str:
+    def scrub_property(self, text: str) -> str:
         """Returns a property of the machine or the recording: names of products, and versions."""
         if find_peaks(text):
             return text

@@ -49,10 +49,16 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 @dataclass(frozen=True)
 class Job:
-    """A command to run, the variables that it gets beside those of this process, and its time limit, None for none.
+    """A command to run.
 
-    One that ``runs_on``, as a server does, ends well by a signal: of its profiler's, on an interrupt, or when its time
-    is up. It starts in ``folder``, None for that of this process. If it ``ends_all``, all that it started ends with it.
+    Attributes:
+        command: the program and its arguments.
+        environment: variables that are added to those of this process.
+        timeout_s: time limit in seconds; None for no limit.
+        runs_on: whether it runs until it is stopped, as a server does. It then succeeds if a signal ends it: from its
+            profiler, on an interrupt, or at the time limit.
+        folder: working folder; None for that of this process.
+        ends_descendants: whether every process that it started ends with it.
     """
 
     command: Sequence[str]
@@ -60,7 +66,7 @@ class Job:
     timeout_s: float | None = None
     runs_on: bool = False
     folder: Path | None = None
-    ends_all: bool = False
+    ends_descendants: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
         start = output.tell()
         variables = {**os.environ, **job.environment}
         options = {"stdout": output, "stderr": output, "env": variables, "cwd": job.folder}
-        with _started(job.command, ends_all=job.ends_all, **options) as process:
+        with _started(job.command, ends_descendants=job.ends_descendants, **options) as process:
             deadline = time.monotonic() + limit_s
             try:
                 while process.poll() is None:
@@ -139,10 +145,10 @@ def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subp
 
 @contextmanager
 def _started(
-    command: Sequence[str | Path], *, ends_all: bool = False, **options: Any
+    command: Sequence[str | Path], *, ends_descendants: bool = False, **options: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a program below a supervisor, for the block; an error in there, as an interrupt is one, ends all of it."""
-    supervised = [sys.executable, __file__, str(os.getpid()), "all" if ends_all else "first", *command]
+    supervised = [sys.executable, __file__, str(os.getpid()), "all" if ends_descendants else "first", *command]
     with subprocess.Popen(supervised, stdin=subprocess.DEVNULL, start_new_session=True, **options) as process:
         try:
             yield process

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 OPERATION_KINDS = ("kernel", "memcpy", "memset", "graph")
 KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
 
-#: The kinds of copy, in the order of ``Operations.copy``'s codes: which way, and whether the host's memory is pageable.
+#: The kinds of copy, in the order of ``Operations.copy``'s codes: the direction, and whether host memory is pageable.
 COPY_KINDS = (
     "other", "pageable to device", "pinned to device", "device to pageable", "device to pinned", "on the device",
     "to the device", "to the host", "other",
 )  # fmt: skip
 OTHER_COPY, PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE, DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, ON_DEVICE = range(6)
 TO_DEVICE, TO_HOST, BETWEEN_DEVICES = 6, 7, 8
-#: The copies from the host and those to it, whatever its memory.
+#: The copies from the host and to the host, for every kind of host memory.
 FROM_HOST = (PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE, TO_DEVICE)
 INTO_HOST = (DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, TO_HOST)
 
 OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE, FREE, SYNCHRONIZE, COPY, FILL, LAUNCH_GRAPH = range(10)
-#: What an API call does, by the starts of its name.
+#: The prefixes of the API functions' names, by what the functions do.
 CALL_PREFIXES = {
     LAUNCH: (
         "cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel",
@@ -56,35 +56,36 @@ CALL_PREFIXES = {
     LAUNCH_GRAPH: ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch"),
 }  # fmt: skip
 
-#: How a kernel is called whose name the file does not hold, with its string ID behind it: no symbol reads like this.
+#: The name of a kernel whose real name is not in the file. Its string ID follows. No symbol can have this name.
 UNNAMED_KERNEL = "unknown kernel"
 
-_LONGEST = 120  # letters of a name in a sentence
+_MAX_QUOTED_CHARACTERS = 120
 
-#: The fields of columns that are no arrays: they belong to all rows.
-_SHARED = ("names",)
+#: The fields of columns that are not arrays: all rows share them.
+_SHARED_FIELDS = ("names",)
 
+#: Keeps the process of a global thread ID: the low 24 bits are the thread's.
 PROCESS_MASK = ~0xFFFFFF
 
 
 def process_of(thread: Ints) -> Ints:
-    """Returns the global process ID of global thread IDs: the low 24 bits are the thread's."""
+    """Returns the global process ID of each global thread ID."""
     return thread & PROCESS_MASK
 
 
 def pid_of(process: Any) -> Any:
-    """Returns the operating system's process ID inside global process IDs (bits 24 to 47), of an int or an array."""
+    """Returns the operating system's process ID, which is bits 24 to 47 of a global process ID (int or array)."""
     return (process >> 24) & 0xFFFFFF
 
 
 def quote_name(name: str) -> StrOrText:
-    """Returns the name of a kernel or a range in a sentence, the start of a long one."""
-    return code(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…")
+    """Returns the name of a kernel or a range for use in a sentence; a long name is cut."""
+    return code(name if len(name) <= _MAX_QUOTED_CHARACTERS else f"{name[:_MAX_QUOTED_CHARACTERS]}…")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Arrays of one length, an entry each for every row, and what they share: the texts that codes stand for."""
+    """The columns of a table: arrays with one entry per row, and the texts that the codes in them stand for."""
 
     start: Ints
 
@@ -92,11 +93,11 @@ class Columns:
         return len(self.start)
 
     def columns(self) -> dict[str, Any]:
-        """Returns the arrays, by the names of the fields."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _SHARED}
+        """Returns the arrays by field name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _SHARED_FIELDS}
 
     def select(self, mask: Any) -> Self:
-        """Returns the rows that a boolean mask, a slice or an index array picks; itself, without a copy, for all."""
+        """Returns the rows that a boolean mask, a slice or an index array selects; no copy if the mask selects all."""
         if getattr(mask, "dtype", None) == np.bool_ and mask.all():
             return self
         return replace(self, **{key: array[mask] for key, array in self.columns().items()})
@@ -104,19 +105,20 @@ class Columns:
 
 @dataclass(frozen=True)
 class Operations(Columns):
-    """GPU operations, kernels first in the file's order.
+    """GPU operations, grouped by kind with kernels first, each kind in the file's order.
 
     Attributes:
-        kind: code into ``KINDS``.
+        kind: code into ``OPERATION_KINDS``.
         start, end: ns.
-        context: that of CUDA, 0 where the file does not say; it numbers streams by itself.
-        correlation: unique within a process.
+        context: CUDA context ID, 0 if the file does not tell it; stream IDs are unique only within a context.
+        correlation: correlation ID, unique within a process.
         process: global process ID.
         name: code into ``names``; -1 for an operation that is not a kernel.
-        graph_node: 0 outside graph replays.
-        size: thread blocks of a kernel, bytes of a copy or a fill; 0 where the file does not say.
-        copy: code into ``COPIES``, 0 for an operation that is no copy.
-        continues: 1 for what goes on with an earlier row, as an operator on the CPU does between those that it calls.
+        graph_node: CUDA graph node ID; 0 outside graph replays.
+        size: thread blocks of a kernel, bytes of a copy or a memset; 0 if the file does not tell it.
+        copy: code into ``COPY_KINDS``; 0 for an operation that is not a copy.
+        continues: 1 for a later part of an operation. Only operators on the CPU have several parts: they are
+            interrupted by the operators that they call.
     """
 
     kind: Codes
@@ -136,29 +138,29 @@ class Operations(Columns):
 
     @property
     def kernels(self) -> slice:
-        """The kernels: they come first."""
+        """The positions of the kernels, which come first."""
         return self.of_kind(KERNEL)
 
     def of_kind(self, kind: int) -> slice:
-        """Returns the operations of a kind: the kinds lie one behind the other."""
-        bounds = np.array([kind, kind + 1], self.kind.dtype)  # of another type numpy copies all kinds
+        """Returns the positions of the operations of a kind, which are contiguous."""
+        bounds = np.array([kind, kind + 1], self.kind.dtype)  # with another dtype, numpy would copy the whole column
         first, last = np.searchsorted(self.kind, bounds).tolist()
         return slice(first, last)
 
-    def called(self, index: int) -> StrOrText:
-        """Returns an operation in words: the kernel's name, or its kind."""
+    def describe(self, index: int) -> StrOrText:
+        """Returns an operation in words: the kernel's name, or the kind of another operation."""
         return quote_name(self.names[self.name[index]]) if self.name[index] >= 0 else OPERATION_KINDS[self.kind[index]]
 
 
 @dataclass(frozen=True)
 class Launches(Columns):
-    """API calls, those that only ask for something left out.
+    """API calls, without those that only query something.
 
     Attributes:
-        start, end: ns; the end is the start where the file has none that can be true.
+        start, end: ns; the end equals the start if the file has no valid end.
         thread: global thread ID.
-        correlation: unique within a process.
-        call: what the call does, a key of ``CALLS`` or 0.
+        correlation: correlation ID, unique within a process.
+        call: what the call does: a key of ``CALL_PREFIXES``, or 0.
         name: code into ``names``.
     """
 
@@ -173,7 +175,13 @@ class Launches(Columns):
 
 @dataclass(frozen=True)
 class Ranges(Columns):
-    """NVTX ranges: start, end in ns (meaningless in ``Trace.open_ranges``), global thread ID, code into ``names``."""
+    """NVTX ranges.
+
+    Attributes:
+        start, end: ns; the end has no meaning in ``Trace.open_ranges``.
+        thread: global thread ID.
+        name: code into ``names``.
+    """
 
     start: Ints
     end: Ints
@@ -184,29 +192,34 @@ class Ranges(Columns):
 
 @dataclass(frozen=True)
 class Operators(Ranges):
-    """PyTorch's operators, autograd's own among them: ranges with what the profiler says of each.
+    """PyTorch's operators, including autograd's nodes: ranges with their autograd sequence numbers.
 
-    Autograd counts the nodes of its graph, for each thread by itself; the count is never set back. It is carried by
+    Autograd counts the nodes of its graph, separately for each thread, and never resets the count. Two kinds of
+    operator carry a sequence number:
 
-    - an operator called with gradients on: the count at its start. The node that it makes gets this number, and what
-      starts behind it a larger one. One that leaves this to an operator inside it, or makes none, passes the number on:
-      ``aten::linear`` 26, in it ``aten::t`` 26, which made node 26, and ``aten::addmm`` 27. In backward, too, where a
-      checkpoint runs its forward again, or with ``create_graph``.
-    - a node of backward: its own number, ``AddmmBackward0`` 27. PyTorch's profiler writes it for what the engine opens
-      around it, too (``autograd::engine::evaluate_function: AddmmBackward0``); NVTX ranges have it on the node alone.
+    - An operator that is called with gradients enabled carries the count at its start. The node that it creates gets
+      this number, and operators that start later carry a larger one. If the node is created by an inner operator, or
+      if there is none, the inner operator carries the same number: ``aten::linear`` 26 contains ``aten::t`` 26, which
+      creates node 26, and ``aten::addmm`` 27. This also happens in the backward pass when a checkpoint runs its
+      forward pass again, and with ``create_graph``.
+    - A node of the backward pass carries its own number: ``AddmmBackward0`` 27. PyTorch's profiler also writes it for
+      the engine's range around the node (``autograd::engine::evaluate_function: AddmmBackward0``). NVTX ranges only
+      have it on the node.
 
-    No other operator has one: none below autograd, none that a node calls without ``create_graph``, and no
-    ``AccumulateGrad``. So node n was made by the operator that started last, of those on the thread that made the node
-    which started before it runs, are no nodes, and carry at most n. It carries n itself, but where one operator makes
-    several nodes: ``copy_`` 29 into a slice makes ``CopyBackwards`` 29 and ``CopySlices`` 30.
+    No other operator has a number: not those below autograd, not those that a node calls without ``create_graph``, and
+    not ``AccumulateGrad``. So the creator of node n is found among the operators on the creating thread that are not
+    nodes, start before the node runs, and carry at most n: it is the one that starts last. It normally carries n
+    itself. The exception is an operator that creates several nodes: ``copy_`` 29 into a slice creates
+    ``CopyBackwards`` 29 and ``CopySlices`` 30.
 
-    The thread that made a node is mostly the one that runs the steps. What autograd's threads ran with gradients on
-    (above) made nodes of theirs, whose numbers occur on the other thread, too: ``forward_thread`` tells the two apart.
+    A node is usually created on the thread that runs the steps. Autograd's threads create nodes of their own when they
+    run operators with gradients enabled. Their numbers also occur on the other thread, and ``forward_thread`` tells the
+    two apart.
 
     Attributes:
-        sequence: the number; -1 for none.
-        forward_thread: of a node, the thread that made it, as PyTorch counts threads from 1 in the order in which they
-            first ran an operator; 0 for what is no node, and for all in NVTX ranges, which do not say it.
+        sequence: the sequence number; -1 for none.
+        forward_thread: the thread that created a node. PyTorch counts threads from 1 in the order in which they first
+            run an operator. 0 for operators that are not nodes, and for NVTX ranges, which do not tell the thread.
     """
 
     sequence: Ints
@@ -215,7 +228,14 @@ class Operators(Ranges):
 
 @dataclass(frozen=True)
 class GraphNodes:
-    """CUDA graph nodes as they were created: time in ns, thread, node ID and the node it was instantiated from."""
+    """CUDA graph nodes as they were created.
+
+    Attributes:
+        start: time of creation, ns.
+        thread: global thread ID that created the node.
+        node: CUDA graph node ID.
+        original: ID of the captured node that this one was instantiated from, or 0.
+    """
 
     start: Ints
     thread: Ints
@@ -225,13 +245,13 @@ class GraphNodes:
 
 @dataclass(frozen=True)
 class MemoryUses(Columns):
-    """Device memory as it was allocated and freed, in the file's order.
+    """Allocations and releases of device memory, in the file's order.
 
     Attributes:
-        start: ns; that of the session for what was there before the capture range.
+        start: ns; the start of the session for memory that was allocated before the capture range.
         process: global process ID.
-        bytes: below zero where it was freed.
-        alive: bytes in use in its pool afterwards, -1 without a pool.
+        bytes: allocated bytes; negative for a release.
+        alive: bytes in use in the memory pool afterwards; -1 without a pool.
     """
 
     start: Ints

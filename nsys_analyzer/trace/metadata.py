@@ -150,7 +150,7 @@ class Metadata:
     unread_tables: tuple[str, ...] = ()
 
     @property
-    def units(self) -> str:
+    def multiprocessors(self) -> str:
         """The name of the devices' multiprocessors: SMs, an AMD GPU's compute units (CUs)."""
         return _UNITS.get(self.platform, "units")
 

@@ -53,7 +53,7 @@ class Reader(ABC):
     columns_of: Mapping[str, tuple[str, ...]]
 
     @abstractmethod
-    def counts(self, tables: Sequence[str]) -> dict[str, int]:
+    def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
         """Returns rows of some tables, by their names in the export."""
 
     @abstractmethod
@@ -167,7 +167,7 @@ class SqliteReader(Reader):
         self.columns_of = {table: tuple(names) for table, names in columns.items()}
         self._check_signature("a SQLite file", f"To make one, {_NOT_SQLITE}")
 
-    def counts(self, tables: Sequence[str]) -> dict[str, int]:
+    def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
         """Returns rows of some tables, by their names in the file."""
         return {name: self.rows(f"SELECT count(*) FROM {quote_identifier(name)}")[0][0] for name in tables}
 
@@ -286,7 +286,7 @@ class ArrowReader(Reader):
         self.columns_of = columns
         self._check_signature("a folder", _EXPORT_AGAIN)
 
-    def counts(self, tables: Sequence[str]) -> dict[str, int]:
+    def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
         """Returns the rows of some tables, by their names."""
         return {name: self._rows[name] for name in tables}
 

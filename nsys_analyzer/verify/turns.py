@@ -110,7 +110,7 @@ def _job(program: Program, place: Path, folder: Path) -> dict[str, Any]:
 
 def _run(jobs: Sequence[dict[str, Any]], folder: Path, timeout_s: float | None) -> JobResult:
     command = [sys.executable, "-m", "nsys_analyzer.verify.side_by_side", json.dumps(jobs)]
-    return run_job(Job(command, timeout_s=timeout_s, ends_all=True), folder / LOG)
+    return run_job(Job(command, timeout_s=timeout_s, ends_descendants=True), folder / LOG)
 
 
 def _measured(program: Program, place: Path, folder: Path) -> TimedProcess:

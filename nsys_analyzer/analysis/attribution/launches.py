@@ -160,7 +160,7 @@ def leave_out_contradictions(trace: Trace) -> tuple[Trace, SmallInts, Ints, Ints
     """
     operations = trace.operations
     launch = match_launches(operations, trace.launches)
-    unmeasured = match_launches(trace.untimed, trace.launches) if trace.untimed else launch[:0]
+    unmeasured = match_launches(trace.untimed_operations, trace.launches) if trace.untimed_operations else launch[:0]
     wait = measure_launch_waits(operations.start, trace.launches.start, launch)
     clock_offset = _estimate_clock_offsets(operations, launch, wait)
     wait -= clock_offset
@@ -235,7 +235,7 @@ def _end_at_next_start(trace: Trace, launch: SmallInts) -> Trace:
     ends, wrong = operations.end.copy(), np.zeros(count, np.bool_)
     ends[order[late]], wrong[order[late]] = next_start[late], True
     rows = _count_left_out(operations, "an end after the next start on their stream", wrong)
-    left_out = (*trace.left_out, *(replace(row, cut=True) for row in rows))
+    left_out = (*trace.left_out, *(replace(row, is_shortened=True) for row in rows))
     return replace(trace, operations=replace(operations, end=ends), left_out=left_out)
 
 
@@ -252,7 +252,7 @@ def _leave_out_wrong_ends_of_calls(trace: Trace) -> Trace:
         return trace
     ends = np.where(is_wrong, calls.start, calls.end)
     rows = describe_excluded_rows(
-        timed_calls(calls, calls.end), "an end after many later calls", is_wrong, starts_count=True
+        timed_calls(calls, calls.end), "an end after many later calls", is_wrong, only_end_excluded=True
     )
     return replace(trace, launches=replace(calls, end=ends), left_out=(*trace.left_out, *rows))
 
@@ -261,6 +261,6 @@ def _count_left_out(operations: Operations, why: str, wrong: Bools) -> list[Excl
     """Returns an account of the operations that are left out, by table and process."""
     left_out: list[ExcludedRows] = []
     for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
-        rows = TimedRows(table, operations.start, operations.end, operations.process, operations.called)
+        rows = TimedRows(table, operations.start, operations.end, operations.process, operations.describe)
         left_out += describe_excluded_rows(rows, why, wrong & (operations.kind == kind))
     return left_out

@@ -302,7 +302,7 @@ class AttributedTrace:
         """The ranges with launches whose kernel is missing or impossible, or with operations whose API call is."""
         lacking = self.trace.launches.select(np.concatenate([self.lost_launches, self.unmeasured]))
         lacks = has_moments(process_of(lacking.thread), lacking.start, process, picked.start, picked.end)
-        if any(one.table in schema.RUNTIME.aliases and not one.starts_count for one in self.trace.left_out):
+        if any(one.table in schema.RUNTIME.aliases and not one.only_end_excluded for one in self.trace.left_out):
             unlaunched = self.trace.operations.select(self.attribution.launch == NONE)
             lacks |= has_moments(unlaunched.process, unlaunched.start, process, picked.start, picked.end)
         return lacks
@@ -433,7 +433,7 @@ class AttributedTrace:
 
         Ranges that are pushed and popped lie inside each other, so a pop is missing, or it came from elsewhere.
         """
-        ranges, free = self.trace.ranges, {*self.trace.started, *self.roles.inferred}
+        ranges, free = self.trace.ranges, {*self.trace.start_end_names, *self.roles.inferred}
         pushed = self.roles.is_phase_or_step & mask_by_name(ranges, lambda name: name not in free)
         lines, first = make_timeline(ranges, pushed & (process_of(ranges.thread) == process), latest=True)
         second = np.append(first, NONE)[lines.open_at(ranges.thread[first], ranges.end[first] - 1)]

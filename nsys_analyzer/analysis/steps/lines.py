@@ -217,8 +217,10 @@ def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[
 
 def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:
     """The samples in stretches that do not overlap: which sample, in which stretch, and the time that it counts for."""
-    sample, stretch, low, high = find_overlaps(start, end, np.minimum(stacks.asked, stacks.taken - 1), stacks.taken)
-    return sample, stretch, (high - low + stacks.period_ns * (high == stacks.taken[sample])).astype(np.float64)
+    sample, stretch, low, high = find_overlaps(
+        start, end, np.minimum(stacks.requested, stacks.sampled - 1), stacks.sampled
+    )
+    return sample, stretch, (high - low + stacks.period_ns * (high == stacks.sampled[sample])).astype(np.float64)
 
 
 def _source(frame: StackFrame, stacks: Stacks) -> Iterator[str]:

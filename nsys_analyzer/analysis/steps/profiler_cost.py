@@ -85,7 +85,7 @@ _NO_COST = re.compile(f"(?i)command buffer full|compil|loading|buffer flush|{REC
 
 def noted_costs(trace: Trace, process: int, threads: Ints) -> Cover:
     """Returns when the profiler held some threads of a process up, by its own account."""
-    noted = trace.noted.select(~mask_by_name(trace.noted, lambda name: bool(_NO_COST.search(name))))
+    noted = trace.profiler_events.select(~mask_by_name(trace.profiler_events, lambda name: bool(_NO_COST.search(name))))
     noted = noted.select(np.isin(noted.thread, [process, *threads]))
     noted = noted.select(np.argsort(noted.start, kind="stable"))
     return Cover.from_intervals(noted.start, noted.end)
@@ -104,7 +104,7 @@ def recorded_ranges(trace: Trace) -> Ranges:
 
 def slowness(trace: Trace) -> float:
     """How much longer than where the costs were measured the recording of an API call takes, by that of a launch."""
-    slower = trace.launch_ns / NS_PER_US / _LAUNCH_US if trace.launch_ns else 1.0
+    slower = trace.median_launch_ns / NS_PER_US / _LAUNCH_US if trace.median_launch_ns else 1.0
     return min(max(slower, 1.0), _SLOWEST)
 
 

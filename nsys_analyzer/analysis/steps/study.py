@@ -384,7 +384,7 @@ def study_steps(work: ProcessWork, steps: Steps, device: int, windows: Windows |
         attributed.find_attention_parts(mine),
         end - begin, exposed[mine],
         calls.call, calls.name, calls.names,
-        tuple(attributed.trace.callers.get((work.process, one), "") for one in calls.correlation.tolist()),
+        tuple(attributed.trace.torch_callers.get((work.process, one), "") for one in calls.correlation.tolist()),
         work.ranges_at(calls.start), pause_range,
         spans[(spans[:, 1] < spans[:, 2]) | (spans[:, 3] < spans[:, 4])],
         np.where(idle >= PAUSE_NS, loading_ns, 0), unrecorded_ns,

@@ -251,10 +251,10 @@ class _Recorder:
         sampled = self.attributed.trace.stacks.get(self.process)
         if sampled is None:
             return
-        samples = np.flatnonzero((sampled.taken > self.start) & (sampled.asked < self.end))
-        samples = samples[np.argsort(sampled.asked[samples], kind="stable")]
-        start = sampled.asked[samples]
-        end = np.minimum(np.append(start[1:], self.end), sampled.taken[samples] + sampled.period_ns)
+        samples = np.flatnonzero((sampled.sampled > self.start) & (sampled.requested < self.end))
+        samples = samples[np.argsort(sampled.requested[samples], kind="stable")]
+        start = sampled.requested[samples]
+        end = np.minimum(np.append(start[1:], self.end), sampled.sampled[samples] + sampled.period_ns)
         boxes: list[tuple[int, int, str]] = []
         lasting: list[tuple[int, int, str]] = []
         for begin, finish, stack in zip(start.tolist(), end.tolist(), sampled.stack[samples].tolist(), strict=True):

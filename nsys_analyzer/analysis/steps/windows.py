@@ -300,7 +300,9 @@ class _Work:
     def whole(self) -> Windows:
         """All work as one pass: as long as the process was recorded, but without the warm-up ranges before its work."""
         trace = self.attributed.trace
-        span = trace.noted.select(mask_by_name(trace.noted, lambda name: name.startswith(RECORDING_RANGE)))
+        span = trace.profiler_events.select(
+            mask_by_name(trace.profiler_events, lambda name: name.startswith(RECORDING_RANGE))
+        )
         columns = (trace.ranges, trace.launches, trace.operators, span)
         recorded = [rows.select(process_of(rows.thread) == self.process) for rows in columns]
         first, last = self.bounds

@@ -67,7 +67,7 @@ class _Checks:
 
     def missing(self) -> Iterator[StrOrText]:
         """Yields what the trace lacks: a current export, tables, events; if it has no kernel, the reason for that."""
-        if old := self.trace.old_export:
+        if old := self.trace.stale_export:
             yield phrase(
                 "`{}` is older than `{}`, and there is no nsys here to export it again: the figures are those of the "
                 "older file, which may be of an earlier recording.", old, self.trace.path.name,
@@ -109,9 +109,9 @@ class _Checks:
             if self.process == (one.process if one.process in entries else entries[0]):
                 of = "" if one.process == self.process else f" of process {pid_of(one.process)}"
                 rows = f"{one.rows:,} {plural(one.rows, 'row')} of {one.table}{of}"
-                how = "Counted without a duration" if one.starts_count else "Left out of every figure"
-                how = "Counted until that start" if one.cut else how
-                yield phrase("{}: {} with {}, such as {}.", how, rows, one.why, one.example)
+                how = "Counted without a duration" if one.only_end_excluded else "Left out of every figure"
+                how = "Counted until that start" if one.is_shortened else how
+                yield phrase("{}: {} with {}, such as {}.", how, rows, one.reason, one.example)
         partial = sum(phase.incomplete_instances for phase in self.summary.phases)
         if partial:
             instances = f"{partial} {plural(partial, 'instance')} of phases"
