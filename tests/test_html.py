@@ -36,8 +36,7 @@ from nsys_analyzer.report.model import (
     unfold,
 )
 from nsys_analyzer.report.renderers import html
-from nsys_analyzer.report.renderers.html.blocks import Blocks
-from nsys_analyzer.report.renderers.html.inline import inline
+from nsys_analyzer.report.renderers.html.blocks import BlockRenderer, inline
 from nsys_analyzer.report.renderers.markdown import render_block
 from nsys_analyzer.text import code, phrase, visible
 from tests.support.hostile import TEXTS, WORST
@@ -199,10 +198,10 @@ def test_ranks_stand_above_each_other_on_one_clock(late_rank: Report) -> None:
 
 def test_findings_lead_to_the_timeline_where_there_is_one(train: Report) -> None:
     place = TimelineLink(Place("idle", "launch"), "a <b>")
-    button = Blocks({}, {}, {"a <b>"}).render(place)
-    assert 'data-kind="idle" data-name="launch" data-seen="a &lt;b&gt;"' in button
-    assert Blocks({}, {}, {"another"}).render(place) == ""
-    seen = [known for tag, known in Page(html.render(train, {})).tags if tag == "button" and "data-seen" in known]
+    button = BlockRenderer({}, {}, {"a <b>"}).render(place)
+    assert 'data-kind="idle" data-name="launch" data-view="a &lt;b&gt;"' in button
+    assert BlockRenderer({}, {}, {"another"}).render(place) == ""
+    seen = [known for tag, known in Page(html.render(train, {})).tags if tag == "button" and "data-view" in known]
     findings = train.captures[0].diagnosis
     assert findings is not None
     expected = [(one.place.kind, one.place.name) for one in findings.findings if one.place]
@@ -212,7 +211,7 @@ def test_findings_lead_to_the_timeline_where_there_is_one(train: Report) -> None
 
 def test_a_short_name_unfolds_to_the_full_one() -> None:
     table = Table((Column("kernel", "code"), Column("ms", "ms")), (("gemm <a>", 1.5), ("other", None)))
-    text = Blocks({}, {"gemm <a>": "void gemm<a>(int)"}).render(table)
+    text = BlockRenderer({}, {"gemm <a>": "void gemm<a>(int)"}).render(table)
     assert '<details class="name"><summary><code>gemm &lt;a&gt;</code></summary>' in text
     assert "<code>void gemm&lt;a&gt;(int)</code>" in text
     assert '<td class="number" data-value="1.5">1.500</td>' in text
@@ -221,19 +220,19 @@ def test_a_short_name_unfolds_to_the_full_one() -> None:
 
 def test_cells_are_sorted_by_their_figures() -> None:
     table = Table((Column("change", "ms"),), ((SignedChange(-2.5, -3.0, -2.0),), (1250,)))
-    text = Blocks({}, {}).render(table)
+    text = BlockRenderer({}, {}).render(table)
     assert re.findall(r'data-value="([^"]*)"', text) == ["-2.5", "1250"]
 
 
 def test_a_share_is_drawn_and_not_read() -> None:
-    text = Blocks({}, {}).render(Table((Column("a"), Column("", "bar")), (("x", 0.25),)))
+    text = BlockRenderer({}, {}).render(Table((Column("a"), Column("", "bar")), (("x", 0.25),)))
     assert '<td><div class="share" style="width:25.0%" aria-hidden="true"></div></td>' in text
     assert text.count("<th ") == 1  # a heading without words is none
     assert "\N{DARK SHADE}" not in text
 
 
 def test_what_is_folded_and_empty_is_left_out() -> None:
-    assert Blocks({}, {}).render(Details("Figures", (Bars("no drawing", "b", (), (), "ms"),))) == ""
+    assert BlockRenderer({}, {}).render(Details("Figures", (Bars("no drawing", "b", (), (), "ms"),))) == ""
 
 
 @given(TEXTS.map("x{}".format))

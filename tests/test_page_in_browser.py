@@ -709,7 +709,7 @@ def test_paper_has_what_was_folded_and_no_controls(view: Callable[..., View]) ->
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     assert page.locator("details:not(.name):not([open])").count() == 0
-    assert not any(one.is_visible() for one in page.locator(".controls, nav, .copy, .seen").all())
+    assert not any(one.is_visible() for one in page.locator(".controls, nav, .copy, .timeline-link").all())
     assert page.locator("section h2").first.is_visible()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details:not(.name)[open]").count() == 0

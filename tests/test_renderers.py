@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.report import report
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Report
-from nsys_analyzer.report.renderers import RENDERERS, Format
+from nsys_analyzer.report.renderers import RENDERERS, ReportFormat
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.writing import write_report
 from nsys_analyzer.text import plain
@@ -32,7 +32,7 @@ def test_a_format_is_a_module_and_a_row(tmp_path: Path, monkeypatch: pytest.Monk
     module = ModuleType("plain_text")
     module.render = as_text  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "plain_text", module)
-    monkeypatch.setitem(RENDERERS, "text", Format("plain_text", "report.txt"))
+    monkeypatch.setitem(RENDERERS, "text", ReportFormat("plain_text", "report.txt"))
     trace = Trace.load(two_steps().write(tmp_path / "train.sqlite"))
     built = build_report(Evidence(complete_captures(summarize(trace, "train")), "nsys-analyze report"))
     write_report("text", built, tmp_path / "answers.txt")

@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, StepSummar
 from nsys_analyzer.analysis.steps.windows import StepGroup
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.palette import CLASS_COLORS, PART_COLORS
-from nsys_analyzer.report.renderers.step_bar import LETTERS, cells, draw
+from nsys_analyzer.report.renderers.step_bar import LETTERS, distribute_cells, draw_bars
 from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, MOST_RANKS, bars_of_run, bars_of_step
 
 TIMES = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=20)
@@ -56,14 +56,14 @@ def lines_of(bars: StepBars | None, width: int, *, colored: bool = False, encodi
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     system = "truecolor" if colored else None
     screen = Console(file=file, width=width, force_terminal=colored, color_system=system, no_color=False)  # type: ignore[arg-type]
-    lines = list(draw(bars, screen))
+    lines = list(draw_bars(bars, screen))
     assert all(line.cell_len <= width for line in lines)
     return [line.plain for line in lines]
 
 
 @given(TIMES, st.integers(0, 300))
 def test_the_cells_add_up(values: list[float], width: int) -> None:
-    found, total = cells(values, width), sum(values)
+    found, total = distribute_cells(values, width), sum(values)
     assert sum(found) == (width if total > 0 else 0)
     assert all(one >= 0 for one in found)
     if total <= 0:
@@ -77,12 +77,12 @@ def test_the_cells_add_up(values: list[float], width: int) -> None:
 
 
 def test_the_largest_remainders_are_rounded_up() -> None:
-    assert cells([5.5, 2.4, 2.1], 10) == [6, 2, 2]
+    assert distribute_cells([5.5, 2.4, 2.1], 10) == [6, 2, 2]
     # 2 % of 10 cells is a fifth of one, and it has one: from the part that has most above its due
-    assert cells([97, 2, 1], 10) == [8, 1, 1]
-    assert cells([99.5, 0.5], 10) == [10, 0]
-    assert cells([1, 1, 1], 2) == [1, 1, 0]
-    assert cells([0.0, 0.0], 10) == [0, 0]
+    assert distribute_cells([97, 2, 1], 10) == [8, 1, 1]
+    assert distribute_cells([99.5, 0.5], 10) == [10, 0]
+    assert distribute_cells([1, 1, 1], 2) == [1, 1, 0]
+    assert distribute_cells([0.0, 0.0], 10) == [0, 0]
 
 
 def test_letters_of_parts_differ() -> None:
@@ -125,7 +125,7 @@ def test_a_bar_with_color() -> None:
     bars = bars_of_step(step_of(device_of(0, 40.0, copies=10.0, matmul=50.0)), "train")
     assert bars
     screen = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="truecolor", no_color=False)
-    bar = next(iter(draw(bars, screen)))
+    bar = next(iter(draw_bars(bars, screen)))
     assert bar.plain == f"{' matmul '.center(50)}{'P'.center(10)}{' idle '.center(40, chr(0x2591))}"
     backgrounds = [style.bgcolor for span in bar.spans if (style := screen.get_style(str(span.style))).bgcolor]
     assert backgrounds == [Color.parse(CLASS_COLORS["matmul"]), Color.parse(PART_COLORS["exposed copies"])]
@@ -176,6 +176,6 @@ def test_no_bar_is_wider_than_its_screen(width: int) -> None:
     bars = bars_of_run(run_of(*(rank_of(n, 50.0 + n, 40.0, 92.0) for n in range(3))))
     assert bars
     screen = Console(file=io.StringIO(), width=width)
-    first, second, third, *_ = draw(bars, screen)
+    first, second, third, *_ = draw_bars(bars, screen)
     assert max(first.cell_len, second.cell_len, third.cell_len) <= width
     assert third.cell_len == width  # the longest

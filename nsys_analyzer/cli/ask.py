@@ -45,13 +45,13 @@ def ask(
     """
     from nsys_analyzer.questions.ask import Answers, in_words
     from nsys_analyzer.questions.ask import ask as answer
-    from nsys_analyzer.report.renderers.json_report import in_json, written
+    from nsys_analyzer.report.renderers.json_report import in_json, to_plain_data
     from nsys_analyzer.report.screen import data_stream
 
     read = evidence()
     found = Answers(tuple(answer(read, question) for question in questions))
     if output_format == "json":
-        click.echo(in_json(written(found), indent=None), nl=False, file=data_stream())
+        click.echo(in_json(to_plain_data(found), indent=None), nl=False, file=data_stream())
     else:
         for one in found.answers:
             click.echo(in_words(one))

@@ -33,12 +33,12 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
     """
     from nsys_analyzer.questions.ask import in_words
     from nsys_analyzer.questions.claims import check as checked
-    from nsys_analyzer.report.renderers.json_report import in_json, written
+    from nsys_analyzer.report.renderers.json_report import in_json, to_plain_data
     from nsys_analyzer.report.screen import data_stream
 
     claims = checked(evidence(), text.read())
     if output_format == "json":
-        click.echo(in_json(written(claims), indent=None), nl=False, file=data_stream())
+        click.echo(in_json(to_plain_data(claims), indent=None), nl=False, file=data_stream())
     else:
         explained: set[str] = set()
         for claim in claims.claims:

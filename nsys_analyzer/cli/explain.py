@@ -40,7 +40,7 @@ def explain(
     """
     from nsys_analyzer.questions.ask import brief
     from nsys_analyzer.report.renderers import markdown
-    from nsys_analyzer.report.renderers.json_report import STEPS, captures_data, in_json
+    from nsys_analyzer.report.renderers.json_report import STEP_KEYS, captures_data, in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import EXPLAINING, build_report
@@ -53,7 +53,9 @@ def explain(
     if calibrate:
         gathered = replace(gathered, captures=calibrated(gathered.captures, ledger, tell))
     if output_format == "json":
-        text = brief(gathered, budget) if budget else in_json(captures_data(gathered.captures, gathered.runs, STEPS))
+        text = (
+            brief(gathered, budget) if budget else in_json(captures_data(gathered.captures, gathered.runs, STEP_KEYS))
+        )
         click.echo(text, nl=False, file=data_stream())
         return
     built = build_report(gathered)

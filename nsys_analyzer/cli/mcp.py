@@ -179,7 +179,7 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
     from nsys_analyzer.questions import claims
     from nsys_analyzer.questions.named_figures import FIGURES, unit_of
     from nsys_analyzer.report.model import Report
-    from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
+    from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, to_plain_data
     from nsys_analyzer.report.sections.comparison import answer_comparison
     from nsys_analyzer.report.sections.modules import modules_section
 
@@ -209,7 +209,7 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
         """Returns figures by their names, such as "gpu_busy_ms phase=forward", with the data that each rests on."""
         with read(path) as evidence:
             answers = questions_of.Answers(tuple(questions_of.ask(evidence, question) for question in questions))
-        return in_compact_json(written(answers))
+        return in_compact_json(to_plain_data(answers))
 
     def figures() -> str:
         """Lists the figures that ask knows: the name and its arguments, the unit and the meaning."""
@@ -220,7 +220,7 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
     def check(path: _Paths, text: str) -> str:
         """Tells of each line in the words of ask or of a report whether it is true; it judges no other lines."""
         with read(path) as evidence:
-            return in_compact_json(written(claims.check(evidence, text)))
+            return in_compact_json(to_plain_data(claims.check(evidence, text)))
 
     def kernels(path: str, phase: str = "", kernel_class: str = "", top: int = 10) -> str:
         """Lists the kernels with the most time, of a phase or the whole capture, of one class or all."""
@@ -248,7 +248,7 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
         if question == changes.Question():
             raise refused("Say what is changed: classes, ranges or launches")
         with read(path) as evidence:
-            answers = written(list(changes.answer_all(evidence.captures, question)))
+            answers = to_plain_data(list(changes.answer_all(evidence.captures, question)))
         return in_compact_json({"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": answers})
 
     def capture(program: list[str], output_dir: str, modules: bool = False, timeout_s: float = 1800) -> str:

@@ -40,7 +40,7 @@ def modules(
     from nsys_analyzer.experiments.gather import load_evidence
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
-    from nsys_analyzer.report.renderers.json_report import MODULES, captures_data, in_json
+    from nsys_analyzer.report.renderers.json_report import MODULE_KEYS, captures_data, in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.modules import modules_section
@@ -48,7 +48,7 @@ def modules(
     evidence = load_evidence((trace,), (), command_line(), tell, names, given)
     section = modules_section(evidence.captures, every=every)
     if output_format == "json":
-        data = captures_data(evidence.captures, keys=MODULES)
+        data = captures_data(evidence.captures, keys=MODULE_KEYS)
         for document in data["captures"]:
             document |= {} if document["modules"] else NO_MODULES.data
         click.echo(in_json(data), nl=False, file=data_stream())

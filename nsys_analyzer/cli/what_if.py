@@ -99,7 +99,7 @@ def what_if(
     from nsys_analyzer.analysis import what_if as question
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
-    from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
+    from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, to_plain_data
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.what_if import what_if_section
@@ -109,7 +109,7 @@ def what_if(
         raise click.UsageError("Say what is changed: --class, --range, --launches, --copies, --rank or --network.")
     found = list(question.answer_all(evidence().captures, asked))
     if output_format == "json":
-        data = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": written(found)}
+        data = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": to_plain_data(found)}
         click.echo(in_json(data), nl=False, file=data_stream())
         return
     sections = tuple(map(what_if_section, found))

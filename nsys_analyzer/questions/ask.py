@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
 from nsys_analyzer.questions.named_figures import FIGURES, Case, take, unit_of
-from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, written
+from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, to_plain_data
 from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
@@ -221,4 +221,4 @@ def brief(evidence: Evidence, budget: int) -> str:
 
 
 def _written(answers: list[Answer], count: int) -> str:
-    return in_json(written(Answers(tuple(answers[:count]), len(answers) - count)), indent=None)
+    return in_json(to_plain_data(Answers(tuple(answers[:count]), len(answers) - count)), indent=None)

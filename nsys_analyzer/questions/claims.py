@@ -24,7 +24,7 @@ from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer as Quotable
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Report, StepBars, Table, TimelineLink
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
-from nsys_analyzer.report.renderers.step_bar import legend, letter_of, lines
+from nsys_analyzer.report.renderers.step_bar import bar_lines, legend_entries, part_letter
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.units import format_cell
 from nsys_analyzer.text import StrOrText, plain, spans, visible
@@ -194,8 +194,8 @@ class _ReportIndex:
                     for row in rows:  # text that is copied from a page has the names of a bar's parts in one word
                         drawn = "".join(part for part, ms in zip(parts, row.ms, strict=True) if ms)
                         self._add(drawn, subject, title_id, "heading")
-                    keys = list(legend(block, [sum(row.ms) for row in rows]))
-                    on_a_terminal = " ".join([title, *(f"{letter_of(part)} {key}" for part, key in keys)])
+                    keys = list(legend_entries(block, [sum(row.ms) for row in rows]))
+                    on_a_terminal = " ".join([title, *(f"{part_letter(part)} {key}" for part, key in keys)])
                     # A terminal has the title and the keys in one line, and a page has them apart.
                     for text in (on_a_terminal, title, *(key for _, key in keys), note):
                         self._add(text, subject, title_id)
@@ -312,7 +312,7 @@ class _Reader:
     def _bar(self, line: str) -> _Part | None:
         """Returns a heading for a bar as the report draws it in the width of the line: its legend has the figures."""
         for bars in self._report.bars if len(line) <= _MAX_BAR_WIDTH else ():
-            for _, strokes in zip(bars.rows, lines(bars, len(line)), strict=False):
+            for _, strokes in zip(bars.rows, bar_lines(bars, len(line)), strict=False):
                 if "".join(stroke.text for stroke in strokes).rstrip() == line.rstrip():
                     return _Part(line, "heading")
         return None

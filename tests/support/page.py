@@ -21,7 +21,7 @@ from nsys_analyzer.report.model import (
     Table,
     TimelineLink,
 )
-from nsys_analyzer.report.renderers.step_bar import lines
+from nsys_analyzer.report.renderers.step_bar import bar_lines
 from nsys_analyzer.report.units import ABSENT, format_cell
 from nsys_analyzer.text import Span, StrOrText, Text, plain, spans, visible
 
@@ -92,7 +92,7 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
     elif isinstance(block, Table):
         yield from _table(block)
     elif isinstance(block, StepBars):
-        bars = ("".join(stroke.text for stroke in line).rstrip() for line in lines(block, 96))
+        bars = ("".join(stroke.text for stroke in line).rstrip() for line in bar_lines(block, 96))
         yield ("fence", "", "\n".join(visible(one) for one in bars).rstrip("\n"))
     elif isinstance(block, Details):
         yield ("html_block", "", f"<details><summary>{_as_html(block.title)}</summary>")

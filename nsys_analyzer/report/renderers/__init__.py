@@ -1,4 +1,4 @@
-"""The formats of a report, a module each with ``render``: a new one is a module and a row here."""
+"""The formats of a report. A new format is a module with ``render`` and an entry of ``RENDERERS``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Format:
-    """A format of a report, whose module has ``render(report, figures) -> str``; figures are key to path or drawing.
+class ReportFormat:
+    """A format of a report.
 
     Attributes:
-        file: the name of its file, unless another is given; data is printed.
-        figures: what its figures are drawn as: files beside it, or a part of it; empty where it has none.
+        module: the module with ``render(report, figures) -> str``. ``figures`` maps the key of a figure to its path
+            or drawing.
+        file: the default name of the file. Data is printed by default.
+        figures: whether figures are drawn into files beside the report or inline; empty if it has none.
         has_timeline: whether it shows every moment of the measured steps.
-        is_data: whether programs read it: it is printed letter by letter, and by default.
-        mark: the last line of its files, by which they are known as ours.
+        is_data: whether it is read by programs: it is printed unchanged, and by default.
+        mark: the last line of a file, by which the tool recognizes its own files.
     """
 
     module: str
@@ -32,23 +34,16 @@ class Format:
 
     @property
     def render(self) -> Callable[[Report, Mapping[str, str]], str]:
-        """The module's function; the module is loaded when it is first asked for."""
+        """Returns the function ``render`` of the module, which is imported at the first access."""
         return cast("Callable[[Report, Mapping[str, str]], str]", import_module(self.module).render)
 
 
+_MARK = "<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->"
+
 RENDERERS = {
-    "markdown": Format(
-        "nsys_analyzer.report.renderers.markdown",
-        "report.md",
-        figures="files",
-        mark="<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->",
+    "markdown": ReportFormat("nsys_analyzer.report.renderers.markdown", "report.md", figures="files", mark=_MARK),
+    "html": ReportFormat(
+        "nsys_analyzer.report.renderers.html", "report.html", figures="inline", has_timeline=True, mark=_MARK
     ),
-    "html": Format(
-        "nsys_analyzer.report.renderers.html",
-        "report.html",
-        figures="inline",
-        has_timeline=True,
-        mark="<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->",
-    ),
-    "json": Format("nsys_analyzer.report.renderers.json_report", "report.json", is_data=True),
+    "json": ReportFormat("nsys_analyzer.report.renderers.json_report", "report.json", is_data=True),
 }

@@ -32,7 +32,7 @@ from typing import Any
 from nsys_analyzer.analysis.comparison.comparison import Comparison, Side
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.errors import CannotAnswerError
-from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, written
+from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, to_plain_data
 
 
 def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
         {
             "side": one.side,
             "name": one.run.title,
-            "reasons": written(one.reasons),
+            "reasons": to_plain_data(one.reasons),
         }
         for one in found.unmatched
     ]
@@ -55,7 +55,7 @@ def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
 
 
 def _refused(one: Comparison) -> dict[str, Any]:
-    reasons = written(one.cautions)
+    reasons = to_plain_data(one.cautions)
     error = CannotAnswerError(" ".join(reasons), "nsys-analyze compare BEFORE AFTER --force")
     sides = {"before": _side(one.before), "after": _side(one.after)}
     return {**sides, "reasons": reasons, "other_conditions": one.is_of_other_conditions, **error.data}
@@ -81,7 +81,7 @@ def _comparison(one: Comparison, limit: float) -> dict[str, Any]:
         "verdict": one.verdict(limit),
         "threshold": limit,
         "is_slower": one.is_slower_by(limit),
-        **{key: written(getattr(one, key)) for key in _KEYS},
+        **{key: to_plain_data(getattr(one, key)) for key in _KEYS},
         "findings": None if one.findings is None else findings,
     }
 

@@ -1,4 +1,4 @@
-"""A report as JSON, and what a comparison reads of one: schema version 1."""
+"""Writes a report as JSON of schema version 1, and reads the captures of such a document for a comparison."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 GENERATOR = "nsys-analyze"
-#: What tells a capture from others, and how it ended.
+#: The keys that identify a capture and say how it ended.
 _IDENTITY = ("name", "process", "pid", "rank", "source", "status", "message", "gpu")
-#: Why the steps of captures are as long as they are; their modules.
-STEPS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warnings")
-MODULES = (*_IDENTITY, "modules")
-#: Ranks without a capture that are listed at most: a manifest may claim a million of them.
+#: The keys of documents on the steps and on the modules of captures.
+STEP_KEYS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warnings")
+MODULE_KEYS = (*_IDENTITY, "modules")
+#: The maximum number of listed ranks without a capture: a manifest may claim a million of them.
 _MAX_MISSING_RANKS = 1_000
-#: The generator stands so near to the start of a report's JSON.
-_NEAR = 512
-#: Half a surrogate pair, which stands for a byte that is not UTF-8. The group matches what only resembles it: an
+#: The generator is within this many bytes of the start of a report.
+_GENERATOR_DISTANCE_BYTES = 512
+#: Half a surrogate pair, which stands for a byte that is not valid UTF-8. The group matches text that must be kept: an
 #: escaped backslash, or a complete pair.
-_HALF_PAIR = re.compile(r"(?P<whole>\\\\|\\ud[89ab]..\\ud[c-f]..)|\\ud[89a-f]..")
+_HALF_PAIR = re.compile(r"(?P<kept>\\\\|\\ud[89ab]..\\ud[c-f]..)|\\ud[89a-f]..")
 _GENERATOR = re.compile(rb'"generator":\s*"%b"' % GENERATOR.encode())
 
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
-    """The report as one JSON document, without figures."""
+    """Returns the report as a JSON document, without figures."""
     del figures
     return in_json(report_data(report))
 
@@ -53,11 +53,11 @@ def in_json(data: Any, *, indent: int | None = 1) -> str:
     """Returns a document as JSON; bytes of names that are not valid UTF-8 become U+FFFD, as JSON requires."""
     separators = None if indent else (",", ":")
     text = json.dumps(data, indent=indent, separators=separators, allow_nan=False) + "\n"
-    return _HALF_PAIR.sub(lambda match: match["whole"] or r"\ufffd", text)
+    return _HALF_PAIR.sub(lambda match: match["kept"] or r"\ufffd", text)
 
 
 def report_data(report: Report) -> dict[str, Any]:
-    """A report as plain data; times are those of one instance, shares are fractions."""
+    """Returns a report as plain data: times are means of one instance, shares are fractions."""
     benches = [
         {
             "name": bench.name,
@@ -72,28 +72,32 @@ def report_data(report: Report) -> dict[str, Any]:
 def captures_data(
     captures: Sequence[Summary], runs: Sequence[ParallelRun] = (), keys: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Captures as plain data, whole or with some ``keys`` alone, and the runs of ranks among them.
+    """Returns captures and runs of several ranks as plain data.
 
-    The run with most ranks stands in the document itself.
+    Args:
+        captures: the captures.
+        runs: the runs, the one with the most ranks first. Its keys are those of the document itself.
+        keys: the keys of a capture that are returned; all if it is empty.
     """
-    data = [written(narrowed(capture, Summary)) for capture in captures]
-    chosen = [{key: one[key] for key in keys} for one in data] if keys else data
-    for capture, one in zip(captures, chosen, strict=True):
-        if why := one.get("findings_missing"):
-            hidden = capture.whole is not None and capture.whole.opaque
-            one |= CannotAnswerError(
-                why,
-                RECORD_ON_GPU_COMMAND if capture.on_cpu else RECORD_GRAPH_NODES_COMMAND if hidden else RECORD_COMMAND,
-            ).data
-    document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": chosen}
+    documents = [to_plain_data(narrowed(capture, Summary)) for capture in captures]
+    if keys:
+        documents = [{key: document[key] for key in keys} for document in documents]
+    for capture, document in zip(captures, documents, strict=True):
+        if reason := document.get("findings_missing"):
+            hides_kernels = capture.whole is not None and capture.whole.opaque
+            command = RECORD_GRAPH_NODES_COMMAND if hides_kernels else RECORD_COMMAND
+            document |= CannotAnswerError(reason, RECORD_ON_GPU_COMMAND if capture.on_cpu else command).data
+    document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": documents}
     if runs:
-        first, *other_runs = (written(run) | {"missing_ranks": list(run.missing[:_MAX_MISSING_RANKS])} for run in runs)
+        first, *other_runs = (
+            to_plain_data(run) | {"missing_ranks": list(run.missing[:_MAX_MISSING_RANKS])} for run in runs
+        )
         document |= {**first, "other_runs": other_runs}
     return document
 
 
-def written(value: object) -> Any:
-    """A figure, or what holds some, as plain data; of a text without its marks, code in backticks."""
+def to_plain_data(value: object) -> Any:
+    """Returns a value, or a struct of values, as plain data. A ``Text`` becomes a string with code in backticks."""
     return msgspec.to_builtins(value, enc_hook=_in_backticks)
 
 
@@ -104,18 +108,18 @@ def _in_backticks(value: object) -> str:
 
 
 def is_report(path: Path) -> bool:
-    """Whether a file is the JSON of a report."""
+    """Checks whether a file is a report as JSON."""
     if path.suffix != ".json" or not path.is_file():
         return False
     with path.open("rb") as file:
-        return _GENERATOR.search(file.read(_NEAR)) is not None
+        return _GENERATOR.search(file.read(_GENERATOR_DISTANCE_BYTES)) is not None
 
 
 def read_report(path: Path) -> tuple[Summary, ...]:
-    """The captures of a report's JSON.
+    """Reads the captures of a report as JSON.
 
     Raises:
-        TraceError: it is damaged, or of another version, which kept other figures.
+        TraceError: the file is damaged, or was written by another version with other figures.
     """
     remedy = f"Write it again: nsys-analyze report CAPTURE --format json -o {path.name}"
     try:
@@ -127,11 +131,11 @@ def read_report(path: Path) -> tuple[Summary, ...]:
         raise TraceError(f"{path} cannot be read: {error}", remedy) from error
     for phase in (phase for capture in captures for phase in capture.phases):
         if phase.instances and not (phase.wall_values_ms and phase.busy_values_ms):
-            raise TraceError(f"{path} has instances of the phase {phase.phase} without a time", remedy)
+            raise TraceError(f"{path} has instances of the phase {phase.phase} without times", remedy)
     return captures
 
 
 class _Document(msgspec.Struct):
-    """What is read of a report's JSON."""
+    """The part of a report's JSON that is read."""
 
     captures: tuple[Summary, ...]

@@ -1,8 +1,15 @@
-"""The report as markdown."""
+"""Renders a report as markdown: CommonMark with the tables, strikethrough and formulas of GitHub.
+
+Every text is escaped here, since names in it are foreign input.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import html
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import quote
 
 from tabulate import tabulate
 
@@ -18,60 +25,162 @@ from nsys_analyzer.report.model import (
     Table,
     TimelineLink,
 )
-from nsys_analyzer.report.renderers.inline import alternative, answer, cell, fence, heading, line, summary, target
-from nsys_analyzer.report.renderers.step_bar import lines as bar_lines
-from nsys_analyzer.report.units import format_cell
+from nsys_analyzer.report.renderers.step_bar import bar_lines
+from nsys_analyzer.report.units import ABSENT, format_cell
+from nsys_analyzer.text import Span, StrOrText, plain, spans, visible
 
-#: A table with a longer cell or more rows, or a folded one, is not padded, which would double it.
-_WIDEST_PADDED, _LONGEST_PADDED = 60, 20
-#: Characters of a bar: as many as a page of GitHub shows.
-_BAR = 96
+#: A table is padded if all its cells and the number of its rows are below these limits, and it is not folded.
+_MAX_PADDED_CELL_LENGTH, _MAX_PADDED_ROWS = 60, 20
+#: The number of characters of a bar: a page of GitHub shows as many on a line.
+_BAR_WIDTH = 96
+
+#: The characters that start or end a construct of markdown. Not among them are an underscore between letters, an
+#: asterisk between spaces, a "<" that starts no tag, and a "&" that starts no entity.
+_SPECIAL = re.compile(
+    r"""
+    [`\[\]~$]
+    | (?<![ ])\* | \*(?![ ])
+    | (?<![^\W_])_ | _(?![^\W_])
+    | <(?=[A-Za-z/!?])
+    | &(?=\#?\w+;)
+    | \\(?=[!-/:-@\[-`{-~]|$)
+    | !$
+    """,
+    re.VERBOSE,
+)
+#: The start of a line that is a heading, a quotation, a list item or a rule.
+_BLOCK_START = re.compile(r"#{1,6}(?=\s|$)|>|[-+](?=\s|$)|(?=-)(?:-\s*){3,}$")
+_NUMBERED_ITEM = re.compile(r"(\d{1,9})([.)])(?=\s|$)")
+_CLOSING_HASHES = re.compile(r"(?<![^\s])(#+)$")
+_BACKTICKS = re.compile("`+")
+_DELIMITERS = {"strong": "**", "emphasis": "*"}
 
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
-    """The report as one markdown text; ``figures`` are key to path as the file sees it, others are left out."""
-    written = [f"# {heading(report.title)}"]
+    """Returns the report as markdown.
+
+    Args:
+        report: the report.
+        figures: the path of each figure relative to the file, by the figure's key. Other figures are left out.
+    """
+    blocks = [f"# {_heading(report.title)}"]
     for section in report.sections:
-        written += [f"## {heading(section.title)}"] if section.title else []
-        written += filter(None, (render_block(block, figures) for block in section.blocks))
-    return "\n\n".join(written) + "\n"
+        blocks += [f"## {_heading(section.title)}"] if section.title else []
+        blocks += filter(None, (render_block(block, figures) for block in section.blocks))
+    return "\n\n".join(blocks) + "\n"
 
 
 def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = False) -> str:
-    """One block as markdown; empty where it is a figure that has no path."""
+    """Returns a block as markdown, which is empty for a figure without a path."""
     match block:
         case Paragraph(text):
-            return line(text)
+            return _line(text)
         case Answer(text):
-            return answer(text)
+            return _strong_line(text)
         case Listing(lines, "bullets"):
-            return "\n".join(f"- {line(one)}" for one in lines)
+            return "\n".join(f"- {_line(line)}" for line in lines)
         case Listing(lines, kind):
-            return fence(lines, "sh" if kind == "commands" else kind)
+            return _fenced(lines, "sh" if kind == "commands" else kind)
         case Table():
             return _table(block, padded=not folded)
         case StepBars():
-            return fence(
-                ["".join(stroke.text for stroke in strokes).rstrip() for strokes in bar_lines(block, _BAR)], ""
-            )
+            bars = ["".join(stroke.text for stroke in line).rstrip() for line in bar_lines(block, _BAR_WIDTH)]
+            return _fenced(bars, "")
         case Details(title, blocks):
-            inner = "\n\n".join(filter(None, (render_block(one, figures, folded=True) for one in blocks)))
-            return f"<details><summary>{summary(title)}</summary>\n\n{inner}\n\n</details>" if inner else ""
+            content = "\n\n".join(filter(None, (render_block(inner, figures, folded=True) for inner in blocks)))
+            summary = html.escape(visible(plain(title)), quote=False)
+            return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>" if content else ""
         case TimelineLink():
             return ""
         case _:
             path = figures.get(block.key)
-            return f"![{alternative(block.title)}]({target(path)})" if path else ""
+            return f"![{_escaped(plain(block.title))}]({link_target(path)})" if path else ""
 
 
-def _table(block: Table, *, padded: bool) -> str:
-    headers = [cell(column.title) for column in block.columns]
-    rows = [[cell(format_cell(row[i], column.unit)) for i, column in enumerate(block.columns)] for row in block.rows]
-    alignment = ["left" if column.unit in TEXT_UNITS else "right" for column in block.columns]
-    if padded and len(rows) <= _LONGEST_PADDED and all(len(one) <= _WIDEST_PADDED for row in rows for one in row):
-        written = tabulate(rows, headers, tablefmt="pipe", colalign=alignment if rows else None, disable_numparse=True)
+def _table(table: Table, *, padded: bool) -> str:
+    headers = [_cell(column.title) for column in table.columns]
+    rows = [[_cell(format_cell(row[i], column.unit)) for i, column in enumerate(table.columns)] for row in table.rows]
+    alignment = ["left" if column.unit in TEXT_UNITS else "right" for column in table.columns]
+    is_small = len(rows) <= _MAX_PADDED_ROWS and all(
+        len(cell) <= _MAX_PADDED_CELL_LENGTH for row in rows for cell in row
+    )
+    if padded and is_small:
+        text = tabulate(rows, headers, tablefmt="pipe", colalign=alignment if rows else None, disable_numparse=True)
     else:
-        rule = f"|{'|'.join(':--' if one == 'left' else '--:' for one in alignment)}|"
+        rule = f"|{'|'.join(':--' if side == 'left' else '--:' for side in alignment)}|"
         head, *body = (f"| {' | '.join(cells)} |" for cells in (headers, *rows))
-        written = "\n".join((head, rule, *body))
-    return f"{line(block.caption)}\n\n{written}" if block.caption else written
+        text = "\n".join((head, rule, *body))
+    return f"{_line(table.caption)}\n\n{text}" if table.caption else text
+
+
+def _line(text: StrOrText) -> str:
+    """Returns a paragraph or a list item on one line."""
+    line = _inline(text).strip() or ABSENT
+    if _BLOCK_START.match(line):
+        return f"\\{line}"
+    return _NUMBERED_ITEM.sub(r"\1\\\2", line, count=1) if _NUMBERED_ITEM.match(line) else line
+
+
+def _strong_line(text: StrOrText) -> str:
+    """Returns a line in bold, including its code."""
+    nested = ("strong", "emphasis")  # markdown reads delimiters inside delimiters in another order
+    line = "".join(_span(replace(span, kind="plain") if span.kind in nested else span) for span in spans(text))
+    return f"**{line.strip() or ABSENT}**"
+
+
+def _heading(text: StrOrText) -> str:
+    return _CLOSING_HASHES.sub(r"\\\1", _inline(text).strip())
+
+
+def _cell(text: StrOrText) -> str:
+    return _inline(text).replace("|", "\\|").strip()
+
+
+def _inline(text: StrOrText) -> str:
+    """Returns a text as part of a line."""
+    parts, previous_kind = "", ""
+    for span in spans(text):
+        separator = " " if previous_kind == span.kind == "code" else ""  # adjacent code spans would become one
+        parts += f"{separator}{_span(span)}"
+        previous_kind = span.kind
+    return parts
+
+
+def _span(span: Span) -> str:
+    if span.kind == "plain":
+        return _escaped(span.text)
+    # A delimiter before a space or around nothing does not count as one.
+    text = visible(span.text) if span.kind == "code" else visible(span.text).strip()
+    if not text:
+        return ABSENT
+    if span.kind == "code":
+        return _code(text)
+    if span.kind == "link":
+        return f"[{_escaped(text)}]({link_target(span.target)})"
+    return f"{_DELIMITERS[span.kind]}{_escaped(text)}{_DELIMITERS[span.kind]}"
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", visible(text))
+
+
+def _code(text: str) -> str:
+    delimiter = "`" * (1 + _longest_backticks(text))
+    needs_padding = text.startswith("`") or text.endswith("`") or (text[0] == text[-1] == " " and text.strip())
+    return f"{delimiter} {text} {delimiter}" if needs_padding else f"{delimiter}{text}{delimiter}"
+
+
+def _fenced(lines: Sequence[StrOrText], language: str) -> str:
+    """Returns lines inside a fence that is longer than any backticks in them."""
+    texts = [visible(plain(line)) for line in lines]
+    fence = "`" * max(3, 1 + _longest_backticks("\n".join(texts)))
+    return "\n".join((f"{fence}{language}", *texts, fence))
+
+
+def _longest_backticks(text: str) -> int:
+    return max(map(len, _BACKTICKS.findall(text)), default=0)
+
+
+def link_target(path: str) -> str:
+    """Returns a path as the target of a link or image. Bytes that are not valid UTF-8 are kept."""
+    return quote(re.sub("[\ud800-\udc7f\udd00-\udfff]", "\N{REPLACEMENT CHARACTER}", path), errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""Steps as bars of characters, in color or in letters."""
+"""Draws steps as bars of characters: in color on a terminal, in letters elsewhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.palette import CLASS_COLORS, GRAY, PART_COLORS, text_color
 from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, NANOSECOND_MS
 from nsys_analyzer.report.units import format_ms, format_ms_range, rounded_percent
+from nsys_analyzer.text import NO_BREAK_SPACE
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-#: The letter of each part in a bar: kernel classes, then parts of other kinds.
+#: The letter of each part of a bar: first of kernel classes, then of other parts.
 LETTERS = {
     "matmul": "M",
     "elementwise": "E",
@@ -38,88 +39,102 @@ LETTERS = {
     "waiting": "W",
     "transferring": "T",
 }
-#: What stands for parts too small to be seen, and for idle time.
-_SMALLER, SHADE = "+", "\N{LIGHT SHADE}"
-#: Cells that a bar has at least, however long its label.
-_LEAST_WIDTH = 10
+#: The character of a part without a letter, and of idle time.
+_OTHER_LETTER, SHADE = "+", "\N{LIGHT SHADE}"
+#: If labels leave fewer cells than this to the bars, they are not shown.
+_MIN_BAR_WIDTH = 10
 
 
-def cells(values: Sequence[float], width: int) -> list[int]:
-    """So many of ``width`` cells for each value, in proportion, the largest remainders rounded up: they add up to it.
+def distribute_cells(values: Sequence[float], width: int) -> list[int]:
+    """Distributes ``width`` cells in proportion to the values, by the largest remainder method.
 
-    A value of at least ``LEAST_SHARE`` of the sum has a cell, as far as there are cells. All are zero where the sum is.
+    Every value of at least ``LEAST_SHARE`` of the sum gets a cell, the largest values first. If the sum is zero, every
+    value gets 0 cells.
     """
     total = sum(values)
     if total <= 0 or width <= 0:
         return [0] * len(values)
     exact = [value / total * width for value in values]
-    found = [int(one) for one in exact]
+    cells = list(map(int, exact))
     largest_first = sorted(range(len(values)), key=lambda i: -values[i])
     for i in largest_first[:width]:
-        found[i] = max(found[i], 1 if values[i] >= LEAST_SHARE * total else 0)
-    while sum(found) < width:
-        found[max(range(len(found)), key=lambda i: exact[i] - found[i])] += 1
-    while sum(found) > width:  # a cell that a small part was given comes from one that has several
-        found[max((i for i in range(len(found)) if found[i] > 1), key=lambda i: found[i] - exact[i])] -= 1
-    return found
+        cells[i] = max(cells[i], 1 if values[i] >= LEAST_SHARE * total else 0)
+    while sum(cells) < width:
+        cells[max(range(len(cells)), key=lambda i: exact[i] - cells[i])] += 1
+    while sum(cells) > width:  # the cell given to a small value is taken from one with several
+        cells[max((i for i in range(len(cells)) if cells[i] > 1), key=lambda i: cells[i] - exact[i])] -= 1
+    return cells
 
 
 class Stroke(NamedTuple):
-    """Cells of a bar that stand for one part; what is no part, such as a label, has no name."""
+    """Adjacent characters of a line that belong to one part. ``part`` is empty for other text, such as a label."""
 
     part: str
     text: str
 
 
-def lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool = False) -> Iterator[list[Stroke]]:
-    """The bars and their legend, each line in strokes, none longer than ``width`` characters."""
+def bar_lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool = False) -> Iterator[list[Stroke]]:
+    """Yields the lines of the bars, their legend and note; bars and legend fit into ``width`` characters.
+
+    Args:
+        bars: the bars.
+        width: the number of characters in a line.
+        shade: the character of idle time.
+        colored: whether each part is drawn as spaces, to be colored by the caller.
+    """
     totals = [sum(row.ms) for row in bars.rows]
     labels = [f"{row.label}  " if row.label else "" for row in bars.rows]
-    behind = [
-        f"  {_joined(format_ms(total))}" if row.label else "" for row, total in zip(bars.rows, totals, strict=True)
+    times = [
+        f"  {_breakable(format_ms(total))}" if row.label else "" for row, total in zip(bars.rows, totals, strict=True)
     ]
-    left, right = max(map(len, labels)), max(map(len, behind))
-    if width - left - right < _LEAST_WIDTH:
+    left, right = max(map(len, labels)), max(map(len, times))
+    if width - left - right < _MIN_BAR_WIDTH:
         left = right = 0
-    inner = width - left - right
-    for row, total, label, time in zip(bars.rows, totals, labels, behind, strict=True):
-        length = max(round(inner * total / max(totals)), 1) if max(totals) else 0
+    bar_width = width - left - right
+    for row, total, label, time in zip(bars.rows, totals, labels, times, strict=True):
+        length = max(round(bar_width * total / max(totals)), 1) if max(totals) else 0
         strokes = [Stroke("", label.ljust(left)[:left])]
-        for part, count in zip(bars.parts, cells(row.ms, length), strict=True):
-            letter = letter_of(part, shade)
+        for part, count in zip(bars.parts, distribute_cells(row.ms, length), strict=True):
+            letter = part_letter(part, shade)
             fill = " " if colored and part != IDLE else letter
             text = f" {part} " if len(part) + 4 <= count else letter
             strokes.append(Stroke(part, text.center(count, fill)[:count]))
-        yield [*strokes, Stroke("", " " * (inner - length) + time.rjust(right)[:right] if right else "")]
+        yield [*strokes, Stroke("", " " * (bar_width - length) + time.rjust(right)[:right] if right else "")]
     line: list[Stroke] = []
-    parts = legend(bars, totals)
-    keys = ([Stroke(part, letter_of(part, shade)), Stroke("", f" {_joined(said)}")] for part, said in parts)
-    for item in [[Stroke("", _joined(bars.title))], *keys]:
-        if line and _width(line) + 2 + _width(item) > width:
+    entries = [
+        [Stroke(part, part_letter(part, shade)), Stroke("", f" {_breakable(text)}")]
+        for part, text in legend_entries(bars, totals)
+    ]
+    for entry in [[Stroke("", _breakable(bars.title))], *entries]:
+        if line and _length(line) + 2 + _length(entry) > width:
             yield line
             line = []
-        line += [*([Stroke("", "  ")] if line else []), *item]
+        line += [*([Stroke("", "  ")] if line else []), *entry]
     yield line
     if bars.note:
         yield [Stroke("", bars.note)]
 
 
-def _width(line: list[Stroke]) -> int:
+def _length(line: list[Stroke]) -> int:
     return sum(len(stroke.text) for stroke in line)
 
 
-def letter_of(part: str, shade: str = SHADE) -> str:
-    """What a part is drawn with where there is no color."""
-    return shade if part == IDLE else LETTERS.get(part, _SMALLER)
+def _breakable(text: str) -> str:
+    return text.replace(NO_BREAK_SPACE, " ")
 
 
-def color_of(part: str) -> str:
-    """The color of a part, as figures have it."""
+def part_letter(part: str, shade: str = SHADE) -> str:
+    """Returns the character that a part is drawn with if there is no color."""
+    return shade if part == IDLE else LETTERS.get(part, _OTHER_LETTER)
+
+
+def part_color(part: str) -> str:
+    """Returns the color of a part, which is the same in figures."""
     return GRAY if part == IDLE else PART_COLORS.get(part) or CLASS_COLORS.get(part, GRAY)
 
 
-def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]:
-    """Yields each part that takes time, with its name, ms and share in words; of several bars, the range of its ms."""
+def legend_entries(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Yields each part that takes time, and its text: name, ms and share of one bar, or the range of ms of several."""
     for i, part in enumerate(bars.parts):
         times = [row.ms[i] for row in bars.rows]
         if len(times) > 1 and max(times) >= NANOSECOND_MS:
@@ -128,23 +143,19 @@ def legend(bars: StepBars, totals: Sequence[float]) -> Iterator[tuple[str, str]]
             yield part, f"{part} {format_ms(times[0])} {rounded_percent(times[0] / totals[0])}"
 
 
-def _joined(text: str) -> str:
-    """Without the no-break spaces that a row of characters has no use for."""
-    return text.replace("\N{NO-BREAK SPACE}", " ")
-
-
-def draw(bars: StepBars, screen: Console) -> Iterator[Text]:
-    """The lines on a terminal."""
+def draw_bars(bars: StepBars, screen: Console) -> Iterator[Text]:
+    """Yields the lines of the bars for a terminal."""
     from rich.text import Text
 
     colored = screen.color_system is not None and not screen.no_color
     shade = SHADE if screen.encoding.lower().startswith("utf") else "."
-    for line in lines(bars, screen.width, shade, colored=colored):
-        yield Text.assemble(*((one.text, _style(one.part) if colored else "") for one in line), no_wrap=True)
+    for line in bar_lines(bars, screen.width, shade, colored=colored):
+        yield Text.assemble(*((stroke.text, _style(stroke.part) if colored else "") for stroke in line), no_wrap=True)
 
 
 def _style(part: str) -> str:
+    """Returns the rich style of a part, with exact colors: a terminal's theme redefines named ones."""
     if not part or part == IDLE:
         return GRAY if part else ""
-    ink = {"black": "#000000", "white": "#ffffff"}[text_color(color_of(part))]  # names are colors of a terminal's theme
-    return f"{ink} on {color_of(part)}"
+    ink = {"black": "#000000", "white": "#ffffff"}[text_color(part_color(part))]
+    return f"{ink} on {part_color(part)}"

@@ -22,7 +22,7 @@ from nsys_analyzer.report.model import (
     StepBars,
     Table,
 )
-from nsys_analyzer.report.renderers.step_bar import draw
+from nsys_analyzer.report.renderers.step_bar import draw_bars
 from nsys_analyzer.report.screen import console
 from nsys_analyzer.report.units import format_cell, format_count
 from nsys_analyzer.text import StrOrText, plain, visible
@@ -92,7 +92,7 @@ def _print_block(screen: Console, block: Block, most: int | None = None) -> None
         case Table():
             _print_table(screen, block, most)
         case StepBars():
-            for bar in draw(block, screen):
+            for bar in draw_bars(block, screen):
                 screen.print(bar)
     if isinstance(block, Details):
         _print_blocks(screen, block.blocks)

@@ -1,6 +1,7 @@
-"""The report as one HTML page that needs nothing else: no network, no other file.
+"""Renders a report as one self-contained HTML page: it needs no network and no other file.
 
-Its styles and scripts stand in it, the timeline's data too. A policy in its head keeps it from loading anything.
+The page contains its styles, its scripts and the data of its timeline. Its content security policy forbids loading
+anything.
 """
 
 from __future__ import annotations
@@ -13,34 +14,39 @@ from html import escape
 from importlib.resources import files
 
 from nsys_analyzer.report.model import Report, Section
-from nsys_analyzer.report.renderers.html.blocks import Blocks, anchors
-from nsys_analyzer.report.renderers.html.inline import inline
+from nsys_analyzer.report.renderers.html.blocks import BlockRenderer, inline, make_anchors
 from nsys_analyzer.report.renderers.html.tracks import page_data
 from nsys_analyzer.text import plain, visible
 
 _SCRIPTS = ("page.js", "canvas.js", "timeline.js", "flame.js", "start.js")
-_TIMELINE = "timeline"
 
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
-    """The report as one page; ``figures`` are key to drawing as SVG, others are left out."""
+    """Returns the report as a page.
+
+    Args:
+        report: the report.
+        figures: the SVG drawing of each figure, by the figure's key. Other figures are left out.
+    """
     views, data = page_data(report)
-    names = anchors(report.sections)
-    blocks = Blocks(figures, {label: name for name, label in report.labels.items()}, views)
-    sections = [_section(section, name, blocks) for section, name in zip(report.sections, names, strict=True)]
-    entries = [(name, section.title) for section, name in zip(report.sections, names, strict=True) if section.title]
-    if data:  # behind the summary
-        sections.insert(1, _part("timeline.html"))
-        entries.insert(0, (_TIMELINE, "Timeline"))
-    script = '"use strict";\n' + "\n".join(map(_part, _SCRIPTS))
+    anchors = make_anchors(report.sections)
+    renderer = BlockRenderer(figures, {label: name for name, label in report.labels.items()}, views)
+    sections = [_section(section, anchor, renderer) for section, anchor in zip(report.sections, anchors, strict=True)]
+    contents = [
+        (anchor, section.title) for section, anchor in zip(report.sections, anchors, strict=True) if section.title
+    ]
+    if data:  # the timeline follows the first section, which is the summary
+        sections.insert(1, _read_part("timeline.html"))
+        contents.insert(0, ("timeline", "Timeline"))
+    script = '"use strict";\n' + "\n".join(map(_read_part, _SCRIPTS))
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
-    return _part("page.html").format(
-        # Nothing is loaded, and no script runs but ours: whatever a name holds, it stays text.
+    return _read_part("page.html").format(
+        # No script runs except this one, whatever a name in the report contains.
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         title=escape(visible(plain(report.title))),
         heading=inline(report.title),
-        style=_part("page.css"),
-        contents="\n".join(f'<li><a href="#{name}">{inline(title)}</a></li>' for name, title in entries),
+        style=_read_part("page.css"),
+        contents="\n".join(f'<li><a href="#{anchor}">{inline(title)}</a></li>' for anchor, title in contents),
         sections="\n".join(sections),
         data=f'<script type="text/plain" id="data">{data}</script>' if data else "",
         script=script,
@@ -48,24 +54,23 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
 
 
 def render_fragment(report: Report) -> str:
-    """The report's sections for a page of somebody else's, such as a notebook: no script, and styles for them alone."""
-    blocks = Blocks({}, {label: name for name, label in report.labels.items()})
-    sections = [
-        _section(one, name, blocks) for one, name in zip(report.sections, anchors(report.sections), strict=True)
-    ]
-    # Nested: it is the element around it that has the colors, of the text, too.
-    style = _part("page.css").replace(":root", "&").replace("body {", "& { padding: 0.5rem 1rem;", 1)
+    """Returns the sections of a report for another page, such as a notebook: with scoped styles, without scripts."""
+    renderer = BlockRenderer({}, {label: name for name, label in report.labels.items()})
+    anchors = make_anchors(report.sections)
+    sections = [_section(section, anchor, renderer) for section, anchor in zip(report.sections, anchors, strict=True)]
+    # The enclosing element takes the role of the page's root and body, which define the colors.
+    style = _read_part("page.css").replace(":root", "&").replace("body {", "& { padding: 0.5rem 1rem;", 1)
     heading = f"<h2>{inline(report.title)}</h2>" if report.title else ""
-    inner = "\n".join([heading, *sections])
-    return f'<div class="nsys-analyze"><style>.nsys-analyze {{\n{style}}}</style>\n{inner}\n</div>'
+    content = "\n".join([heading, *sections])
+    return f'<div class="nsys-analyze"><style>.nsys-analyze {{\n{style}}}</style>\n{content}\n</div>'
 
 
-def _section(section: Section, name: str, blocks: Blocks) -> str:
-    inner = "\n".join(blocks.render(block) for block in section.blocks)
+def _section(section: Section, anchor: str, renderer: BlockRenderer) -> str:
+    content = "\n".join(map(renderer.render, section.blocks))
     title = f"<h2>{inline(section.title)}</h2>\n" if section.title else ""
-    return f'<section id="{name}">{title}{inner}\n</section>'
+    return f'<section id="{anchor}">{title}{content}\n</section>'
 
 
 @cache
-def _part(name: str) -> str:
+def _read_part(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The blocks of a report as HTML."""
+"""Renders the blocks of a report as HTML. All text is escaped here, since names in it are foreign input."""
 
 from __future__ import annotations
 
@@ -25,33 +25,36 @@ from nsys_analyzer.report.model import (
     TimelineLink,
 )
 from nsys_analyzer.report.palette import text_color
-from nsys_analyzer.report.renderers.html.inline import inline, name
-from nsys_analyzer.report.renderers.step_bar import color_of, legend
+from nsys_analyzer.report.renderers.markdown import link_target
+from nsys_analyzer.report.renderers.step_bar import legend_entries, part_color
 from nsys_analyzer.report.sections.bars import IDLE
 from nsys_analyzer.report.units import format_cell, format_ms
-from nsys_analyzer.text import Text, plain, visible
+from nsys_analyzer.text import Span, StrOrText, Text, plain, spans, visible
 
-_NO_ANCHOR = re.compile(r"[^a-z0-9]+")
+_NOT_IN_ANCHORS = re.compile(r"[^a-z0-9]+")
+_TAGS = {"code": "code", "strong": "strong", "emphasis": "em"}
+#: A long name may break after a character that separates its parts.
+_BREAK_OPPORTUNITY = re.compile(r"(?<=[_.:,/>])(?=\w)")
 
 
-def anchors(sections: Sequence[Section]) -> list[str]:
-    """A name for each section of a page, each once."""
-    taken: dict[str, int] = {"timeline": 1}
-    found = []
+def make_anchors(sections: Sequence[Section]) -> list[str]:
+    """Returns a unique ID for each section of a page."""
+    uses = {"timeline": 1}
+    anchors = []
     for section in sections:
-        base = _NO_ANCHOR.sub("-", section.key.lower()).strip("-") or "section"
-        taken[base] = taken.get(base, 0) + 1
-        found.append(base if taken[base] == 1 else f"{base}-{taken[base]}")
-    return found
+        base = _NOT_IN_ANCHORS.sub("-", section.key.lower()).strip("-") or "section"
+        uses[base] = uses.get(base, 0) + 1
+        anchors.append(base if uses[base] == 1 else f"{base}-{uses[base]}")
+    return anchors
 
 
-class Blocks:
-    """Renders blocks of one page.
+class BlockRenderer:
+    """Renders the blocks of one page.
 
     Args:
-        figures: key to drawing, as SVG.
-        full_names: short label to the full name of a kernel.
-        views: the captures and runs that the page's timeline shows, which findings lead to.
+        figures: the SVG drawing of each figure, by the figure's key.
+        full_names: the full name of each kernel, by its short label.
+        views: the captures and runs on the timeline, to which findings link.
     """
 
     def __init__(
@@ -63,82 +66,86 @@ class Blocks:
         self._figures, self._full_names, self._views = figures, full_names, views
 
     def render(self, block: Block) -> str:
-        """One block; empty where it is a figure without a drawing."""
+        """Returns a block as HTML, which is empty for a figure without a drawing."""
         match block:
             case Paragraph(text, capture):
-                return f"<p{_of(capture)}>{inline(text)}</p>"
+                return f"<p{_data_capture(capture)}>{inline(text)}</p>"
             case Answer(text, capture):
-                return f'<p class="answer"{_of(capture)}><strong>{inline(text)}</strong></p>'
+                return f'<p class="answer"{_data_capture(capture)}><strong>{inline(text)}</strong></p>'
             case Listing(lines, "bullets", capture):
                 items = "".join(f"<li>{inline(line)}</li>" for line in lines)
-                return f"<ul{_of(capture)}>{items}</ul>"
+                return f"<ul{_data_capture(capture)}>{items}</ul>"
             case Listing(lines, _, capture):
                 code = escape("\n".join(visible(plain(line)) for line in lines))
-                return f'<div class="listing"{_of(capture)}><pre tabindex="0"><code>{code}</code></pre></div>'
+                return f'<div class="listing"{_data_capture(capture)}><pre tabindex="0"><code>{code}</code></pre></div>'
             case Table():
                 return self._table(block)
             case StepBars():
                 return _bars(block)
             case Details(title, blocks, capture):
-                inner = "\n".join(filter(None, map(self.render, blocks)))
-                if not inner:
+                content = "\n".join(filter(None, map(self.render, blocks)))
+                if not content:
                     return ""
-                return f"<details{_of(capture)}><summary>{escape(visible(title))}</summary>\n{inner}\n</details>"
-            case TimelineLink(place, capture):
-                return self._seen(place.kind, place.name, capture)
+                summary = f"<summary>{escape(visible(title))}</summary>"
+                return f"<details{_data_capture(capture)}>{summary}\n{content}\n</details>"
+            case TimelineLink():
+                return self._timeline_link(block)
             case _:
-                drawn = self._figures.get(block.key)
+                drawing = self._figures.get(block.key)
                 label = escape(visible(block.title))
-                return f'<figure role="img" aria-label="{label}">{drawn}</figure>' if drawn else ""
+                return f'<figure role="img" aria-label="{label}">{drawing}</figure>' if drawing else ""
 
-    def _seen(self, kind: str, what: str, capture: str) -> str:
-        if visible(capture) not in self._views:
+    def _timeline_link(self, link: TimelineLink) -> str:
+        view = visible(link.capture)
+        if view not in self._views:
             return ""
-        known = f'data-kind="{escape(kind)}" data-name="{escape(visible(what))}" data-seen="{escape(visible(capture))}"'
-        return f'<p class="seen"{_of(capture)}><button type="button" {known}>Show on the timeline</button></p>'
+        name = escape(visible(link.place.name))
+        data = f'data-kind="{escape(link.place.kind)}" data-name="{name}" data-view="{escape(view)}"'
+        button = f'<button type="button" {data}>Show on the timeline</button>'
+        return f'<p class="timeline-link"{_data_capture(link.capture)}>{button}</p>'
 
-    def _table(self, block: Table) -> str:
-        head = "".join(map(_head, block.columns))
-        rows = "\n".join(self._row(block, row) for row in block.rows)
-        caption = f"<caption>{inline(block.caption)}</caption>" if block.caption else ""
+    def _table(self, table: Table) -> str:
+        head = "".join(map(_header_cell, table.columns))
+        rows = "\n".join(self._row(table, row) for row in table.rows)
+        caption = f"<caption>{inline(table.caption)}</caption>" if table.caption else ""
         return (
-            f'<div class="table"{_of(block.capture)}><table>{caption}'
+            f'<div class="table"{_data_capture(table.capture)}><table>{caption}'
             f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
         )
 
-    def _row(self, block: Table, row: Sequence[Cell]) -> str:
-        cells = [self._cell(column, cell) for column, cell in zip(block.columns, row, strict=True)]
+    def _row(self, table: Table, row: Sequence[Cell]) -> str:
+        cells = [self._cell(column, cell) for column, cell in zip(table.columns, row, strict=True)]
         first = row[0] if row else None
-        known = f' data-row="{escape(visible(plain(first)))}"' if isinstance(first, str | Text) else ""
-        return f"<tr{known}>{''.join(cells)}</tr>"
+        name = f' data-row="{escape(visible(plain(first)))}"' if isinstance(first, str | Text) else ""
+        return f"<tr{name}>{''.join(cells)}</tr>"
 
     def _cell(self, column: Column, cell: Cell) -> str:
-        value = number(cell)
-        known = "" if value is None else f' data-value="{value:.12g}"'
-        shown = format_cell(cell, column.unit)
+        value = sort_value(cell)
         if column.unit == "bar":
             return f'<td><div class="share" style="width:{value or 0.0:.1%}" aria-hidden="true"></div></td>'
-        full = self._full_names.get(plain(shown)) if isinstance(cell, str | Text) else None
-        if full is None or full == plain(shown):
-            return f"<td{_align(column)}{known}>{inline(shown)}</td>"
+        attributes = _alignment(column) + ("" if value is None else f' data-value="{value:.12g}"')
+        text = format_cell(cell, column.unit)
+        full_name = self._full_names.get(plain(text)) if isinstance(cell, str | Text) else None
+        if full_name is None or full_name == plain(text):
+            return f"<td{attributes}>{inline(text)}</td>"
         return (
-            f'<td{_align(column)}{known}><details class="name"><summary>{inline(shown)}</summary>'
-            f"<code>{name(full)}</code></details></td>"
+            f'<td{attributes}><details class="name"><summary>{inline(text)}</summary>'
+            f"<code>{_breakable(full_name)}</code></details></td>"
         )
 
 
-def _head(column: Column) -> str:
-    return f'<th scope="col"{_align(column)}>{inline(column.title)}</th>' if column.title else "<td></td>"
+def _header_cell(column: Column) -> str:
+    return f'<th scope="col"{_alignment(column)}>{inline(column.title)}</th>' if column.title else "<td></td>"
 
 
 def _bars(bars: StepBars) -> str:
-    """Bars of parts in their colors, each as long as its part of the longest step, and their legend."""
+    """Returns bars of colored parts, on the scale of the longest bar, and their legend."""
     totals = [sum(row.ms) for row in bars.rows]
-    keys = list(legend(bars, totals))
-    drawn = []
+    entries = list(legend_entries(bars, totals))
+    rows = []
     for row, total in zip(bars.rows, totals, strict=True):
         parts = "".join(
-            f'<span style="flex:{ms:.6g};{_paint(part)}" title="{escape(f"{part} {format_ms(ms)}")}">'
+            f'<span style="flex:{ms:.6g};{_colors(part)}" title="{escape(f"{part} {format_ms(ms)}")}">'
             f"<b>{escape(part)}</b></span>"
             for part, ms in zip(bars.parts, row.ms, strict=True)
             if ms
@@ -147,23 +154,24 @@ def _bars(bars: StepBars) -> str:
         time = f"<i>{escape(format_ms(total))}</i>" if row.label else ""
         share = total / (max(totals) or 1.0)
         bar = f'<div class="bar"><div style="width:{share:.1%}">{parts}</div></div>'
-        drawn.append(f'<div class="row">{label}{bar}{time}</div>')
-    description = escape(visible(f"{bars.title} {', '.join(text for _, text in keys)}"))
-    items = "".join(f'<li><i style="{_paint(part)}"></i> {escape(text)}</li>' for part, text in keys)
+        rows.append(f'<div class="row">{label}{bar}{time}</div>')
+    description = escape(visible(f"{bars.title} {', '.join(text for _, text in entries)}"))
+    items = "".join(f'<li><i style="{_colors(part)}"></i> {escape(text)}</li>' for part, text in entries)
     note = f"<p>{escape(bars.note)}</p>" if bars.note else ""
-    picture = f'<div role="img" aria-label="{description}">{"".join(drawn)}</div>'
+    picture = f'<div role="img" aria-label="{description}">{"".join(rows)}</div>'
     title = f"<figcaption>{escape(bars.title)}</figcaption>"
-    return f'<figure class="bars"{_of(bars.capture)}>{title}{picture}<ul class="parts">{items}</ul>{note}</figure>'
+    parts = f'<ul class="parts">{items}</ul>'
+    return f'<figure class="bars"{_data_capture(bars.capture)}>{title}{picture}{parts}{note}</figure>'
 
 
-def _paint(part: str) -> str:
-    """The color of a part and of its name on it; idle time has that of what nothing fills."""
-    color = color_of(part)
+def _colors(part: str) -> str:
+    """Returns the styles of a part: its color, and the color of its name. Idle time has the color of the background."""
+    color = part_color(part)
     return "background:var(--track)" if part == IDLE else f"background:{color};color:{text_color(color)}"
 
 
-def number(cell: Cell) -> float | None:
-    """What a cell is sorted by; None of a text, and of a figure that does not exist."""
+def sort_value(cell: Cell) -> float | None:
+    """Returns the number that a cell is sorted by, or None for a text and for a figure that does not exist."""
     match cell:
         case int() | float():
             return float(cell)
@@ -178,9 +186,28 @@ def number(cell: Cell) -> float | None:
     return None
 
 
-def _align(column: Column) -> str:
+def _alignment(column: Column) -> str:
     return "" if column.unit in TEXT_UNITS else ' class="number"'
 
 
-def _of(capture: str) -> str:
+def _data_capture(capture: str) -> str:
     return f' data-capture="{escape(visible(capture))}"' if capture else ""
+
+
+def inline(text: StrOrText) -> str:
+    """Returns a text as HTML inside a line."""
+    return "".join(map(_span, spans(text)))
+
+
+def _span(span: Span) -> str:
+    if span.kind == "plain":
+        return escape(visible(span.text))
+    if span.kind == "link":
+        return f'<a href="{escape(link_target(span.target))}">{escape(visible(span.text))}</a>'
+    tag = _TAGS[span.kind]
+    return f"<{tag}>{_breakable(span.text)}</{tag}>"
+
+
+def _breakable(name: str) -> str:
+    """Returns a name that may break between its parts."""
+    return _BREAK_OPPORTUNITY.sub("<wbr>", escape(visible(name)))

@@ -11,8 +11,8 @@ async function start() {
   if (!data) return;
   const [first, ...lines] = data.textContent.split("\n");
   timeline = new Timeline(await unpacked(first), lines);
-  for (const button of document.querySelectorAll("button[data-seen]")) {
-    button.addEventListener("click", () => timeline.showFinding(button.dataset.kind, button.dataset.name, button.dataset.seen));
+  for (const button of document.querySelectorAll("button[data-view]")) {
+    button.addEventListener("click", () => timeline.showFinding(button.dataset.kind, button.dataset.name, button.dataset.view));
   }
   await timeline.show(0);
   document.documentElement.dataset.ready = "true";

@@ -1,4 +1,4 @@
-"""The tracks of a report's captures as the data of a page: JSON, deflated, in base64."""
+"""Encodes the tracks of a report's captures as the data of a page: JSON, compressed by zlib, in base64."""
 
 from __future__ import annotations
 
@@ -20,53 +20,58 @@ from nsys_analyzer.report.palette import CAUSE_COLORS, CLASS_COLORS
 from nsys_analyzer.text import visible
 from nsys_analyzer.trace.arrays import Ints
 
-#: What is known of a box of a stream alone.
-_OF_STREAMS = ("phase", "module", "path", "wait", "thread")
+#: The columns that only the track of a stream has.
+_STREAM_COLUMNS = ("phase", "module", "path", "wait", "thread")
 
 
 def page_data(report: Report) -> tuple[frozenset[str], str]:
-    """The captures and runs that the page's timeline shows, and the data of its script; empty where none has tracks.
+    """Returns the captures and runs on the timeline of a page, and its data; both are empty if no capture has tracks.
 
-    The data is a line of base64 for what belongs to all captures, and one for each of them, unpacked when it is shown.
+    The first line of the data belongs to all captures. Each further line belongs to one capture, and is decoded when
+    that capture is shown.
     """
     captures = [(capture, capture.tracks) for capture in report.captures if capture.tracks]
     if not captures:
         return frozenset(), ""
-    place = {(capture.name, tracks.global_pid): i for i, (capture, tracks) in enumerate(captures)}
-    alone = [
-        {"title": visible(one.title), "parts": [{"capture": i, "label": "", "at": 0}]}
-        for i, (one, _) in enumerate(captures)
+    indexes = {(capture.name, tracks.global_pid): i for i, (capture, tracks) in enumerate(captures)}
+    capture_views = [
+        {"title": visible(capture.title), "parts": [{"capture": i, "label": "", "at": 0}]}
+        for i, (capture, _) in enumerate(captures)
     ]
-    together = [view for run in report.runs if (view := _together(run, place, [tracks for _, tracks in captures]))]
+    run_views = [view for run in report.runs if (view := _run_view(run, indexes, [tracks for _, tracks in captures]))]
     shared = {
-        "views": together + alone,
+        "views": run_views + capture_views,
         "classes": CLASS_COLORS,
         "causes": {cause: {"color": CAUSE_COLORS[cause], "text": CAUSE_WORDS[cause]} for cause in CAUSES},
     }
-    views = frozenset(str(view.get("name", view["title"])) for view in together + alone)
-    return views, "\n".join(map(_packed, (shared, *(_capture(*one, report.labels) for one in captures))))
+    views = frozenset(str(view.get("name", view["title"])) for view in run_views + capture_views)
+    return views, "\n".join(map(_encode, (shared, *(_capture_data(*pair, report.labels) for pair in captures))))
 
 
-def _together(run: ParallelRun, place: dict[tuple[str, int], int], tracks: list[Tracks]) -> dict[str, Any] | None:
-    """The captures of a run above each other, each with the moment in ns at which its own time 0 is."""
-    known = [(place[one.capture, one.process], one) for one in run.ranks if (one.capture, one.process) in place]
+def _run_view(run: ParallelRun, indexes: dict[tuple[str, int], int], tracks: list[Tracks]) -> dict[str, Any] | None:
+    """Returns the view of a run's captures below each other, or None if fewer than two have tracks.
+
+    ``at`` of each part is the time in ns at which the time 0 of its capture is.
+    """
     ranks: dict[int, RankFigures] = {}
-    for index, one in known:
-        ranks.setdefault(index, one)  # a process of several devices is there once
+    for rank in run.ranks:
+        if (index := indexes.get((rank.capture, rank.process))) is not None:
+            ranks.setdefault(index, rank)  # a process with several devices is one part
     if len(ranks) < 2:
         return None
-    begins = [tracks[index].origin_ns - one.shift_ns for index, one in ranks.items() if one.shift_ns is not None]
-    aligned = len(begins) == len(ranks)
-    ahead = [begin - min(begins) for begin in begins] if aligned else [0.0] * len(ranks)
+    origins = [tracks[index].origin_ns - rank.shift_ns for index, rank in ranks.items() if rank.shift_ns is not None]
+    aligned = len(origins) == len(ranks)
+    offsets = [origin - min(origins) for origin in origins] if aligned else [0.0] * len(ranks)
     parts = [
-        {"capture": index, "label": visible(one.label), "at": round(at)}
-        for (index, one), at in zip(ranks.items(), ahead, strict=True)
+        {"capture": index, "label": visible(rank.label), "at": round(offset)}
+        for (index, rank), offset in zip(ranks.items(), offsets, strict=True)
     ]
-    name, note = visible(run.name), "The clocks of these ranks are not aligned: each begins with its own first step."
+    name = visible(run.name)
+    note = "The clocks of these ranks are not aligned: each rank starts with its own first step."
     return {"title": f"{name}: {len(parts)} ranks", "name": name, "parts": parts, "note": "" if aligned else note}
 
 
-def _capture(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
+def _capture_data(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "duration": tracks.duration_ns,
         "steps": tracks.steps,
@@ -93,21 +98,21 @@ def _columns(track: Track, has_path: bool) -> Iterator[tuple[str, Any]]:
     yield "title", visible(track.title)
     yield "kind", track.kind
     yield "start", _differences(track.start)
-    inside = _OF_STREAMS if isinstance(track, Stream) else ("stack",) if isinstance(track, IdleTrack) else ()
+    columns = _STREAM_COLUMNS if isinstance(track, Stream) else ("stack",) if isinstance(track, IdleTrack) else ()
     if isinstance(track, Stream) and has_path:
         yield "critical", _differences(np.flatnonzero(track.critical))
-    # Ranges, calls and lines are nested, and have no color of their own.
-    track_columns = ("depth",) if track.kind in ("ranges", "calls", "lines") else ("group", *inside)
+    # Ranges, calls and lines are nested. All their boxes have the same color, so they have no group.
+    track_columns = ("depth",) if track.kind in ("ranges", "calls", "lines") else ("group", *columns)
     for key in ("duration", "name", *track_columns):
         yield key, getattr(track, key).tolist()
 
 
 def _differences(values: Ints) -> list[int]:
-    """The first value, and from each to the next: small numbers, which pack well."""
-    found: list[int] = np.diff(values, prepend=np.int64(0)).tolist()
-    return found
+    """Returns the first value and the differences of adjacent values: small numbers, which compress well."""
+    differences: list[int] = np.diff(values, prepend=np.int64(0)).tolist()
+    return differences
 
 
-def _packed(value: dict[str, Any]) -> str:
+def _encode(value: dict[str, Any]) -> str:
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode())).decode()
