@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
 from nsys_analyzer.analysis.kernels.classes import classify, find_possible_classes, find_precision, find_rule
-from nsys_analyzer.analysis.ranges.calls import _BLOCK
-from nsys_analyzer.analysis.ranges.inference import _FUNCTIONS
+from nsys_analyzer.analysis.ranges.calls import _NUMBERED_BLOCK
+from nsys_analyzer.analysis.ranges.inference import _FUNCTION_RANGES
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, find_module_role, is_framework_name
 from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import PEAKS
@@ -237,7 +237,13 @@ def test_an_alias_has_the_role_of_its_name(name: str, alias: str) -> None:
     text = shown(name)
     assert text == alias
     assert PhaseNames().find_role(text) == PhaseNames().find_role(name)
-    for role in (is_framework_name, is_loading, find_module_role, _BLOCK.fullmatch, _FUNCTIONS["optimizer"].fullmatch):
+    for role in (
+        is_framework_name,
+        is_loading,
+        find_module_role,
+        _NUMBERED_BLOCK.fullmatch,
+        _FUNCTION_RANGES["optimizer"].fullmatch,
+    ):
         assert bool(role(text)) == bool(role(name)), role
     assert shown(text) == text  # a copy of the copy is the same
 

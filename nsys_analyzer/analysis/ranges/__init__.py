@@ -1,1 +1,1 @@
-"""NVTX ranges: phases, their instances, paths, and phases that no range names."""
+"""NVTX ranges: phases and their instances, phases inferred without ranges, and calls of modules."""

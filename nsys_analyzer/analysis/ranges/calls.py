@@ -1,10 +1,13 @@
-"""The calls of modules among the ranges of a trace: the path of each, and the kernels and operators of each.
+"""Finds the calls of modules among the ranges of a trace, with their paths and the GPU operations of each.
 
-Four kinds of range name a module. ``nn.Module: GPT/h.0.attn: Attention`` is that of ``run --modules`` and holds the
-path; the marks of vLLM and SGLang are read as it. ``nn.Module: Linear_3`` is PyTorch's profiler's and
-``torch.nn.modules.Module.__call__`` that of nsys's ``--pytorch=functions-trace``: their paths follow from how they nest
-and from their order. Else the program's own ranges inside its phases are taken, where some are numbered (``block 3``)
-or operators tell which range a backward pass is of.
+Four kinds of ranges name a module:
+
+- ``nn.Module: GPT/h.0.attn: Attention``, written by ``run --modules``, holds the path. The marks of vLLM and SGLang are
+  read as ranges of this kind.
+- ``nn.Module: Linear_3`` is written by PyTorch's profiler. Its path follows from the nesting and order of calls.
+- ``torch.nn.modules.Module.__call__`` is written by nsys's ``--pytorch=functions-trace``. Its path follows likewise.
+- The program's own ranges inside its phases are modules if some are numbered, such as ``block 3``, or if operators show
+  which range a backward pass belongs to.
 """
 
 from __future__ import annotations
@@ -24,21 +27,22 @@ from nsys_analyzer.trace.arrays import Ints, distinct, mask_by_name
 from nsys_analyzer.trace.columns import Operators, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_RANGE_WITH_PATH, UNKNOWN_MODULE_CLASS
 
-#: The words of a path, outermost first.
+#: The words of a module's path, outermost first.
 Path = tuple[str, ...]
 
-_OF_PROFILER = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
-_OF_NSYS = re.compile(r"torch\.nn\.modules\.Module\.__call__")
-_FORWARD_OF_NSYS = re.compile(r"torch\.nn\.modules\.\w+\.forward")
-_BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[\s._-]*\d+")
-#: Modules are nested some ten deep; what lies deeper than this is part of the one around it.
-_DEEPEST = 100
-#: A node of autograd's graph as it runs, and one that only adds up a gradient: it is part of the work before it.
-_NODE = re.compile(
+_PROFILER_CALL = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
+_NSYS_CALL = re.compile(r"torch\.nn\.modules\.Module\.__call__")
+_NSYS_FORWARD = re.compile(r"torch\.nn\.modules\.\w+\.forward")
+_NUMBERED_BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[\s._-]*\d+")
+#: Modules usually nest about ten deep. A call that lies deeper than this is part of the call around it.
+_MAX_DEPTH = 100
+#: The operator of a node of autograd's graph.
+_AUTOGRAD_NODE = re.compile(
     r"(?:autograd::engine::evaluate_function: .*|(?:torch::autograd::)?(?:\w*Backward\w*|AccumulateGrad|CopySlices))"
 )
-_CHECKPOINT = re.compile(r".*\bCheckpointFunctionBackward")
-_ADDS_UP = re.compile(r".*AccumulateGrad")
+_CHECKPOINT_NODE = re.compile(r".*\bCheckpointFunctionBackward")
+#: A node that only accumulates a gradient is part of the node before it.
+_ACCUMULATION_NODE = re.compile(r".*AccumulateGrad")
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,10 @@ class ModuleCalls:
 
     Attributes:
         range: shape (calls,), index into the trace's ranges.
-        path: shape (calls,), code into ``paths``.
-        paths, kinds: the path of each module and its class, empty where that is not known.
-        source: what wrote the ranges, in words.
+        path: shape (calls,), index into ``paths``.
+        paths: the path of each module.
+        kinds: the class of each module, empty if it is not known.
+        source: the writer of the ranges, as a report names it.
     """
 
     range: Ints
@@ -60,75 +65,84 @@ class ModuleCalls:
 
 
 def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
-    """Finds the calls of modules in a trace; None where no range names one."""
+    """Finds the calls of modules in a trace; returns None if no range names a module."""
     ranges = attributed.trace.ranges
     index = np.flatnonzero(mask_by_name(ranges, MODULE_RANGE_WITH_PATH.fullmatch))
     if len(index):
         used, path = np.unique(ranges.name[index], return_inverse=True)
         matches = [match for i in used.tolist() if (match := MODULE_RANGE_WITH_PATH.fullmatch(ranges.names[i]))]
-        paths, kinds = (
-            tuple(split_module_path(match["path"]) for match in matches),
-            tuple(match["kind"] for match in matches),
-        )
+        paths = tuple(split_module_path(match["path"]) for match in matches)
+        kinds = tuple(match["kind"] for match in matches)
         by_engine = all(kind == UNKNOWN_MODULE_CLASS for kind in kinds)
         source = "the layers that an engine marked" if by_engine else "the ranges of nsys-analyze run --modules"
         return ModuleCalls(index, path, paths, kinds, source)
-    index = np.flatnonzero(mask_by_name(ranges, _OF_PROFILER.fullmatch))
+    index = np.flatnonzero(mask_by_name(ranges, _PROFILER_CALL.fullmatch))
     if len(index):
-        kind = [match["kind"] if (match := _OF_PROFILER.fullmatch(name)) else "" for name in ranges.names]
-        kind_of_call = [kind[i] for i in ranges.name[index].tolist()]
-        return _by_nesting(ranges, index, kind_of_call, "the module calls that PyTorch's profiler wrote", numbered=True)
-    index = np.flatnonzero(mask_by_name(ranges, _OF_NSYS.fullmatch))
+        kind = [match["kind"] if (match := _PROFILER_CALL.fullmatch(name)) else "" for name in ranges.names]
+        kinds_of_calls = [kind[i] for i in ranges.name[index].tolist()]
+        source = "the module calls that PyTorch's profiler wrote"
+        return _derive_paths_from_nesting(ranges, index, kinds_of_calls, source, numbered=True)
+    index = np.flatnonzero(mask_by_name(ranges, _NSYS_CALL.fullmatch))
     if len(index):
-        return _by_nesting(
-            ranges, index, _kinds_of_nsys(ranges, index), "the module calls that nsys wrote", numbered=True
-        )
-    if any(map(_BLOCK.fullmatch, ranges.names)) or (attributed.trace.operators.sequence >= 0).any():
-        return _of_program(attributed)
+        kinds_of_calls = _find_classes_of_nsys_calls(ranges, index)
+        source = "the module calls that nsys wrote"
+        return _derive_paths_from_nesting(ranges, index, kinds_of_calls, source, numbered=True)
+    if any(map(_NUMBERED_BLOCK.fullmatch, ranges.names)) or (attributed.trace.operators.sequence >= 0).any():
+        return _find_calls_in_own_ranges(attributed)
     return None
 
 
 def split_module_path(text: str) -> Path:
-    """Splits a path as hooks write it, ``GPT/h.0.attn``, into its words."""
-    return tuple(re.split(r"[/.]", text))[:_DEEPEST]
+    """Splits a path as hooks write it, such as ``GPT/h.0.attn``, into its words."""
+    return tuple(re.split(r"[/.]", text))[:_MAX_DEPTH]
 
 
-def _kinds_of_nsys(ranges: Ranges, calls: Ints) -> list[str]:
-    """Returns the class of each call: that of the ``forward`` right inside, where nsys wrote one."""
-    inner = np.flatnonzero(mask_by_name(ranges, _FORWARD_OF_NSYS.fullmatch))
-    both = np.concatenate([calls, inner])
-    parent = find_parents(ranges.thread[both], ranges.start[both], ranges.end[both])[len(calls) :]
+def _find_classes_of_nsys_calls(ranges: Ranges, calls: Ints) -> list[str]:
+    """Returns the class of each call: nsys may have written the ``forward`` of the class directly inside it."""
+    inner = np.flatnonzero(mask_by_name(ranges, _NSYS_FORWARD.fullmatch))
+    index = np.concatenate([calls, inner])
+    parent = find_parents(ranges.thread[index], ranges.start[index], ranges.end[index])[len(calls) :]
     classes = [ranges.names[i].split(".")[-2] for i in ranges.name[inner].tolist()]
-    kind_of_call = dict(zip(parent.tolist(), classes, strict=True))
-    return [kind_of_call.get(call, UNKNOWN_MODULE_CLASS) for call in range(len(calls))]
+    class_of_call = dict(zip(parent.tolist(), classes, strict=True))
+    return [class_of_call.get(call, UNKNOWN_MODULE_CLASS) for call in range(len(calls))]
 
 
-def _of_program(attributed: AttributedTrace) -> ModuleCalls | None:
-    """Takes the program's own ranges inside its forward passes, and wherever else it is not in a backward pass."""
-    ranges, roles, every = attributed.trace.ranges, attributed.roles, attributed.trace.operators
-    operators = {every.names[code] for code in distinct(every.name)}
-    called = mask_by_name(ranges, lambda name: not (is_framework_name(name) or name in operators))
-    called &= ~roles.is_phase_or_step & ~roles.mask("warmup")
+def _find_calls_in_own_ranges(attributed: AttributedTrace) -> ModuleCalls | None:
+    """Takes the program's own ranges inside its phases, except for those inside a backward pass, as calls."""
+    ranges, roles, operators = attributed.trace.ranges, attributed.roles, attributed.trace.operators
+    operator_names = {operators.names[code] for code in distinct(operators.name)}
+    is_call = mask_by_name(ranges, lambda name: not (is_framework_name(name) or name in operator_names))
+    is_call &= ~roles.is_phase_or_step & ~roles.mask("warmup")
     phases = ranges.select(roles.is_leaf_phase & ~roles.mask("backward"))
-    called &= is_in_any_range(phases.thread, phases.start, phases.end, ranges.thread, ranges.start)
-    index = np.flatnonzero(called)
+    is_call &= is_in_any_range(phases.thread, phases.start, phases.end, ranges.thread, ranges.start)
+    index = np.flatnonzero(is_call)
+    if not len(index):
+        return None
     names = [ranges.names[i] for i in ranges.name[index].tolist()]
-    return _by_nesting(ranges, index, names, "the program's own ranges", numbered=False) if names else None
+    return _derive_paths_from_nesting(ranges, index, names, "the program's own ranges", numbered=False)
 
 
-def _by_nesting(ranges: Ranges, index: Ints, names: list[str], source: str, *, numbered: bool) -> ModuleCalls:
-    """Makes calls whose path is that of the call around and their own name; ``numbered`` in the order of its calls."""
+def _derive_paths_from_nesting(
+    ranges: Ranges, index: Ints, names: list[str], source: str, *, numbered: bool
+) -> ModuleCalls:
+    """Returns calls whose path is the path of the surrounding call, followed by their own name.
+
+    Args:
+        index: the ranges that are calls.
+        names: the name of each call.
+        numbered: number calls of the same name inside one call, in the order of their start.
+    """
     parent = find_parents(ranges.thread[index], ranges.start[index], ranges.end[index])
     order = np.lexsort((-ranges.end[index], ranges.start[index], ranges.thread[index]))
     path_of_call: dict[int, Path] = {-1: ()}
-    seen: dict[int, Counter[str]] = {}
+    counters: dict[int, Counter[str]] = {}
     for call in order.tolist():
         around, name = int(parent[call]), names[call]
-        if numbered and around >= 0:  # of the models, each call is one of the same model
-            times = seen.setdefault(around, Counter())
-            times[name] += 1
-            name = f"{name}[{times[name] - 1}]"
-        path_of_call[call] = (*path_of_call[around], name)[:_DEEPEST]
+        if numbered and around >= 0:  # calls of the outermost module are calls of the same model
+            counter = counters.setdefault(around, Counter())
+            counter[name] += 1
+            name = f"{name}[{counter[name] - 1}]"
+        path_of_call[call] = (*path_of_call[around], name)[:_MAX_DEPTH]
     paths = sorted({path for call, path in path_of_call.items() if call >= 0})
     code = {path: i for i, path in enumerate(paths)}
     kinds = tuple(path[-1].partition("[")[0] for path in paths) if numbered else ("",) * len(paths)
@@ -137,7 +151,7 @@ def _by_nesting(ranges: Ranges, index: Ints, names: list[str], source: str, *, n
 
 
 def find_parents(group: Ints, start: Ints, end: Ints) -> Ints:
-    """Returns, shape (ranges,), the innermost other range of its group around each, -1 for none."""
+    """Returns the innermost other range of the same group around each range, -1 if there is none; shape (ranges,)."""
     parent = np.full(len(start), -1, np.int64)
     stack: list[int] = []
     groups, ends = group.tolist(), end.tolist()
@@ -151,87 +165,86 @@ def find_parents(group: Ints, start: Ints, end: Ints) -> Ints:
 
 
 class CallFinder:
-    """The call that a moment of a thread belongs to: the one open then or, in backward, that of the forward.
+    """Finds the call that an operation belongs to: the call that is open at its launch, or that of the forward pass.
 
-    An operator of a backward pass carries the sequence number of the operator of the forward pass that it
-    differentiates, and belongs to the call around that one.
+    An operator of a backward pass has the sequence number of the operator of the forward pass that it differentiates.
+    It belongs to the call around that operator.
     """
 
     def __init__(self, attributed: AttributedTrace, calls: ModuleCalls) -> None:
-        self._attributed, self._calls = attributed, calls
+        self._attributed = attributed
         ranges = attributed.trace.ranges
-        self._mask = np.zeros(len(ranges), np.bool_)
-        self._mask[calls.range] = True
+        self._is_call = np.zeros(len(ranges), np.bool_)
+        self._is_call[calls.range] = True
         self._call_of_range = np.full(len(ranges) + 1, NONE, np.int64)  # the last entry serves index -1
         self._call_of_range[calls.range] = np.arange(len(calls.range))
 
     def calls_of_operations(self, operations: Ints) -> Ints:
-        """Returns the call that each of some GPU operations belongs to, -1 for none."""
+        """Returns the call that each of ``operations`` belongs to, -1 if there is none."""
         attribution = self._attributed.attribution
-        call = self._call_of_range[attribution.find_innermost(self._mask, operations)]
+        call = self._call_of_range[attribution.find_innermost(self._is_call, operations)]
         lacking = np.flatnonzero(call == NONE)
         thread, time = attribution.thread[operations[lacking]], attribution.time[operations[lacking]]
-        call[lacking] = self._by_sequence(thread, time)
+        call[lacking] = self._find_calls_by_sequence(thread, time)
         return call
 
-    def _at(self, thread: Ints, time: Ints) -> Ints:
-        lines, index = self._open
+    def _find_open_calls(self, thread: Ints, time: Ints) -> Ints:
+        lines, index = self._timeline
         call: Ints = self._call_of_range[np.append(index, NONE)[lines.open_at(thread, time)]]
         return call
 
     @cached_property
-    def _open(self) -> tuple[Timeline, Ints]:
-        return make_timeline(self._attributed.trace.ranges, self._mask, latest=True)
+    def _timeline(self) -> tuple[Timeline, Ints]:
+        return make_timeline(self._attributed.trace.ranges, self._is_call, latest=True)
 
-    def _by_sequence(self, thread: Ints, time: Ints) -> Ints:
-        """Returns the call around the operator that made the node which runs at each (thread, time)."""
+    def _find_calls_by_sequence(self, thread: Ints, time: Ints) -> Ints:
+        """Returns the call around the forward operator whose backward node runs at each (thread, time)."""
         call = np.full(len(thread), NONE, np.int64)
-        nodes, forward = self._nodes, self._forward
+        nodes, forward = self._nodes, self._forward_operators
         if not len(thread) or not len(nodes) or not len(forward):
             return call
         running = Timeline(nodes.thread, nodes.start, nodes.end, latest=True).open_at(thread, time)
-        # A checkpoint's node runs a backward pass of its own, over nodes that this thread has numbered.
-        index = np.flatnonzero(mask_by_name(nodes, _CHECKPOINT.fullmatch))
-        around = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False).open_at(thread, time)
+        # The node of a checkpoint runs a backward pass of its own, over nodes that this thread has numbered.
+        index = np.flatnonzero(mask_by_name(nodes, _CHECKPOINT_NODE.fullmatch))
+        checkpoints = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False)
+        around = checkpoints.open_at(thread, time)
         running = np.where(around == NONE, running, np.append(index, NONE)[around])
         for process in distinct(process_of(forward.thread)):
-            made = forward.select(process_of(forward.thread) == process)
-            made = made.select(made.thread == Counter(made.thread.tolist()).most_common(1)[0][0])
-            mine = np.flatnonzero((running != NONE) & (process_of(thread) == process))
-            number = nodes.sequence[running[mine]]
-            last = np.minimum(
-                np.searchsorted(made.sequence, number, side="right"), np.searchsorted(made.start, time[mine])
-            )
-            mine, last = mine[last > 0], last[last > 0] - 1
-            call[mine] = self._at(made.thread[last], made.start[last])
+            makers = forward.select(process_of(forward.thread) == process)
+            makers = makers.select(makers.thread == Counter(makers.thread.tolist()).most_common(1)[0][0])
+            moments = np.flatnonzero((running != NONE) & (process_of(thread) == process))
+            number = nodes.sequence[running[moments]]
+            # The last operator before the moment whose number is not above the number of the node.
+            count_by_number = np.searchsorted(makers.sequence, number, side="right")
+            count = np.minimum(count_by_number, np.searchsorted(makers.start, time[moments]))
+            moments, last = moments[count > 0], count[count > 0] - 1
+            call[moments] = self._find_open_calls(makers.thread[last], makers.start[last])
         return call
 
     @cached_property
     def _nodes(self) -> Operators:
-        """The nodes of autograd as they run, and what the engine opens around each.
+        """The nodes of autograd's graph as they run, and the ranges that the engine opens around them.
 
-        The engine's range has the number of the node inside, what adds up a gradient that of the node before it.
+        The engine's range gets the sequence number of the node inside it, and a node that accumulates a gradient gets
+        the number of the node before it.
         """
         operators = self._attributed.trace.operators
-        nodes = operators.select(mask_by_name(operators, _NODE.fullmatch))
+        nodes = operators.select(mask_by_name(operators, _AUTOGRAD_NODE.fullmatch))
         nodes = nodes.select(np.lexsort((-nodes.end, nodes.start, nodes.thread)))
         if not len(nodes):
             return nodes
-        inside = np.append(nodes.start[1:] < nodes.end[:-1], False) & (np.roll(nodes.thread, -1) == nodes.thread)
-        number = np.where(inside & (nodes.sequence < 0), np.roll(nodes.sequence, -1), nodes.sequence)
+        has_inner = np.append(nodes.start[1:] < nodes.end[:-1], False) & (np.roll(nodes.thread, -1) == nodes.thread)
+        number = np.where(has_inner & (nodes.sequence < 0), np.roll(nodes.sequence, -1), nodes.sequence)
         last = np.maximum.accumulate(np.where(number >= 0, np.arange(len(nodes)), NONE))
-        is_numbered = (
-            (last != NONE)
-            & (nodes.thread == nodes.thread[last])
-            & ((number >= 0) | mask_by_name(nodes, _ADDS_UP.fullmatch))
-        )
+        is_accumulation = mask_by_name(nodes, _ACCUMULATION_NODE.fullmatch)
+        is_numbered = (last != NONE) & (nodes.thread == nodes.thread[last]) & ((number >= 0) | is_accumulation)
         return replace(nodes, sequence=np.where(is_numbered, number[last], NONE)).select(is_numbered)
 
     @cached_property
-    def _forward(self) -> Operators:
-        """What makes nodes, in order of start: operators with a number on a thread that is not autograd's own."""
+    def _forward_operators(self) -> Operators:
+        """The operators that make nodes, sorted by start: they have a number and run outside autograd's threads."""
         operators = self._attributed.trace.operators
-        makes = (operators.sequence >= 0) & ~mask_by_name(operators, _NODE.fullmatch)
-        makes &= ~np.isin(operators.thread, find_autograd_threads(self._attributed.trace))
-        makers = operators.select(makes)
+        makes_node = (operators.sequence >= 0) & ~mask_by_name(operators, _AUTOGRAD_NODE.fullmatch)
+        makes_node &= ~np.isin(operators.thread, find_autograd_threads(self._attributed.trace))
+        makers = operators.select(makes_node)
         return makers.select(np.argsort(makers.start, kind="stable"))

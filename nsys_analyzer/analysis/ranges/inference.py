@@ -1,10 +1,13 @@
-"""Phases of a program without phase ranges of its own, from the ranges that PyTorch and nsys write by themselves.
+"""Infers the phases of a program without phase ranges of its own.
 
-nsys's ``--pytorch=functions-trace`` writes a range for each call of a module, of backward and of an optimizer.
-PyTorch's profiler and ``--pytorch=autograd-nvtx`` write the operators: backward is what autograd's engine and its
-threads run, forward is what is launched before it since the optimizer, the step's start or the last backward. Each
-inferred phase becomes a range of the thread that runs the step. A process with a phase range of its own keeps these.
-Where nothing is annotated, autograd's threads and the optimizer's kernels tell the phases.
+- nsys's ``--pytorch=functions-trace`` writes a range for each call of a module, of backward and of an optimizer.
+- PyTorch's profiler and nsys's ``--pytorch=autograd-nvtx`` write the operators. Backward is the work of autograd's
+  engine and its threads. Forward is the work that is launched before it, since the optimizer, the start of the step or
+  the previous backward.
+- If nothing is annotated, the launches on autograd's threads and the kernels of the optimizer show the phases.
+
+Each inferred phase becomes a range on the thread that runs the step. A process with a phase range of its own keeps its
+ranges, and nothing is inferred.
 """
 
 from __future__ import annotations
@@ -35,134 +38,173 @@ from nsys_analyzer.trace.columns import Launches, Ranges, process_of
 from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX, map_by_shape
 from nsys_analyzer.trace.trace import Trace
 
-#: The ranges of ``--pytorch=functions-trace`` that are phases, each by its outermost range.
-_FUNCTIONS = {
+#: The ranges of ``--pytorch=functions-trace`` that are phases; the outermost ones count.
+_FUNCTION_RANGES = {
     "forward": re.compile(r"torch\.nn\.modules\.Module\.__call__"),
     "backward": re.compile(r"torch\.(?:autograd|Tensor)\.backward"),
     "optimizer": re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)(?:\w+\.)+step"),
 }
 #: The call of a module in a trace of PyTorch's profiler.
-_MODULE = re.compile(rf"{MODULE_RANGE_PREFIX}.*")
-#: What autograd's engine runs, and what it was called before PyTorch had a name for the engine.
-_ENGINE = re.compile(r"autograd::engine::evaluate_function")
-_EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateGrad|CopySlices)")
-#: ``backward()`` computes the first gradient with it before it starts the engine.
+_MODULE_CALL = re.compile(rf"{MODULE_RANGE_PREFIX}.*")
+#: The operators that autograd's engine runs, and their names in versions of PyTorch that do not name the engine.
+_ENGINE_OPERATOR = re.compile(r"autograd::engine::evaluate_function")
+_EARLY_ENGINE_OPERATOR = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateGrad|CopySlices)")
+#: ``backward()`` computes the first gradient with this operator before it starts the engine.
 _FIRST_GRADIENT = "aten::ones_like"
 _OPTIMIZER, _ZERO_GRAD, _PROFILER_STEP = "Optimizer.step#", "Optimizer.zero_grad#", "ProfilerStep#"
-#: The sources of inferred phases, as the names of their ranges say.
-FUNCTION_RANGES, _OPERATORS, _MODULES = "nsys's function ranges", "autograd's operators", "PyTorch's module calls"
+#: The sources of inferred phases, as the names of their ranges give them.
+FUNCTION_RANGES = "nsys's function ranges"
+_OPERATORS = "autograd's operators"
+_MODULE_CALLS = "PyTorch's module calls"
 BY_THREADS = "autograd's threads and the optimizer's kernels"
 
-#: Modules that launch no more than this share of a process's work are not the model.
-_LEAST = 0.1
+#: Modules that launch at most this share of the work of a process are not its model.
+_MAX_SHARE_OUTSIDE_MODEL = 0.1
 
+#: (start, end) of ranges, ns, sorted by start.
 _Spans = list[tuple[int, int]]
 
 
 @dataclass
-class _Found:
-    """Inferred ranges of one thread: times in ns, by phase, and their source."""
+class _InferredPhases:
+    """The phases that were inferred for one thread: their times in ns, by phase, and their source.
+
+    ``no_phases`` are names of a framework's ranges that are no phase after all, since they hold a whole step.
+    """
 
     thread: int
     source: str
     spans: dict[str, _Spans]
-    replaced: tuple[str, ...] = ()  # names of a framework's ranges that are no phase, since they hold a whole step
+    no_phases: tuple[str, ...] = ()
 
 
 def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> tuple[Trace, Mapping[str, str]]:
     """Adds ranges for the phases that can be inferred from a framework's own ranges and operators.
 
+    Args:
+        launch: shape (operations,), the index of the launch of each operation, -1 if there is none.
+
     Returns:
-        The trace, and the phase that each name of an added range stands for, empty for a framework's range that is no
-        phase after all; nothing where nothing was added.
+        The trace, and the phase of each name of an added range; the phase is empty for the name of a framework's range
+        that is no phase after all. The mapping is empty if nothing was added.
     """
-    written = (*_FUNCTIONS.values(), _MODULE)
-    has_functions = any(map_by_shape(trace.ranges.names, lambda name: any(p.fullmatch(name) for p in written)))
+    patterns = (*_FUNCTION_RANGES.values(), _MODULE_CALL)
+    has_functions = any(map_by_shape(trace.ranges.names, lambda name: any(p.fullmatch(name) for p in patterns)))
     has_marks = has_functions or len(trace.operators) or len(find_autograd_threads(trace))
     if any(phase in names.leaf_phases for phase in names.extra) or not has_marks:
         return trace, {}
     roles = RangeRoles(trace.ranges, names)
-    own = roles.is_leaf_phase & ~mask_by_name(trace.ranges, is_framework_name)
-    processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), process_of(trace.ranges.thread[own]))
+    is_own_phase = roles.is_leaf_phase & ~mask_by_name(trace.ranges, is_framework_name)
+    annotated = process_of(trace.ranges.thread[is_own_phase])
+    processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), annotated)
     if not len(processes):
         return trace, {}
-    known = launch != NONE
-    launched, place = np.unique(launch[known], return_inverse=True)
-    duration = (trace.operations.end - trace.operations.start)[known].astype(np.float64)
-    work = np.bincount(place, duration, len(launched)).astype(np.float64)
+    has_launch = launch != NONE
+    launched, position = np.unique(launch[has_launch], return_inverse=True)
+    duration = (trace.operations.end - trace.operations.start)[has_launch].astype(np.float64)
+    work_ns = np.bincount(position, duration, len(launched)).astype(np.float64)
     launches = trace.launches.select(launched)
-    classes = np.array([*map(classify, trace.operations.names), ""], np.object_)
-    of_launch = np.full(len(launched), "", np.object_)
-    of_launch[place] = classes[trace.operations.name[known]]
-    found = [
-        one
+    class_of_name = np.array([*map(classify, trace.operations.names), ""], np.object_)
+    classes = np.full(len(launched), "", np.object_)
+    classes[position] = class_of_name[trace.operations.name[has_launch]]
+    inferred = [
+        phases
         for process in processes
-        for one in _Inference(trace, roles, launches, work, of_launch, int(process)).found()
+        for phases in _Inference(trace, roles, launches, work_ns, classes, int(process)).infer()
     ]
-    return _added(trace, found) if found else (trace, {})
+    return _add_ranges(trace, inferred) if inferred else (trace, {})
 
 
-def _spans(ranges: Ranges) -> _Spans:
-    order = np.argsort(ranges.start, kind="stable")
-    return list(zip(ranges.start[order].tolist(), ranges.end[order].tolist(), strict=True))
+def _add_ranges(trace: Trace, inferred: Sequence[_InferredPhases]) -> tuple[Trace, Mapping[str, str]]:
+    """Returns the trace with the inferred ranges after its own; their names give the source of the inference."""
+    ranges = trace.ranges
+    phase_of_name: dict[str, str] = {}
+    rows: list[tuple[int, int, int, int]] = []
+    codes: dict[str, int] = {}
+    for phases in inferred:
+        for phase, spans in phases.spans.items():
+            name = f"{phase} (inferred from {phases.source})"
+            phase_of_name[name] = phase
+            code = codes.setdefault(name, len(ranges.names) + len(codes))
+            rows += [(start, end, phases.thread, code) for start, end in spans]
+    added = np.array(rows, np.int64).reshape(len(rows), 4).T
+    recorded = (ranges.start, ranges.end, ranges.thread, ranges.name)
+    start, end, thread, name_code = (np.concatenate(pair) for pair in zip(recorded, added, strict=True))
+    no_phases = {name: "" for phases in inferred for name in phases.no_phases}
+    ranges = Ranges(start, end, thread, name_code, (*ranges.names, *codes))
+    return replace(trace, ranges=ranges), {**phase_of_name, **no_phases}
 
 
 class _Inference:
-    """The phases of one process, by the ranges and operators that its framework wrote.
+    """Infers the phases of one process from the ranges and operators that its framework wrote.
 
-    ``work``, ``classes``: shape (launches,), how long what each launch has launched runs, ns, and its class.
+    Args:
+        work_ns: shape (launches,), how long the operations of each launch run.
+        classes: shape (launches,), the class of the kernel of each launch.
     """
 
     def __init__(
-        self, trace: Trace, roles: RangeRoles, launches: Launches, work: Floats, classes: npt.NDArray[np.object_],
-        process: int,
+        self, trace: Trace, roles: RangeRoles, launches: Launches, work_ns: Floats,
+        classes: npt.NDArray[np.object_], process: int,
     ) -> None:  # fmt: skip
         self.trace, self.ranges = trace, trace.ranges
-        self.mine = process_of(trace.ranges.thread) == process
+        self.in_process = process_of(trace.ranges.thread) == process
         self.operators = trace.operators.select(process_of(trace.operators.thread) == process)
-        own = process_of(launches.thread) == process
-        self.launches, self.work, self.classes = launches.select(own), work[own], classes[own]
-        bounding = self.ranges.select(roles.mask(STEP, WARMUP) & self.mine)
+        launched_here = process_of(launches.thread) == process
+        self.launches = launches.select(launched_here)
+        self.work_ns, self.classes = work_ns[launched_here], classes[launched_here]
+        bounding = self.ranges.select(roles.mask(STEP, WARMUP) & self.in_process)
         open_ranges = trace.open_ranges
         endless = roles.mask(WARMUP, of=open_ranges) & (process_of(open_ranges.thread) == process)
-        #: No pass goes across the start or the end of a step or of warm-up.
+        #: No pass extends beyond the start or the end of a step or of a warm-up range.
         self.bounds = np.concatenate([bounding.start, bounding.end, open_ranges.start[endless]]).tolist()
 
-    def found(self) -> Iterator[_Found]:
-        """The phases of each thread that trains: those of its function ranges, else those of the operators."""
-        threads = self._threads_with("backward", "optimizer") or self._threads_with("forward")[:1]
+    def infer(self) -> Iterator[_InferredPhases]:
+        """Yields the phases of each thread that trains: from its function ranges, else from the operators."""
+        threads = self._threads_with_functions("backward", "optimizer") or self._threads_with_functions("forward")[:1]
+        for thread in threads:
+            yield _InferredPhases(thread, FUNCTION_RANGES, self._infer_from_functions(thread))
         if threads:
-            for thread in threads:
-                yield _Found(thread, FUNCTION_RANGES, self._of_functions(thread))
-        elif one := (self._of_operators() if len(self.operators) else self._of_threads()) or self._of_modules():
-            yield one
+            return
+        phases = self._infer_from_operators() if len(self.operators) else self._infer_from_threads()
+        phases = phases or self._infer_from_modules()
+        if phases:
+            yield phases
 
-    def _called(self, prefix: str) -> Ranges:
-        return self.ranges.select(self.mine & mask_by_name(self.ranges, lambda name: name.startswith(prefix)))
+    def _select_by_prefix(self, prefix: str) -> Ranges:
+        return self.ranges.select(self.in_process & mask_by_name(self.ranges, lambda name: name.startswith(prefix)))
 
     # --- nsys's function ranges
 
-    def _threads_with(self, *phases: str) -> list[int]:
-        """The threads that have function ranges of these phases, those with most first; autograd's own is none."""
-        chosen = self.mine & mask_by_name(self.ranges, lambda name: any(_FUNCTIONS[p].fullmatch(name) for p in phases))
-        chosen &= ~np.isin(self.ranges.thread, find_autograd_threads(self.trace))
-        return _by_frequency(self.ranges.thread[chosen])
+    def _threads_with_functions(self, *phases: str) -> list[int]:
+        """Returns the threads that have function ranges of these phases, those with most ranges first.
 
-    def _of_functions(self, thread: int) -> dict[str, _Spans]:
-        here = self.ranges.thread == thread
+        Autograd's own threads are left out.
+        """
+        patterns = [_FUNCTION_RANGES[phase] for phase in phases]
+        is_function = mask_by_name(self.ranges, lambda name: any(pattern.fullmatch(name) for pattern in patterns))
+        is_function &= self.in_process & ~np.isin(self.ranges.thread, find_autograd_threads(self.trace))
+        return _sort_by_frequency(self.ranges.thread[is_function])
+
+    def _infer_from_functions(self, thread: int) -> dict[str, _Spans]:
+        on_thread = self.ranges.select(self.ranges.thread == thread)
         calls, backward, optimizer = (
-            _spans(self.ranges.select(here & mask_by_name(self.ranges, pattern.fullmatch)))
-            for pattern in _FUNCTIONS.values()
+            _spans(on_thread.select(mask_by_name(on_thread, pattern.fullmatch)))
+            for pattern in _FUNCTION_RANGES.values()
         )
-        backward = _outermost(backward)
-        optimizer = [_behind(span, backward) for span in _outermost(optimizer)]
-        forward = self._joined(_apart(calls, [*backward, *optimizer]), backward, optimizer)
-        return {"forward": forward, "backward": backward, "optimizer": optimizer}
+        backward = _keep_outermost(backward)
+        optimizer = [_cut_to_after_backward(span, backward) for span in _keep_outermost(optimizer)]
+        calls = _keep_apart(calls, [*backward, *optimizer])
+        return {
+            "forward": self._join_calls(calls, backward, optimizer),
+            "backward": backward,
+            "optimizer": optimizer,
+        }
 
-    def _joined(self, calls: _Spans, backward: _Spans, optimizer: _Spans) -> _Spans:
-        """The calls before one backward as one forward: a model and its criterion are called one after the other.
+    def _join_calls(self, calls: _Spans, backward: _Spans, optimizer: _Spans) -> _Spans:
+        """Joins the calls before each backward into one forward: a model and its criterion are called in turn.
 
-        Calls that no backward follows, as in evaluation, are none. Without any backward every call is a forward.
+        Calls that no backward follows, as in an evaluation, are left out. Without any backward every call is a forward.
         """
         if not backward:
             return calls
@@ -171,210 +213,208 @@ class _Inference:
         passes: dict[int, _Spans] = {}
         for call in calls:
             passes.setdefault(int(np.searchsorted(bounds, call[0], side="right")), []).append(call)
-        kept = (spans for i, spans in passes.items() if i < len(bounds) and bounds[i] in ends)
-        return [(spans[0][0], spans[-1][1]) for spans in kept]
+        followed = (spans for i, spans in passes.items() if i < len(bounds) and bounds[i] in ends)
+        return [(spans[0][0], spans[-1][1]) for spans in followed]
 
     # --- calls of modules, in a trace without a backward pass
 
-    def _of_modules(self) -> _Found | None:
-        """A forward pass from each call of the model: of the modules that none calls, the one that launches most work.
+    def _infer_from_modules(self) -> _InferredPhases | None:
+        """Infers a forward pass from each call of the model.
 
-        What is called behind it, such as a head, is part of its pass. Beside the replay of a graph that holds the
-        model, calls of its sampler are no forward.
+        The model is the module that no other module calls and that launches most work. Calls after it, such as those of
+        a head, are part of its pass. If a CUDA graph replays the model, the other calls, such as those of a sampler,
+        launch too little work to be a forward pass.
         """
-        calls = self.ranges.select(self.mine & mask_by_name(self.ranges, _MODULE.fullmatch))
-        threads = _by_frequency(calls.thread)
-        if not threads or len(self._called(_OPTIMIZER)):
+        calls = self.ranges.select(self.in_process & mask_by_name(self.ranges, _MODULE_CALL.fullmatch))
+        threads = _sort_by_frequency(calls.thread)
+        if not threads or len(self._select_by_prefix(_OPTIMIZER)):
             return None
         calls = calls.select(calls.thread == threads[0])
         calls = calls.select(~is_contained(calls.thread, calls.start, calls.end))
         calls = calls.select(np.argsort(calls.start, kind="stable"))
-        here = np.flatnonzero(self.launches.thread == threads[0])
-        here = here[np.argsort(self.launches.start[here], kind="stable")]
-        work = np.append(0, np.cumsum(self.work[here]))
-        first, behind = (np.searchsorted(self.launches.start[here], time) for time in (calls.start, calls.end))
-        of_model = np.bincount(calls.name, work[behind] - work[first])
-        if of_model.sum() <= _LEAST * self.work.sum():
+        on_thread = np.flatnonzero(self.launches.thread == threads[0])
+        on_thread = on_thread[np.argsort(self.launches.start[on_thread], kind="stable")]
+        work_before = np.append(0, np.cumsum(self.work_ns[on_thread]))
+        first, stop = (np.searchsorted(self.launches.start[on_thread], time) for time in (calls.start, calls.end))
+        work_by_module = np.bincount(calls.name, work_before[stop] - work_before[first])
+        if work_by_module.sum() <= _MAX_SHARE_OUTSIDE_MODEL * self.work_ns.sum():
             return None
-        model = int(of_model.argmax())
+        model = int(work_by_module.argmax())
         first = np.flatnonzero(calls.name == model)
         last = np.append(first[1:], len(calls)) - 1
         spans = zip(calls.start[first].tolist(), calls.end[last].tolist(), strict=True)
-        return _Found(threads[0], _MODULES, {"forward": list(spans)})
+        return _InferredPhases(threads[0], _MODULE_CALLS, {"forward": list(spans)})
 
     # --- autograd's operators
 
-    def _of_operators(self) -> _Found | None:
-        """The phases by the engine's operators and by the launches ``outside`` it of the step's thread."""
-        engine = self.operators.select(mask_by_name(self.operators, _ENGINE.match))
+    def _infer_from_operators(self) -> _InferredPhases | None:
+        """Infers the phases from the engine's operators and from the launches of the step's thread outside them."""
+        engine = self.operators.select(mask_by_name(self.operators, _ENGINE_OPERATOR.match))
         if is_early := not len(engine):
-            engine = self.operators.select(mask_by_name(self.operators, _EARLY_ENGINE.fullmatch))
+            engine = self.operators.select(mask_by_name(self.operators, _EARLY_ENGINE_OPERATOR.fullmatch))
         if not len(engine):
             return None
-        thread = self._step_thread(engine)
-        here = engine.select(engine.thread == thread)
-        if is_early and len(here):
+        thread = self._find_step_thread(engine)
+        on_thread = engine.select(engine.thread == thread)
+        if is_early and len(on_thread):
             return None  # nothing separates one backward from the next
         launched = np.sort(self.launches.start[self.launches.thread == thread])
-        outside = launched[
-            ~is_in_any_range(here.thread, here.start, here.end, np.full(len(launched), thread), launched)
-        ]
-        backward = self._backward(engine, thread, outside)
+        group = np.full(len(launched), thread)
+        outside = launched[~is_in_any_range(on_thread.thread, on_thread.start, on_thread.end, group, launched)]
+        backward = self._find_backward(engine, thread, outside)
         if not backward:
             return None
-        optimizer, replaced = self._optimizer(backward)
-        forward = list(self._forward(thread, outside, backward, optimizer))
-        spans = {"forward": forward, "backward": backward, **({"optimizer": optimizer} if replaced else {})}
-        return _Found(thread, _OPERATORS, spans, replaced)
+        optimizer, whole_steps = self._find_optimizer(backward)
+        spans = {"forward": list(self._find_forward(thread, outside, backward, optimizer)), "backward": backward}
+        if whole_steps:
+            spans["optimizer"] = optimizer
+        return _InferredPhases(thread, _OPERATORS, spans, whole_steps)
 
     # --- threads and kernels alone
 
-    def _of_threads(self) -> _Found | None:
-        """Backward by what autograd's threads launch, the optimizer by its kernels, forward where both are known.
+    def _infer_from_threads(self) -> _InferredPhases | None:
+        """Infers backward from the launches of autograd's threads, the optimizer from its kernels, and forward.
 
-        Without kernels of an optimizer, what lies between two backward passes may hold one nevertheless.
+        Without kernels of an optimizer there is no forward, since the work between two backward passes may hold an
+        optimizer nevertheless.
         """
-        helpers = find_autograd_threads(self.trace)
-        threads = _by_frequency(self.launches.thread[~np.isin(self.launches.thread, helpers)])
-        if not threads or not np.isin(self.launches.thread, helpers).any():
+        engine_threads = find_autograd_threads(self.trace)
+        threads = _sort_by_frequency(self.launches.thread[~np.isin(self.launches.thread, engine_threads)])
+        if not threads or not np.isin(self.launches.thread, engine_threads).any():
             return None
-        here = self.launches.thread == threads[0]
-        order = np.argsort(self.launches.start[here], kind="stable")
-        outside, classes = self.launches.start[here][order], self.classes[here][order]
-        backward = self._backward(self.operators, threads[0], outside)
-        if not backward:  # the capture begins in it
+        on_thread = self.launches.thread == threads[0]
+        order = np.argsort(self.launches.start[on_thread], kind="stable")
+        outside, classes = self.launches.start[on_thread][order], self.classes[on_thread][order]
+        backward = self._find_backward(self.operators, threads[0], outside)
+        if not backward:  # the capture begins inside it
             return None
         optimizer = []
-        for (_, ended), (following, _) in zip(backward, [*backward[1:], (np.iinfo(np.int64).max, 0)], strict=True):
-            between = slice(*np.searchsorted(outside, (ended, following)))
+        next_starts = [*(start for start, _ in backward[1:]), np.iinfo(np.int64).max]
+        for (_, end), next_start in zip(backward, next_starts, strict=True):
+            between = slice(*np.searchsorted(outside, (end, next_start)))
             updates = np.flatnonzero(classes[between] == "optimizer")
             if len(updates):
-                model = np.flatnonzero(np.isin(classes[between], MODEL_CLASSES))
-                until = np.append(model, len(classes))[np.searchsorted(model, updates[0])]
-                times = outside[between][updates[updates < until]]
+                of_model = np.flatnonzero(np.isin(classes[between], MODEL_CLASSES))
+                next_of_model = np.append(of_model, len(classes))[np.searchsorted(of_model, updates[0])]
+                times = outside[between][updates[updates < next_of_model]]
                 optimizer.append((int(times[0]), int(times[-1]) + 1))
-        forward = list(self._forward(threads[0], outside, backward, optimizer)) if optimizer else []
+        forward = list(self._find_forward(threads[0], outside, backward, optimizer)) if optimizer else []
         spans = {"forward": forward, "backward": backward, "optimizer": optimizer}
-        return _Found(threads[0], BY_THREADS, {phase: spans[phase] for phase in spans if spans[phase]})
+        return _InferredPhases(threads[0], BY_THREADS, {phase: spans[phase] for phase in spans if spans[phase]})
 
-    def _step_thread(self, engine: Ranges) -> int:
-        """The thread of the optimizer or the profiler's steps, else that which launches most outside the engine."""
-        helpers = [*find_autograd_threads(self.trace), *engine.thread]
-        others = self.launches.thread[~np.isin(self.launches.thread, helpers)]
-        steps = (self._called(name).thread for name in (_OPTIMIZER, _PROFILER_STEP))
-        choices = (_by_frequency(threads) for threads in (*steps, others, engine.thread))
+    def _find_step_thread(self, engine: Ranges) -> int:
+        """Returns the thread of the optimizer or of the profiler's steps.
+
+        Without such ranges it is the thread that launches most outside the engine.
+        """
+        engine_threads = [*find_autograd_threads(self.trace), *engine.thread]
+        launching = self.launches.thread[~np.isin(self.launches.thread, engine_threads)]
+        steps = (self._select_by_prefix(prefix).thread for prefix in (_OPTIMIZER, _PROFILER_STEP))
+        choices = (_sort_by_frequency(threads) for threads in (*steps, launching, engine.thread))
         return next(threads[0] for threads in choices if threads)
 
-    def _backward(self, engine: Ranges, thread: int, outside: Ints) -> _Spans:
-        """The stretches in which the engine or its threads work, parted by the step's launches and by bounds.
+    def _find_backward(self, engine: Ranges, thread: int, outside: Ints) -> _Spans:
+        """Returns the spans in which the engine or its threads work, split at launches of the step and at bounds.
 
         A backward that began before the capture is left out.
+
+        Args:
+            outside: sorted times of the launches of ``thread`` outside the engine, ns.
         """
-        _, starts, ends = self._stretches(engine, thread)
+        _, starts, ends = self._merge_engine_work(engine, thread)
         operators = self.operators
         gradients = operators.select(mask_by_name(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
-        parting = np.sort(np.concatenate([outside, np.array(self.bounds, np.int64)]))
-        parted = np.searchsorted(parting, starts[1:]) > np.searchsorted(parting, ends[:-1])
-        firsts = np.flatnonzero(np.concatenate([[True], parted]))
+        splits = np.sort(np.concatenate([outside, np.array(self.bounds, np.int64)]))
+        is_split = np.searchsorted(splits, starts[1:]) > np.searchsorted(splits, ends[:-1])
+        firsts = np.flatnonzero(np.concatenate([[True], is_split]))
         spans = [
-            (_with_first_gradient(int(starts[i]), gradients, outside), int(ends[following - 1]))
+            (_include_first_gradient(int(starts[i]), gradients, outside), int(ends[following - 1]))
             for i, following in zip(firsts, [*firsts[1:], len(starts)], strict=True)
         ]
         return spans[1:] if len(outside) and outside[0] > spans[0][0] else spans
 
-    def _stretches(self, engine: Ranges, thread: int) -> tuple[Ints, Ints, Ints]:
-        """The engine's operators, and all that runs on threads of its own, joined where they overlap."""
-        helpers = np.setdiff1d([*find_autograd_threads(self.trace), *engine.thread], [thread])
-        operators = self.operators.select(np.isin(self.operators.thread, helpers))
-        launches = self.launches.start[np.isin(self.launches.thread, helpers)]
+    def _merge_engine_work(self, engine: Ranges, thread: int) -> tuple[Ints, Ints, Ints]:
+        """Merges the engine's operators with all operators and launches on the threads of the engine."""
+        engine_threads = np.setdiff1d([*find_autograd_threads(self.trace), *engine.thread], [thread])
+        operators = self.operators.select(np.isin(self.operators.thread, engine_threads))
+        launches = self.launches.start[np.isin(self.launches.thread, engine_threads)]
         start = np.concatenate([engine.start, operators.start, launches])
         end = np.concatenate([engine.end, operators.end, launches + 1])
         return merge_ranges(np.zeros(len(start), np.int64), start, end)
 
-    def _optimizer(self, backward: _Spans) -> tuple[_Spans, tuple[str, ...]]:
-        """The optimizers by the framework's ranges, and the names of the ranges that hold a backward.
+    def _find_optimizer(self, backward: _Spans) -> tuple[_Spans, tuple[str, ...]]:
+        """Returns the spans of the optimizers, and the names of the framework's ranges that hold a whole step.
 
-        A closure runs the whole step in these: what lies behind the backward is the optimizer.
+        A closure runs the whole step inside such a range. The optimizer is then the work after the backward.
         """
-        optimizers = self._called(_OPTIMIZER)
+        optimizers = self._select_by_prefix(_OPTIMIZER)
         spans = _spans(optimizers)
-        behind = [_behind(span, backward) for span in spans]
-        if behind == spans:
+        cut = [_cut_to_after_backward(span, backward) for span in spans]
+        if cut == spans:
             return spans, ()
-        return behind, tuple({optimizers.names[i] for i in optimizers.name})
+        return cut, tuple({optimizers.names[i] for i in optimizers.name})
 
-    def _forward(self, thread: int, outside: Ints, backward: _Spans, optimizer: _Spans) -> Iterator[tuple[int, int]]:
-        """From the first operator that launches before each backward, behind what came last, to the backward.
+    def _find_forward(
+        self, thread: int, outside: Ints, backward: _Spans, optimizer: _Spans
+    ) -> Iterator[tuple[int, int]]:
+        """Yields the forward before each backward: from the first operator that launches work to the backward.
 
-        Gradients that are set to zero are no forward.
+        It starts after the previous backward, optimizer or bound. Setting gradients to zero is no forward.
         """
-        zeroing = self._called(_ZERO_GRAD)
+        zeroing = self._select_by_prefix(_ZERO_GRAD)
         group = np.full(len(outside), thread)
         outside = outside[~is_in_any_range(zeroing.thread, zeroing.start, zeroing.end, group, outside)]
         bounds = np.sort(np.array([*(end for _, end in (*backward, *optimizer)), *self.bounds], np.int64))
         operators = self.operators.select(self.operators.thread == thread)
-        opened = Timeline(operators.thread, operators.start, operators.end, latest=False)
+        outermost = Timeline(operators.thread, operators.start, operators.end, latest=False)
         for start, _ in backward:
             before = np.searchsorted(bounds, start, side="right")
             bound = int(bounds[before - 1]) if before else LONG_AGO
             launched = outside[np.searchsorted(outside, bound) : np.searchsorted(outside, start)]
             if len(launched):
-                outermost = int(opened.open_at(np.array([thread]), launched[:1])[0])
-                yield (int(launched[0]) if outermost == NONE else max(int(operators.start[outermost]), bound)), start
+                operator = int(outermost.open_at(np.array([thread]), launched[:1])[0])
+                yield (int(launched[0]) if operator == NONE else max(int(operators.start[operator]), bound)), start
 
 
-def _by_frequency(threads: Ints) -> list[int]:
-    """The distinct threads, the most frequent first."""
+def _spans(ranges: Ranges) -> _Spans:
+    order = np.argsort(ranges.start, kind="stable")
+    return list(zip(ranges.start[order].tolist(), ranges.end[order].tolist(), strict=True))
+
+
+def _sort_by_frequency(threads: Ints) -> list[int]:
+    """Returns the distinct threads, the most frequent first."""
     values, counts = np.unique(threads, return_counts=True)
     return [int(values[i]) for i in np.argsort(-counts, kind="stable")]
 
 
 def _columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
-    """Spans as groups (all 0), starts and ends, each of shape (spans,)."""
+    """Returns spans as groups (all 0), starts and ends, each of shape (spans,)."""
     start, end = np.array(spans, np.int64).reshape(len(spans), 2).T
     return np.zeros(len(spans), np.int64), start, end
 
 
-def _outermost(spans: _Spans) -> _Spans:
+def _keep_outermost(spans: _Spans) -> _Spans:
     return list(compress(spans, ~is_contained(*_columns(spans))))
 
 
-def _apart(spans: _Spans, others: _Spans) -> _Spans:
-    """The outermost of the spans in which none of the others starts, and which start in none of the others."""
-    group, start, _ = _columns(others)
-    spans = _outermost(list(compress(spans, ~has_moments(group, start, *_columns(spans)))))
+def _keep_apart(spans: _Spans, separate: _Spans) -> _Spans:
+    """Returns the outermost spans that do not start inside a separate span, and inside which none of these starts."""
+    group, start, _ = _columns(separate)
+    spans = _keep_outermost(list(compress(spans, ~has_moments(group, start, *_columns(spans)))))
     group, start, _ = _columns(spans)
-    return list(compress(spans, ~is_in_any_range(*_columns(others), group, start)))
+    return list(compress(spans, ~is_in_any_range(*_columns(separate), group, start)))
 
 
-def _behind(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:
-    """The part of a range behind the last backward in it."""
+def _cut_to_after_backward(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:
+    """Returns the part of a span after the last backward inside it."""
     return max([span[0], *(end for start, end in backward if span[0] <= start and end <= span[1])]), span[1]
 
 
-def _with_first_gradient(start: int, gradients: Ranges, outside: Ints) -> int:
-    """When a backward begins: where its first gradient is made, if nothing else is launched in between."""
-    made = np.flatnonzero(gradients.end <= start)
-    if not len(made):
+def _include_first_gradient(start: int, gradients: Ranges, outside: Ints) -> int:
+    """Returns the start of a backward: that of its first gradient, if nothing else is launched in between."""
+    before = np.flatnonzero(gradients.end <= start)
+    if not len(before):
         return start
-    last = made[np.argmax(gradients.end[made])]
+    last = before[np.argmax(gradients.end[before])]
     launched = outside[(outside >= gradients.end[last]) & (outside < start)]
     return start if len(launched) else int(gradients.start[last])
-
-
-def _added(trace: Trace, found: Sequence[_Found]) -> tuple[Trace, Mapping[str, str]]:
-    """The trace with the inferred ranges behind its own, under names that say what they were inferred from."""
-    ranges = trace.ranges
-    phases = {_name(phase, one): phase for one in found for phase in one.spans}
-    code = {name: len(ranges.names) + i for i, name in enumerate(phases)}
-    by_name = [(one, code[_name(phase, one)], spans) for one in found for phase, spans in one.spans.items()]
-    rows = [(start, end, one.thread, name) for one, name, spans in by_name for start, end in spans]
-    added = np.array(rows, np.int64).reshape(len(rows), 4).T
-    recorded = (ranges.start, ranges.end, ranges.thread, ranges.name)
-    start, end, thread, name = (np.concatenate(pair) for pair in zip(recorded, added, strict=True))
-    replaced = {name: "" for one in found for name in one.replaced}
-    return replace(trace, ranges=Ranges(start, end, thread, name, (*ranges.names, *phases))), {**phases, **replaced}
-
-
-def _name(phase: str, found: _Found) -> str:
-    return f"{phase} (inferred from {found.source})"
