@@ -1,6 +1,7 @@
-"""Attention alone, in one implementation and shape: its error, its time, and its memory.
+"""Measures one implementation of attention in one shape: its error, its time, and its memory.
 
-The implementations are in ``attention_variants.py``; on a GPU ``flash`` is Triton's kernels in ``flash_attention.py``.
+The implementations are in ``attention_variants.py``. On a GPU ``flash`` is the Triton version in
+``flash_attention.py``.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from profiling_targets.attention_variants import (
 from profiling_targets.harness import NotHereError, allocations, main, set_precision, times_ms
 from profiling_targets.transformer import unfused_attention
 
-#: The largest difference from attention in fp64 that output or gradients may show, ÷ the largest value of these: twelve
-#: roundings of bf16 (2⁻⁸), since some variants keep scores, weights and partial sums of gradients in it.
+#: The largest allowed difference of output or gradients from attention in fp64, divided by their largest value. The
+#: tolerance of bf16 is twelve of its roundings (2⁻⁸), since some variants keep scores and partial sums in bf16.
 TOLERANCES = {"fp32": 1e-4, "bf16": 5e-2}
-#: Scores of the heads that are checked, in all: 256 MiB in fp64.
+#: The error is checked on as many heads as have this many scores together, which take 256 MiB in fp64.
 _CHECKED_SCORES = 2**25
 _DO_BENCH_WARMUP_MS = 25
 
@@ -44,26 +45,26 @@ def measure(case: PassesCase, figures: PassesFigures) -> None:
     if heads := _CHECKED_SCORES // case.context_length**2:
         figures.max_error = _error(case, passes, heads)
     with torch.no_grad():
-        with allocations(case.device) as counted:
+        with allocations(case.device) as memory:
             passes.forward()
-        figures.forward_peak_bytes = counted.peak_bytes
+        figures.forward_peak_bytes = memory.peak_bytes
         figures.forward = _times(passes.forward, case)
     _measure_backward(case, passes, figures)
-    with allocations(case.device) as counted:
+    with allocations(case.device) as memory:
         passes.end_to_end()
-    figures.peak_bytes = counted.peak_bytes
+    figures.peak_bytes = memory.peak_bytes
     figures.end_to_end = _times(passes.end_to_end, case)
 
 
 def _measure_backward(case: PassesCase, passes: Passes, figures: PassesFigures) -> None:
-    """Times the backward pass alone.
+    """Measures the time of the backward pass without the forward pass.
 
     Eager code repeats the backward pass from one forward pass. Compiled code reuses the memory that its forward pass
-    saved, so each of its backward passes follows a forward pass of its own, which is not timed.
+    saved, so a new forward pass, which is not timed, runs before each of its backward passes.
     """
-    with allocations(case.device) as counted:
+    with allocations(case.device) as memory:
         out = passes.forward()
-    figures.before_backward_bytes = counted.alive_bytes
+    figures.before_backward_bytes = memory.alive_bytes
     if case.implementation.startswith("sdpa") and out.grad_fn:
         figures.kernel = out.grad_fn.name().removeprefix("ScaledDotProduct").removesuffix("Backward0")
 
@@ -86,35 +87,41 @@ def _attend(case: PassesCase) -> Attend:
         masked = later_keys(case.context_length, case.context_length, case.device) & case.causal  # (S, S)
         return lambda q, k, v: attend(q, k, v, masked)
     if case.implementation == "sdpa_flash" and case.device == "cuda" and case.precision == "fp32":
-        raise NotHereError("FlashAttention of PyTorch takes bf16 on a GPU, and no fp32")
+        raise NotHereError("PyTorch's FlashAttention supports bf16 on a GPU, but not fp32")
     if case.implementation != "flash":
         return lambda q, k, v: IMPLEMENTATIONS[case.implementation](q, k, v, case.causal)
     if case.device == "cpu":
-        raise NotHereError("Triton's kernels need a GPU; tiled is the same algorithm")
+        raise NotHereError("Triton kernels need a GPU; the implementation tiled is the same algorithm")
     in_triton = triton_attention(case.d_head)
     return lambda q, k, v: in_triton(q, k, v, case.causal)
 
 
 def _error(case: PassesCase, passes: Passes, heads: int) -> float:
-    """Returns the error of so many heads; an ArithmeticError where it is no attention: its time is worth nothing."""
+    """Returns the error of the first heads.
+
+    Raises:
+        ArithmeticError: the error exceeds the tolerance, so the implementation is wrong and its time means nothing.
+    """
 
     def checked(tensor: Tensor) -> Tensor:  # (B, H, S, d) -> (1, heads, S, d)
         return tensor.flatten(0, 1)[:heads].unsqueeze(0)
 
-    found = [checked(tensor) for tensor in passes.end_to_end()]
+    results = [checked(tensor) for tensor in passes.end_to_end()]
     exact = passes.like(lambda q, k, v: sdpa(q, k, v, case.causal), lambda tensor: checked(tensor).double())
-    error, tolerance = max_error(found, exact.end_to_end()), TOLERANCES[case.precision]
-    if not error <= tolerance:  # a NaN is no agreement
+    error, tolerance = max_error(results, exact.end_to_end()), TOLERANCES[case.precision]
+    if not error <= tolerance:  # this is also true of a NaN
         raise ArithmeticError(f"the error is {error:.2g}, and the tolerance {tolerance:.2g}")
     return error
 
 
 def _times(work: Callable[[], object], case: PassesCase, prepare: Callable[[], object] | None = None) -> Times:
-    """Returns the times of a pass; do_bench gives the median, the shortest and the longest alone.
+    """Returns the times of a pass.
+
+    On a GPU, Triton's do_bench measures the pass and gives only the median, the shortest and the longest time.
 
     Args:
         work: the pass.
-        case: how often it is measured, and on which device.
+        case: the device, and how often to measure.
         prepare: runs before each pass and is not timed. A pass that needs it is not measured by do_bench.
     """
     if prepare or not case.measured_ms or case.device == "cpu":

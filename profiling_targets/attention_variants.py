@@ -1,8 +1,8 @@
-"""Implementations of attention with PyTorch's operators, their passes, and the error of what they return.
+"""Implements attention with PyTorch's operators in several ways, and measures the error of each.
 
-They have the same result and take other memory, forward and backward: the four from ``naive`` to ``tiled`` go from all
-S² scores to one tile of them; ``sdpa`` is what PyTorch itself offers. They run wherever their operators do. The target
-``attention`` measures them.
+All implementations have the same result and differ in memory. The four from ``naive`` to ``tiled`` hold ever fewer
+scores at once, from all S² down to one tile. ``sdpa`` is PyTorch's own attention. The target ``attention`` measures
+them.
 
 Shapes: B sequences, H heads, S tokens, d features of a head. Queries, keys, values, the output and their gradients
 have the same shape, (B, H, S, d).
@@ -29,14 +29,15 @@ Attention = Callable[..., Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-#: A tensor whose norm is a smaller share of the largest one is zero but for rounding: with one token, dq and dk.
-_ZERO = 1e-9
+#: A tensor counts as zero if its largest value is below this share of the largest value of all tensors. With a single
+#: token dq and dk are zero up to rounding.
+_ZERO_SHARE = 1e-9
 _TILE = 256
 _ROWS = 128
 
 
 class Passes:
-    """Forward, backward, and both of them, of one attention over fixed inputs.
+    """The forward and backward passes of one implementation of attention over fixed inputs.
 
     Attributes:
         attend: the attention, a function of q, k and v.
@@ -51,37 +52,40 @@ class Passes:
 
     @classmethod
     def random(cls, attend: Attend, shape: Sequence[int], device: str, precision: str = "fp32") -> Passes:
-        """Makes passes over the same normally distributed inputs each time."""
+        """Makes passes over normally distributed inputs, which are the same in each call."""
         torch.manual_seed(0)
         q, k, v, gradient = (torch.randn(*shape, device=device, dtype=DTYPES[precision]) for _ in range(4))
         return cls(attend, [tensor.requires_grad_() for tensor in (q, k, v)], gradient)
 
     def like(self, attend: Attend, convert: Callable[[Tensor], Tensor]) -> Passes:
-        """Makes passes of another attention over converted inputs: in another precision, or of some of the heads."""
+        """Makes passes of another implementation over converted inputs, such as inputs in another precision."""
         inputs = [convert(tensor.detach()).requires_grad_() for tensor in self.inputs]
         return Passes(attend, inputs, convert(self.gradient))
 
     def forward(self) -> Tensor:
-        """Returns the output, recorded for backward."""
+        """Returns the output, which autograd records for the backward pass."""
         return self.attend(*self.inputs)
 
     def backward(self, out: Tensor, keep: bool = False) -> tuple[Tensor, ...]:
-        """Returns dq, dk and dv; ``keep``: what forward saved stays, so that the same pass can be run again."""
+        """Returns dq, dk and dv. With ``keep``, the tensors saved for backward stay, so that it can run again."""
         return torch.autograd.grad(out, self.inputs, self.gradient, retain_graph=keep)
 
     def end_to_end(self) -> tuple[Tensor, ...]:
-        """Returns the output, and dq, dk and dv."""
+        """Runs both passes, and returns the output, dq, dk and dv."""
         out = self.forward()
         return (out.detach(), *self.backward(out))
 
 
-def max_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """Returns max |found − exact| ÷ max |exact| of the worst tensor, or NaN; tensors that are zero are left out."""
+def max_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """Returns max |result − exact| ÷ max |exact| of the worst tensor, or NaN if any tensor holds a NaN.
+
+    Tensors that are zero up to rounding are left out.
+    """
     sizes = [float(tensor.abs().max()) for tensor in exact]
     errors = [
-        float((tensor.to(other.dtype) - other).abs().max()) / size
-        for tensor, other, size in zip(found, exact, sizes, strict=True)
-        if not size <= _ZERO * max(sizes)
+        float((result.to(reference.dtype) - reference).abs().max()) / size
+        for result, reference, size in zip(results, exact, sizes, strict=True)
+        if not size <= _ZERO_SHARE * max(sizes)
     ]
     return math.nan if any(map(math.isnan, errors)) else max(errors)
 
@@ -90,8 +94,8 @@ def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Computes all scores at once: matmul, mask, softmax, matmul, each a pass over (B, H, S, S).
 
     Args:
-        q, k, v: (B, H, S, d) each; so for all implementations.
-        causal: whether a query sees no later key.
+        q, k, v: (B, H, S, d) each, as for all implementations.
+        causal: whether each query ignores later keys.
     """
     return _masked(q @ k.mT / math.sqrt(q.shape[-1]), causal).softmax(-1) @ v
 
@@ -130,26 +134,26 @@ def _split(x: Tensor, size: int, dim: int) -> tuple[Tensor, ...]:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Computes 128 query rows at a time, each block from its scores to its output before the next one starts.
+    """Computes blocks of 128 query rows, each from its scores to its output before the next block starts.
 
-    A block and not one row: a launch costs more than the work of a row. Rows are whole, so that their softmax is the
-    plain one, and a causal block skips the keys after its last row. Backward recomputes the scores of each block.
+    A block has many rows because a launch costs more than the work of one row. The rows are complete, so the ordinary
+    softmax works. A causal block skips the keys after its last row. Backward recomputes the scores of each block.
     """
     training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    done = []
+    outputs = []
     for first, rows in zip(range(0, q.shape[-2], _ROWS), _split(q, _ROWS, -2), strict=True):
-        seen = min(first + _ROWS, k.shape[-2]) if causal else k.shape[-2]
-        inputs = (rows, k[..., :seen, :], v[..., :seen, :], causal)
-        # Without the checkpoint, autograd would keep the weights of every block: all S² of them.
-        done.append(checkpoint(naive, *inputs, use_reentrant=False) if training else naive(*inputs))
-    return torch.cat(done, -2)
+        visible = min(first + _ROWS, k.shape[-2]) if causal else k.shape[-2]
+        inputs = (rows, k[..., :visible, :], v[..., :visible, :], causal)
+        # Without the checkpoint, autograd would save the softmax weights of all blocks, S² of them.
+        outputs.append(checkpoint(naive, *inputs, use_reentrant=False) if training else naive(*inputs))
+    return torch.cat(outputs, -2)
 
 
 def triton_attention(d_head: int) -> Attention:
-    """Returns FlashAttention-2 in Triton.
+    """Returns the implementation of FlashAttention-2 in Triton.
 
     Raises:
-        NotHereError: there is no Triton, or it has no kernel for this d_head.
+        NotHereError: Triton is not installed, or there is no kernel for this d_head.
     """
     if importlib.util.find_spec("triton") is None:
         raise NotHereError("FlashAttention on a GPU needs Triton", "pip install triton")
@@ -161,12 +165,12 @@ def triton_attention(d_head: int) -> Attention:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Computes PyTorch's own, by whichever of its kernels it chooses."""
+    """Computes PyTorch's scaled_dot_product_attention with the backend that PyTorch chooses."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Computes PyTorch's own, held to its FlashAttention backend."""
+    """Computes PyTorch's scaled_dot_product_attention with its FlashAttention backend."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return sdpa(q, k, v, causal)
 

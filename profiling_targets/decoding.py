@@ -1,8 +1,8 @@
-"""Greedy decoding by the transformer, with a cache of keys and values or without: the first token, and the others.
+"""Measures greedy decoding by the transformer, with or without a key-value cache.
 
-The layers are those of ``transformer.py``; their attention looks into the cache.
+The layers are those of ``transformer.py``, with an attention that reads the cache.
 
-Shapes: B sequences, S new tokens behind N earlier ones, T positions in the cache, d = d_model, H heads of
+Shapes: B sequences, S new tokens after N earlier tokens, T positions in the cache, d = d_model, H heads of
 d_head = d ÷ H, L layers, V tokens in the vocabulary.
 """
 
@@ -23,12 +23,12 @@ from nsys_analyzer.trace.schema import MS_PER_S
 from profiling_targets.harness import Config, allocations, config_of, main, set_precision, times_ms
 from profiling_targets.transformer import ATTENTION, SelfAttention, Transformer
 
-#: Samples of the time to the first token.
-_FIRST_TOKENS = 5
+#: Measurements of the time to the first token (TTFT).
+_FIRST_TOKEN_SAMPLES = 5
 
 
 class Cache:
-    """Room for the keys and values of every layer, and how many positions are filled."""
+    """A cache for the keys and values of all layers, with the number of filled positions."""
 
     def __init__(self, config: Config) -> None:
         size, length = config.size, config.context_length
@@ -37,14 +37,14 @@ class Cache:
         self.filled = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Puts the new keys and values (B, H, S, d_head) behind the filled ones; all of them, (B, H, N + S, d_head)."""
+        """Appends new keys and values (B, H, S, d_head), and returns all of the layer, (B, H, N + S, d_head) each."""
         room, end = self.tensor[layer], self.filled + k.shape[2]  # room (2, B, H, T, d_head)
         room[0, :, :, self.filled : end], room[1, :, :, self.filled : end] = k, v
         return room[0, :, :, :end], room[1, :, :, :end]
 
 
 class Decoder(Transformer):
-    """The transformer, its attention over the keys and values of a cache where there is one."""
+    """The transformer, whose attention uses a key-value cache if there is one."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -53,15 +53,15 @@ class Decoder(Transformer):
             cast("SelfAttention", block.attention).attend = partial(self._attend, layer)
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
-        """Attends to what the cache holds: (B, H, S, d_head) each -> (B, H, S, d_head)."""
+        """Attends to the cached keys and values: (B, H, S, d_head) each -> (B, H, S, d_head)."""
         if self.cache is not None:
             k, v = self.cache.extend(layer, k, v)  # (B, H, N + S, d_head)
         return self.attend(q, k, v, masked)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Returns the logits (B, V) of the last of new tokens (B, S) behind those in the cache.
+        """Returns the logits (B, V) of the last of the new tokens (B, S), which follow the cached tokens.
 
-        Behind a cache that is not empty S must be 1: attention masks a whole sequence or nothing.
+        If the cache is not empty, S must be 1, because the attention masks a whole sequence or nothing.
         """
         self.cache = cache
         start = cache.filled if cache is not None else 0
@@ -77,26 +77,27 @@ class Decoder(Transformer):
 
 
 def generate(model: Decoder, sequence: Tensor, prompt_length: int, cache: Cache | None) -> Iterator[Tensor]:
-    """Makes the tokens of a sequence behind its prompt, greedily, one at each ``next``; yields their logits (B, V).
+    """Yields the logits (B, V) of each new token of a sequence, and writes the greedy token into the sequence.
 
     Args:
         model: the model.
-        sequence: the prompt and room for the tokens, (B, prompt + tokens).
-        prompt_length: tokens of the prompt.
-        cache: filled anew from the prompt; None passes over the whole sequence for each token.
+        sequence: the prompt, followed by the positions of the new tokens, (B, prompt + tokens).
+        prompt_length: the number of tokens in the prompt.
+        cache: the cache, which is filled from the prompt again. With None, each token needs a pass over the whole
+            sequence.
     """
     if cache is not None:
         cache.filled = 0
     for end in range(prompt_length, sequence.shape[1]):
-        known = cache.filled if cache is not None else 0
-        logits = model(sequence[:, known:end], cache)  # (B, V)
+        cached = cache.filled if cache is not None else 0
+        logits = model(sequence[:, cached:end], cache)  # (B, V)
         sequence[:, end] = logits.argmax(-1)
         yield logits
 
 
 @contextmanager
 def made_in(dtype: torch.dtype, device: str) -> Iterator[None]:
-    """Lets everything be made on the device and in the dtype: weights made in fp32 first would be the peak."""
+    """Makes new tensors on the device and in the dtype, so that weights in fp32 do not set the peak of memory."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -112,7 +113,7 @@ class _Decoding:
     def __init__(self, case: DecodeCase) -> None:
         torch.manual_seed(case.seed)
         self.case = case
-        config = config_of(case, context_length=case.cache_length, mode="forward")  # it has tables for the whole cache
+        config = config_of(case, context_length=case.cache_length, mode="forward")  # RoPE's tables cover the cache
         with made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
             self.model = Decoder(config)
             self.cache = Cache(config) if case.cache else None
@@ -120,29 +121,29 @@ class _Decoding:
         self.sequence = torch.randint(config.size.vocab_size, shape, device=case.device)  # (B, prompt + tokens)
 
     def tokens_ms(self, tokens: int) -> list[float]:
-        """Returns the milliseconds of each of the first tokens, the device waited for at the end of each."""
+        """Returns the time of each of the first tokens in ms, including the wait for the device."""
         room = self.sequence[:, : self.case.prompt_length + tokens]
         generation = generate(self.model, room, self.case.prompt_length, self.cache)
         return times_ms(lambda: next(generation), self.case.device, 0, tokens)
 
-    def longest(self) -> None:
-        """Makes the token that takes the most memory: the first from a cache, the last without one."""
+    def generate_largest(self) -> None:
+        """Generates the token that needs the most memory: the first with a cache, the last without."""
         length = self.case.prompt_length if self.cache else self.sequence.shape[1] - 1
         next(generate(self.model, self.sequence[:, : length + 1], length, self.cache))
 
 
 @torch.inference_mode()
 def measure(case: DecodeCase, figures: DecodeFigures) -> None:
-    """Times the first token and those after it, warm."""
+    """Measures prefill (time to the first token) and the inter-token latency, after a warm-up."""
     set_precision(case.precision)
-    with allocations(case.device) as counted:
+    with allocations(case.device) as memory:
         decoding = _Decoding(case)
-        decoding.longest()
-    figures.peak_bytes = counted.peak_bytes
+        decoding.generate_largest()
+    figures.peak_bytes = memory.peak_bytes
     figures.weights_bytes = sum(weight.nbytes for weight in decoding.model.parameters())
     figures.cache_bytes = decoding.cache.tensor.nbytes if decoding.cache else 0
     decoding.tokens_ms(case.warmup_tokens)
-    figures.first_token = Times.of([decoding.tokens_ms(1)[0] for _ in range(_FIRST_TOKENS)])
+    figures.first_token = Times.of([decoding.tokens_ms(1)[0] for _ in range(_FIRST_TOKEN_SAMPLES)])
     times = figures.token_times_ms = decoding.tokens_ms(case.tokens)
     figures.between_tokens = Times.of(times[1:])
     figures.between_tokens_p95_ms = statistics.quantiles(times[1:], n=20, method="inclusive")[-1]

@@ -1,6 +1,6 @@
-"""FlashAttention-2 for PyTorch, in Triton: ``flash_attention(q, k, v, causal)``, with gradients.
+"""Implements FlashAttention-2 for PyTorch with Triton kernels: ``flash_attention(q, k, v, causal)``, with gradients.
 
-The kernels are in ``flash_kernels.py``, the same algorithm in plain PyTorch in ``tiled_attention.py``.
+The kernels are in ``flash_kernels.py``. The same algorithm in plain PyTorch is in ``tiled_attention.py``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Launch:
     """How a kernel is launched.
 
     Attributes:
-        block_m, block_n: queries and keys in a tile, powers of two.
-        num_warps: warps of a block.
-        num_stages: tiles that the loop loads ahead.
+        block_m, block_n: the numbers of queries and keys in a tile, which are powers of two.
+        num_warps: the warps of a thread block.
+        num_stages: the stages of the software pipeline that loads tiles ahead.
 
     """
 
@@ -41,9 +41,9 @@ def _launches(*sizes: tuple[int, int, int, int]) -> dict[int, Launch]:
     return {d_head: Launch(*size) for d_head, size in zip(D_HEADS, sizes, strict=True)}
 
 
-#: By kernel and precision of the matmuls, then d_head. Of half and tf32x3 the fastest of those tried on an H200,
-#: causal, 16 heads: over contexts of 4,096 and 16,384 tokens (fp32: 2,048), each weighted with the inverse of
-#: its scores.
+#: The launch by kernel and precision of the matmuls, then by d_head. Each launch was the fastest of those tried on an
+#: H200 with causal attention and 16 heads, over contexts of 4,096 and 16,384 tokens (fp32: 2,048). A context's time was
+#: weighted with the inverse of its number of scores.
 LAUNCHES: dict[tuple[str, str], dict[int, Launch]] = {
     ("forward", "half"): _launches((64, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 128, 8, 3)),
     ("keys", "half"): _launches((64, 128, 4, 3), (64, 128, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
@@ -55,18 +55,18 @@ LAUNCHES: dict[tuple[str, str], dict[int, Launch]] = {
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Attention, softmax(q·kᵀ ÷ √d_head)·v, that never writes its scores to memory.
+    """Computes attention, softmax(q·kᵀ ÷ √d_head)·v, without writing the scores to memory.
 
-    Matmuls of bf16 and fp16 tensors accumulate in fp32; one of fp32 tensors is three of TF32, which tensor cores do,
-    with an error close to that of fp32.
+    Matmuls of bf16 and fp16 tensors accumulate in fp32. A matmul of fp32 tensors is computed as three TF32 matmuls on
+    tensor cores, with an error close to that of fp32.
 
     Args:
-        q, k, v: (B, H, S, d_head) in bf16, fp16 or fp32 on one device, d_head one of ``D_HEADS``. Strides are
-            free, but where those of the three differ or the last dimension is not contiguous, they are copied first.
-        causal: whether a row sees no later key.
+        q, k, v: (B, H, S, d_head) in bf16, fp16 or fp32 on one device. d_head must be in ``D_HEADS``. The tensors are
+            copied first if their strides differ or their last dimension is not contiguous.
+        causal: whether each row ignores later keys.
 
     Returns:
-        (B, H, S, d_head), contiguous, of the type of q.
+        The output, (B, H, S, d_head), contiguous, of the type of q.
     """
     matmuls = "tf32x3" if q.dtype == torch.float32 else "half"
     out: Tensor = FlashAttention.apply(q, k, v, causal, matmuls)  # type: ignore[no-untyped-call]
@@ -74,11 +74,11 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 class FlashAttention(torch.autograd.Function):
-    """The kernels as a function that autograd knows."""
+    """The kernels as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, matmuls: str) -> Tensor:
-        """The output; saves the inputs, the output and one number a row for backward."""
+        """Computes the output, and saves the inputs, the output and one number per row for backward."""
         q, k, v = _alike(q, k, v)
         out, lse = run_forward(q, k, v, causal, matmuls)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -87,13 +87,13 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """The gradients of q, k and v."""
+        """Computes the gradients of q, k and v."""
         q, k, v, out, lse = ctx.saved_tensors
         return *run_backward(q, k, v, out, lse, grads[0].contiguous(), ctx.causal, ctx.matmuls), None, None
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, matmuls: str) -> tuple[Tensor, Tensor]:
-    """The output, and lse (B, H, S), the binary logarithm of each row's denominator."""
+    """Returns the output, and lse (B, H, S), the binary logarithm of each row's softmax denominator."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     _run("forward", (q, k, v, out, lse), causal, matmuls)
@@ -103,10 +103,10 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, matmuls: str) -> 
 def run_backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, out_grad: Tensor, causal: bool, matmuls: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, contiguous.
+    """Returns the gradients of q, k and v, contiguous.
 
-    One kernel goes over the rows for each tile of keys, one over the keys for each tile of rows: each recomputes the
-    scores, seven matmuls in all instead of five, but no two blocks add to the same number.
+    One kernel visits the rows for each tile of keys, and another visits the keys for each tile of rows. Each recomputes
+    the scores, which takes seven matmuls instead of five, but no two thread blocks add to the same number.
     """
     delta = torch.empty_like(lse)  # (B, H, S)
     with torch.cuda.device(q.get_device()):
@@ -119,11 +119,11 @@ def run_backward(
 
 
 def _run(name: str, tensors: tuple[Tensor, ...], causal: bool, matmuls: str) -> None:
-    """Launches a kernel for every head and every tile of rows, or of keys; ``tensors`` begin with q."""
+    """Starts a kernel for each head and each tile of rows or keys. The first of the ``tensors`` is q."""
     batch_size, heads, length, d_head = tensors[0].shape
     launch = LAUNCHES[name, matmuls][d_head]
     tile = launch.block_n if name == "keys" else launch.block_m
-    with torch.cuda.device(tensors[0].get_device()):  # -1 of a CPU, which the interpreter runs on, changes nothing
+    with torch.cuda.device(tensors[0].get_device()):  # -1, the device of a CPU tensor, changes nothing
         _KERNELS[name][(batch_size * heads, triton.cdiv(length, tile))](
             *tensors,
             *tensors[0].stride()[:3],
@@ -142,7 +142,7 @@ def _run(name: str, tensors: tuple[Tensor, ...], causal: bool, matmuls: str) -> 
 
 
 def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors with the same strides, the last dimension contiguous."""
+    """Returns the tensors with equal strides and a contiguous last dimension, copied if necessary."""
     strides = tensors[0].stride()
     alike = strides[-1] == 1 and all(tensor.stride() == strides for tensor in tensors)
     return tensors if alike else tuple(tensor.contiguous() for tensor in tensors)

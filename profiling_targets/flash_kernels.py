@@ -1,20 +1,20 @@
-"""FlashAttention-2 as Triton kernels: one for the forward pass, three for the backward pass.
+"""Defines FlashAttention-2 as Triton kernels: one for the forward pass, three for the backward pass.
 
-No kernel ever writes the S × S scores to memory: each holds a tile of them in registers, uses it and drops it. The
-forward pass keeps one number a row, the logarithm of the softmax's denominator, from which the backward pass
-recomputes the probabilities (Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
+No kernel writes the S × S scores to memory. Each kernel holds one tile of scores in registers and discards it after
+use. The forward pass stores one number per row, the logarithm of the softmax's denominator, from which the backward
+pass recomputes the probabilities (Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
 ``tiled_attention.py`` is the same algorithm in PyTorch, to read first.
 
-Powers of two are cheaper than powers of e, so ``scale`` is log2(e) ÷ √d_head and a row's ``lse`` the binary logarithm
-of Σ 2^(scale · q·k). Tiles that are all visible run in a loop of their own, without masks: only the tiles on the
-diagonal, and those at the end of a length that is no multiple of the tile, pay for masks.
+Powers of two are cheaper than powers of e, so ``scale`` is log2(e) ÷ √d_head, and a row's ``lse`` is the binary
+logarithm of Σ 2^(scale · q·k). Tiles without masked scores run in a separate loop. Only the tiles on the diagonal, and
+the last tiles of a length that is no multiple of the tile, apply a mask.
 
-Shapes: S rows of d_head numbers for each of B × H heads; ``block_m`` queries and ``block_n`` keys make a tile. q, k and
-v share their strides (``stride_batch``, ``stride_head``, ``stride_row``, in numbers); all else is contiguous.
+Shapes: S rows of d_head numbers for each of B × H heads. A tile has ``block_m`` queries and ``block_n`` keys. q, k and
+v share their strides (``stride_batch``, ``stride_head``, ``stride_row``, in numbers). All other tensors are contiguous.
 """
 
 # mypy: ignore-errors
-# Triton reads these functions as a language of its own: arguments are pointers, blocks and compile-time constants.
+# Triton compiles these functions as its own language: arguments are pointers, blocks and compile-time constants.
 
 import triton
 import triton.language as tl
@@ -24,7 +24,7 @@ LN_2 = tl.constexpr(0.6931471805599453)  # scale · LN_2 is 1 ÷ √d_head
 
 @triton.jit
 def load_rows(start, first, stride, length, rows: tl.constexpr, d_head: tl.constexpr, masked: tl.constexpr):
-    """Rows ``first`` and on as a block (rows, d_head); where masked, rows past the length are zeros."""
+    """Loads the rows from ``first`` on as a block (rows, d_head). If masked, rows past the length are zeros."""
     row, column = tl.arange(0, rows), tl.arange(0, d_head)
     pointers = start + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + column[None, :])
     return tl.load(pointers, mask=(first + row)[:, None] < length, other=0.0) if masked else tl.load(pointers)
@@ -32,7 +32,7 @@ def load_rows(start, first, stride, length, rows: tl.constexpr, d_head: tl.const
 
 @triton.jit
 def store_rows(start, first, length, block, rows: tl.constexpr, d_head: tl.constexpr, masked: tl.constexpr):
-    """Writes a block (rows, d_head) to the rows ``first`` and on of a contiguous head, cast to its type."""
+    """Writes a block (rows, d_head) to the rows from ``first`` on of a contiguous head, cast to the head's type."""
     row, column = tl.arange(0, rows), tl.arange(0, d_head)
     pointers = start + tl.cast(first, tl.int64) * d_head + (row[:, None] * d_head + column[None, :])
     block = block.to(start.dtype.element_ty)
@@ -44,14 +44,14 @@ def store_rows(start, first, length, block, rows: tl.constexpr, d_head: tl.const
 
 @triton.jit
 def load_numbers(start, first, length, rows: tl.constexpr, masked: tl.constexpr):
-    """One number for each of the rows ``first`` and on; where masked, zeros past the length."""
+    """Loads one number for each row from ``first`` on. If masked, numbers past the length are zeros."""
     row = first + tl.arange(0, rows)
     return tl.load(start + row, mask=row < length, other=0.0) if masked else tl.load(start + row)
 
 
 @triton.jit
 def is_visible(first_row, first_key, length, block_m: tl.constexpr, block_n: tl.constexpr, causal: tl.constexpr):
-    """Which keys a row may look at (block_m, block_n); of causal rows those past the length are never stored."""
+    """Returns which keys each row may see (block_m, block_n). Causal rows past the length are never stored."""
     row, key = first_row + tl.arange(0, block_m), first_key + tl.arange(0, block_n)
     return row[:, None] >= key[None, :] if causal else tl.broadcast_to(key[None, :] < length, (block_m, block_n))
 
@@ -62,7 +62,7 @@ def attend_tiles(
     block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Takes the keys ``begin`` to ``end`` into the rows' running softmax: sum of values, denominator, largest score."""
+    """Adds the keys ``begin`` to ``end`` to the rows' running sum of values, denominator and largest score."""
     for first in tl.range(begin, end, block_n):
         k_tile = load_rows(k, first, stride, length, block_n, d_head, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
@@ -70,7 +70,7 @@ def attend_tiles(
             scores = tl.where(is_visible(first_row, first, length, block_m, block_n, causal), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1) * scale)
         p = tl.exp2(scores * scale - new_top[:, None])
-        shrink = tl.exp2(top - new_top)  # what was summed so far was relative to the old maximum
+        shrink = tl.exp2(top - new_top)  # the sums so far are relative to the old maximum
         denominator = denominator * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
         v_tile = load_rows(v, first, stride, length, block_n, d_head, masked)
@@ -85,9 +85,9 @@ def forward_kernel(
     d_head: tl.constexpr, causal: tl.constexpr, even: tl.constexpr, precision: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
-    """Attention of ``block_m`` rows of one head; grid (B × H, tiles of rows)."""
+    """Computes attention of ``block_m`` rows of one head. The grid is (B × H, tiles of rows)."""
     head = tl.program_id(0).to(tl.int64)
-    # The last rows see the most keys: started first, they do not run on alone at the end.
+    # The last rows see the most keys. They start first, so that they do not run alone at the end.
     first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * block_m
     offset = head // num_heads * stride_batch + head % num_heads * stride_head
     q_tile = load_rows(q + offset, first_row, stride_row, length, block_m, d_head, not even)
@@ -113,7 +113,7 @@ def forward_kernel(
 
 @triton.jit
 def delta_kernel(out, out_grad, delta, rows, d_head: tl.constexpr, block_m: tl.constexpr):
-    """Σ out · gradient of out, of each of the B × H × S rows: the part of softmax's gradient that a row shares."""
+    """Computes Σ out · gradient of out for each of the B × H × S rows, the term that softmax's gradient shares."""
     first = tl.program_id(0).to(tl.int64) * block_m
     out_tile = load_rows(out, first, d_head, rows, block_m, d_head, True).to(tl.float32)
     grad_tile = load_rows(out_grad, first, d_head, rows, block_m, d_head, True).to(tl.float32)
@@ -127,10 +127,10 @@ def key_tiles(
     block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Adds what the rows ``begin`` to ``end`` say of the gradients of some keys and values.
+    """Adds the contributions of the rows ``begin`` to ``end`` to the gradients of some keys and values.
 
-    All is transposed, keys down and rows across, so that no matmul needs its first operand transposed. Rows past the
-    length are zeros in q and in the gradient, and so add nothing.
+    The tiles are transposed, with keys down and rows across, so that no matmul needs a transposed first operand. Rows
+    past the length are zeros in q and in the gradient, and so add nothing.
     """
     for first in tl.range(begin, end, block_m):
         q_tile = load_rows(q, first, stride, length, block_m, d_head, masked)
@@ -155,7 +155,10 @@ def keys_kernel(
     d_head: tl.constexpr, causal: tl.constexpr, even: tl.constexpr, precision: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ``block_n`` keys and values of one head; grid (B × H, tiles of keys), the longest first."""
+    """Computes the gradients of ``block_n`` keys and values of one head.
+
+    The grid is (B × H, tiles of keys). The tiles with the most rows start first.
+    """
     head = tl.program_id(0).to(tl.int64)
     first_key = tl.program_id(1) * block_n
     offset = head // num_heads * stride_batch + head % num_heads * stride_head
@@ -193,7 +196,7 @@ def query_tiles(
     block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
     causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Adds what the keys ``begin`` to ``end`` say of the gradients of some queries."""
+    """Adds the contributions of the keys ``begin`` to ``end`` to the gradients of some queries."""
     for first in tl.range(begin, end, block_n):
         k_tile = load_rows(k, first, stride, length, block_n, d_head, masked)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
@@ -213,7 +216,10 @@ def queries_kernel(
     d_head: tl.constexpr, causal: tl.constexpr, even: tl.constexpr, precision: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ``block_m`` queries of one head; grid (B × H, tiles of rows), the longest first."""
+    """Computes the gradients of ``block_m`` queries of one head.
+
+    The grid is (B × H, tiles of rows). The tiles with the most keys start first.
+    """
     head = tl.program_id(0).to(tl.int64)
     first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * block_m
     offset, flat = head // num_heads * stride_batch + head % num_heads * stride_head, head * length * d_head

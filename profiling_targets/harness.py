@@ -1,13 +1,13 @@
-"""What the targets share: the configuration, ranges, synchronized steps and their times, memory, and rows of results.
+"""Holds what the profiling targets share: configuration, NVTX ranges, timed steps, memory and rows of results.
 
-A target that trains is run by ``run``: warm-up, the capture range, the times of its phases, and how it ended. A target
-that measures cases of an experiment is a function ``measure(case, figures)``, which ``main`` makes a program: alone it
-prints the figures of one case; with ``--cases FILE --rows FILE`` it measures each case of a JSON list and appends a
-line of JSON for it, so that whoever started it can go on where it ended.
+``run`` runs a target that trains: it warms up, opens the capture range, times the phases, and reports how the run
+ended. A target that measures the cases of an experiment is a function ``measure(case, figures)``, which ``main`` turns
+into a program. With ``--cases FILE --rows FILE`` the program measures each case of a JSON list and appends one line of
+JSON for each case, so that an interrupted experiment can continue after the last line.
 
-Every phase is timed with ``time.perf_counter_ns()`` around work that is synchronised at its end, so the wall time
-of its range is the phase's time. Measured steps lie between cudaProfilerStart and cudaProfilerStop; the warm-up
-before them lies inside a range ``warmup``.
+Every phase is timed with ``time.perf_counter_ns()`` around work that is synchronized at its end, so the wall time of
+the phase's range is the phase's time. The measured steps lie between cudaProfilerStart and cudaProfilerStop. The
+warm-up before them lies inside a range named ``warmup``.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ F = TypeVar("F")
 Phases = Mapping[str, Callable[[], object]]
 Times = dict[str, list[float]]
 
-_OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
-_GRAPH_WARMUP = 3
-_ranges_wanted = True
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
+_GRAPH_WARMUP_STEPS = 3
+_ranges_enabled = True
 
 
 def annotate(name: str) -> AbstractContextManager[None]:
-    """Puts an NVTX range around a block of code, where ranges are wanted.
+    """Puts an NVTX range around a block of code, unless ranges are disabled.
 
-    Code that torch.compile traces gets no ranges: they would break its graph.
+    Code that torch.compile traces gets no ranges, because a range would break its graph.
     """
-    if torch.compiler.is_compiling() or not _ranges_wanted:
+    if torch.compiler.is_compiling() or not _ranges_enabled:
         return nullcontext()
     return _Range(name)
 
 
 class _Range(AbstractContextManager[None]):
-    """A range; a class, since a generator would cost twice as long."""
+    """An NVTX range as a context manager. A generator-based context manager would take twice as long."""
 
     __slots__ = ("name",)
 
@@ -74,8 +74,8 @@ class _Range(AbstractContextManager[None]):
 
 
 def open_range(name: str) -> Callable[[], None]:
-    """Starts a range that need not nest in others, where ranges are wanted; returns what ends it."""
-    if not _ranges_wanted:
+    """Starts a range that may overlap other ranges, and returns the function that ends it."""
+    if not _ranges_enabled:
         return lambda: None
     _, _, start, end = _range_functions()
     return partial(end, start(name))
@@ -83,7 +83,10 @@ def open_range(name: str) -> Callable[[], None]:
 
 @cache
 def _range_functions() -> tuple[Callable[..., Any], ...]:
-    """Returns push, pop, start and end of torch.cuda.nvtx; a CPU build of PyTorch takes those of ``nvtx``, if any."""
+    """Returns the functions push, pop, start and end of torch.cuda.nvtx.
+
+    A CPU build of PyTorch has none. The functions of the package ``nvtx`` are used there, if it is installed.
+    """
     try:
         torch.cuda.nvtx.mark("ranges of profiling_targets")  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -96,7 +99,7 @@ def _range_functions() -> tuple[Callable[..., Any], ...]:
 
 
 class Workload(Protocol):
-    """The parts that a target makes from its configuration."""
+    """The model, data and optimizer that a target makes from its configuration."""
 
     def phases(self) -> Phases:
         """Returns the phases of a step, in order."""
@@ -110,16 +113,17 @@ def run(
     *,
     ranges: bool = True,
 ) -> int:
-    """Builds the workload, measures it, prints and writes what came of it; returns the exit code.
+    """Builds the workload, measures it, prints and writes the results, and returns the exit code.
 
-    Running out of memory is a result, with exit code 3; every other error is the caller's.
+    Running out of memory is a result with the exit code 3. Every other error is raised to the caller.
 
     Args:
         build: makes the workload.
-        options: device, warm-up and measured steps, and whether each phase is captured as a CUDA graph.
-        described: what the results say of the configuration.
-        results: the JSON file for all that a manifest holds of the run, and the times; None for none.
-        ranges: whether there are NVTX ranges.
+        options: the device, the numbers of warm-up and measured steps, and whether to capture each phase as a CUDA
+            graph.
+        described: the configuration as the results record it.
+        results: the JSON file for the run's manifest entries and times, or None to write no file.
+        ranges: whether to emit NVTX ranges.
     """
 
     def measure(times: Times) -> Mapping[str, Any]:
@@ -129,7 +133,7 @@ def run(
                 phases = captured(phases)
             for _ in range(options.warmup_steps):
                 step_ns(phases, device)
-            synchronize(device)  # nothing that made the model and its data may run into the first measured step
+            synchronize(device)  # the work that made the model and its data must not run into the first measured step
         profiler("start", device)
         for _ in range(options.steps):
             for phase, ns in step_ns(phases, device).items():
@@ -144,20 +148,20 @@ def run_measured(
     measure: Callable[[Times], Mapping[str, Any]], device: str, described: Run, results: Path | None,
     *, ranges: bool = True,
 ) -> int:  # fmt: skip
-    """Measures as the target does, as :func:`run` is for those that are timed phase by phase.
+    """Measures with the target's own function, prints and writes the results, and returns the exit code.
 
     Args:
-        measure: adds milliseconds to the times, step by step; returns what else the results are to hold.
-        device: where it runs.
+        measure: adds the milliseconds of each step to the times, and returns further entries for the results.
+        device: the device that the target runs on.
         described, results, ranges: as for :func:`run`.
     """
-    global _ranges_wanted
-    _ranges_wanted = ranges
+    global _ranges_enabled
+    _ranges_enabled = ranges
     times: Times = {}
-    more: Mapping[str, Any] = {}
+    further_results: Mapping[str, Any] = {}
     status, message = "ok", None
     try:
-        more = measure(times)
+        further_results = measure(times)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -165,7 +169,7 @@ def run_measured(
         print(f"Out of memory: {message}", file=sys.stderr)
     ended = replace(described, **machine(device), status=status, message=message)
     if results:
-        write_text(results, json.dumps({**as_json(ended), **more, "times_ms": times}, indent=1) + "\n")
+        write_text(results, json.dumps({**as_json(ended), **further_results, "times_ms": times}, indent=1) + "\n")
     for phase, values in times.items():
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         print(f"{phase:10} {statistics.mean(values):10.3f} ms ± {spread:.3f} over {len(values)} steps")
@@ -173,12 +177,12 @@ def run_measured(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that memory ran out: PyTorch's own, cuBLAS's, or Python's."""
-    return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
+    """Returns whether an error of PyTorch, cuBLAS or Python reports that memory ran out."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
 
 
 def step_ns(phases: Phases, device: str) -> dict[str, int]:
-    """Runs one step, synchronised at the end of each phase; returns nanoseconds by phase, and of the whole step."""
+    """Runs one step, synchronizes at the end of each phase, and returns the times in ns by phase and of the step."""
     ns = {}
     before_step = time.perf_counter_ns()
     with annotate("step"):
@@ -192,18 +196,22 @@ def step_ns(phases: Phases, device: str) -> dict[str, int]:
 
 
 def captured(phases: Phases) -> dict[str, Callable[[], None]]:
-    """Captures a CUDA graph for each phase, all in one memory pool; replays read and write the same tensors."""
+    """Returns a CUDA graph's replay for each phase.
+
+    All graphs share one memory pool. A replay reads and writes the tensors of its capture.
+    """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # the first steps allocate and choose algorithms, which no capture may do
-        for _ in range(_GRAPH_WARMUP):
+    with torch.cuda.stream(stream):  # the first steps allocate and choose algorithms, which a capture must not do
+        for _ in range(_GRAPH_WARMUP_STEPS):
             for phase in phases.values():
                 phase()
     pool = torch.cuda.graph_pool_handle()
     replays: dict[str, Callable[[], None]] = {}
     for name, phase in phases.items():
         graph = torch.cuda.CUDAGraph()
-        # Autograd goes back to the stream of the forward. Thread-local: a loader's thread may pin memory meanwhile.
+        # Autograd uses the stream of the forward pass. The capture is thread-local, so that the thread of a data
+        # loader may pin memory meanwhile.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             phase()
         replays[name] = graph.replay
@@ -212,13 +220,13 @@ def captured(phases: Phases) -> dict[str, Callable[[], None]]:
 
 
 def synchronize(device: str) -> None:
-    """Waits until the device has done all it was given."""
+    """Waits until the device has finished all submitted work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def profiler(call: str, device: str) -> None:
-    """Opens or closes the capture range; without a GPU only a recorder that replaced the function hears it."""
+    """Opens or closes the capture range. Without a GPU the call only reaches a recorder that replaced the function."""
     try:
         getattr(torch.cuda.profiler, call)()
     except (AssertionError, RuntimeError):
@@ -227,7 +235,7 @@ def profiler(call: str, device: str) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Returns the versions, the device's name, and the most memory that tensors took on it."""
+    """Returns the versions of the software, the device's name, and the peak memory of tensors on it."""
     on_gpu = device == "cuda"
     return {
         "device": device,
@@ -242,7 +250,15 @@ def machine(device: str) -> dict[str, Any]:
 def times_ms(
     work: Callable[[], object], device: str, warmup: int, steps: int, prepare: Callable[[], object] | None = None
 ) -> list[float]:
-    """Returns the milliseconds of each measured call, synchronised at its end; ``prepare`` runs untimed before each."""
+    """Returns the duration of each measured call in ms, including the wait for the device at its end.
+
+    Args:
+        work: the function to time.
+        device: the device that it runs on.
+        warmup: calls before the measured ones.
+        steps: measured calls.
+        prepare: runs before each call and is not timed.
+    """
     times = []
     for _ in range(warmup + steps):
         if prepare:
@@ -257,11 +273,11 @@ def times_ms(
 
 @dataclass
 class Allocations:
-    """Memory that tensors took inside a block on a GPU; None on a CPU, where nothing counts it.
+    """The tensor memory that a block of code allocated on a GPU. It is None on a CPU, where nothing counts it.
 
     Attributes:
-        peak_bytes: the most at once, above what was allocated when the block began.
-        alive_bytes: what was still there at the end of the block.
+        peak_bytes: the peak above the memory that was allocated when the block began.
+        alive_bytes: the memory that the block allocated and that was still allocated at its end.
     """
 
     peak_bytes: int | None = None
@@ -270,39 +286,42 @@ class Allocations:
 
 @contextmanager
 def allocations(device: str) -> Iterator[Allocations]:
-    """Counts the tensor memory allocated inside the block, by PyTorch's allocator; the figures are there after it."""
-    counted = Allocations()
+    """Counts the tensor memory that PyTorch's allocator hands out inside the block.
+
+    The figures of the yielded object are filled when the block ends.
+    """
+    block = Allocations()
     synchronize(device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         alive = torch.cuda.memory_allocated()
-    yield counted
+    yield block
     if device == "cuda":
         torch.cuda.synchronize()
-        counted.peak_bytes = torch.cuda.max_memory_allocated() - alive
-        counted.alive_bytes = torch.cuda.memory_allocated() - alive
+        block.peak_bytes = torch.cuda.max_memory_allocated() - alive
+        block.alive_bytes = torch.cuda.memory_allocated() - alive
 
 
 def set_precision(precision: str) -> None:
-    """Lets matmuls of fp32 tensors run as TF32 for ``tf32``, and keeps them in fp32 for others."""
+    """Lets matmuls of fp32 tensors run in TF32 if the precision is ``tf32``, and in fp32 otherwise."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
 @dataclass(frozen=True)
 class Config(Options[NoReturn]):
-    """A transformer, and what to do with it: options that are not given are at their defaults.
+    """A transformer and the options of a run. An option that is None takes its default.
 
     Raises:
-        ConfigurationError: a combination that cannot run.
+        ConfigurationError: the options cannot run together.
     """
 
     size: ModelSize
 
     def __post_init__(self) -> None:
-        usual = {option.name: option.default for option in OPTIONS.values() if option.default is not None} | {
+        defaults = {option.name: option.default for option in OPTIONS.values() if option.default is not None} | {
             "device": "cuda"
         }
-        for name, default in usual.items():
+        for name, default in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         if self.precision == "tf32" and self.device == "cpu":
@@ -311,95 +330,105 @@ class Config(Options[NoReturn]):
             raise ConfigurationError("--cuda-graph needs a GPU, and does not go with --compile")
 
     def run(self) -> Run:
-        """Returns the configuration as results tell it."""
+        """Returns the configuration as the results record it."""
         size = asdict(self.size)
         return Run(model=size.pop("name"), **size, **{name: getattr(self, name) for name in OPTIONS})
 
 
-def config_of(case: Any, **more: Any) -> Config:
-    """Returns the transformer's configuration in a case of an experiment: the options that both have, and more.
+def config_of(case: Any, **overrides: Any) -> Config:
+    """Returns the transformer's configuration of an experiment's case.
+
+    Args:
+        case: the case, whose fields give the options of the same name.
+        overrides: further options, by name.
 
     Raises:
-        NotHereError: this device cannot run it.
+        NotHereError: this device cannot run the configuration.
     """
     shared = {option.name for option in fields(Config)} & {option.name for option in fields(case)}
     try:
-        return Config(**{"size": case.size, **{name: getattr(case, name) for name in shared}, **more})
+        return Config(**{"size": case.size, **{name: getattr(case, name) for name in shared}, **overrides})
     except ConfigurationError as error:
         raise NotHereError(str(error)) from error
 
 
 def command_line(target: str, description: str, options: Iterable[str] = OPTIONS) -> argparse.ArgumentParser:
-    """Returns the command line of a target that trains the transformer: model, these options, and where results go."""
+    """Returns the command-line parser of a target that trains the transformer.
+
+    Args:
+        target: the name of the target's module.
+        description: what the target does, for its help.
+        options: the names of the options beside the model and its dimensions.
+    """
     parser = argparse.ArgumentParser(f"python -m profiling_targets.{target}", description=description)
     parser.add_argument("--model", default="small", help=list_model_names())
     for dimension in DIMENSIONS:
-        parser.add_argument(f"--{dimension.replace('_', '-')}", type=int, help="in place of the model's")
+        parser.add_argument(f"--{dimension.replace('_', '-')}", type=int, help="replaces the model's value")
     for name in options:
         add_option(parser, OPTIONS[name])
-    parser.add_argument("--no-ranges", action="store_true", help="no NVTX ranges: the difference is what they cost")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="write times and status there, as JSON")
+    parser.add_argument("--no-ranges", action="store_true", help="emit no NVTX ranges, to measure what they cost")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="write times and status to this JSON file")
     parser.set_defaults(device=default_device())
     return parser
 
 
 def read_options(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[Config, argparse.Namespace]:
-    """Reads a command line; a known model's dimensions can be changed one by one.
+    """Reads a command line. Each dimension of a known model can be changed by an option.
 
     Returns:
-        The configuration, and what else was said: ``results``, the file for times and status, or None; ``no_ranges``;
-        and what the target added.
+        The configuration and all parsed arguments. The arguments also hold ``results`` (the file for times and status,
+        or None), ``no_ranges``, and the options that the target added.
 
     Raises:
-        ConfigurationError: an unknown model, impossible dimensions or a combination that cannot run.
+        ConfigurationError: the model is unknown, its dimensions are impossible, or the options cannot run together.
     """
-    given = parser.parse_args(arguments)
-    asked: dict[str, Any] = {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
-    return Config(size_of(given), **asked), given
+    parsed = parser.parse_args(arguments)
+    options: dict[str, Any] = {name: getattr(parsed, name) for name in OPTIONS if hasattr(parsed, name)}
+    return Config(size_of(parsed), **options), parsed
 
 
-def size_of(given: argparse.Namespace) -> ModelSize:
-    """Returns the model of a command line: the named one, with the dimensions that are given in place of its own."""
-    changed = {name: value for name in DIMENSIONS if (value := getattr(given, name)) is not None}
-    size = replace(find_model(given.model), **changed)
+def size_of(parsed: argparse.Namespace) -> ModelSize:
+    """Returns the model that a command line names, with the dimensions that the command line changes."""
+    changed = {name: value for name in DIMENSIONS if (value := getattr(parsed, name)) is not None}
+    size = replace(find_model(parsed.model), **changed)
     return replace(size, name=f"d{size.d_model}-L{size.num_layers}") if changed else size
 
 
 class NotHereError(ConfigurationError):
-    """A case that this device or installation cannot run."""
+    """This device or installation cannot run the case."""
 
 
 def main(target: CaseTarget[C, F], measure: Callable[[C, F], None]) -> None:
-    """Measures the cases of a file, as ``nsys-analyze bench`` asks for them, and ends the process.
+    """Measures the cases of a file that ``nsys-analyze bench`` writes, and ends the process.
 
-    It ends after the first case that leaves the process in doubt. Running out of memory does: the memory of the next
-    case should be that of a fresh process.
+    The process ends after the first case that fails or runs out of memory, so that the next case starts in a fresh
+    process.
 
     Args:
-        target: its types.
-        measure: fills the figures as it goes: what was there when memory ran out is kept.
+        target: the types of the target's case and figures.
+        measure: fills in the figures one after another. The row keeps the figures that were measured before an error.
     """
     parser = argparse.ArgumentParser(f"python -m {target.module}")
-    parser.add_argument("--cases", type=Path, metavar="FILE", required=True, help="a JSON list of cases to measure")
-    parser.add_argument("--rows", type=Path, metavar="FILE", required=True, help="gets a line of JSON for each of them")
-    given = parser.parse_args()
-    for values in json.loads(given.cases.read_text(encoding="utf-8")):
-        row = measured(target, target.case(**values), measure)
-        with given.rows.open("a", encoding="utf-8") as file:
+    parser.add_argument("--cases", type=Path, metavar="FILE", required=True, help="a JSON list of the cases")
+    parser.add_argument("--rows", type=Path, metavar="FILE", required=True, help="append a row for each case")
+    arguments = parser.parse_args()
+    for values in json.loads(arguments.cases.read_text(encoding="utf-8")):
+        row = measure_case(target, target.case(**values), measure)
+        with arguments.rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         if row["status"] in ("failed", "oom"):
             sys.exit(1)
 
 
 def default_device() -> str:
-    """Returns ``cuda`` where there is a GPU, else ``cpu``."""
+    """Returns ``cuda`` if there is a GPU, else ``cpu``."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     """Adds an option to a target's command line."""
-    says = option.help if option.default is None else f"{option.help} (default {option.default})"
-    known: dict[str, Any] = {"dest": option.name, "default": option.default, "help": says}
+    help_text = option.help if option.default is None else f"{option.help} (default {option.default})"
+    keywords: dict[str, Any] = {"dest": option.name, "default": option.default, "help": help_text}
 
     def read(text: str) -> Any:
         if option.kind is int and not text.lstrip("-").isdecimal():
@@ -409,15 +438,15 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
         return option.kind(text)
 
     if option.kind is bool:
-        parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, **known)
+        parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, **keywords)
     else:
-        parser.add_argument(option.flag, type=read, choices=option.choices or None, **known)
+        parser.add_argument(option.flag, type=read, choices=option.choices or None, **keywords)
 
 
-def measured(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> dict[str, Any]:
-    """Returns one row in JSON's types: the case, how it ended, its figures, and the machine."""
+def measure_case(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> dict[str, Any]:
+    """Measures one case, and returns its row in JSON types: the case, its status, its figures, and the machine."""
     device = written(case)["device"]
-    # A case's memory and compiled code are its own: what earlier cases left is freed.
+    # Memory and compiled code of earlier cases are freed, so that they do not count to this case.
     torch.compiler.reset()
     gc.collect()
     if device == "cuda":
@@ -430,7 +459,7 @@ def measured(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None])
         measure(case, figures)
     except NotHereError as error:
         status, message = "unsupported", str(error)
-    except Exception as error:  # noqa: BLE001  it is this case's result, and its row says so
+    except Exception as error:  # noqa: BLE001  the error is the result of this case, and its row holds the message
         message = " ".join(str(error).split()) or type(error).__name__
         if is_out_of_memory(error):
             status = "oom"
@@ -442,12 +471,12 @@ def measured(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None])
         key: value if not isinstance(value, float) or math.isfinite(value) else None
         for key, value in written(figures).items()
     }
-    known = machine(device)
-    del known["peak_memory_bytes"]  # what a case says of that stands in its figures
+    facts = machine(device)
+    del facts["peak_memory_bytes"]  # the figures of a case hold its peak
     return {
         "case": written(case),
         "status": status,
         "message": message,
         "figures": finite,
-        "machine": {**known, "threads": torch.get_num_threads()},
+        "machine": {**facts, "threads": torch.get_num_threads()},
     }

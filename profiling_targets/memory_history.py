@@ -1,7 +1,7 @@
-"""Records the memory of one step of a transformer on a GPU, event by event: levels, peaks, and what layers save.
+"""Records the memory of one training step on a GPU, event by event: levels, peaks, and activations of each layer.
 
-The history of PyTorch's caching allocator tells it, with the line of the model that asked for each allocation. The
-transformer is that of ``transformer.py``.
+The figures come from the history of PyTorch's caching allocator, which names the line of ``transformer.py`` that asked
+for each allocation.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _FORWARD: CodeType = Block.forward.__code__
 _MODEL = _FORWARD.co_filename
 _BLOCK_LINES = frozenset(line for _, _, line in _FORWARD.co_lines() if line)
 _MOST_ENTRIES = 1_000_000
-_TENSORS = {"alloc": 1, "free_requested": -1}
-_POINTS = 1_000
+_SIGN_OF_ACTION = {"alloc": 1, "free_requested": -1}
+_TIMELINE_POINTS = 1_000
 
 
 @dataclass(frozen=True)
 class MemoryEvent:
-    """An allocation of a tensor's memory, or its free.
+    """The allocation or the release of a tensor's memory.
 
     Attributes:
-        ms: when, since the step began.
-        bytes: its size, negative for a free.
-        address: the same in both events of one tensor.
-        line: the line of the model that asked for it, 0 where none did.
-        function: the name of the function that it stands in.
-        in_block: whether a layer called that.
+        ms: the time since the step began.
+        bytes: the size, negative for a release.
+        address: the address, which is the same in both events of a tensor.
+        line: the line of the model that asked for the memory, or 0 if no line of the model did.
+        function: the name of that line's function.
+        in_block: whether a layer of the model called that function.
     """
 
     ms: float
@@ -63,9 +63,9 @@ class Span:
 
 
 def measure(case: MemoryCase, figures: MemoryFigures) -> None:
-    """Warms up, then records the memory of one more step and reduces it to figures."""
+    """Warms up, records the memory of one more step, and fills in the figures."""
     if case.device == "cpu":
-        raise NotHereError("Only a GPU's allocator keeps a history of memory")
+        raise NotHereError("Only the allocator of a GPU keeps a history of memory")
     phases = Training(config_of(case)).phases()
     for _ in range(case.warmup_steps):
         step_ns(phases, case.device)
@@ -75,7 +75,11 @@ def measure(case: MemoryCase, figures: MemoryFigures) -> None:
 
 
 def record(phases: Phases) -> tuple[list[MemoryEvent], list[Span], int]:
-    """Records one step of phases that have run before; its events, its phases, and the bytes alive before it."""
+    """Records one step, whose phases have run before.
+
+    Returns:
+        The memory events of the step, its phases, and the bytes that were allocated before it.
+    """
     spans, began = [], time.time_ns()
     torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
     try:
@@ -88,23 +92,23 @@ def record(phases: Phases) -> tuple[list[MemoryEvent], list[Span], int]:
         trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
-    return reduced(trace, began), spans, base_bytes
+    return tensor_events(trace, began), spans, base_bytes
 
 
-def reduced(trace: Sequence[dict[str, Any]], began_ns: int) -> list[MemoryEvent]:
-    """Returns the tensors' events of the entries of one device's trace.
+def tensor_events(trace: Sequence[dict[str, Any]], began_ns: int) -> list[MemoryEvent]:
+    """Returns the allocations and releases of tensors in the trace of one device.
 
     Args:
-        trace: the entries; ``time_us`` is Unix time.
-        began_ns: the Unix time of the step's start.
+        trace: the entries of the allocator's history, whose ``time_us`` is Unix time.
+        began_ns: the Unix time of the step's start in ns.
     """
     events = []
     for entry in trace:
-        if sign := _TENSORS.get(entry["action"]):
+        if sign := _SIGN_OF_ACTION.get(entry["action"]):
             ms = entry["time_us"] / US_PER_MS - began_ns / NS_PER_MS
-            of_model = [frame for frame in entry.get("frames", ()) if frame["filename"] == _MODEL]  # innermost first
-            line, function = (of_model[0]["line"], of_model[0]["name"]) if of_model else (0, "")
-            in_block = any(frame["name"] == _FORWARD.co_name and frame["line"] in _BLOCK_LINES for frame in of_model)
+            frames = [frame for frame in entry.get("frames", ()) if frame["filename"] == _MODEL]  # innermost first
+            line, function = (frames[0]["line"], frames[0]["name"]) if frames else (0, "")
+            in_block = any(frame["name"] == _FORWARD.co_name and frame["line"] in _BLOCK_LINES for frame in frames)
             events.append(MemoryEvent(ms, sign * entry["size"], entry["addr"], line, function, in_block))
     return events
 
@@ -112,26 +116,26 @@ def reduced(trace: Sequence[dict[str, Any]], began_ns: int) -> list[MemoryEvent]
 def add_figures(
     events: Sequence[MemoryEvent], spans: Sequence[Span], base_bytes: int, figures: MemoryFigures, layers: int | None
 ) -> None:
-    """Adds the figures of a recorded step.
+    """Fills in the figures of a recorded step.
 
     Args:
-        events, spans, base_bytes: of the step.
-        figures: where they are added.
-        layers: of the model; None where nothing is saved for backward.
+        events, spans, base_bytes: what :func:`record` returned.
+        figures: the figures to fill in.
+        layers: the number of layers of the model, or None if nothing is saved for backward.
     """
     alive = accumulate((event.bytes for event in events), initial=base_bytes)
     levels = list(zip([0.0, *(event.ms for event in events)], alive, strict=True))
     figures.base_bytes, figures.phases = base_bytes, phases_of(levels, spans)
     figures.step_peak_bytes = max(phase.peak_bytes for phase in figures.phases)
-    figures.timeline_ms_bytes = [(round(ms, 4), level) for ms, level in thinned(levels, _POINTS)]
+    figures.timeline_ms_bytes = [(round(ms, 4), level) for ms, level in thinned(levels, _TIMELINE_POINTS)]
     if not layers:
         return
-    kept = alive_after(event for event in events if event.ms <= spans[0].end_ms)
-    inside = [event for event in kept if event.in_block]
+    activations = alive_after(event for event in events if event.ms <= spans[0].end_ms)
+    inside = [event for event in activations if event.in_block]
     sizes, counts = Counter[tuple[int, str]](), Counter((event.line, event.function) for event in inside)
     for event in inside:
         sizes[event.line, event.function] += event.bytes
-    figures.kept_bytes = sum(event.bytes for event in kept)
+    figures.kept_bytes = sum(event.bytes for event in activations)
     figures.layer_saves_bytes = sum(sizes.values()) / layers
     figures.layer_saves = [
         SavedLine(
@@ -143,18 +147,18 @@ def add_figures(
 
 
 def phases_of(levels: Sequence[Point], spans: Sequence[Span]) -> list[PhaseFigures]:
-    """Returns the memory of each phase; an event between two phases counts to the first of them."""
+    """Returns the memory of each phase. An event between two phases belongs to the earlier phase."""
     firsts = [0, *(bisect_right(levels, span.start_ms, key=lambda point: point[0]) for span in spans[1:])]
     ends = [*firsts[1:], len(levels)]
-    found = []
+    figures = []
     for span, first, end in zip(spans, firsts, ends, strict=True):
-        inside = [level for _, level in levels[max(first - 1, 0) : end]]  # from the level at its start on
-        found.append(PhaseFigures(span.name, span.start_ms, span.end_ms, inside[0], max(inside)))
-    return found
+        inside = [level for _, level in levels[max(first - 1, 0) : end]]  # begins with the level at its start
+        figures.append(PhaseFigures(span.name, span.start_ms, span.end_ms, inside[0], max(inside)))
+    return figures
 
 
 def alive_after(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
-    """Returns the allocations among some events, in order, that none of the later ones frees."""
+    """Returns the allocations, in order, that no later event releases."""
     alive: dict[int, MemoryEvent] = {}
     for event in events:
         alive.pop(event.address, None)
@@ -164,7 +168,7 @@ def alive_after(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
 
 
 def thinned(points: Sequence[Point], limit: int) -> list[Point]:
-    """Returns at most some ``limit`` points that draw nearly the same curve: the highest of each stretch of events."""
+    """Returns at most ``limit`` points of a curve: the highest point of each run of consecutive points."""
     size = -(-len(points) // limit)
     return [max(points[first : first + size], key=lambda point: point[1]) for first in range(0, len(points), size)]
 

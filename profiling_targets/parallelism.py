@@ -1,4 +1,4 @@
-"""The transformer's training shared by several GPUs: each way is a class that says who holds what of model and batch.
+"""Shares the training of the transformer among several GPUs. Each strategy is a class.
 
 ===============  ===================================  ======================================================
 strategy         a rank holds                         ranks exchange
@@ -36,14 +36,14 @@ from profiling_targets.transformer import Block, Training, Transformer
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among all of its run, and the GPU of its machine that is its own."""
+    """The rank of this process, the number of ranks, and the index of this rank's GPU on its machine."""
 
     number: int = 0
     world_size: int = 1
     local: int = 0
 
     def device(self, kind: str) -> torch.device:
-        """The rank's GPU, or the CPU."""
+        """Returns the rank's GPU for ``cuda``, else the device of that kind."""
         return torch.device("cuda", self.local) if kind == "cuda" else torch.device(kind)
 
 
@@ -53,8 +53,8 @@ class Sharing:
 
     Attributes:
         strategy: one of ``STRATEGIES``.
-        bucket_mb: the size of DDP's buckets of gradients, in MiB; None for PyTorch's own choice.
-        microbatches: into how many the pipeline cuts its batch; None for another strategy.
+        bucket_mb: the size of DDP's gradient buckets in MiB, or None for PyTorch's default.
+        microbatches: the number of microbatches in a pipeline's batch, or None for another strategy.
     """
 
     strategy: str
@@ -63,11 +63,11 @@ class Sharing:
 
 
 class SharedTraining(Training):
-    """A rank's part of the training; a subclass shares the model, which is the same on each at first.
+    """A rank's part of the training. All ranks start from the same model, which a subclass shares among them.
 
     Attributes:
-        has_own_batch: whether each rank has a batch of its own; otherwise all have the same.
-        before_load: called first in each step.
+        has_own_batch: whether each rank has its own batch. Otherwise all ranks have the same batch.
+        before_load: the function that each step calls first.
     """
 
     has_own_batch = True
@@ -76,7 +76,7 @@ class SharedTraining(Training):
         self.sharing, self.rank = sharing, rank
         self.before_load: Callable[[], None] = lambda: None
         super().__init__(config)
-        self.host_tokens, self.host_targets = (self._random_tokens(which) for which in range(2))
+        self.host_tokens, self.host_targets = (self._random_tokens(index) for index in range(2))
         self.tokens, self.targets = (host.to(config.device) for host in (self.host_tokens, self.host_targets))
 
     @property
@@ -90,31 +90,31 @@ class SharedTraining(Training):
         self.tokens.copy_(self.host_tokens, non_blocking=True)
         self.targets.copy_(self.host_targets, non_blocking=True)
 
-    def _random_tokens(self, which: int) -> Tensor:
+    def _random_tokens(self, index: int) -> Tensor:
         seed = self.config.seed + (self.rank.number if self.has_own_batch else 0)
-        generator = torch.Generator().manual_seed(2 * seed + which)
+        generator = torch.Generator().manual_seed(2 * seed + index)
         shape = (self.config.batch_size, self.config.context_length)
         tokens = torch.randint(self.config.size.vocab_size, shape, generator=generator)  # (B, S)
         return tokens.pin_memory() if self.config.device == "cuda" else tokens
 
 
 class Replicated(SharedTraining):
-    """Data parallel: gradients are averaged in buckets while backward runs on."""
+    """Data parallel (DDP): gradients are averaged in buckets while the backward pass continues."""
 
     def prepared(self, model: Transformer) -> nn.Module:
-        """The whole model."""
-        # Cosines, sines and mask never change: there is nothing to send from rank 0 before each forward.
-        known = signature(DistributedDataParallel).parameters
-        sending = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        options: dict[str, Any] = {"bucket_cap_mb": self.sharing.bucket_mb, sending: False}
+        """Wraps the whole model in DistributedDataParallel."""
+        # The cosines, sines and mask never change, so rank 0 need not broadcast them before each forward pass.
+        parameters = signature(DistributedDataParallel).parameters
+        broadcasting = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+        options: dict[str, Any] = {"bucket_cap_mb": self.sharing.bucket_mb, broadcasting: False}
         return DistributedDataParallel(model, **options)
 
 
 class Sharded(SharedTraining):
-    """Fully sharded (FSDP2): a block's parameters are gathered when it runs, and its gradients scattered."""
+    """Fully sharded (FSDP2): a block's parameters are gathered when it runs, and its gradients are scattered."""
 
     def prepared(self, model: Transformer) -> nn.Module:
-        """A part of each parameter: by block, and of what is outside of the blocks."""
+        """Shards each block by itself, then the parameters outside of the blocks."""
         mesh = init_device_mesh(self.config.device, (self.rank.world_size,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
@@ -123,12 +123,15 @@ class Sharded(SharedTraining):
 
 
 class TensorParallel(SharedTraining):
-    """Tensor parallel: projections are split by features, so attention by heads; two all-reduces a block and pass."""
+    """Tensor parallel: projections are split by features, and attention by heads.
+
+    Each block needs two all-reduces in the forward pass and two in the backward pass.
+    """
 
     has_own_batch = False
 
     def prepared(self, model: Transformer) -> nn.Module:
-        """Its heads and features of each block; embedding, norms and head are whole on each rank."""
+        """Keeps this rank's heads and features of each block. Embedding, norms and head stay whole on each rank."""
         ranks, size = self.rank.world_size, self.config.size
         if size.num_heads % ranks or size.d_ff % ranks:
             raise ConfigurationError(
@@ -146,13 +149,13 @@ class TensorParallel(SharedTraining):
 
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
         split = [parameter for parameter in self.parameters if isinstance(parameter, DTensor)]
-        whole = [parameter for parameter in self.parameters if not isinstance(parameter, DTensor)]
-        groups = [{"params": group} for group in (split, whole) if group]  # one kernel cannot update both
+        unsplit = [parameter for parameter in self.parameters if not isinstance(parameter, DTensor)]
+        groups = [{"params": group} for group in (split, unsplit) if group]  # one kernel cannot update both
         return torch.optim.AdamW(groups, lr)
 
 
 class Pipeline(SharedTraining):
-    """A pipeline of stages (GPipe): all microbatches go forward from rank to rank, then backward."""
+    """A pipeline of stages (GPipe): all microbatches pass forward from rank to rank, then backward."""
 
     has_own_batch = False
 
@@ -169,15 +172,18 @@ class Pipeline(SharedTraining):
 
     @property
     def has_loss(self) -> bool:
-        """Whether this is the last rank."""
+        """Whether this is the last rank, which computes the loss."""
         return self.rank.number == self.rank.world_size - 1
 
     def phases(self) -> dict[str, Callable[[], None]]:
-        """The pipeline, whose ranges are by microbatch, and the optimizer."""
+        """Returns the pipeline, which emits a range for each microbatch's pass, and the optimizer."""
         return {"microbatches": self.run_microbatches, "optimizer": self.update}
 
     def run_microbatches(self) -> None:
-        """Forward, loss and backward of all microbatches; the first rank has the tokens, the last the targets."""
+        """Runs forward, loss and backward of all microbatches.
+
+        The first rank reads the tokens, and the last rank reads the targets.
+        """
         for parameter in self.parameters:
             parameter.grad = None
         losses: list[Tensor] = []
@@ -189,14 +195,17 @@ class Pipeline(SharedTraining):
             self.schedule.step(*tokens)
 
     def prepared(self, model: Transformer) -> nn.Module:
-        """Some of the blocks in a row, the first rank's with the embedding, the last's with norm and head."""
+        """Keeps this rank's consecutive blocks.
+
+        The first rank also keeps the embedding, and the last rank the final norm and the head.
+        """
         ranks, layers, number = self.rank.world_size, len(model.blocks), self.rank.number
         if layers < ranks:
             raise ConfigurationError(
-                f"{layers} layers make no {ranks} stages", "Give as many --num-layers as processes, or more"
+                f"{layers} layers cannot make {ranks} stages", "Give at least as many --num-layers as processes"
             )
-        mine = range(layers * number // ranks, layers * (number + 1) // ranks)
-        elsewhere = [f"blocks.{index}" for index in range(layers) if index not in mine]
+        local_layers = range(layers * number // ranks, layers * (number + 1) // ranks)
+        elsewhere = [f"blocks.{index}" for index in range(layers) if index not in local_layers]
         elsewhere += ["embedding"] * (number > 0) + ["norm", "head"] * (number < ranks - 1)
         for name in elsewhere:
             model.set_submodule(name, Elsewhere())
@@ -208,37 +217,37 @@ class Pipeline(SharedTraining):
 
 
 class Elsewhere(nn.Module):
-    """In the place of a part of the model that another rank holds."""
+    """A placeholder for a part of the model that another rank holds."""
 
     def forward(self, x: Tensor, *_: Tensor) -> Tensor:
-        """The input as it is."""
+        """Returns the input unchanged."""
         return x
 
 
 class Autocast(nn.Module):
-    """A model that runs in the precision of the configuration, whoever calls it."""
+    """A model that always runs under the autocast of the configuration."""
 
     def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
         self.model, self.autocast = model, autocast
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the model makes of x."""
+        """Runs the model under autocast."""
         with self.autocast():
             out: Tensor = self.model(x)
             return out
 
 
 class Stage(PipelineStage):
-    """A stage of the pipeline, with the ranges of a training step around each microbatch's passes."""
+    """A stage of the pipeline, which emits the ranges ``forward`` and ``backward`` for each microbatch."""
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward pass of one microbatch."""
+        """Runs the forward pass of one microbatch."""
         with annotate("forward"):
             return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """The backward pass of one microbatch."""
+        """Runs the backward pass of one microbatch."""
         with annotate("backward"):
             return super().backward_one_chunk(*args, **kwargs)
 

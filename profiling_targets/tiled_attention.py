@@ -1,9 +1,9 @@
-"""FlashAttention-2 in plain PyTorch, tile by tile: to read before the Triton kernels, and to run without a GPU.
+"""Implements FlashAttention-2 in plain PyTorch, tile by tile, to read before the Triton kernels.
 
-Softmax over a row needs the row's maximum and the sum of its exponentials, which seems to need the whole row. It does
-not: go over the keys a tile at a time, keep the largest score so far and the sums relative to it, and when a larger
-score comes along, shrink what was summed. So only one tile of the S × S scores exists at a time. Backward recomputes
-each tile of probabilities from the row's ``lse``, the logarithm of its softmax's denominator.
+The softmax of a row needs the row's maximum and the sum of its exponentials. Neither needs the whole row at once: the
+loop visits the keys one tile at a time, keeps the largest score so far and the sums relative to it, and rescales the
+sums when a larger score appears. So only one tile of the S × S scores exists at a time. The backward pass recomputes
+each tile of probabilities from the row's ``lse``, the logarithm of the softmax's denominator.
 
 Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691: algorithm 1 is ``forward``, algorithm 2 ``backward``.
 Shapes: B sequences, H heads, S tokens; M rows and N keys make a tile.
@@ -22,28 +22,28 @@ _TILE = 128
 
 
 def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int = _TILE) -> Tensor:
-    """Attention, softmax(q·kᵀ ÷ √d_head)·v, without the S × S scores ever being there as a whole.
+    """Computes attention, softmax(q·kᵀ ÷ √d_head)·v, without storing all S × S scores at once.
 
-    Scores, sums and gradients are fp32 whatever the inputs are; each result is rounded once, at its end.
+    Scores, sums and gradients are fp32 for every type of input. Each result is rounded once, at the end.
 
     Args:
         q, k, v: (B, H, S, d_head), floating point, with any strides.
-        causal: whether a row sees no later key.
-        tile: rows and keys of a tile.
+        causal: whether each row ignores later keys.
+        tile: the number of rows and of keys of a tile.
 
     Returns:
-        (B, H, S, d_head), of the type of q.
+        The output, (B, H, S, d_head), of the type of q.
     """
     out: Tensor = TiledAttention.apply(q, k, v, causal, tile)  # type: ignore[no-untyped-call]
     return out
 
 
 class TiledAttention(torch.autograd.Function):
-    """The two algorithms as a function that autograd knows."""
+    """The forward and backward algorithms as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int) -> Tensor:
-        """The output, one tile of rows after the other; saves lse, one number a row, for backward."""
+        """Computes the output one tile of rows at a time, and saves lse, one number per row, for backward."""
         out, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         for rows in _tiles(q.shape[-2], tile):
             top = torch.full_like(lse[..., rows], -math.inf)  # (B, H, M), the largest score so far
@@ -53,7 +53,7 @@ class TiledAttention(torch.autograd.Function):
                 scores = _scores(q, k, rows, keys, causal)  # (B, H, M, N)
                 new_top = torch.maximum(top, scores.amax(-1))
                 p = torch.exp(scores - new_top[..., None])
-                shrink = torch.exp(top - new_top)  # what was summed so far was relative to the old maximum
+                shrink = torch.exp(top - new_top)  # the sums so far are relative to the old maximum
                 denominator = denominator * shrink + p.sum(-1)
                 acc = acc * shrink[..., None] + p @ v[..., keys, :].float()
                 top = new_top
@@ -65,10 +65,10 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """The gradients of q, k and v, each tile of probabilities recomputed."""
+        """Computes the gradients of q, k and v, and recomputes each tile of probabilities."""
         q, k, v, out, lse = ctx.saved_tensors
         out_grad, scale = grads[0].float(), 1 / math.sqrt(q.shape[-1])
-        delta = (out_grad * out.float()).sum(-1)  # (B, H, S), what each row of softmax's gradient shares
+        delta = (out_grad * out.float()).sum(-1)  # (B, H, S), the term that a row of softmax's gradient shares
         dq, dk, dv = (torch.zeros_like(tensor, dtype=torch.float32) for tensor in (q, k, v))
         for rows in _tiles(q.shape[-2], ctx.tile):
             grad = out_grad[..., rows, :]  # (B, H, M, d_head)
@@ -83,17 +83,17 @@ class TiledAttention(torch.autograd.Function):
 
 
 def _tiles(length: int, tile: int) -> Iterator[slice]:
-    """The length in tiles, the last one shorter where it does not divide."""
+    """Returns the tiles of a length. The last tile is shorter if the length is no multiple of the tile."""
     return (slice(first, min(first + tile, length)) for first in range(0, length, tile))
 
 
 def _keys_of(rows: slice, length: int, tile: int, causal: bool) -> Iterator[slice]:
-    """The tiles of keys that any of the rows can see."""
+    """Returns the tiles of keys that at least one of the rows can see."""
     return _tiles(rows.stop if causal else length, tile)
 
 
 def _scores(q: Tensor, k: Tensor, rows: slice, keys: slice, causal: bool) -> Tensor:
-    """One tile of the scaled scores (B, H, M, N) in fp32, minus infinity where a row must not look."""
+    """Returns one tile of the scaled scores (B, H, M, N) in fp32, with minus infinity for masked keys."""
     scores = q[..., rows, :].float() @ k[..., keys, :].float().mT / math.sqrt(q.shape[-1])
     if causal and keys.stop > rows.start + 1:  # the tile touches the diagonal
         row, key = (torch.arange(tile.start, tile.stop, device=q.device) for tile in (rows, keys))

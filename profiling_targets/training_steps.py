@@ -1,7 +1,4 @@
-"""Times the training steps of a transformer, phase by phase: one configuration, from its very first step on.
-
-The transformer is that of ``transformer.py``.
-"""
+"""Measures the training steps of the transformer of ``transformer.py``, phase by phase, from the first step on."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from profiling_targets.transformer import Training
 
 
 def measure(case: StepCase, figures: StepFigures) -> None:
-    """Times each phase of each step; making the model comes before the first one.
+    """Measures each phase of each step, after the model has been made.
 
-    On the CPU there is no peak of memory: nothing there counts it without slowing the steps down.
+    On a CPU there is no figure of peak memory, because counting it would slow the steps down.
     """
     phases = Training(config_of(case)).phases()
-    synchronize(case.device)  # what made the model is no part of the first step
+    synchronize(case.device)  # the work that made the model is no part of the first step
     times: dict[str, list[float]] = {}
     for index in range(case.warmup_steps + case.steps):
         step = {phase: ns / NS_PER_MS for phase, ns in step_ns(phases, case.device).items()}

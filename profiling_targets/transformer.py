@@ -1,7 +1,7 @@
 """A transformer to profile: pre-norm, RMSNorm, RoPE, SwiGLU, naive attention or PyTorch's own.
 
-Run it alone (``python -m profiling_targets.transformer --model small``), or let ``nsys-analyze run`` do it. It reads
-from top to bottom; its options, and how phases are timed, annotated and captured, are in ``harness.py``.
+Run it alone (``python -m profiling_targets.transformer --model small``), or let ``nsys-analyze run`` do it. The
+options, and the code that times, annotates and captures the phases, are in ``harness.py``.
 
 Shapes: B sequences of S tokens, d = d_model, H heads of d_head = d ÷ H, V tokens in the vocabulary.
 """
@@ -41,21 +41,21 @@ class RMSNorm(nn.Module):
 
 
 def rope_tables(context_length: int, d_head: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding, shape (S, d_head ÷ 2) each."""
+    """Returns the cosines and sines of the rotary embedding, shape (S, d_head ÷ 2) each."""
     frequencies = ROPE_THETA ** (-torch.arange(0, d_head, 2).float() / d_head)  # (d_head / 2,)
     angles = torch.outer(torch.arange(context_length).float(), frequencies)  # (S, d_head / 2)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # (B, H, S, d_head) -> (B, H, S, d_head)
-    """Turns each pair of neighbouring features by its position's angle."""
+    """Rotates each pair of neighboring features by the angle of its position."""
     even, odd = x[..., 0::2], x[..., 1::2]  # (B, H, S, d_head / 2) each
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)  # (B, H, S, d_head / 2, 2)
     return turned.flatten(-2).to(x.dtype)
 
 
 def unfused_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
-    """Causal attention in three parts, each with its range; the softmax by hand: max, subtract, exp, sum, divide."""
+    """Computes causal attention in three parts with a range each. Softmax is max, subtract, exp, sum and divide."""
     with annotate("scaled dot product attention"):
         with annotate("computing attention scores"):
             scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, S, S)
@@ -69,17 +69,17 @@ def unfused_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
-    """Causal attention in one kernel, where PyTorch has one for this device and precision."""
+    """Computes causal attention in one kernel if PyTorch has a fused kernel for this device and precision."""
     del masked
     with annotate("scaled dot product attention"):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)  # a last position alone sees all
+        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)  # the last position sees all keys
 
 
 ATTENTION = {"unfused": unfused_attention, "sdpa": sdpa_attention}
 
 
 class SelfAttention(nn.Module):
-    """Causal multi-head self-attention: four projections and two products."""
+    """Causal multi-head self-attention: four projections and two matmuls."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
         self.attend = ATTENTION[config.attention]
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, masked: Tensor) -> Tensor:  # (B, S, d) -> (B, S, d)
-        """Projects, rotates queries and keys, attends, projects back."""
+        """Projects the input, rotates queries and keys, attends, and projects the result back to d."""
         q, k, v = (
             projection(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, S, d_head)
             for projection in (self.q, self.k, self.v)
@@ -107,7 +107,7 @@ class SwiGLU(nn.Module):
         self.w2 = nn.Linear(d_ff, d, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, S, d) -> (B, S, d)
-        """Two products up to d_ff, one back."""
+        """Computes two matmuls up to d_ff and one back to d."""
         out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
         return out
 
@@ -122,7 +122,7 @@ class Block(nn.Module):
         self.feed_forward_norm, self.feed_forward = RMSNorm(d), SwiGLU(d, d_ff)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, masked: Tensor) -> Tensor:  # (B, S, d) -> (B, S, d)
-        """Adds what attention and feed-forward make of x to x."""
+        """Adds the outputs of attention and of the feed-forward network to x."""
         x = x + self.attention(self.attention_norm(x), cos, sin, masked)
         out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return out
@@ -138,12 +138,12 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(size.num_layers))
         self.norm, self.head = RMSNorm(size.d_model), nn.Linear(size.d_model, size.vocab_size, bias=False)
         cos, sin = rope_tables(config.context_length, size.d_head)
-        future = torch.ones(2 * (config.context_length,), dtype=torch.bool).triu(1)  # (S, S), True where it is ahead
+        future = torch.ones(2 * (config.context_length,), dtype=torch.bool).triu(1)  # (S, S), True for later keys
         for name, table in (("cos", cos), ("sin", sin), ("future", future)):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, S) -> (B, S, V)
-        """The logits of each token's successor."""
+        """Returns the logits of the token after each position."""
         x = self.embedding(tokens)  # (B, S, d)
         for block in self.blocks:
             x = block(x, self.cos, self.sin, self.future)
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
 
 
 class Training:
-    """A model, data and optimizer, and the phases of a step as functions without arguments."""
+    """A model with its data and optimizer. The phases of a step are methods without arguments."""
 
     def __init__(self, config: Config) -> None:
         torch.manual_seed(config.seed)
@@ -168,38 +168,38 @@ class Training:
         self.logits = self.value = torch.empty(0)
 
     def prepared(self, model: Transformer) -> nn.Module:
-        """The model as it is trained."""
+        """Returns the model as it is trained, compiled if the configuration asks for it."""
         return cast(nn.Module, torch.compile(model)) if self.config.compile else model
 
     def phases(self) -> dict[str, Callable[[], None]]:
-        """The phases of the mode, in the order of a step."""
+        """Returns the phases of the mode, in the order of a step."""
         if self.config.mode == "forward":
             return {"forward": self.forward}
         phases = {"forward": self.forward, "loss": self.loss, "backward": self.backward}
         return {**phases, "optimizer": self.update} if self.config.mode == "train" else phases
 
     def forward(self) -> None:
-        """The model on the batch; without a graph for gradients where nothing needs one."""
+        """Runs the model on the batch. Nothing is saved for backward if the mode is forward."""
         with torch.set_grad_enabled(self.config.mode != "forward"), self._autocast():
             self.logits = self.model(self.tokens)  # (B, S, V)
 
     def loss(self) -> None:
-        """Cross entropy over all tokens."""
+        """Computes the cross entropy over all tokens."""
         with self._autocast():
             self.value = F.cross_entropy(self.logits.flatten(0, 1), self.targets.flatten())
 
     def backward(self) -> None:
-        """Gradients of every parameter, into fresh tensors."""
+        """Computes the gradients of all parameters into new tensors."""
         for parameter in self.parameters:
             parameter.grad = None
         self.value.backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """One step of AdamW."""
+        """Runs one step of AdamW."""
         self.optimizer.step()
 
     def _autocast(self) -> AbstractContextManager[None]:
-        # A graph's capture must not reuse casts that were made outside of it.
+        # The capture of a CUDA graph must not reuse casts that were made outside of it.
         enabled, cache = self.config.precision == "bf16", not self.config.cuda_graph
         return torch.autocast(self.config.device, torch.bfloat16, enabled=enabled, cache_enabled=cache)
 
@@ -211,8 +211,8 @@ def main() -> int:
     """Runs the target; returns its exit code."""
     try:
         parser = command_line("transformer", "Trains a transformer for a few steps, with NVTX ranges.")
-        config, given = read_options(parser, sys.argv[1:])
-        return harness.run(lambda: Training(config), config, config.run(), given.results, ranges=not given.no_ranges)
+        config, parsed = read_options(parser, sys.argv[1:])
+        return harness.run(lambda: Training(config), config, config.run(), parsed.results, ranges=not parsed.no_ranges)
     except ConfigurationError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

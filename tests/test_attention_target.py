@@ -18,7 +18,7 @@ SMALL = {"device": "cpu", "context_length": 40, "d_head": 8, "heads": 2, "warmup
 
 
 def measured(**case: Any) -> dict[str, Any]:
-    return harness.measured(TARGET, PassesCase(**{**SMALL, **case}), attention.measure)
+    return harness.measure_case(TARGET, PassesCase(**{**SMALL, **case}), attention.measure)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_length_whose_scores_are_too_many_is_not_checked(monkeypatch: pytest.M
 
 
 def test_flash_attention_of_pytorch_is_not_tried_in_fp32_on_a_gpu() -> None:
-    with pytest.raises(harness.NotHereError, match="takes bf16 on a GPU, and no fp32"):
+    with pytest.raises(harness.NotHereError, match="supports bf16 on a GPU, but not fp32"):
         attention._attend(PassesCase(device="cuda", implementation="sdpa_flash", precision="fp32"))
 
 

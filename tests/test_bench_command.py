@@ -259,7 +259,10 @@ def test_memory_needs_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the targets need PyTorch")
     options = "--device cpu --num-layers 1 --context-length 8 --mode train --precision fp32"
     assert invoke("bench", "memory", *options.split(), "--output-dir", tmp_path / "b").exit_code == 0
-    check((tmp_path / "b/memory.md").read_text(encoding="utf-8"), ["Only a GPU's allocator keeps a history of memory"])
+    check(
+        (tmp_path / "b/memory.md").read_text(encoding="utf-8"),
+        ["Only the allocator of a GPU keeps a history of memory"],
+    )
 
 
 def test_a_resume_on_another_device_is_refused(run: Run) -> None:

@@ -15,10 +15,7 @@ from nsys_analyzer.configuration import ATTENTIONS  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from profiling_targets import decoding, transformer  # noqa: E402
 from profiling_targets.decoding import Cache, DecodeCase, Decoder, generate, measure  # noqa: E402
-from profiling_targets.harness import (  # noqa: E402
-    Config,
-    measured,
-)
+from profiling_targets.harness import Config, measure_case  # noqa: E402
 
 TINY = ModelSize("tiny", d_model=32, d_ff=64, num_layers=3, num_heads=4, vocab_size=50)
 ROOM = 24
@@ -39,7 +36,7 @@ def tokens(length: int) -> Any:
 
 
 def measure_small(**changes: Any) -> dict[str, Any]:
-    return measured(decoding.TARGET, small_case(**changes), measure)
+    return measure_case(decoding.TARGET, small_case(**changes), measure)
 
 
 def small_case(**changes: Any) -> DecodeCase:

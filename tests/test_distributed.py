@@ -131,21 +131,21 @@ def test_parts_of_a_model_are_all_of_it() -> None:
 def test_a_rank_without_a_launcher(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert main(TINY) == 2
-    assert "RANK is not set: no launcher has started this process. Start it with torchrun" in capsys.readouterr().err
+    assert "RANK is not set: no launcher started this process. Start it with torchrun" in capsys.readouterr().err
 
 
 def test_a_late_rank_that_is_not_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     assert main(["--late-rank", "1", *TINY]) == 2
-    assert "There is no rank 1: ranks are 0 to 0" in capsys.readouterr().err
+    assert "There is no rank 1: the ranks are 0 to 0" in capsys.readouterr().err
 
 
 def test_a_batch_that_cannot_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallelism, "Stage", lambda *_: None)
     with pytest.raises(ConfigurationError, match="A batch of 4 cannot be cut into 3 microbatches"):
         Pipeline(config(), Sharing("pipeline", microbatches=3), Rank(0, 2))
-    with pytest.raises(ConfigurationError, match="3 layers make no 4 stages"):
+    with pytest.raises(ConfigurationError, match="3 layers cannot make 4 stages"):
         Pipeline(config(), Sharing("pipeline", microbatches=2), Rank(0, 4))
 
 

@@ -41,9 +41,9 @@ ON_CPU = [name for name, one in FAULTS.items() if not (one.fault.needs_gpu or on
 
 @pytest.fixture(autouse=True)
 def _what_is_global_stays() -> Iterator[None]:
-    wanted, precision = harness._ranges_wanted, torch.get_float32_matmul_precision()
+    wanted, precision = harness._ranges_enabled, torch.get_float32_matmul_precision()
     yield
-    harness._ranges_wanted = wanted
+    harness._ranges_enabled = wanted
     torch.set_float32_matmul_precision(precision)
     gc.unfreeze()
 

@@ -16,7 +16,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures, Point
 from nsys_analyzer.inputs.rows import written
 from profiling_targets import transformer
-from profiling_targets.harness import measured
+from profiling_targets.harness import measure_case
 from profiling_targets.memory_history import (
     MemoryEvent,
     Span,
@@ -24,7 +24,7 @@ from profiling_targets.memory_history import (
     alive_after,
     measure,
     record,
-    reduced,
+    tensor_events,
     thinned,
 )
 from profiling_targets.transformer import Block
@@ -82,8 +82,8 @@ def test_thinning_keeps_the_peak(levels: list[int], limit: int) -> None:
 
 
 def test_a_case_that_cannot_run_here() -> None:
-    row = measured(TARGET, MemoryCase(device="cpu"), measure)
-    assert (row["status"], row["message"]) == ("unsupported", "Only a GPU's allocator keeps a history of memory")
+    row = measure_case(TARGET, MemoryCase(device="cpu"), measure)
+    assert (row["status"], row["message"]) == ("unsupported", "Only the allocator of a GPU keeps a history of memory")
     with pytest.raises(ConfigurationError, match="at least 1"):
         MemoryCase(device="cuda", warmup_steps=0)
 
@@ -121,7 +121,7 @@ def _entry(action: str, us: float, size: int, address: int, *frames: tuple[str, 
     ],
 )
 def test_the_innermost_line_of_the_model_is_the_source(frames: list[Any], line: int, in_block: bool) -> None:
-    (event,) = reduced([_entry("alloc", 1, 8, 0xA, *frames)], 0)
+    (event,) = tensor_events([_entry("alloc", 1, 8, 0xA, *frames)], 0)
     assert (event.line, event.in_block) == (line, in_block)
 
 
@@ -138,7 +138,7 @@ def _history(began_us: int) -> list[dict[str, Any]]:
 
 
 def test_the_allocators_history_becomes_events() -> None:
-    events = reduced(_history(5_000_000), 5_000_000_000)
+    events = tensor_events(_history(5_000_000), 5_000_000_000)
     assert [(event.ms, event.bytes, event.address, event.in_block) for event in events] == [
         (pytest.approx(0.1), 512, 0xA, True),
         (pytest.approx(0.45), 1000, 0xB, True),

@@ -10,7 +10,7 @@ import pytest
 
 from nsys_analyzer.experiments.model import option
 from nsys_analyzer.inputs.rows import CaseTarget
-from profiling_targets.harness import NotHereError, main, measured
+from profiling_targets.harness import NotHereError, main, measure_case
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def measure(case: Case, figures: Figures) -> None:
 
 
 def test_a_row_is_json() -> None:
-    row = measured(TARGET, Case("cpu", side=3), measure)
+    row = measure_case(TARGET, Case("cpu", side=3), measure)
     assert json.loads(json.dumps(row, allow_nan=False))["figures"] == {"area": 9, "ratio": None}  # a NaN is none
     assert row["machine"]["torch"]
 
@@ -59,7 +59,7 @@ def test_a_row_is_json() -> None:
 def test_what_was_measured_before_the_end_stays(
     ends: str, status: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = measured(TARGET, Case("cpu", ends=ends), measure)
+    row = measure_case(TARGET, Case("cpu", ends=ends), measure)
     assert (row["status"], row["message"], row["figures"]) == (status, message, {"area": 16})
     assert ("Traceback" in capsys.readouterr().err) == (status == "failed")
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from profiling_targets import training_steps  # noqa: E402
-from profiling_targets.harness import measured  # noqa: E402
+from profiling_targets.harness import measure_case  # noqa: E402
 from profiling_targets.training_steps import TARGET, StepCase, measure  # noqa: E402
 
 TINY = {
@@ -19,7 +19,7 @@ TINY = {
 
 
 def row(**values: Any) -> dict[str, Any]:
-    return measured(TARGET, StepCase(**{**TINY, **values}), measure)
+    return measure_case(TARGET, StepCase(**{**TINY, **values}), measure)
 
 
 def test_a_step_is_timed_phase_by_phase() -> None:

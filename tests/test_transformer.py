@@ -127,7 +127,7 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranges]:
     harness._range_functions.cache_clear()
     yield recorded
     harness._range_functions.cache_clear()
-    monkeypatch.setattr(harness, "_ranges_wanted", True)
+    monkeypatch.setattr(harness, "_ranges_enabled", True)
 
 
 OPTIONS = [

@@ -192,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    harness._ranges_wanted = not given.no_ranges
+    harness._ranges_enabled = not given.no_ranges
     fault = {**FAULTS, **CHANGES}[given.fault]
     if given.compare:
         case = _case(fault.fault, given)

@@ -34,7 +34,7 @@ def main() -> None:
         harness.step_ns(phases, device)
     for _ in range(rounds):
         for kind, ranges in (("with ranges", True), ("without ranges", False)):
-            harness._ranges_wanted = ranges
+            harness._ranges_enabled = ranges
             for phase, ns in harness.step_ns(phases, device).items():
                 times[kind][phase].append(ns / 1e6)
         for phase, ms in _independent(phases, device).items():
