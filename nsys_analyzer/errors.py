@@ -1,31 +1,33 @@
-"""The package's errors: each says what failed and what to do about it."""
+"""Defines the package's errors. Each one says what failed and what to do about it."""
 
 from __future__ import annotations
 
-_LONGEST = 1_000
-#: The variable that has tracebacks shown.
+_MAX_MESSAGE_CHARACTERS = 1_000
+#: The environment variable that makes commands print tracebacks.
 DEBUG_VARIABLE = "NSYS_ANALYZE_DEBUG"
-#: A program of the user's in a command line, and the command that records most of what may be missing.
+#: The user's program in an example command line, and the command that records it.
 PROGRAM_ARGUMENTS = "-- python train.py"
 RECORD_COMMAND = f"nsys-analyze run {PROGRAM_ARGUMENTS}"
-#: What records programs that the CPU runs here, and kernels that CUDA graphs hide.
-RECORD_ON_GPU_COMMAND, RECORD_GRAPH_NODES_COMMAND = (
-    f"{RECORD_COMMAND}, on a machine with a GPU",
-    f"nsys-analyze run --nsys-option=--cuda-graph-trace=node {PROGRAM_ARGUMENTS}",
-)
+#: The command for a capture that was recorded on a CPU only.
+RECORD_ON_GPU_COMMAND = f"{RECORD_COMMAND}, on a machine with a GPU"
+#: The command that also records the kernels inside CUDA graphs.
+RECORD_GRAPH_NODES_COMMAND = f"nsys-analyze run --nsys-option=--cuda-graph-trace=node {PROGRAM_ARGUMENTS}"
 
 
 class NsysAnalyzerError(Exception):
-    """An error for the user: one line of ``message`` and one line of remedy, ``hint``.
+    """An error for the user.
 
-    A message that quotes a long text of a file loses the middle. The command ends with ``exit_status``.
+    Attributes:
+        message: one line that says what failed. A long message, such as one that quotes a file, loses its middle.
+        hint: one line that says what to do; it may be empty.
+        exit_status: exit status of the command that fails with this error.
     """
 
     exit_status = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
-        if len(message) > _LONGEST:
-            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 4 :]}"
+        if len(message) > _MAX_MESSAGE_CHARACTERS:
+            message = f"{message[: _MAX_MESSAGE_CHARACTERS // 2]} … {message[-_MAX_MESSAGE_CHARACTERS // 4 :]}"
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -35,16 +37,16 @@ class NsysAnalyzerError(Exception):
 
 
 class CannotAnswerError(NsysAnalyzerError):
-    """A question that a capture does not answer: ``message`` says why, ``hint`` is the command that would tell."""
+    """A question that a capture cannot answer: ``message`` is the reason, ``hint`` the command that would answer it."""
 
     @property
     def data(self) -> dict[str, dict[str, str]]:
-        """What JSON holds in place of an answer, of every command."""
+        """The JSON that every command writes instead of an answer."""
         return {"cannot_answer": {"why": self.message, "needs": self.hint}}
 
 
 class TraceError(NsysAnalyzerError):
-    """A trace that cannot be read: absent, damaged, or not an Nsight Systems export."""
+    """A trace that cannot be read because it is missing, damaged or not in a supported format."""
 
 
 class MissingTableError(TraceError, CannotAnswerError):
@@ -64,18 +66,18 @@ class ConfigurationError(NsysAnalyzerError):
 
 
 class CaptureError(NsysAnalyzerError):
-    """``nsys profile`` is missing, too old for what was asked, or left no report."""
+    """``nsys profile`` is missing, too old for the requested options, or wrote no report."""
 
 
 class NoSpaceError(NsysAnalyzerError):
-    """A file for which the disk has no room."""
+    """A file that does not fit on the disk."""
 
 
 class ClusterError(NsysAnalyzerError):
-    """A Dask cluster that is missing, or whose workers are of another version or see other files."""
+    """A Dask cluster that does not answer, or whose workers have another version or other files."""
 
 
 class DifferentConditionsError(CannotAnswerError):
-    """Two runs on other hardware, or timed in other ways: what differs need not be the program."""
+    """Two runs with different hardware or ways of timing: their difference may not come from the program."""
 
     exit_status = 4

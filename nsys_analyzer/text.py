@@ -1,13 +1,13 @@
-"""Text for a person: spans of plain text, code, emphasis and links.
+"""Represents text for people as spans: plain text, code, emphasis and links.
 
-The sentences of a report hold names that somebody else chose: of captures, kernels, ranges, files, messages of a
-profiler. None of them may act on the output. So a ``str`` is plain: backticks, asterisks and tags in it are shown as
-they are. Text with other spans is a :class:`Text`, made here alone: by ``code``, ``strong``, ``emphasis`` and ``link``
-of one value, or by ``phrase``, whose template is a literal of ours with marks and whose values are plain::
+A report contains names from outside: captures, kernels, ranges, files, messages of a profiler. They must not change the
+formatting of the output. So a ``str`` is plain text: backticks, asterisks and tags in it are shown unchanged. Text with
+other spans is a :class:`Text`. Only this module creates it: ``code``, ``strong``, ``emphasis`` and ``link`` from one
+value, and ``phrase`` from a literal template with marks and from plain values::
 
     phrase("The range `{}` holds **no** backward pass ({:,} kernels)", name, count)
 
-Renderers escape each span for their format.
+Each renderer escapes the spans for its format.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Kind = Literal["plain", "code", "strong", "emphasis", "link"]
 #: The marks of a template: code in backticks, strong in double asterisks, emphasis in single ones.
 _MARKS = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<strong>[^*]+)\*\*|\*(?P<emphasis>[^*]+)\*")
 
-#: What may not reach a page or a terminal: control characters, those that turn the direction of writing, halves of
-#: surrogate pairs, which no file can hold, and noncharacters.
-_UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef]")
+#: Characters that must not reach a page or a terminal: control characters, characters that change the direction of
+#: writing, lone surrogates, which no file can hold, and noncharacters.
+_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef]")
 _BREAKS = re.compile("[\t\v\f\r\x85\u2028\u2029]")
-_STANDS_FOR_UNSEEN = "\N{REPLACEMENT CHARACTER}"
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
-#: Decimal places of a number at most; of milliseconds, the last one is a nanosecond.
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps a figure and its unit on one line
+#: Maximum decimal places of a number. The sixth decimal of a millisecond is a nanosecond.
 MAX_DECIMALS = 6
 
-_NOTHING = object()
+_MISSING = object()
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of text of one kind; of a link its target, too."""
+    """A part of a text that has one kind. ``target`` is the target of a link."""
 
     kind: Kind
     text: str
@@ -49,10 +49,10 @@ class Span:
 
 
 class Text:
-    """Spans in order, none of them plain and empty.
+    """A text as spans in order. No span is both plain and empty.
 
-    Texts and strings are joined by ``+`` and ``joined``; ``str(text)`` is the text without its marks. It is no
-    dataclass, which msgspec would write as an object: JSON holds its text, code in backticks.
+    Texts and strings are concatenated by ``+`` and ``join_texts``; ``str(text)`` is the text without marks. JSON
+    contains the text with code in backticks. The class is not a dataclass, because msgspec would write it as an object.
     """
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
@@ -67,11 +67,11 @@ class Text:
     def __repr__(self) -> str:
         return f"Text({self.spans!r})"
 
-    def __add__(self, other: StrOrText) -> Text:
-        return Text((*self.spans, *spans(other)))
+    def __add__(self, suffix: StrOrText) -> Text:
+        return Text((*self.spans, *spans(suffix)))
 
-    def __radd__(self, other: str) -> Text:
-        return Text((*spans(other), *self.spans))
+    def __radd__(self, prefix: str) -> Text:
+        return Text((*spans(prefix), *self.spans))
 
     def __contains__(self, part: str) -> bool:
         return part in plain(self)
@@ -80,7 +80,7 @@ class Text:
         return plain(self)
 
     def __format__(self, _: str) -> NoReturn:
-        """Refuses to stand in an f-string, which would lose the spans.
+        """Rejects the use in an f-string, which would lose the spans.
 
         Raises:
             TypeError: always.
@@ -92,103 +92,107 @@ if TYPE_CHECKING:
     StrOrText: TypeAlias = str | Text
 else:
 
-    class StrOrText(ABC):  # noqa: B024 - a name for both
-        """What msgspec reads as text and writes from either: it takes no union of a type of its own and another."""
+    class StrOrText(ABC):  # noqa: B024 - a common name for both types
+        """A type that msgspec reads and writes as text: msgspec does not support the union of ``str`` and ``Text``."""
 
     StrOrText.register(str)
     StrOrText.register(Text)
 
 
 def code(value: StrOrText) -> Text:
-    """A name, an option or a piece of code, to be shown letter by letter."""
+    """Returns a name, an option or a piece of code as a text that is shown verbatim."""
     return Text((Span("code", plain(value)),))
 
 
 def strong(value: StrOrText) -> Text:
-    """A stretch that stands out."""
+    """Returns a text with strong emphasis."""
     return Text((Span("strong", plain(value)),))
 
 
 def emphasis(value: StrOrText) -> Text:
-    """A stretch that is set apart, as a term where it is defined."""
+    """Returns a text with emphasis, such as a term where it is defined."""
     return Text((Span("emphasis", plain(value)),))
 
 
 def link(value: StrOrText, path: str) -> Text:
-    """A text that leads to a file, by its path as the reader of the text sees it."""
+    """Returns a text that links to a file. The path is relative to the file that will contain the link."""
     return Text((Span("link", plain(value), path),))
 
 
 def phrase(template: str, *values: object) -> Text:
-    """A sentence of ours with values in it.
+    """Returns a text made from a template and values.
 
     Args:
-        template: a literal; code stands in backticks, what stands out in asterisks, and values go where
-            :meth:`str.format` puts them, in order: ``{}``, ``{:,}``.
-        values: the values, plain or with spans of their own; inside a mark their spans count for nothing.
+        template: a literal with code in backticks, emphasis in asterisks, and fields for the values in order, as in
+            :meth:`str.format`: ``{}``, ``{:,}``.
+        values: plain values, or texts. Inside a mark, the spans of a text are ignored.
+
+    Raises:
+        TypeError: the template has more or fewer fields than there are values.
     """
-    left = iter(values)
-    found: list[Span] = []
-    at = 0
+    remaining_values = iter(values)
+    parts: list[Span] = []
+    position = 0
     for mark in _MARKS.finditer(template):
-        found += _filled(template[at : mark.start()], left)
+        parts += _fill_fields(template[position : mark.start()], remaining_values)
         kind: Kind = "code" if mark["code"] else "strong" if mark["strong"] else "emphasis"
-        found.append(Span(kind, "".join(span.text for span in _filled(mark[kind], left))))
-        at = mark.end()
-    found += _filled(template[at:], left)
-    if unused := list(left):
+        parts.append(Span(kind, "".join(span.text for span in _fill_fields(mark[kind], remaining_values))))
+        position = mark.end()
+    parts += _fill_fields(template[position:], remaining_values)
+    if unused := list(remaining_values):
         raise TypeError(f"no place for {unused} in {template!r}")
-    return Text(tuple(found))
+    return Text(tuple(parts))
 
 
-def _filled(template: str, values: Iterator[object]) -> Iterator[Span]:
-    """The spans of a stretch without marks, its fields filled in order."""
+def _fill_fields(template: str, values: Iterator[object]) -> Iterator[Span]:
+    """Yields the spans of a template without marks, after filling its fields in order."""
     for literal, field, spec, _ in Formatter().parse(template):
         yield from spans(literal)
         if field is not None:
-            value = next(values, _NOTHING)
-            if value is _NOTHING:
+            value = next(values, _MISSING)
+            if value is _MISSING:
                 raise TypeError(f"no value for each place in {template!r}")
             yield from spans(value if isinstance(value, Text) else format(value, spec or ""))
 
 
 def join_texts(separator: str, parts: Iterable[StrOrText]) -> StrOrText:
-    """The parts with a separator between them; a ``str`` where all of them are."""
-    listed_parts = list(parts)
-    if all(isinstance(part, str) for part in listed_parts):
-        return separator.join(map(str, listed_parts))
-    between = [part for one in listed_parts for part in (separator, one)][1:]
-    return Text(tuple(span for part in between for span in spans(part)))
+    """Joins the parts with a separator between them; the result is a ``str`` if every part is one."""
+    parts = list(parts)
+    if all(isinstance(part, str) for part in parts):
+        return separator.join(map(str, parts))
+    parts_and_separators = [piece for part in parts for piece in (separator, part)][1:]
+    return Text(tuple(span for piece in parts_and_separators for span in spans(piece)))
 
 
 def spans(text: StrOrText) -> tuple[Span, ...]:
-    """The spans of a text in order, none of them plain and empty."""
+    """Returns the spans of a text in order. No span is both plain and empty."""
     if isinstance(text, Text):
         return text.spans
     return (Span("plain", text),) if text else ()
 
 
 def plain(text: StrOrText, quote: str = "") -> str:
-    """The text without its marks; ``quote`` is put around code."""
+    """Returns the text without its marks; ``quote`` is put around code."""
     if isinstance(text, str):
         return text
-    return "".join(f"{quote}{one.text}{quote}" if one.kind == "code" else one.text for one in text.spans)
+    return "".join(f"{quote}{span.text}{quote}" if span.kind == "code" else span.text for span in text.spans)
 
 
 def visible(text: str) -> str:
-    """The text on one line, with a stand-in for each character that none may see (``visible_lines``)."""
+    """Returns the text on one line, without invisible characters (see ``visible_lines``)."""
     return visible_lines(text).replace("\n", " ")
 
 
 def visible_lines(text: str) -> str:
-    """The text with a stand-in for each control character but the newline, and for what turns or breaks text.
+    """Returns the text with a replacement for each invisible character, except for newlines.
 
-    These are C0, DEL and C1 characters, U+202A to U+202E, U+2066 to U+2069, lone surrogates and noncharacters.
+    Replaced are C0, DEL and C1 characters, U+202A to U+202E, U+2066 to U+2069, lone surrogates and noncharacters.
+    Other line breaks become spaces.
     """
-    return _UNSEEN.sub(_STANDS_FOR_UNSEEN, _BREAKS.sub(" ", text))
+    return _INVISIBLE.sub(_REPLACEMENT, _BREAKS.sub(" ", text))
 
 
-#: The beginning of a text that a spreadsheet would read as a formula; in CSV, an apostrophe precedes it.
+#: The start of a text that a spreadsheet would read as a formula. In CSV files, an apostrophe is put before it.
 FORMULA = r"^([=+\-@\t\r])"
 
 
@@ -198,7 +202,7 @@ def join_names(names: Sequence[str], conjunction: str = "and") -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """The noun as it stands behind a number."""
+    """Returns the noun in the form that follows a number: "1 kernel", "2 kernels"."""
     if number == 1:
         return noun
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
@@ -207,18 +211,18 @@ def plural(number: float, noun: str) -> str:
 
 
 def rounded(value: float) -> str:
-    """Writes a number in three digits, without final zeros or digits below a millionth: 52, 9.37, 1,235."""
+    """Formats a number with three digits, without trailing zeros or digits below a millionth: 52, 9.37, 1,235."""
     places = min(max(2 - math.floor(math.log10(abs(value))), 0), MAX_DECIMALS) if value else 0
     written = format_fixed(value, places)
     return written.rstrip("0").rstrip(".") if places else written
 
 
 def rounded_percent(value: float, digits: int | None = None) -> str:
-    """Writes an estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
+    """Formats an estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
     places = (1 if 0 < value < 0.005 else 0) if digits is None else digits
     return f"{format_fixed(100 * value, places)}{NO_BREAK_SPACE}%"
 
 
 def format_fixed(value: float, places: int) -> str:
-    """Writes a number with this many decimal places, and a zero without a minus sign."""
+    """Formats a number with the given decimal places; a zero has no minus sign."""
     return f"{round(value, places) + 0.0:,.{places}f}".replace("-", "\N{MINUS SIGN}")

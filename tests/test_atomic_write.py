@@ -182,7 +182,7 @@ def test_a_full_disk_says_the_file_and_its_need(tmp_path: Path) -> None:
     assert known.value.message.startswith(
         f"{tmp_path}/a.md cannot be written (No space left on device): it needs 3.0 MB, and "
     )
-    assert known.value.hint == f"Make room there, or name another place: df -h {tmp_path}"
+    assert known.value.hint == f"Free some space, or write to another disk: df -h {tmp_path}"
     with pytest.raises(NoSpaceError, match=r"[\d,.]+ MB are free"), atomic_write(tmp_path / "a.md"):
         raise sqlite3.OperationalError("database or disk is full")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]

@@ -143,7 +143,7 @@ def test_only_several_files_that_take_long_are_worth_processes(
     seconds: Sequence[float], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
-    assert cluster._local_workers([Text(Path("a"), one) for one in seconds]) == workers
+    assert cluster._count_local_workers([Text(Path("a"), one) for one in seconds]) == workers
 
 
 def test_an_address_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_a_program_that_accepts_and_is_silent(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "tcp://{}:{}".format(*silent.getsockname())
-        with pytest.raises(ClusterError, match=rf"answers at {address} \(no word from there in 0.5 s\)\. .*dask sch"):
+        with pytest.raises(ClusterError, match=rf"answers at {address} \(no answer within 0.5 s\)\. .*dask sch"):
             Workers(address).map(text_of, texts(tmp_path, "a"))
 
 
@@ -268,7 +268,7 @@ def test_a_task_whose_worker_is_killed_is_done_again(address: str, tmp_path: Pat
 
 @pytest.fixture(params=["dask", "here"])
 def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Workers:
-    monkeypatch.setattr(cluster, "_local_workers", lambda _: 2)
+    monkeypatch.setattr(cluster, "_count_local_workers", lambda _: 2)
     return Workers(request.getfixturevalue("address") if request.param == "dask" else None)
 
 
@@ -283,7 +283,7 @@ def test_results_and_errors_are_those_of_the_function(workers: Workers, tmp_path
 
 @pytest.mark.slow
 def test_a_task_that_kills_its_workers_is_one_line(workers: Workers, tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"was killed, as where memory runs out.* --scheduler none"):
+    with pytest.raises(ClusterError, match=r"was killed. Memory may have run out.* --scheduler none"):
         workers.map(deadly, texts(tmp_path, "deadly", *"abc"))
 
 
@@ -292,7 +292,7 @@ def test_processes_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """They share its threads, and are gone without trace."""
-    monkeypatch.setattr(cluster, "_local_workers", lambda _: 2)
+    monkeypatch.setattr(cluster, "_count_local_workers", lambda _: 2)
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     placed = Workers().map(place, texts(tmp_path, *"abcdefgh"))
     pids, folders, threads = map(set, zip(*placed, strict=True))

@@ -58,7 +58,7 @@ def test_classes_of_a_file(trace: Path, tmp_path: Path, run_main: Main) -> None:
 def test_classes_of_a_file_in_other_processes(
     trace: Path, tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_local_workers", lambda _: 2)
+    monkeypatch.setattr(cluster, "_count_local_workers", lambda _: 2)
     shutil.copy(trace, tmp_path / "other.sqlite")
     mine = tmp_path / "mine.toml"
     mine.write_text('["state space"]\nkernels = ["selective_scan"]\n')
@@ -96,7 +96,7 @@ def test_a_file_that_says_something_else(text: str, said: str, trace: Path, tmp_
     outcome = run_main("kernels", trace, "--classes", tmp_path / "mine.toml")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert said in outcome.err
-    assert 'It may say: ["state space"]' in outcome.err
+    assert 'Valid content is, for example: ["state space"]' in outcome.err
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(?:a?){99}a{99}$", "a*a*a*a*a*a*b$", "^(a|b|ab)*c"])

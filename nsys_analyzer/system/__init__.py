@@ -1,1 +1,1 @@
-"""Atomic writes, processes, strict JSON, and the nsys programs of this machine."""
+"""Contains what the package needs of the operating system: files, processes, machine facts, nsys, plugins, workers."""

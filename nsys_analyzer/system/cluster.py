@@ -1,6 +1,6 @@
-"""Maps a function over files: in this process in turn, on processes of this machine, or on the workers of Dask.
+"""Maps a function over files: sequentially in this process, in processes of this machine, or on Dask workers.
 
-Nothing else knows of Dask, which is an extra (``cluster``) and imported for the address of a scheduler alone.
+Only this module uses Dask. It is an optional dependency (``cluster``), imported if the user names a scheduler.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-#: Work of fewer seconds is done in turn: a process and its imports cost a second of a core.
+#: Work that takes less time than this is done in this process: starting a process costs about one second of a core.
 WORTH_PROCESSES_S = 10
-#: The address that stands for no cluster.
+#: The scheduler address that means that no cluster and no other process is used.
 NO_SCHEDULER = "none"
 
 _PACKAGE = "nsys-analyze"
 _ANSWER_TIMEOUT_S = 20
-_KILLED = "A process that read captures was killed, as where memory runs out"
-_ALONE = "Read one after another, here: --scheduler none"
+_WORKER_KILLED = "A process that read captures was killed. Memory may have run out"
+_READ_HERE_HINT = "Read them one after another in this process: --scheduler none"
 
 
 class Task(Protocol):
-    """Work on one file, which travels to a worker: the file, the seconds and the bytes of memory it takes, about."""
+    """Work on one file, which is sent to a worker: the file, and the estimated seconds and bytes of memory."""
 
     @property
     def path(self) -> Path: ...  # noqa: D102
@@ -53,96 +53,97 @@ class Task(Protocol):
 _Task = TypeVar("_Task", bound=Task)
 _Result = TypeVar("_Result")
 OnTaskDone = Callable[[], None]
-"""Is told that one more task is done."""
+"""A callback for each finished task."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Where tasks are done.
+    """Where tasks are run.
 
     Attributes:
-        scheduler: the address of a Dask scheduler; "none" is this process, in turn. None: processes of this machine
-            where the tasks take ``WORTH_PROCESSES_S`` or more, else in turn. There are as many as cores, but no more
-            than hold the largest files at once in the memory that is free.
-        shown: shows the progress of so many tasks while it is open.
+        scheduler: the address of a Dask scheduler; "none" for this process, sequentially. None for processes of this
+            machine if the tasks take ``WORTH_PROCESSES_S`` or more, else for this process. There are at most as many
+            processes as cores, and at most as many as can hold the largest file in the free memory at once.
+        show_progress: a context manager that shows the progress of a number of tasks.
     """
 
     scheduler: str | None = None
-    shown: Callable[[int], AbstractContextManager[OnTaskDone]] = lambda _: nullcontext(lambda: None)
+    show_progress: Callable[[int], AbstractContextManager[OnTaskDone]] = lambda _: nullcontext(lambda: None)
 
     def map(self, function: Callable[[_Task], _Result], tasks: Sequence[_Task]) -> list[_Result]:
-        """Returns the result of each task, in their order.
+        """Returns the results of the tasks, in the order of the tasks.
 
         Args:
-            function: of a module, so that it travels by its name.
-            tasks: what it is called with.
+            function: a function of a module, so that it can be sent to other processes by name.
+            tasks: its arguments.
 
         Raises:
-            ClusterError: there is no such scheduler, its workers cannot do this, or a process was killed.
-            Exception: what the function raises, as if it were called here.
+            ClusterError: the scheduler does not answer, its workers are unsuitable, or a process was killed.
+            Exception: any error of the function.
         """
-        with self.shown(len(tasks)) as done:
+        with self.show_progress(len(tasks)) as on_task_done:
             if self.scheduler not in (None, NO_SCHEDULER):
-                with _client(str(self.scheduler)) as client:
-                    return _map_on(client.get_executor(pure=False), partial(_do, Path.cwd(), function), tasks, done)
-            if self.scheduler is None and (count := _local_workers(tasks)) > 1:
-                with _local_pool(count) as executor:
-                    return _map_on(executor, function, tasks, done)
+                with _open_client(str(self.scheduler)) as client:
+                    run_there = partial(_run_in_folder, Path.cwd(), function)
+                    return _map_on_executor(client.get_executor(pure=False), run_there, tasks, on_task_done)
+            if self.scheduler is None and (count := _count_local_workers(tasks)) > 1:
+                with _open_local_pool(count) as executor:
+                    return _map_on_executor(executor, function, tasks, on_task_done)
             results = []
             for task in tasks:
                 results.append(function(task))
-                done()
+                on_task_done()
             return results
 
 
 SEQUENTIAL = Workers(NO_SCHEDULER)
-"""This process does one task after another."""
+"""Runs one task after another in this process."""
 
 
-def _map_on(
-    executor: Executor, do: Callable[[_Task], _Result], tasks: Sequence[_Task], done: OnTaskDone
+def _map_on_executor(
+    executor: Executor, function: Callable[[_Task], _Result], tasks: Sequence[_Task], on_task_done: OnTaskDone
 ) -> list[_Result]:
-    """Does each task in processes, the longest first."""
-    from concurrent.futures import as_completed  # one capture needs none of it
+    """Runs the tasks on an executor, the longest first, and returns their results in the order of the tasks."""
+    from concurrent.futures import as_completed  # imported here because most commands read one capture
 
-    # Processes inherit which signals are blocked: an interrupt of the terminal is this one's alone.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # The processes inherit the blocked signals: only this process handles an interrupt from the terminal.
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     longest_first = sorted(range(len(tasks)), key=lambda index: -tasks[index].seconds)
-    futures = {index: executor.submit(do, tasks[index]) for index in longest_first}
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    futures = {index: executor.submit(function, tasks[index]) for index in longest_first}
+    signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     for future in as_completed(futures.values()):
         future.result()
-        done()
+        on_task_done()
     return [futures[index].result() for index in range(len(tasks))]
 
 
 # --- processes of this machine ---
 
 
-def _local_workers(tasks: Sequence[Task]) -> int:
-    """Returns how many processes are worth starting for tasks, 1 for none: each has memory for the largest of them."""
+def _count_local_workers(tasks: Sequence[Task]) -> int:
+    """Returns the number of processes to use for the tasks; 1 means this process. Each can hold the largest task."""
     if len(tasks) < 2 or sum(task.seconds for task in tasks) < WORTH_PROCESSES_S:
         return 1
     import psutil
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    fit = int(psutil.virtual_memory().available) // max(task.memory_bytes for task in tasks)
-    return max(1, min(fit, len(tasks), cores))
+    tasks_in_memory = int(psutil.virtual_memory().available) // max(task.memory_bytes for task in tasks)
+    return max(1, min(tasks_in_memory, len(tasks), cores))
 
 
 @contextmanager
-def _local_pool(count: int) -> Iterator[Executor]:
-    """Opens a pool of processes, which end where the block fails."""
+def _open_local_pool(count: int) -> Iterator[Executor]:
+    """Opens a pool of processes for the block; an error in the block kills the processes."""
     from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
     from multiprocessing import active_children, get_context, resource_tracker
 
-    resource_tracker.ensure_running()  # its start lets through the signals that are blocked
+    resource_tracker.ensure_running()  # starting it unblocks signals, so start it before they are blocked
     threads = (os.cpu_count() or 1) // count
     with ProcessPoolExecutor(count, get_context("spawn"), _prepare_process, (threads,)) as executor:
         try:
             yield executor
         except BrokenProcessPool as error:
-            raise ClusterError(_KILLED, _ALONE) from error
+            raise ClusterError(_WORKER_KILLED, _READ_HERE_HINT) from error
         except BaseException:
             for process in active_children():
                 process.kill()
@@ -151,61 +152,62 @@ def _local_pool(count: int) -> Iterator[Executor]:
 
 def _prepare_process(threads: int) -> None:
     signal_when_parent_dies(signal.SIGKILL)
-    os.environ["OMP_NUM_THREADS"] = str(max(threads, 1))  # Arrow's, too
+    os.environ["OMP_NUM_THREADS"] = str(max(threads, 1))  # also the number of Arrow's threads
 
 
 # --- Dask ---
 
 
 @contextmanager
-def _client(address: str) -> Iterator[Client]:
-    """Opens a client of a scheduler that has workers, all of this version.
+def _open_client(address: str) -> Iterator[Client]:
+    """Opens a client of a Dask scheduler for the block.
 
     Raises:
-        ClusterError: Dask is not installed here, nothing answers, there are no workers, or they are of another version.
+        ClusterError: Dask is not installed here, the scheduler does not answer, it has no workers, they have another
+            version of this package, or a worker or the scheduler dies in the block.
     """
     if not importlib.util.find_spec("distributed"):
         hint = f"Install it: pip install '{_PACKAGE}[cluster]'"
         raise ClusterError("--scheduler needs dask.distributed, which is not installed", hint)
-    import asyncio  # takes time, and only clusters need it
+    import asyncio  # imported here because it is slow and only clusters need it
     from concurrent.futures import CancelledError
 
     from distributed import Client, KilledWorker, TimeoutError
     from distributed.comm import connect
     from distributed.utils import silence_logging_cmgr
 
-    with silence_logging_cmgr(logging.CRITICAL):  # what matters is raised
+    with silence_logging_cmgr(logging.CRITICAL):  # important problems are raised as errors
         try:
-            # A client would wait for ever for the first words of a program that accepts connections and is silent.
+            # A client would wait forever for a program that accepts connections but sends nothing.
             asyncio.run(asyncio.wait_for(connect(address, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S + 1)).abort()
             client = Client(address, timeout=_ANSWER_TIMEOUT_S)
-        except (OSError, TimeoutError, ValueError, MemoryError, TypeError) as error:  # of another protocol, too
-            hint = "See whether it runs there, or start one: dask scheduler --no-dashboard"
-            why = str(error) or f"no word from there in {_ANSWER_TIMEOUT_S} s"
-            raise ClusterError(f"No Dask scheduler answers at {address} ({why})", hint) from error
+        except (OSError, TimeoutError, ValueError, MemoryError, TypeError) as error:  # also from other protocols
+            hint = "Check that it runs there, or start one: dask scheduler --no-dashboard"
+            reason = str(error) or f"no answer within {_ANSWER_TIMEOUT_S} s"
+            raise ClusterError(f"No Dask scheduler answers at {address} ({reason})", hint) from error
         with client:
             try:
                 client.wait_for_workers(1, _ANSWER_TIMEOUT_S)
             except TimeoutError as error:
-                hint = f"Start some where the captures are seen: dask worker {address} --no-dashboard --nthreads 1"
+                hint = f"Start some on machines with the captures: dask worker {address} --no-dashboard --nthreads 1"
                 raise ClusterError(f"The Dask scheduler at {address} has no workers", hint) from error
-            ours = _version()
+            version = _version()
             for worker, versions in client.get_versions(packages=[_PACKAGE])["workers"].items():
-                if (theirs := versions["packages"][_PACKAGE]) != ours:
-                    has = f"nsys-analyze {theirs}" if theirs else "no nsys-analyze"
-                    hint = f"Install the same version there: pip install {_PACKAGE}=={ours}"
-                    raise ClusterError(f"The worker {worker} has {has}, and this command is {ours}", hint)
+                if (worker_version := versions["packages"][_PACKAGE]) != version:
+                    installed = f"nsys-analyze {worker_version}" if worker_version else "no nsys-analyze"
+                    hint = f"Install the same version there: pip install {_PACKAGE}=={version}"
+                    raise ClusterError(f"The worker {worker} has {installed}, and this command is {version}", hint)
             try:
                 yield client
             except KilledWorker as error:
-                raise ClusterError(_KILLED, _ALONE) from error
+                raise ClusterError(_WORKER_KILLED, _READ_HERE_HINT) from error
             except CancelledError as error:
-                raise ClusterError("The Dask scheduler is gone", _ALONE) from error
+                raise ClusterError("The Dask scheduler is gone", _READ_HERE_HINT) from error
 
 
 def _version() -> str | None:
-    """Returns the version of this package as it is installed, None where it is not: as Dask asks for it."""
-    from importlib import metadata  # takes a thirtieth of a second, and only clusters need it
+    """Returns the installed version of this package, None if it is not installed: the answer that workers give."""
+    from importlib import metadata  # imported here because it takes 30 ms and only clusters need it
 
     try:
         return metadata.version(_PACKAGE)
@@ -213,8 +215,8 @@ def _version() -> str | None:
         return None
 
 
-def _do(folder: Path, function: Callable[[_Task], _Result], task: _Task) -> _Result:
-    """Does a task on a worker, in the folder of the command: a relative path means the same file, in messages too.
+def _run_in_folder(folder: Path, function: Callable[[_Task], _Result], task: _Task) -> _Result:
+    """Runs a task on a worker in the working folder of the command, so that relative paths mean the same files.
 
     Raises:
         ClusterError: the worker does not see the file.
@@ -223,6 +225,6 @@ def _do(folder: Path, function: Callable[[_Task], _Result], task: _Task) -> _Res
         os.chdir(folder)
         os.lstat(task.path)
     except OSError as error:
-        hint = "Start workers where the captures have the same paths as here, as on a shared file system"
+        hint = "Start workers on machines where the captures have the same paths as here, such as on a shared disk"
         raise ClusterError(f"The worker on {socket.gethostname()} does not see {task.path}", hint) from error
     return function(task)

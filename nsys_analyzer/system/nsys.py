@@ -16,14 +16,14 @@ SEARCH_PATTERNS = (
     "opt/nvidia/nsight-systems*/*/target-linux-*/nsys",
     "opt/nvidia/nsight-systems*/bin/nsys",
     "usr/local/cuda*/bin/nsys",
-    "usr/local/cuda*/nsight-systems*/bin/nsys",  # where the toolkit's runfile puts it
+    "usr/local/cuda*/nsight-systems*/bin/nsys",  # from the toolkit's runfile
     "usr/lib/nsight-systems/bin/nsys",
     "usr/lib/nsight-systems/target-linux-*/nsys",
-    # Nsight Compute bundles one that may lack the importer: the last resort.
+    # Nsight Compute contains an nsys that may lack the importer, so it comes last.
     "opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
     "usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys",
 )
-"""Where installers put ``nsys``, below the root folder: an earlier pattern wins, within one the newest."""
+"""Where installers put ``nsys``, below the root folder. An earlier pattern is preferred; within one, the newest."""
 
 _VERSION = re.compile(r"version (\d+(?:\.\d+)+)")
 _ANSWER_TIMEOUT_S = 60
@@ -32,24 +32,27 @@ _INSTALL_HINT = "Set NSYS to the nsys of a complete Nsight Systems installation"
 
 @dataclass(frozen=True)
 class Nsys:
-    """An ``nsys`` that runs: its command, as found, and its version, such as ``2023.4.4.54``."""
+    """An executable ``nsys``: its path, and its version, such as ``2023.4.4.54``."""
 
     path: Path
     version: str
 
 
 def find_nsys(root: Path = Path("/")) -> Path | None:
-    """Returns the ``nsys`` to run: ``$NSYS``, then that on ``PATH``, then one below ``root`` where installers put it.
+    """Returns the ``nsys`` to run: ``$NSYS``, else the one on ``PATH``, else an installed one; None if there is none.
+
+    Args:
+        root: the folder below which :data:`SEARCH_PATTERNS` are searched.
 
     Raises:
-        ExportError: ``NSYS`` is set to something that cannot be run: another must not answer in its place.
+        ExportError: ``NSYS`` is set to something that is not executable. No other nsys is used instead.
     """
     if override := os.environ.get("NSYS"):
-        chosen = Path(override).expanduser().absolute()
-        if not _is_command(chosen):
-            problem = f"NSYS is set to {chosen}, which is not an executable file"
+        path = Path(override).expanduser().absolute()
+        if not _is_command(path):
+            problem = f"NSYS is set to {path}, which is not an executable file"
             raise ExportError(problem, "Set NSYS to the nsys command itself, or unset it")
-        return chosen
+        return path
     if on_path := shutil.which("nsys"):
         return Path(on_path)
     places = (path for pattern in SEARCH_PATTERNS for path in sorted(root.glob(pattern), key=version_key, reverse=True))
@@ -68,7 +71,7 @@ def nsys_version(nsys: Path) -> str:
 
 
 def run_query(*command: Path | str) -> subprocess.CompletedProcess[str]:
-    """Returns what a command answers that ends at once; raises OSError or TimeoutExpired where it does not run."""
+    """Runs a short command and returns its result; raises OSError or TimeoutExpired if it does not run."""
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
 
 
@@ -77,5 +80,5 @@ def _is_command(path: Path) -> bool:
 
 
 def version_key(version: Path | str) -> tuple[int, ...]:
-    """Returns a key that sorts ``2024.10.1`` after ``2024.9.2``."""
+    """Returns the numbers of a version as a sort key, by which ``2024.10.1`` follows ``2024.9.2``."""
     return tuple(int(digits) for digits in re.findall(r"\d+", str(version)))

@@ -1,4 +1,4 @@
-"""What installed packages add, by their entry points; one that fails is named in a line, and left out."""
+"""Loads the plugins that installed packages register as entry points. A plugin that fails is reported and skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from multiprocessing import parent_process
 from typing import Any
 
-#: Functions that look for findings, classes of kernels, and formats of exports: see docs/plugins.md.
+#: The groups of entry points: rules for findings, kernel classes, and export formats. See docs/plugins.md.
 FINDINGS, KERNEL_CLASSES, EXPORT_FORMATS = (
     f"nsys_analyzer.{group}" for group in ("findings", "kernel_classes", "export_formats")
 )
@@ -18,7 +18,7 @@ FINDINGS, KERNEL_CLASSES, EXPORT_FORMATS = (
 
 @cache
 def load_plugins(group: str) -> tuple[tuple[EntryPoint, Any], ...]:
-    """Returns the entry points of a group, each with what it names."""
+    """Returns the entry points of a group, each with the object that it loads."""
     loaded: list[tuple[EntryPoint, Any]] = []
     for point in entry_points(group=group):
         with skip_if_it_fails(point):
@@ -28,17 +28,17 @@ def load_plugins(group: str) -> tuple[tuple[EntryPoint, Any], ...]:
 
 @contextmanager
 def skip_if_it_fails(point: EntryPoint) -> Iterator[None]:
-    """Ends the block where a plugin fails, and tells the user of it."""
+    """Ends the block if the plugin fails in it, and warns the user."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever another package does
+    except Exception as error:  # noqa: BLE001 - code of another package may raise anything
         package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        _tell(f"Left out: the plugin {point.name} ({point.group}){package}: {why}")
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        _warn_once(f"Left out: the plugin {point.name} ({point.group}){package}: {reason}")
 
 
 @cache
-def _tell(line: str) -> None:
-    """Says a line once; of several processes that read captures, the first one says it."""
+def _warn_once(line: str) -> None:
+    """Logs a warning once. Among several processes that read captures, only the parent process logs it."""
     if parent_process() is None:
         logging.getLogger(__name__).warning(line)

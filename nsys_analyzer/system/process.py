@@ -1,14 +1,15 @@
-"""Runs a job until it ends, times out or is interrupted; nothing that it started outlives this process.
+"""Runs a program until it ends, times out or is interrupted. No process that it started outlives this process.
 
-Each program runs below a supervisor, which is this file as a program:
+Each program runs below a supervisor, which is this file run as a program:
 
     python process.py PROCESS_ID first|all PROGRAM ARGUMENTS...
 
-It ends all that the program has started once that fails, is asked to end, or whoever started it, ``PROCESS_ID``, is
-gone. The kernel signals the supervisor when its caller dies, even by SIGKILL, and hands it every descendant that loses
-its own parent (it is their subreaper): a target to which a profiler gave a session of its own is found, and one that
-wrote over its environment. SIGTERM asks the program to end, a second one ends all. What goes on behind a program that
-ended well, as a compiler's server does, is left alone, unless ``all`` is to end with it.
+The supervisor ends all processes that the program started when the program fails, when it is asked to end, or when its
+caller, ``PROCESS_ID``, has died. The kernel signals the supervisor when its caller dies, even by SIGKILL. The
+supervisor is also the subreaper of its descendants: the kernel makes it the parent of every process whose parent dies.
+So it also finds a target to which a profiler gave its own session, or one that overwrote its environment. The first
+SIGTERM asks the program to end, a second one kills all processes. If the program succeeds, background processes such as
+a compiler's server continue to run, except with ``all``.
 """
 
 from __future__ import annotations
@@ -27,24 +28,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: The exit code of a program that cannot be run, as shells and the supervisor have it.
+#: The exit code of a program that cannot be run, both of shells and of the supervisor.
 CANNOT_RUN = 127
-_PARENT_DEATH_SIGNAL, _CHILD_SUBREAPER = 1, 36  # of prctl(2), which Linux alone has
+_PARENT_DEATH_SIGNAL, _CHILD_SUBREAPER = 1, 36  # options of prctl(2), which only Linux has
+#: Time to end after being asked to.
 _GRACE_S = 5
-_PATIENCE_S = 10  # for what does not end although it was killed, as one that waits for a driver
-_TICK_S = 0.2
-_KILL_AGAIN_S = 0.02
-#: Being asked to end, and being interrupted.
-_ASKED = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
-#: Until a profiler has written what it recorded of a server.
-_WRITING_S = 120
+#: Time to wait for killed processes, which may hang in a driver.
+_KILL_TIMEOUT_S = 10
+_POLL_INTERVAL_S = 0.2
+_KILL_INTERVAL_S = 0.02
+#: Exit codes after a request to end (SIGTERM) and after an interrupt (SIGINT).
+_STOPPED_EXIT_CODES = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
+#: Time for a profiler to write the report of a server.
+_REPORT_TIMEOUT_S = 120
+#: How many bytes at the end of a log are searched for the reason of a failure.
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|MemoryError"
     r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
 )
-_RANK = re.compile(r"^\[rank\d+\]: ?")
-_ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended: ``ok``, ``oom``, ``failed`` or ``timeout``, and a line with the reason if not ok."""
+    """The outcome of a job: ``ok``, ``oom``, ``failed`` or ``timeout``, and a line with the reason unless it is ok."""
 
     status: str
     message: str | None = None
@@ -79,21 +83,31 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Progress:
-    """Who is told: the name of what is run and what is done with it; and how it ended, after how many seconds."""
+    """Callbacks for the progress of jobs.
+
+    Attributes:
+        started: called with the job's name and its activity, such as "timing".
+        ended: called with the job's name, its result and its duration in seconds.
+    """
 
     started: Callable[[str, str], None]
     ended: Callable[[str, JobResult, float], None]
 
 
 def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: False) -> JobResult:
-    """Runs a job, its output at the end of ``log``, and waits for it.
+    """Runs a job, appends its output to ``log``, and returns its result.
 
-    When the time is up, on an interrupt, where the program fails or this process is killed, all that it started is
-    ended, a profiler's target too. The time begins anew whenever ``made_progress``, asked a few times a second, returns
-    True.
+    All processes that it started, including a profiler's target, are ended at the time limit, on an interrupt, if the
+    program fails, and if this process is killed.
+
+    Args:
+        job: the job.
+        log: the file for its output.
+        made_progress: called a few times a second; if it returns True, the time limit starts again.
 
     Raises:
-        KeyboardInterrupt: after all of it is gone; not where it ``runs_on``, which is how it ends.
+        KeyboardInterrupt: on an interrupt, after all processes ended. An interrupt is the normal end of a job that
+            ``runs_on``, so it raises nothing there.
         OSError: the log cannot be written.
     """
     limit_s = math.inf if job.timeout_s is None else job.timeout_s
@@ -101,53 +115,53 @@ def run_job(job: Job, log: Path, made_progress: Callable[[], bool] = lambda: Fal
         start = output.tell()
         variables = {**os.environ, **job.environment}
         options = {"stdout": output, "stderr": output, "env": variables, "cwd": job.folder}
-        with _started(job.command, ends_descendants=job.ends_descendants, **options) as process:
+        with _start_supervised(job.command, ends_descendants=job.ends_descendants, **options) as process:
             deadline = time.monotonic() + limit_s
             try:
                 while process.poll() is None:
                     if made_progress():
                         deadline = time.monotonic() + limit_s
                     elif time.monotonic() >= deadline and job.runs_on:
-                        _end(process, _WRITING_S)
+                        _end(process, _REPORT_TIMEOUT_S)
                     elif time.monotonic() >= deadline:
                         _end(process)
                         return JobResult("timeout", f"stopped after {limit_s:g} s")
                     with suppress(subprocess.TimeoutExpired):
-                        process.wait(min(_TICK_S, max(deadline - time.monotonic(), 0)))
+                        process.wait(min(_POLL_INTERVAL_S, max(deadline - time.monotonic(), 0)))
             except KeyboardInterrupt:
                 if not job.runs_on:
                     raise
-                _end(process, _WRITING_S)
+                _end(process, _REPORT_TIMEOUT_S)
     code = process.returncode
-    if code == 0 or (job.runs_on and code in _ASKED):
+    if code == 0 or (job.runs_on and code in _STOPPED_EXIT_CODES):
         return JobResult("ok")
     reason = find_failure_line(log, start)
     if _OUT_OF_MEMORY.search(reason):
         return JobResult("oom", reason)
     if code == CANNOT_RUN:
         return JobResult("failed", reason)
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return JobResult("failed", f"{how}: {reason}")
+    ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return JobResult("failed", f"{ending}: {reason}")
 
 
 def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end and returns its output; nothing that it started outlives a time-out or an interrupt.
+    """Runs a command to its end and returns its output; a timeout or an interrupt ends all that it started.
 
-    One that cannot be run has the exit code 127, and its error output says why.
+    A command that cannot be run has the exit code 127 and an error output with the reason.
 
     Raises:
-        subprocess.TimeoutExpired: it did not end within ``timeout_s`` seconds; None is no limit.
+        subprocess.TimeoutExpired: it did not end within ``timeout_s`` seconds; None means no limit.
     """
-    with _started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with _start_supervised(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         output = process.communicate(timeout=timeout_s)
     return subprocess.CompletedProcess(command, process.returncode, *(part.decode(errors="replace") for part in output))
 
 
 @contextmanager
-def _started(
+def _start_supervised(
     command: Sequence[str | Path], *, ends_descendants: bool = False, **options: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a program below a supervisor, for the block; an error in there, as an interrupt is one, ends all of it."""
+    """Starts a program below a supervisor for the block. An error in the block, or an interrupt, ends all processes."""
     supervised = [sys.executable, __file__, str(os.getpid()), "all" if ends_descendants else "first", *command]
     with subprocess.Popen(supervised, stdin=subprocess.DEVNULL, start_new_session=True, **options) as process:
         try:
@@ -158,7 +172,7 @@ def _started(
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
-    """Asks a program to end, and ends all that is left of it a moment later; a second interrupt does so at once."""
+    """Asks a program to end, and kills its remaining processes after ``grace_s``, or at once on a second interrupt."""
     process.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):
@@ -166,47 +180,53 @@ def _end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
     finally:
         process.terminate()
         try:
-            process.wait(_PATIENCE_S)
+            process.wait(_KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
 
 
 def last_lines(log: Path, lines: int = 3) -> str:
-    """Returns the last lines of a log that are not empty, as one."""
+    """Returns the last lines of a log that are not empty, joined into one line."""
     return " | ".join(_lines(log, 0)[-lines:])
 
 
 def find_failure_line(log: Path, start: int = 0) -> str:
-    """Returns the line of a log, from a position on, that says why a program failed: memory, an error, or its last."""
+    """Returns the line of a log that tells why a program failed: out of memory, an error, or its last line.
+
+    Only the log from byte ``start`` on is searched.
+    """
     lines = _lines(log, start)
-    full = [line for line in lines if _OUT_OF_MEMORY.search(line)]
-    errors = [line for line in lines if _ERROR.match(line)]  # a profiler goes on to speak after its target has died
-    return (full or errors or lines or ["it printed nothing"])[-1]
+    memory_lines = [line for line in lines if _OUT_OF_MEMORY.search(line)]
+    error_lines = [line for line in lines if _ERROR_LINE.match(line)]  # a profiler may print more after it
+    return (memory_lines or error_lines or lines or ["it printed nothing"])[-1]
 
 
 def _lines(log: Path, start: int) -> list[str]:
-    """Returns the last lines of a log that are not empty, without the rank that PyTorch puts before them."""
+    """Returns the last lines of a log that are not empty, without PyTorch's rank prefix."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
-    return [line for raw in text.splitlines() if (line := _RANK.sub("", raw).strip())]
+    return [line for raw in text.splitlines() if (line := _RANK_PREFIX.sub("", raw).strip())]
 
 
 # --- the supervisor ---
 
 
 def signal_when_parent_dies(number: signal.Signals) -> None:
-    """Has the kernel send this process a signal when its parent dies."""
-    import ctypes  # what runs no program starts without it
+    """Asks the kernel to send this process a signal when its parent dies."""
+    import ctypes  # imported here to start faster without a supervisor
 
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, number)
 
 
 def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
-    """Runs a command to its end, and with it ``all`` that it started or itself alone, the ``first``.
+    """Runs a command to its end and returns its exit code, negative for a signal.
 
-    Returns its exit code, negative for a signal.
+    Args:
+        parent: ID of the process that started the supervisor.
+        what_ends: "all" if everything that the command started ends with it, "first" if only a failure ends it.
+        command: the program and its arguments.
     """
     import ctypes
 
@@ -215,11 +235,11 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
     requests, program = 0, None
 
     def kill_descendants(*_: object) -> None:
-        """Kills every process below this one, again and again: one that is being started is seen the next time."""
+        """Kills every descendant, repeatedly, because a process that is just being started is only seen next time."""
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        signal.setitimer(signal.ITIMER_REAL, _KILL_AGAIN_S)
+        signal.setitimer(signal.ITIMER_REAL, _KILL_INTERVAL_S)
 
     def end(*_: object) -> None:
         nonlocal requests
@@ -242,26 +262,26 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
     except OSError as error:
         print(f"{command[0]} cannot be run ({error.strerror})", file=sys.stderr)
         return CANNOT_RUN
-    if requests or os.getppid() != parent:  # before there was a program to ask, or the kernel knew of the parent
+    if requests or os.getppid() != parent:  # a request or the parent's death came before the program was started
         kill_descendants()
     code = 0
-    with suppress(ChildProcessError):  # until no child is left
+    with suppress(ChildProcessError):  # raised when no child remains
         while True:
             ended, status = os.wait()
             if ended == program.pid:
                 code = os.waitstatus_to_exitcode(status)
                 if code == 0 and not requests and what_ends == "first":
                     break
-                kill_descendants()  # a profiler that was killed leaves its target behind
+                kill_descendants()  # a killed profiler leaves its target behind
     signal.setitimer(signal.ITIMER_REAL, 0)
     return code
 
 
 if __name__ == "__main__":
     exit_code = _supervise(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
-    if exit_code < 0:  # ends as the program did
+    if exit_code < 0:  # end by the same signal as the program
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with suppress(OSError):  # nobody handles SIGKILL
+        with suppress(OSError):  # SIGKILL has no handler to reset
             signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
     sys.exit(exit_code)

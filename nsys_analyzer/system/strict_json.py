@@ -1,4 +1,4 @@
-"""JSON and TOML of unknown origin: what a later step cannot hold is refused when it is read."""
+"""Reads JSON and TOML of unknown origin, and rejects values that later steps cannot represent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nsys_analyzer.errors import ConfigurationError
 
 _Type = TypeVar("_Type")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-#: The largest whole number that a float holds together with all below it.
+#: The largest integer up to which a float represents every integer exactly.
 LARGEST_EXACT_INTEGER = 2**53
 
 
@@ -19,7 +19,7 @@ def decode_json(content: bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or holds half a surrogate pair, NaN, infinity, or too deep a nesting.
+        ValueError: the text is not valid JSON, or it contains a lone surrogate, NaN or infinity, or is nested too deep.
     """
     try:
         return msgspec.json.decode(content.removeprefix(_BYTE_ORDER_MARK))
@@ -28,13 +28,20 @@ def decode_json(content: bytes) -> Any:
 
 
 def read_toml(path: Path, kind: type[_Type], example: str) -> _Type:
-    """Returns what a TOML file says, as a type.
+    """Returns the content of a TOML file as a value of a type.
+
+    Args:
+        path: the file.
+        kind: the type.
+        example: valid content, for the hint of the error.
 
     Raises:
-        ConfigurationError: it is no TOML, or says something else; the ``example`` is what it may say.
+        ConfigurationError: the file is not valid TOML, or its content does not have the type.
     """
     try:
         return msgspec.toml.decode(path.read_bytes(), type=kind)
-    except (ValueError, RecursionError) as error:  # of the types, of TOML, of bytes that are no text, of deep nesting
-        why = "it is nested too deep" if isinstance(error, RecursionError) else error
-        raise ConfigurationError(f"{path} cannot be read: {why}", f"It may say: {example}") from error
+    except (ValueError, RecursionError) as error:  # wrong types, invalid TOML, bytes that are not text, deep nesting
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise ConfigurationError(
+            f"{path} cannot be read: {reason}", f"Valid content is, for example: {example}"
+        ) from error
