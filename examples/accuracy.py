@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.what_if import WhatIf
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.verify.ledger import read_ledger
-from nsys_analyzer.verify.section import history
+from nsys_analyzer.verify.section import history_report
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 from faults import CHANGES, FAULTS
@@ -220,7 +220,7 @@ def lines_table() -> Iterator[str]:
 
 def verified(ledger: Path) -> Iterator[str]:
     """Yields the lines of a ledger: what was predicted and measured by ``nsys-analyze verify``."""
-    section = replace(history(read_ledger(ledger)).sections[0], title="Verified")
+    section = replace(history_report(read_ledger(ledger)).sections[0], title="Verified")
     yield from ("", markdown.render(Report("", (section,)), {}).removeprefix("# ").strip())
 
 

@@ -136,7 +136,7 @@ def test_a_budget_holds(budget: int, real_capture: RealCapture, run_main: Main) 
 
 
 def test_a_budget_is_of_json(trace: Path, run_main: Main) -> None:
-    assert "--budget is of --format json" in run_main("explain", trace, "--budget", 500).err
+    assert "--budget needs --format json" in run_main("explain", trace, "--budget", 500).err
 
 
 def test_captures_of_one_file_name_are_told_apart(trace: Path, tmp_path: Path, run_main: Main) -> None:

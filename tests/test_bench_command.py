@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.cli.run_progress import shown
+from nsys_analyzer.cli.run_progress import show_progress
 from nsys_analyzer.configuration import Option
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import results as benches
@@ -60,7 +60,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def started(*cases: Task[Any], name: str = "test", resume: bool | None = None) -> tuple[str, bool]:
         bench = fake(name)
         monkeypatch.setattr(benches, "BENCHES", (fake("test"), fake("other")))
-        report, well = run_bench(BenchPlan(bench, cases), tmp_path / "b", 30, resume, shown, "bench")
+        report, well = run_bench(BenchPlan(bench, cases), tmp_path / "b", 30, resume, show_progress, "bench")
         first = report.sections[0].blocks[0]
         assert isinstance(first, Paragraph)
         return str(first.text).partition(".")[0], well

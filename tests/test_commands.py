@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from nsys_analyzer import __version__
 from nsys_analyzer.cli.help import GROUPS, OTHER
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.verify.ledger import Entry, append
+from nsys_analyzer.verify.ledger import Entry, append_entry
 from tests.conftest import Main
 from tests.support.export import ADD, AUTOGRAD, GEMM, SOFTMAX, Export, training_step
 from tests.support.kineto import Kineto
@@ -238,7 +238,7 @@ def test_info_of_a_trace_of_pytorch_says_so(tmp_path: Path) -> None:
     on_cpu = Kineto(torch_version="2.13.0").operator("aten::mm", 0, 10).write(tmp_path / "cpu.json")
     lines = output("info", on_cpu).splitlines()
     said = "  a trace of PyTorch's profiler, PyTorch 2.13.0"
-    assert lines[:3] == ["Capture:", said, "  no GPU: PyTorch's operators stand for kernels"]
+    assert lines[:3] == ["Capture:", said, "  no GPU: PyTorch's operators are treated as kernels"]
     on_gpu = Kineto().gpu().launch(1, 0).kernel(GEMM, 1, 5, 10).write(tmp_path / "gpu.json")
     lines = output("info", on_gpu).splitlines()
     assert lines[1:3] == ["  a trace of PyTorch's profiler", "  GPU 0: NVIDIA H100, 80.0 GiB, 132 SMs"]
@@ -300,7 +300,7 @@ def test_the_example_runs(command: click.Command, tmp_path: Path, monkeypatch: p
     for path in ("capture.sqlite", "small_ctx128.sqlite", "small_ctx256.sqlite", "before.sqlite", "after.sqlite"):
         training_step(export).write(tmp_path / path)
     (tmp_path / "claims.txt").write_text("kernels phase=forward = 2 count", encoding="utf-8")
-    append(Entry("faster", "2026-01-02T03:04:05+00:00", "a", "b", 10.0, 9.0, -1.0, -1.5, -0.5, 4, "0.2.0"))
+    append_entry(Entry("faster", "2026-01-02T03:04:05+00:00", "a", "b", 10.0, 9.0, -1.0, -1.5, -0.5, 4, "0.2.0"))
     # A server goes on until it is left, and two programs take turns for a minute.
     asked = {"mcp": ["--help"], "verify": ["--help"]}.get(str(command.name), [])
     more = ["--dry-run"] if command.name == "bench" else []
@@ -312,12 +312,12 @@ def test_the_example_runs(command: click.Command, tmp_path: Path, monkeypatch: p
 
 def test_group_help() -> None:
     text = output("--help")
-    groups = [block.splitlines() for block in text.split("\n\n") if re.match(r"(Record|Read|Compare|Hand on):", block)]
+    groups = [block.splitlines() for block in text.split("\n\n") if re.match(r"(Record|Read|Compare|Exchange):", block)]
     assert [(block[0], [line.split()[0] for line in block[1:]]) for block in groups] == [
         ("Record:", ["doctor", "run", "bench"]),
         ("Read:", ["report", "explain", "what-if", "kernels", "modules", "info", "ask", "check"]),
         ("Compare:", ["compare", "verify", "history", "baseline"]),
-        ("Hand on:", ["export", "share", "mcp"]),
+        ("Exchange:", ["export", "share", "mcp"]),
     ]
 
 

@@ -117,7 +117,7 @@ def test_a_limit_for_ci(before: Path, after: Path, run_main: Main) -> None:
     assert run_main("compare", after, before, "--fail-above", "5%").code == 0
     assert run_main("compare", before, after).code == 0
     wrong = run_main("compare", before, after, "--fail-above", "x")
-    assert (wrong.code, "no percentage, such as 5%" in wrong.err) == (2, True)
+    assert (wrong.code, "is not a percentage, such as 5%" in wrong.err) == (2, True)
 
 
 def test_what_is_refused(before: Path, tmp_path: Path, run_main: Main, compare: Callable[..., str]) -> None:
@@ -159,7 +159,7 @@ def test_a_report_holds_its_times(before: Path, after: Path, tmp_path: Path, run
     run_main("report", after, "--format", "json", "-o", report)
     (tmp_path / "times.csv").write_text("model,phase,mean_ms\nsmall,step,6.5\n", encoding="utf-8")
     error = fails(run_main, before, report, "--csv-after", tmp_path / "times.csv")
-    assert f"{report} is a report, which holds its times. Leave its --csv option out" in error
+    assert f"{report} is a report, which holds its times. Leave out its --csv option" in error
     assert run_main("compare", before, report, "--csv-before", tmp_path / "times.csv").code == 0
 
 

@@ -94,7 +94,7 @@ def test_an_unprofiled_time(trace: Path, tmp_path: Path, run_main: Main, explain
     assert capture["step"]["unprofiled_ms"]["timed"] is True
     for time in ("10.5", "10.5ms", "0.0105 s", "10500us"):
         assert "10.5 ms a step (measured; profiled 12)" in explain(trace, "--step-ms", time)
-    assert "'long' is no time, such as 35 or 35ms" in run_main("explain", trace, "--step-ms", "long").err
+    assert "'long' is not a time, such as 35 or 35ms" in run_main("explain", trace, "--step-ms", "long").err
 
 
 def test_a_step_of_another_name(tmp_path: Path, explain: Callable[..., str]) -> None:

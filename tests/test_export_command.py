@@ -35,7 +35,7 @@ def test_the_suffix_says_the_format(here: Path, run_main: Main) -> None:
         assert FORMATS[form].is_ours(here / f"t{suffix.upper()}")
     assert run_main("export", "step.sqlite", "--format", "perfetto", "-o", "t.perfetto-trace").code == 0
     refused = run_main("export", "step.sqlite", "-o", "t.html")
-    said = "t.html ends in .html, and a file ends in .pftrace, .parquet, .csv or .db. Name another file with -o"
+    said = "t.html ends in .html, but a file must end in .pftrace, .parquet, .csv or .db. Name another file with -o"
     assert (refused.code, refused.err) == (1, f"Error: {said}\n")
     assert not (here / "t.html").exists()
 
@@ -72,7 +72,7 @@ def test_a_file_of_somebody_else_stays(here: Path, form: str, content: bytes, ru
     ("words", "said"),
     [
         (("-o", "step.sqlite", "--force"), "step.sqlite has the name of an input, not of a csv. Name another file"),
-        (("-o", "out.db"), "out.db ends in .db, and csv ends in .csv. Name another file with -o"),
+        (("-o", "out.db"), "out.db ends in .db, but the suffix of csv is .csv. Name another file with -o"),
         (("-o", "folder"), "folder is a folder. Name a file in it: -o folder/capture.csv"),
         (("-o", "step.sqlite/out.csv"), "step.sqlite/out.csv cannot be written (Not a directory)"),
         (("--phase-name", "forward"), "forward"),

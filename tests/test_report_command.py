@@ -207,7 +207,7 @@ def test_where_no_browser_can_be_opened(here: Path, run_main: Main, monkeypatch:
     monkeypatch.setattr(webbrowser, "open", lambda _: False)
     done = run_main("report", "capture.sqlite", "--format", "html", "--open", "--no-figures")
     assert done.code == 0
-    assert done.err == "No browser could be opened here: open report.html in one.\n"
+    assert done.err == "No browser could be opened. Open report.html in one.\n"
     assert (here / "report.html").exists()
 
 
@@ -216,7 +216,8 @@ def test_only_a_page_can_be_opened(here: Path, run_main: Main, given: tuple[str,
     """Said before anything is read or written."""
     done = run_main("report", "capture.sqlite", "--open", *given)
     assert done.code == 2
-    assert "--open shows a page in the browser: it needs --format html, and no -o -." in " ".join(done.err.split())
+    error = " ".join(done.err.split())
+    assert "--open shows a page in a browser: it needs --format html, and a file instead of -o -." in error
     assert not list(here.iterdir())
 
 
@@ -771,7 +772,7 @@ def test_one_line_and_exit_code_1(here: Path, run_main: Main, arguments: str, sa
         ("good.sqlite --format pdf", "'pdf'"),
         ("good.sqlite --context-length 0", "--context-length"),
         ("good.sqlite --batch-size many", "--batch-size"),
-        ("good.sqlite --csv bad.csv --step-ms 10", "give one of them"),
+        ("good.sqlite --csv bad.csv --step-ms 10", "give only one of them"),
         ("good.sqlite --step-ms nan", "nan is not a time"),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from nsys_analyzer.cli.run_progress import reading, shown
+from nsys_analyzer.cli.run_progress import show_progress, show_reading
 from nsys_analyzer.report.screen import SafeStream, console
 from nsys_analyzer.system.process import JobResult
 from tests.conftest import Main
@@ -122,7 +122,7 @@ def test_the_bar_of_a_sweep_has_its_moves_and_no_others(monkeypatch: pytest.Monk
         terminal = Tty()
         monkeypatch.setattr(sys, "stderr", SafeStream(terminal))
         monkeypatch.setenv("TERM", "xterm")
-        with shown(2, 0) as progress:
+        with show_progress(2, 0) as progress:
             progress.started(name, "profiling")
             progress.ended(name, JobResult("failed", name), 1.0)
         assert "failed after 1 s" in terminal.getvalue()
@@ -135,15 +135,15 @@ def test_captures_that_are_read_are_counted_in_one_line(monkeypatch: pytest.Monk
     terminal = Tty()
     monkeypatch.setattr(sys, "stderr", SafeStream(terminal))
     monkeypatch.setenv("TERM", "xterm")
-    with reading(2) as done:
+    with show_reading(2) as done:
         done()
         done()
     assert "2/2" in terminal.getvalue()
     assert terminal.getvalue().count("\n") == 1
-    with reading(1) as done:  # one capture, or no terminal: no bar
+    with show_reading(1) as done:  # one capture, or no terminal: no bar
         done()
     monkeypatch.setattr(sys, "stderr", other := io.StringIO())
-    with reading(2) as done:
+    with show_reading(2) as done:
         done()
     assert other.getvalue() == ""
 

@@ -19,23 +19,23 @@ from click.testing import CliRunner
 from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.cli.verify import _prediction
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.system.process import JobResult
-from nsys_analyzer.verify import side_by_side
+from nsys_analyzer.verify import side_by_side, verification
 from nsys_analyzer.verify.ledger import (
     Entry,
     Prediction,
-    append,
-    calibrated,
-    holds,
+    append_entry,
+    prediction_holds,
     read_ledger,
     verdict_of,
-    widening,
+    widening_factor,
+    with_calibrated_intervals,
 )
-from nsys_analyzer.verify.turns import _run, checkout
+from nsys_analyzer.verify.turns import _run_jobs, checkout
+from nsys_analyzer.verify.verification import find_prediction
 from tests.conftest import ROOT
 
 MOST = 10
@@ -214,7 +214,7 @@ import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 open(sys.argv[2], "w").write(str(child.pid))
 """
-    assert _run([job(tmp_path, "a", text)], tmp_path, 60) == JobResult("ok")
+    assert _run_jobs([job(tmp_path, "a", text)], tmp_path, 60) == JobResult("ok")
     assert not psutil.pid_exists(int((tmp_path / "order").read_text()))
 
 
@@ -235,12 +235,12 @@ def test_the_ledger_keeps_what_was_measured_and_says_by_how_much_intervals_are_t
     # The middle is 3, half the interval 1: savings of 3, 3.5, 4, 4.5 and 5 are 0, 0.5, 1, 1.5 and 2 halves away. Of
     # these 80 % lie within 1.6: inclusive deciles lie at 0.4 × (k − 1) places, the eighth at 3.2, a fifth from 1.5 on.
     for saved in (3.0, 3.5, 4.0, 4.5, 5.0):
-        append(entry(saved, told), path)
+        append_entry(entry(saved, told), path)
     entries = read_ledger(path)
     assert [one.saved_ms for one in entries] == [3.0, 3.5, 4.0, 4.5, 5.0]
-    assert widening(entries) == pytest.approx(1.6)
-    with pytest.raises(NsysAnalyzerError, match="verify measured 4 predictions, too few to calibrate by"):
-        widening(entries[1:])
+    assert widening_factor(entries) == pytest.approx(1.6)
+    with pytest.raises(NsysAnalyzerError, match="verify measured only 4 predictions"):
+        widening_factor(entries[1:])
     shown = CliRunner().invoke(cli, ["history", "--ledger", str(path), "--calibrate"])
     assert "5 verifications: 5 faster." in shown.output
     assert "intervals must be 1.60 times as" in shown.output
@@ -250,7 +250,7 @@ def test_the_ledger_keeps_what_was_measured_and_says_by_how_much_intervals_are_t
 
     with path.open("a") as file:
         file.write('{"verdict": "faster"}\n')
-    with pytest.raises(NsysAnalyzerError, match="line 6 is no entry"):
+    with pytest.raises(NsysAnalyzerError, match="line 6 is not an entry"):
         read_ledger(path)
 
 
@@ -266,10 +266,10 @@ def test_the_ledger_keeps_what_was_measured_and_says_by_how_much_intervals_are_t
 )
 def test_half_a_line_at_the_end_costs_no_other_entry(tmp_path: Path, left: bytes, told: str) -> None:
     path, said = tmp_path / "ledger.jsonl", list[str]()
-    append(entry(1.0), path)
+    append_entry(entry(1.0), path)
     with path.open("ab") as file:
         file.write(left)
-    append(entry(2.0), path)
+    append_entry(entry(2.0), path)
     assert [one.saved_ms for one in read_ledger(path, said.append)] == [1.0, 2.0]
     assert told in " ".join(said)
     assert bool(said) == bool(told)
@@ -277,25 +277,25 @@ def test_half_a_line_at_the_end_costs_no_other_entry(tmp_path: Path, left: bytes
     path.write_bytes(path.read_bytes() + b'{"verdict":"fas' + path.read_bytes().splitlines()[0] + b"\n")
     assert [one.saved_ms for one in read_ledger(path)] == [1.0, 2.0, 1.0]
     path.write_bytes(b"no ledger\n")
-    with pytest.raises(NsysAnalyzerError, match="line 1 is no entry"):
+    with pytest.raises(NsysAnalyzerError, match="line 1 is not an entry"):
         read_ledger(path)
 
 
 def test_too_few_entries_to_calibrate_by_are_shown_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    append(entry(3.0, Prediction("host_sync", "", 2.0, 4.0)), path)
+    append_entry(entry(3.0, Prediction("host_sync", "", 2.0, 4.0)), path)
     for _ in range(5):
-        append(entry(3.0, Prediction("host_sync", "", 2.0, 2.0)), path)  # of no width, which nothing can be times of
+        append_entry(entry(3.0, Prediction("host_sync", "", 2.0, 2.0)), path)  # an interval of width 0
     shown = CliRunner().invoke(cli, ["history", "--ledger", str(path), "--calibrate"], catch_exceptions=False)
     assert shown.exit_code == 0
     assert "6 verifications: 6 faster." in shown.output
-    assert "verify measured 1 prediction, too few to calibrate by. 5 are enough." in shown.output
+    assert "verify measured only 1 prediction. To calibrate intervals, 5 are needed." in shown.output
 
 
 def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     os.mkfifo(path)
-    for use in (read_ledger, lambda path: append(entry(1.0), path)):
+    for use in (read_ledger, lambda path: append_entry(entry(1.0), path)):
         with pytest.raises(NsysAnalyzerError, match=r"ledger\.jsonl is a pipe or a device, not a file"):
             use(path)
 
@@ -304,30 +304,30 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path)
 def test_a_prediction_holds_where_the_measured_interval_meets_it(saved: float, held: bool) -> None:
     # The measured interval is the saving ± 0.5, the predicted one 2 to 4.
     change = Change(10.0, 10.0 - saved, -saved - 0.5, -saved + 0.5, 4, 4)
-    assert holds(Prediction("host_sync", "", 2.0, 4.0), change) == held
+    assert prediction_holds(Prediction("host_sync", "", 2.0, 4.0), change) == held
 
 
 def test_the_finding_that_is_gone_was_acted_on(tmp_path: Path) -> None:
     (before,) = load_captures([unpacked_fault("item", tmp_path)]).captures
     (after,) = load_captures([unpacked_fault("none", tmp_path)]).captures
-    told, why = _prediction(before, after, None)
+    told, why = find_prediction(before, after, None)
     assert told is not None
     assert (told.finding, why) == ("host_sync", "")
-    assert _prediction(before, before, None) == (
-        None, "Every finding of BEFORE is still there: --finding names the one that was acted on.",
+    assert find_prediction(before, before, None) == (
+        None, "Every finding of BEFORE is still there: --finding names the finding that was acted on.",
     )  # fmt: skip
-    asked, _ = _prediction(before, before, "host_sync")
+    asked, _ = find_prediction(before, before, "host_sync")
     assert asked == told
 
 
 def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
     path, told = tmp_path / "ledger.jsonl", Prediction("host_sync", "", 2.0, 4.0)
     for _ in range(5):
-        append(entry(5.0, told), path)  # each lies two halves of its interval away
+        append_entry(entry(5.0, told), path)  # each lies two halves of its interval away
     captures = load_captures([unpacked_fault("item", tmp_path)]).captures
-    before, after = captures[0].findings[0], calibrated(captures, path)[0].findings[0]
+    before, after = captures[0].findings[0], with_calibrated_intervals(captures, path)[0].findings[0]
     assert after.saves_ms_high - after.saves_ms == pytest.approx(2 * (before.saves_ms_high - before.saves_ms))
-    assert "2.00 times as wide as that, by 5 savings" in str(after.derivation)
+    assert "widened by a factor of 2.00, from 5 savings" in str(after.derivation)
 
 
 @pytest.fixture
@@ -337,11 +337,11 @@ def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
     (before,) = load_captures([unpacked_fault("item", tmp_path)]).captures
     before = replace(before, run=Run(command="python old.py"))
     Path("new.py").touch()
-    monkeypatch.setattr(sys.modules[_prediction.__module__], "_captured", lambda *_: before)
-    monkeypatch.setattr("nsys_analyzer.experiments.gather.load_runs", lambda *_: ())
+    monkeypatch.setattr(verification, "_capture_of_program", lambda *_: before)
+    monkeypatch.setattr(verification, "load_runs", lambda *_: ())
 
     def invoked(*pairs: tuple[TimedProcess, TimedProcess]) -> tuple[int, str]:
-        monkeypatch.setattr("nsys_analyzer.verify.turns.take_turns", lambda *_: iter(pairs))
+        monkeypatch.setattr(verification, "take_turns", lambda *_: iter(pairs))
         words = ["verify", ".", "--profiler", "none", "--time-limit", "1000", "--", "python", "new.py"]
         done = CliRunner().invoke(cli, words, catch_exceptions=False)
         return done.exit_code, done.output
@@ -433,7 +433,7 @@ def test_a_program_that_was_made_faster_from_its_commit_on(tmp_path: Path, monke
     assert analyze("run", "--output-dir", "runs")[0] == 0
     code, said = analyze("verify", "runs")
     assert code == 1
-    assert "The old program is called like the new one, and was of no commit" in said
+    assert "The old and the new program have the same command line" in said
 
     git("init", "-q")
     git("add", "train.py")

@@ -230,7 +230,7 @@ def test_the_command_answers_as_the_function_does(real_capture: Callable[[str], 
     assert "the step then waits for" in text or "less work" in text
     assert "no range 'nothing'" in run_main("what-if", path, "--range", "nothing=0").err
     assert "NAME=FACTOR" in run_main("what-if", path, "--class", "matmul").err
-    assert "=1' is not of the form NAME=FACTOR" in run_main("what-if", path, "--class", "=1").err
+    assert "=1' does not have the form NAME=FACTOR" in run_main("what-if", path, "--class", "=1").err
     assert "Say what is changed" in run_main("what-if", path).err
     for words in (("--matmul", "0.5"), ("--MatMul=0.5",)):
         assert "Did you mean --class matmul=0.5?" in run_main("what-if", path, *words).err

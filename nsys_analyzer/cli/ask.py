@@ -1,4 +1,4 @@
-"""``nsys-analyze ask``: single figures of a capture by their names."""
+"""``nsys-analyze ask``: prints single figures of a capture by their names."""
 
 from __future__ import annotations
 
@@ -7,53 +7,54 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.help import SHOWN, command, format_option, option
+from nsys_analyzer.cli.help import SELECTION, command, format_option, option
 from nsys_analyzer.cli.options import evidence_argument, evidence_options
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
 
-#: The exit status where the capture does not tell what is asked.
+#: The exit status if a question has no answer.
 CANNOT_ANSWER = 4
 
 
-def _list(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+def _list_figures(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
     from nsys_analyzer.questions.ask import usage
     from nsys_analyzer.questions.named_figures import FIGURES, unit_of
 
-    if wanted:
-        for name, named in FIGURES.items():
-            click.echo(f"{usage(name)}\n    {unit_of(name)}: {named.doc}")
+    if is_requested:
+        for name, figure in FIGURES.items():
+            click.echo(f"{usage(name)}\n    {unit_of(name)}: {figure.doc}")
         ctx.exit()
 
 
 @command(epilog="Example: nsys-analyze ask capture.sqlite 'gpu_busy_ms phase=forward' 'class_share class=matmul'")
 @evidence_argument
 @click.argument("questions", nargs=-1, required=True, metavar="QUESTION...")
-@option(SHOWN, "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Name the figures.")
-@format_option("text", "json", help="json holds what each answer rests on.")
+@option(SELECTION, "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_figures,
+        help="List the figures.")  # fmt: skip
+@format_option("text", "json", help="json adds the rows that each answer is based on.")
 @evidence_options
 @click.pass_context
 def ask(
     ctx: click.Context, evidence: Callable[[], Evidence], questions: tuple[str, ...], output_format: str
 ) -> None:  # fmt: skip
-    """Print figures of TRACE by their names, with units, and what they rest on.
+    """Prints figures of TRACE by their names, with their units and the rows they are based on.
 
-    A question is the name of a figure, and what it is of: 'class_ms class=matmul phase=forward'. Of several processes
-    process=, rank= or capture= names one. The exit code is 4 where the capture does not tell, which is said with the
-    command that would.
+    A question is the name of a figure, followed by its arguments: 'class_ms class=matmul phase=forward'. If TRACE holds
+    several processes, process=, rank= or capture= selects one. If TRACE does not hold the answer, ask prints the
+    reason and the command that would record it, and exits with 4.
     """
     from nsys_analyzer.questions.ask import Answers, in_words
-    from nsys_analyzer.questions.ask import ask as answer
+    from nsys_analyzer.questions.ask import ask as answer_question
     from nsys_analyzer.report.renderers.json_report import in_json, to_plain_data
     from nsys_analyzer.report.screen import data_stream
 
-    read = evidence()
-    found = Answers(tuple(answer(read, question) for question in questions))
+    gathered = evidence()
+    answers = tuple(answer_question(gathered, question) for question in questions)
     if output_format == "json":
-        click.echo(in_json(to_plain_data(found), indent=None), nl=False, file=data_stream())
+        click.echo(in_json(to_plain_data(Answers(answers)), indent=None), nl=False, file=data_stream())
     else:
-        for one in found.answers:
-            click.echo(in_words(one))
-    if any(one.cannot_answer for one in found.answers):
+        for answer in answers:
+            click.echo(in_words(answer))
+    if any(answer.cannot_answer for answer in answers):
         ctx.exit(CANNOT_ANSWER)

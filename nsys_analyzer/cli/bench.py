@@ -1,4 +1,4 @@
-"""``nsys-analyze bench NAME``: a standard experiment, its rows, and its section as markdown with figures."""
+"""``nsys-analyze bench``: runs a standard experiment and writes its rows, and its section with figures."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from nsys_analyzer.cli.help import MEASURED, Command, Group, option
-from nsys_analyzer.cli.options import command_line, running_options, valued
+from nsys_analyzer.cli.help import EXPERIMENT, Command, Group, option
+from nsys_analyzer.cli.options import command_line, running_options, valued_option
 
 if TYPE_CHECKING:
     from nsys_analyzer.experiments.model import Bench
 
 
 class _Benches(Group):
-    """One command for each bench, made when it is asked for: ``nsys-analyze --help`` imports none of them."""
+    """The commands of the experiments. They are made when one is used: ``nsys-analyze --help`` imports none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -31,10 +31,10 @@ class _Benches(Group):
 
 @click.group(cls=_Benches, epilog="Example: nsys-analyze bench attention --d-head 64 --context-length 256,1024")
 def bench() -> None:
-    """Run a standard experiment and write its results.
+    """Runs a standard experiment and writes its results.
 
-    Each writes NAME.md with figures, and bench.jsonl, which nsys-analyze report reads. Without a GPU each runs smaller
-    cases on the CPU.
+    Each experiment writes NAME.md with figures, and bench.jsonl, which nsys-analyze report reads. Without a GPU, an
+    experiment runs smaller cases on the CPU.
     """
 
 
@@ -46,23 +46,28 @@ def _commands() -> dict[str, click.Command]:
 
 
 def _command(experiment: Bench) -> click.Command:
-    """Returns the command of a bench: its own options, then those of every bench."""
+    """Returns the command of an experiment: its own options, then the options that all experiments share."""
     from nsys_analyzer.experiments.model import spelled
 
     def callback(**options: Any) -> None:
         context = click.get_current_context()
-        given = {name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-        _start(experiment, options, given)
+        is_given = {name: context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in options}
+        _start(experiment, options, {name for name in options if is_given[name]})
 
     decorators = []
-    for one in experiment.options:
-        cuda, cpu = (spelled(one.default_on(device)) for device in ("cuda", "cpu"))
-        words = f"{one.help[:1].upper()}{one.help[1:]}"
-        text = f"{words}. Default: {cuda}{'' if cpu == cuda else f'; {cpu} on a CPU'}."
-        kind, unit = one.choices or one.kind, one.unit if one.kind is int else "NAME"
-        decorators.append(valued(MEASURED, one.flag, one.name, kind, unit, text, least=one.least, in_list=one.several))
-    default = "Default: cuda where there is a GPU."
-    decorators.append(option(MEASURED, "--device", type=click.Choice(["cuda", "cpu"]), help=default))
+    for field in experiment.options:
+        on_cuda, on_cpu = (spelled(field.default_on(device)) for device in ("cuda", "cpu"))
+        default = on_cuda if on_cpu == on_cuda else f"{on_cuda}; {on_cpu} on a CPU"
+        decorators.append(
+            valued_option(
+                EXPERIMENT, field.flag, field.name, field.choices or field.kind,
+                field.unit if field.kind is int else "NAME",
+                f"{field.help[:1].upper()}{field.help[1:]}. Default: {default}.",
+                least=field.least, in_list=field.several,
+            )
+        )  # fmt: skip
+    device_help = "The device to run on. Default: cuda if there is a GPU."
+    decorators.append(option(EXPERIMENT, "--device", type=click.Choice(["cuda", "cpu"]), help=device_help))
     decorators.append(running_options(Path("bench") / experiment.name))
     function = callback
     for decorate in reversed(decorators):
@@ -71,12 +76,13 @@ def _command(experiment: Bench) -> click.Command:
     return click.command(experiment.name, cls=Command, help=experiment.summary, epilog=example)(function)
 
 
-def _start(experiment: Bench, options: dict[str, Any], given: set[str]) -> None:
-    from nsys_analyzer.cli.run_progress import interruptible, shown
+def _start(experiment: Bench, options: dict[str, Any], given_names: set[str]) -> None:
+    """Runs an experiment with these options and prints its answer; exits with 1 if a case failed."""
+    from nsys_analyzer.cli.run_progress import handle_interruption, show_progress
     from nsys_analyzer.experiments.running import make_plan, run_bench
     from nsys_analyzer.report.renderers.terminal import print_answer
 
-    plan = make_plan(experiment, options, given)
+    plan = make_plan(experiment, options, given_names)
     for notice in plan.notices:
         click.echo(notice, err=True)
     if options["dry_run"]:
@@ -84,9 +90,11 @@ def _start(experiment: Bench, options: dict[str, Any], given: set[str]) -> None:
             click.echo(task.label)
         return
     folder = options["output_dir"]
-    with interruptible(folder):
-        built, ended_well = run_bench(plan, folder, options["timeout"], options["resume"], shown, command_line())
-    print_answer(built)
+    with handle_interruption(folder):
+        report, ended_well = run_bench(
+            plan, folder, options["timeout"], options["resume"], show_progress, command_line()
+        )
+    print_answer(report)
     click.echo(f"\n{folder / f'{experiment.name}.md'}")
     if not ended_well:
         sys.exit(1)

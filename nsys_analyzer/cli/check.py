@@ -1,4 +1,4 @@
-"""``nsys-analyze check``: whether a capture holds what a text says."""
+"""``nsys-analyze check``: checks the statements of a text against a capture."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from nsys_analyzer.cli.options import evidence_argument, evidence_options
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
 
-#: The exit status where a claim is false.
+#: The exit status if a claim is false.
 FALSE = 3
 
 
 @command(epilog="Example: nsys-analyze check capture.sqlite claims.txt")
 @evidence_argument
 @click.argument("text", type=click.File(encoding="utf-8"))
-@format_option("text", "json", help="json holds what each answer rests on.")
+@format_option("text", "json", help="json adds the rows that each answer is based on.")
 @evidence_options
 @click.pass_context
 def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, output_format: str) -> None:
-    """Print of each line in TEXT whether TRACE holds it.
+    """Checks each line of TEXT against TRACE.
 
-    Two kinds of lines are judged: NAME phase=... = VALUE UNIT, as `ask` prints it, and sentences and rows of tables in
-    the words of the report of TRACE. Each is true, or false, with the right figure. Everything else is not judged. The
-    exit code is 3 where one is false, else 4 where one is not judged. TEXT is a file, or - for standard input.
+    Two kinds of lines are judged: lines that `ask` prints, NAME phase=... = VALUE UNIT, and sentences and table rows
+    in the words of the report of TRACE. Each is true, or it is false and the right figure is printed. Any other line is
+    not judged. The exit status is 3 if a line is false, else 4 if a line is not judged. TEXT is a file, or - for
+    standard input.
     """
     from nsys_analyzer.questions.ask import in_words
-    from nsys_analyzer.questions.claims import check as checked
+    from nsys_analyzer.questions.claims import check as check_claims
     from nsys_analyzer.report.renderers.json_report import in_json, to_plain_data
     from nsys_analyzer.report.screen import data_stream
 
-    claims = checked(evidence(), text.read())
+    claims = check_claims(evidence(), text.read())
     if output_format == "json":
         click.echo(in_json(to_plain_data(claims), indent=None), nl=False, file=data_stream())
     else:
@@ -46,7 +47,7 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
             for detail in (*map(in_words, claim.answers), *claim.report):
                 click.echo(f"    {detail}")
             missing = None if claim.answers else claim.cannot_answer
-            if missing and missing.why not in explained:  # one explanation of each kind is enough
+            if missing and missing.why not in explained:  # prints each explanation once
                 explained.add(missing.why)
                 click.echo(f"    {missing.why}. It needs: {missing.needs}")
     verdicts = {claim.holds for claim in claims.claims}

@@ -1,4 +1,4 @@
-"""``nsys-analyze doctor``: what this machine has for a capture, and how to fix the rest."""
+"""``nsys-analyze doctor``: checks whether this machine can record captures."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ _STATUS_WIDTH = 8
 @command(epilog="Example: nsys-analyze doctor")
 @output_option(Path("runs"))
 def doctor(output_dir: Path) -> None:
-    """Print what this machine has for a capture: nsys, driver, GPU, PyTorch, folders, and how to fix the rest.
+    """Checks whether this machine can record captures: nsys, the driver, the GPU, PyTorch and the folders.
 
-    The last line says what `nsys-analyze run` does here; the exit code is 1 where it can do nothing.
+    For each failed check, doctor prints how to fix it. The last line says what `nsys-analyze run` can do on this
+    machine. The exit status is 1 if it can do nothing.
     """
     from nsys_analyzer.capture.doctor import checks, run_check
 
-    seen = []
+    results = []
     for check in checks(output_dir):
-        seen.append(check)
-        _show(check)
-    verdict = run_check(seen)
-    _show(verdict)
+        _print(check)
+        results.append(check)
+    verdict = run_check(results)
+    _print(verdict)
     if verdict.status != "ok":
         sys.exit(1)
 
 
-def _show(check: Check) -> None:
+def _print(check: Check) -> None:
     click.echo(f"{check.name:<{_NAME_WIDTH}}{check.status:<{_STATUS_WIDTH}} {check.found}")
     if check.remedy:
         click.echo(f"{'':<{_NAME_WIDTH + _STATUS_WIDTH}} to fix it: {check.remedy}")

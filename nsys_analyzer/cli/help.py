@@ -1,4 +1,4 @@
-"""How commands show themselves: options in groups, and what a mistyped word may have been meant for."""
+"""Shows the options of a command in groups, and suggests the nearest command for a mistyped name."""
 
 from __future__ import annotations
 
@@ -17,42 +17,44 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 INPUT = "Input"
 PHASES = "Phases and steps"
 CONFIGURATION = "Configuration"
-MEASURED = "What is measured"
+EXPERIMENT = "Experiment"
 RECORDING = "Recording"
-PROGRAM = "A program of yours"
-ASKED = "What is changed"
-SHOWN = "What to show"
-JUDGED = "How to judge"
-RUNNING = "Running"
+PROGRAM = "Your own program"
+CHANGES = "Changes"
+SELECTION = "Selection"
+CRITERIA = "Criteria"
 OUTPUT = "Output"
+RUNNING = "Running"
 OTHER = "Other"
-GROUPS = (INPUT, PHASES, CONFIGURATION, MEASURED, RECORDING, PROGRAM, ASKED, SHOWN, JUDGED, RUNNING, OUTPUT, OTHER)
+GROUPS = (
+    INPUT, PHASES, CONFIGURATION, EXPERIMENT, RECORDING, PROGRAM, CHANGES, SELECTION, CRITERIA, OUTPUT, RUNNING, OTHER,
+)  # fmt: skip
 
 
 class Option(click.Option):
-    """An option of a group."""
+    """An option that belongs to one of the groups."""
 
-    def __init__(self, *names: Any, group: str, **more: Any) -> None:
-        super().__init__(*names, **more)
+    def __init__(self, *names: Any, group: str, **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
         self.group = group
 
 
-def option(group: str, *names: str, **more: Any) -> Callable[[Function], Function]:
+def option(group: str, *names: str, **attributes: Any) -> Callable[[Function], Function]:
     """Adds an option to a command, as ``click.option`` does, in one of the ``GROUPS``."""
-    return click.option(*names, cls=Option, group=group, **more)
+    return click.option(*names, cls=Option, group=group, **attributes)
 
 
-def format_option(*forms: str, help: str) -> Callable[[Function], Function]:
-    """Adds the option that says in which of these forms a command prints, the first one by default."""
-    kind = click.Choice(forms)
-    return option(OUTPUT, "--format", "output_format", type=kind, default=forms[0], show_default=True, help=help)
+def format_option(*formats: str, help: str) -> Callable[[Function], Function]:
+    """Adds the option ``--format``, which chooses one of these formats; the first is the default."""
+    choice = click.Choice(formats)
+    return option(OUTPUT, "--format", "output_format", type=choice, default=formats[0], show_default=True, help=help)
 
 
 class Command(click.Command):
-    """A command whose help has its options in groups, and whose JSON says why there is no answer."""
+    """A command that shows its options in groups, and whose JSON explains a missing answer."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; where it cannot answer and was to write JSON, that says so, beside the error."""
+        """Runs the command; with ``--format json``, also prints why it cannot answer as JSON."""
         try:
             return super().invoke(ctx)
         except CannotAnswerError as error:
@@ -65,7 +67,7 @@ class Command(click.Command):
         rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                rows[getattr(param, "group", OTHER)].append(record)  # click adds --help
+                rows[getattr(param, "group", OTHER)].append(record)  # click itself adds --help, which has no group
         for group, records in rows.items():
             if records:
                 with formatter.section(group):
@@ -78,13 +80,13 @@ def command(cls: type[Command] = Command, **settings: Any) -> Callable[[Callable
 
 
 class Group(click.Group):
-    """Commands that are imported when they are asked for; ``list_commands`` knows their names."""
+    """A group of commands; each command is imported when it is used, and ``list_commands`` returns their names."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command; of a name that no command has, says which one may have been meant."""
-        from difflib import get_close_matches  # nobody else waits for it
+        """Finds a command by its name; for an unknown name, fails and suggests the nearest command."""
+        from difflib import get_close_matches  # imported only for a mistyped name
 
         name, names = args[0], self.list_commands(ctx)
         if name not in names and not name.startswith("-") and not ctx.resilient_parsing:

@@ -1,4 +1,4 @@
-"""``nsys-analyze info``: what a trace holds."""
+"""``nsys-analyze info``: prints the contents of a trace."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ if TYPE_CHECKING:
     from nsys_analyzer.trace.reader import Reader
     from nsys_analyzer.trace.trace import Trace
 
-_RANGES_SHOWN = 40
+#: The number of range names that are printed; the rest are counted.
+_MAX_RANGE_NAMES = 40
 
 
 @command(epilog="Example: nsys-analyze info capture.sqlite")
 @folder_argument
 def info(trace: Path) -> None:
-    """Print what TRACE holds: versions, tables, processes, ranges, the profiler's messages, warnings.
+    """Prints the contents of TRACE: versions, tables, processes, ranges, messages of the profiler, and warnings.
 
-    Of a FOLDER, what each capture in it holds.
+    For a FOLDER, info prints the contents of each capture in it.
     """
     from nsys_analyzer.inputs.captures import each_trace
     from nsys_analyzer.trace.sources import is_export_folder
 
-    several = trace.is_dir() and not is_export_folder(trace)
-    for _ in each_trace(trace, lambda path: _print(path, above=f"{path}:\n" if several else ""), tell):
+    has_captures = trace.is_dir() and not is_export_folder(trace)
+    for _ in each_trace(trace, lambda path: _print(path, header=f"{path}:\n" if has_captures else ""), tell):
         pass
 
 
-def _print(trace: Path, above: str) -> None:
+def _print(trace: Path, header: str) -> None:
+    """Prints the contents of one capture below a header."""
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain, visible
     from nsys_analyzer.trace.sources import open_capture
@@ -52,8 +54,8 @@ def _print(trace: Path, above: str) -> None:
         ("Messages of the profiler", _messages(loaded)),
         ("Warnings", dict.fromkeys(warnings) or ["none"]),
     ):
-        click.echo(f"{above}{title}:")
-        above = ""
+        click.echo(f"{header}{title}:")
+        header = ""
         for line in lines:
             click.echo(f"  {visible(line)}")
 
@@ -70,7 +72,7 @@ def _versions(trace: Trace) -> Iterator[str]:
         yield ", ".join(known_versions)
     for gpu in metadata.gpus.values():
         if gpu.is_cpu:
-            yield "no GPU: PyTorch's operators stand for kernels"
+            yield "no GPU: PyTorch's operators are treated as kernels"
             continue
         multiprocessors = f"{gpu.sm_count} {metadata.multiprocessors}"
         yield f"GPU {gpu.gpu_id}: {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {multiprocessors}"
@@ -78,7 +80,9 @@ def _versions(trace: Trace) -> Iterator[str]:
 
 def _tables(reader: Reader) -> Iterator[str]:
     unread = reader.unread_tables()
-    for name, rows in reader.count_rows(sorted(n for n in reader.columns_of if not n.startswith("ENUM_"))).items():
+    for name, rows in reader.count_rows(
+        sorted(name for name in reader.columns_of if not name.startswith("ENUM_"))
+    ).items():
         if rows:
             yield f"{name}: {rows:,}{' (not read)' if name in unread else ''}"
 
@@ -90,12 +94,12 @@ def _processes(trace: Trace) -> Iterator[str]:
     from nsys_analyzer.trace.columns import OPERATION_KINDS
 
     for process in find_processes(trace):
-        mine = trace.operations.select(trace.operations.process == process.global_pid)
-        counts = np.bincount(mine.kind, minlength=len(OPERATION_KINDS))
-        held = ", ".join(f"{count:,} {kind}" for kind, count in zip(OPERATION_KINDS, counts, strict=True) if count)
-        devices = ", ".join(map(str, np.unique(mine.device))) or "none"
+        operations = trace.operations.select(trace.operations.process == process.global_pid)
+        counts = zip(OPERATION_KINDS, np.bincount(operations.kind, minlength=len(OPERATION_KINDS)), strict=True)
+        counts_by_kind = ", ".join(f"{count:,} {kind}" for kind, count in counts if count)
+        devices = ", ".join(map(str, np.unique(operations.device))) or "none"
         label = f" ({process.label})" if process.label else ""
-        yield f"pid {process.pid}{label}: device {devices}; {held or 'no GPU operation'}"
+        yield f"pid {process.pid}{label}: device {devices}; {counts_by_kind or 'no GPU operation'}"
 
 
 def _messages(trace: Trace) -> Iterator[str]:
@@ -113,9 +117,9 @@ def _ranges(trace: Trace) -> Iterator[str]:
     count = np.bincount(ranges.name, minlength=len(ranges.names))
     total = np.bincount(ranges.name, weights=ranges.end - ranges.start, minlength=len(ranges.names))
     order = [int(i) for i in np.argsort(-total, kind="stable") if count[i]]
-    for i in order[:_RANGES_SHOWN]:
+    for i in order[:_MAX_RANGE_NAMES]:
         yield f"{ranges.names[i] or '(unnamed)'}: {count[i]:,}, {total[i] / NS_PER_MS:,.3f}"
-    if len(order) > _RANGES_SHOWN:
-        yield f"and {len(order) - _RANGES_SHOWN} more names"
+    if len(order) > _MAX_RANGE_NAMES:
+        yield f"and {len(order) - _MAX_RANGE_NAMES} more names"
     for i in np.unique(trace.open_ranges.name).tolist():
         yield f"{trace.open_ranges.names[i]}: {(trace.open_ranges.name == i).sum():,} without an end"

@@ -1,4 +1,4 @@
-"""``nsys-analyze kernels``: the kernel table of a trace."""
+"""``nsys-analyze kernels``: prints the kernels of a trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsys_analyzer.cli.help import SHOWN, command, format_option, option
+from nsys_analyzer.cli.help import SELECTION, command, format_option, option
 from nsys_analyzer.cli.options import folder_argument, names_options, tell
 from nsys_analyzer.errors import RECORD_COMMAND, RECORD_GRAPH_NODES_COMMAND, ConfigurationError, MissingTableError
 from nsys_analyzer.text import FORMULA
@@ -20,15 +20,21 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
     from nsys_analyzer.report.model import Table
 
-#: A row of the table, as JSON and CSV have it.
+#: A row of the table in JSON and CSV: values by the names of columns.
 _Row = dict[str, Any]
 
 
 @command(epilog="Example: nsys-analyze kernels capture.sqlite --phase forward --class matmul --top 10")
 @folder_argument
-@option(SHOWN, "--phase", metavar="PHASE", help="Only this phase, per measured instance. --phase-name names its range.")
-@option(SHOWN, "--class", "kernel_class", metavar="CLASS", help="Only kernels of this class, such as matmul.")
-@option(SHOWN, "--top", type=click.IntRange(1), metavar="N", help="Only the N kernels with the most time.")
+@option(
+    SELECTION, "--phase", metavar="PHASE",
+    help="Print only the kernels of this phase, for one measured instance. --phase-name names its range.",
+)  # fmt: skip
+@option(
+    SELECTION, "--class", "kernel_class", metavar="CLASS", help="Print only the kernels of this class, such as matmul."
+
+)  # fmt: skip
+@option(SELECTION, "--top", type=click.IntRange(1), metavar="N", help="Print only the N kernels with the most time.")
 @format_option("text", "csv", "json", help="csv and json hold the full kernel names.")
 @names_options
 def kernels(
@@ -39,9 +45,10 @@ def kernels(
     output_format: str,
     names: PhaseNames,
 ) -> None:
-    """Print the kernels of TRACE, longest total first: class, launches, times and share of the total kernel time.
+    """Prints the kernels of TRACE with their class, launches, times and share of the total kernel time.
 
-    Without --phase, of the whole capture without warm-up. Of a FOLDER, of each capture in it.
+    The kernel with the most time comes first. Without --phase, the kernels are those of the whole capture without the
+    warm-up. For a FOLDER, kernels prints the kernels of each capture in it.
     """
     from nsys_analyzer.report.renderers.json_report import in_json
     from nsys_analyzer.report.renderers.terminal import print_table
@@ -64,10 +71,17 @@ def kernels(
 def kernel_rows(
     trace: Path, phase: str | None, kernel_class: str | None, top: int | None, names: PhaseNames | None = None
 ) -> list[_Row]:
-    """Returns the kernels of a capture or a folder of them, as the options of the command ask for them.
+    """Returns a row for each kernel of a capture, or of each capture in a folder.
+
+    Args:
+        trace: the capture or folder.
+        phase: selects the kernels of one instance of a phase; None selects the whole capture without the warm-up.
+        kernel_class: selects the kernels of a class; None selects all.
+        top: the largest number of kernels for each process, those with the most time; None returns all.
+        names: the names of the ranges of each phase.
 
     Raises:
-        ConfigurationError: there is no such phase or class.
+        ConfigurationError: the captures have no such phase or class.
     """
     from nsys_analyzer.inputs.captures import each_trace
 
@@ -84,8 +98,12 @@ def kernel_rows(
     return rows
 
 
-def _summaries(trace: Path, asked_path: Path, names: PhaseNames | None) -> tuple[CaptureSummary, ...]:
-    """Returns the processes of a capture; raises MissingTableError where it holds no kernels."""
+def _summaries(trace: Path, given_path: Path, names: PhaseNames | None) -> tuple[CaptureSummary, ...]:
+    """Returns the summaries of the processes of a capture.
+
+    Raises:
+        MissingTableError: the capture holds no kernels.
+    """
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain
     from nsys_analyzer.trace.metadata import explain_missing_cuda
@@ -94,16 +112,16 @@ def _summaries(trace: Path, asked_path: Path, names: PhaseNames | None) -> tuple
     loaded = Trace.load(trace)
     if "kernel" not in loaded.tables:
         why = "" if "graph" in loaded.tables else plain(explain_missing_cuda(loaded.metadata.diagnostics), "`")
-        needed = RECORD_GRAPH_NODES_COMMAND if "graph" in loaded.tables else RECORD_COMMAND
-        raise MissingTableError(f"{trace} holds no kernels{': ' if why else ''}{why.removesuffix('.')}", needed)
-    return summarize(loaded, trace.name if trace == asked_path else str(trace.relative_to(asked_path)), names)
+        remedy = RECORD_GRAPH_NODES_COMMAND if "graph" in loaded.tables else RECORD_COMMAND
+        raise MissingTableError(f"{trace} holds no kernels{': ' if why else ''}{why.removesuffix('.')}", remedy)
+    return summarize(loaded, trace.name if trace == given_path else str(trace.relative_to(given_path)), names)
 
 
 def _phase(captures: Sequence[CaptureSummary], capture: CaptureSummary, name: str | None) -> PhaseSummary | None:
-    """Returns the phase to print of one process; without a name, the whole capture without warm-up.
+    """Returns a phase of one process by its name; without a name, returns the whole capture without the warm-up.
 
     Raises:
-        ConfigurationError: no process has a measured instance of that phase.
+        ConfigurationError: no process has a measured instance of the phase.
     """
     if name is None:
         return capture.whole

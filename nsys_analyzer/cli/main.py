@@ -1,4 +1,4 @@
-"""The command line: one group, and the one place that catches the package's errors."""
+"""The command line: the group of all commands, and the only place that catches the errors of the package."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from nsys_analyzer.errors import DEBUG_VARIABLE, NsysAnalyzerError
 from nsys_analyzer.report.screen import use_safe_streams
 from nsys_analyzer.text import visible
 
-#: The commands in groups, each with its line in the list of them.
+#: The groups of commands, with the line of each command in the help.
 _COMMANDS = {
     "Record": {
-        "doctor": "Check what this machine has for a capture.",
-        "run": "Time and profile transformers, or profile any program.",
-        "bench": "Run a standard experiment.",
+        "doctor": "Checks whether this machine can record captures.",
+        "run": "Times and profiles transformers, or any program.",
+        "bench": "Runs a standard experiment.",
     },
     "Read": {
-        "report": "Answer where the time of captures goes.",
-        "explain": "Say why a step is as long as it is, and what to do first.",
-        "what-if": "Say what a step would take if parts of it took less.",
-        "kernels": "Print the kernel table of a capture.",
-        "modules": "Say which modules of the model take the time.",
-        "info": "Print what a capture holds.",
-        "ask": "Print single figures by their names.",
-        "check": "Say of each line in a text whether a capture holds it.",
+        "report": "Reports where the time of captures goes.",
+        "explain": "Explains the length of a step, and what to do first.",
+        "what-if": "Predicts a step if parts of it took less time.",
+        "kernels": "Prints the kernels of a capture.",
+        "modules": "Prints the time of each module of the model.",
+        "info": "Prints the contents of a capture.",
+        "ask": "Prints single figures by their names.",
+        "check": "Checks each line of a text against a capture.",
     },
     "Compare": {
-        "compare": "Say what changed between two runs, and what explains it.",
-        "verify": "Say whether a changed program is faster, as predicted.",
-        "history": "Print what was verified so far.",
-        "baseline": "Keep runs that later ones are compared with.",
+        "compare": "Compares two runs, and explains the change.",
+        "verify": "Measures whether a changed program is faster.",
+        "history": "Prints the results of all verifications.",
+        "baseline": "Keeps runs, with which later runs are compared.",
     },
-    "Hand on": {
-        "export": "Write a capture for ui.perfetto.dev, or as a table.",
-        "share": "Copy a capture without private data.",
-        "mcp": "Serve these questions to an agent.",
+    "Exchange": {
+        "export": "Writes a capture for ui.perfetto.dev, or as a table.",
+        "share": "Copies a capture without private data.",
+        "mcp": "Serves these commands to an agent.",
     },
 }
 
 
 class _Commands(Group):
-    """The commands, each imported when it is asked for."""
+    """The commands; each is imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -63,14 +63,14 @@ class _Commands(Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the groups of commands, of which none is imported."""
+        """Writes the groups of commands without importing any command."""
         del ctx
         for group, lines in _COMMANDS.items():
             with formatter.section(group):
                 formatter.write_dl([(f"{name:<7}", line) for name, line in lines.items()])  # columns of one width
 
 
-#: The shell asks what a word may be completed to.
+#: The variable that a shell sets when it asks for completions.
 _COMPLETING = "_NSYS_ANALYZE_COMPLETE"
 
 
@@ -80,25 +80,25 @@ _COMPLETING = "_NSYS_ANALYZE_COMPLETE"
     epilog="Example: nsys-analyze report capture.sqlite",
 )
 @click.version_option(__version__, prog_name="nsys-analyze")
-@click.option("--debug", is_flag=True, help=f"Show where an error arose, as {DEBUG_VARIABLE}=1 does.")
+@click.option("--debug", is_flag=True, help=f"Print the traceback of an error, as {DEBUG_VARIABLE}=1 does.")
 def cli(debug: bool) -> None:
     """Answers questions about transformers from Nsight Systems captures.
 
-    How long do forward, backward and optimizer take, on the CPU and on the GPU? Which kernels dominate? What share is
-    matmul? How does softmax compare with the matmuls of attention?
+    How long do forward, backward and optimizer take, on the CPU and on the GPU? Which kernels dominate? What share of
+    the time is matmul? How does softmax compare with the matmuls of attention?
     """
-    if debug:  # processes that read captures inherit it
+    if debug:  # child processes that read captures inherit the variable
         os.environ[DEBUG_VARIABLE] = "1"
 
 
 def main() -> None:
-    """Runs the command line; an error of the package or the system is one line and exit code 1."""
-    # Arrow's own allocator returns memory in a way that costs a tenth of a long report in page faults.
+    """Runs the command line; prints an error of the package or the system as one line, and exits with its status."""
+    # The page faults of Arrow's own allocator take a tenth of the time of a long report.
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
-        os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # Arrow sees it, and no program that is run
-    if _COMPLETING not in os.environ:  # click writes the shell's own words, as bytes
+        os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # Arrow reads it, but child processes do not inherit it
+    if _COMPLETING not in os.environ:  # completions are bytes for the shell
         use_safe_streams()
-    if sys.stdout is None:  # closed by whoever started this: what a command prints has nowhere to go
+    if sys.stdout is None:  # the parent process has closed it
         _fail("Standard output is closed. Send it to a file or to /dev/null")
     try:
         cli()
@@ -107,7 +107,7 @@ def main() -> None:
     except MemoryError:
         _fail("There is not enough memory for this. Give fewer captures at once, or a machine with more")
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # the reader of a pipe has gone: nothing is left to say
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe has closed it, so nothing can be printed
             sys.stderr.close()
             sys.exit(1)
         where = f"{error.filename}: " if error.filename else ""

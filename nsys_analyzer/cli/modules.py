@@ -1,4 +1,4 @@
-"""``nsys-analyze modules``: which modules of the model take the time."""
+"""``nsys-analyze modules``: prints the time of each module of the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.help import SHOWN, command, format_option, option
+from nsys_analyzer.cli.help import SELECTION, command, format_option, option
 from nsys_analyzer.cli.options import command_line, configuration_options, folder_argument, names_options, tell
 from nsys_analyzer.errors import PROGRAM_ARGUMENTS, CannotAnswerError
 
@@ -21,21 +21,22 @@ NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --m
 
 @command(epilog="Example: nsys-analyze modules capture.sqlite")
 @folder_argument
-@option(SHOWN, "--all", "every", is_flag=True, help="Each layer by itself, and modules that take next to nothing.")
-@format_option("text", "markdown", "json", help="json holds every module, as the report's JSON does.")
+@option(SELECTION, "--all", "show_all", is_flag=True,
+        help="Print each layer by itself, and also modules that take almost no time.")  # fmt: skip
+@format_option("text", "markdown", "json", help="json holds every module, in the form of the report's JSON.")
 @names_options
 @configuration_options
 def modules(
     trace: Path,
-    every: bool,
+    show_all: bool,
     output_format: str,
     names: PhaseNames,
     given: Run,
 ) -> None:
-    """Print the time of each module of the model in TRACE, in forward and in backward.
+    """Prints the time of each module of the model in TRACE, in forward and in backward.
 
-    Known from captures of nsys-analyze run --modules, from module calls that nsys or PyTorch's profiler wrote, and from
-    ranges of the program's own around its blocks. TRACE is a capture or a folder of captures.
+    The modules are known if the capture was recorded by nsys-analyze run --modules, if nsys or PyTorch's profiler
+    recorded module calls, or if the program has ranges around its blocks. TRACE is a capture or a folder of captures.
     """
     from nsys_analyzer.experiments.gather import load_evidence
     from nsys_analyzer.report.model import Report
@@ -46,7 +47,7 @@ def modules(
     from nsys_analyzer.report.sections.modules import modules_section
 
     evidence = load_evidence((trace,), (), command_line(), tell, names, given)
-    section = modules_section(evidence.captures, every=every)
+    section = modules_section(evidence.captures, every=show_all)
     if output_format == "json":
         data = captures_data(evidence.captures, keys=MODULE_KEYS)
         for document in data["captures"]:

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""The arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nsys_analyzer.analysis.transformer.models import list_model_names
-from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, option
+from nsys_analyzer.cli.help import CONFIGURATION, INPUT, OUTPUT, PHASES, RUNNING, Function, option
 from nsys_analyzer.configuration import LEDGER, OPTIONS
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.text import join_names
@@ -23,65 +23,272 @@ from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-#: A number of tokens or sequences.
+#: The type of an option that counts tokens, sequences or steps.
 SIZE = click.IntRange(1, 2**31 - 1)
-#: The trace that a command reads.
-trace_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")
-#: A capture, or a folder of captures.
-folder_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE|FOLDER")
-#: The one that ``evidence_options`` reads.
-evidence_argument = click.argument(
-    "traces", type=click.Path(path_type=Path), metavar="TRACE", callback=lambda _, __, path: (path,)
-)
+#: The type of an argument or option that is the path of a file or folder.
+PATH = click.Path(path_type=Path)
+
+#: The argument of a command that reads one capture.
+trace_argument = click.argument("trace", type=PATH, metavar="TRACE")
+#: The argument of a command that reads one capture, or each capture in a folder.
+folder_argument = click.argument("trace", type=PATH, metavar="TRACE|FOLDER")
+#: The argument of a command that reads one capture by ``evidence_options``.
+evidence_argument = click.argument("traces", type=PATH, metavar="TRACE", callback=lambda _, __, path: (path,))
 
 _SCHEDULER = "--scheduler"
-_PHASE_HELP = (
-    "Take ranges of this name for this phase: forward, loss, backward, optimizer, step, warmup, a part of attention "
-    "(attention, scores, softmax, values), or a phase of your own. Repeatable."
-)
 
 
-def command_line() -> str:
-    """Returns the command line of this process as a reader of the report would type it, beside the captures.
+# --- options on how captures are read
 
-    Where the captures were read is left out, for it changes nothing, and so are keys and passwords.
+
+def evidence_options(function: Function) -> Function:
+    """Adds the options on how captures are read to a command with the argument ``traces``.
+
+    The command takes ``evidence``, a function that reads the captures.
     """
-    from nsys_analyzer.share.names import without_secrets  # the rules of kernels come with it
 
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    apart = {place for place, word in enumerate(words) if word == _SCHEDULER}
-    kept = [
-        word
-        for place, word in enumerate(words)
-        if not apart & {place, place - 1} and not word.startswith(f"{_SCHEDULER}=")
-    ]
-    return shlex.join(["nsys-analyze", *without_secrets(kept)])
+    @_unprofiled_options
+    @names_options
+    @configuration_options
+    @scheduler_option
+    @functools.wraps(function)
+    def command(
+        *args: Any, traces: tuple[Path, ...], csv_paths: tuple[Path, ...], step_ms: float | None, in_order: bool,
+        names: Any, given: Any, scheduler: str | None, **options: Any,
+    ) -> Any:  # fmt: skip
+        def evidence(*, with_tracks: bool = False) -> Evidence:
+            from nsys_analyzer.cli.run_progress import show_reading
+            from nsys_analyzer.experiments.gather import load_evidence
+            from nsys_analyzer.system.cluster import Workers
+
+            workers = Workers(scheduler, show_reading)
+            return load_evidence(
+                traces, csv_paths, command_line(), tell, names, given, workers,
+                step_ms=step_ms, in_order=in_order, with_tracks=with_tracks,
+            )  # fmt: skip
+
+        return function(*args, evidence=evidence, **options)
+
+    return command  # type: ignore[return-value]
 
 
-def tell(line: str) -> None:
-    """Tells the user something beside a command's output."""
-    click.echo(line, err=True)
+def names_options(function: Function) -> Function:
+    """Adds the options on the names of phases, steps and kernel classes; the command takes ``names``, a PhaseNames."""
+
+    @option(
+        PHASES, "--phase-name", "phase_names", metavar="PHASE=RANGE", multiple=True,
+        help="Count ranges of this name as this phase: forward, loss, backward, optimizer, step, warmup, a part of "
+        "attention (attention, scores, softmax, values), or a phase of your own. Repeatable.",
+    )  # fmt: skip
+    @option(PHASES, "--step", metavar="RANGE", help="The name of the range around each step. A number may follow it.")
+    @option(
+        PHASES, "--steps", type=SIZE, metavar="N",
+        help="The number of steps in the capture. It is needed if neither NVTX ranges nor repetition show the steps.",
+    )  # fmt: skip
+    @option(
+        INPUT, "--classes", "class_file", type=PATH, metavar="FILE", expose_value=False, callback=_use_classes,
+        help="A TOML file with kernel classes of your own. Each class is a table: [attention], "
+        "kernels = [\"my_attn\"].",
+    )  # fmt: skip
+    @functools.wraps(function)
+    def command(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int | None, **options: Any) -> Any:
+        from nsys_analyzer.analysis.ranges.phases import PhaseNames
+
+        pairs = (*phase_names, *([f"step={step}"] if step else ()))
+        return function(*args, names=PhaseNames.parse(pairs, steps or 0), **options)
+
+    return command  # type: ignore[return-value]
 
 
-def format_of(path: Path | None, form: str | None, suffixes: Mapping[str, str], default: str) -> str:
-    """Returns the requested format, else the format of the file's suffix, else the default.
+def configuration_options(function: Function) -> Function:
+    """Adds the options on a configuration that the captures do not record; the command takes ``given``, a Run."""
+    precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
 
-    Raises:
-        ConfigurationError: the file's suffix is that of another format, or of none.
+    @option(CONFIGURATION, "--model", metavar="NAME", help=f"The model in the captures: {list_model_names()}.")
+    @option(CONFIGURATION, "--context-length", type=SIZE, metavar="TOKENS", help="The context length in the captures.")
+    @option(CONFIGURATION, "--batch-size", type=SIZE, metavar="N", help="The batch size in the captures.")
+    @option(CONFIGURATION, "--precision", type=precisions, help="The precision in the captures.")
+    @functools.wraps(function)
+    def command(
+        *args: Any, model: str | None, context_length: int | None, batch_size: int | None, precision: str | None,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        from nsys_analyzer.configuration import Run
+
+        given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
+        return function(*args, given=given, **options)
+
+    return command  # type: ignore[return-value]
+
+
+def scheduler_option(function: Function) -> Function:
+    """Adds the option ``--scheduler``, the address of a Dask scheduler."""
+    return option(
+        RUNNING, _SCHEDULER, metavar="ADDRESS",
+        help="The address of a Dask scheduler, such as tcp://host:8786. Its workers read the captures; they need the "
+        "same version of nsys-analyze and the same paths to the captures. With none, one process here reads them all. "
+        "By default, several captures are read on the cores of this machine.",
+    )(function)  # fmt: skip
+
+
+def _unprofiled_options(function: Function) -> Function:
+    """Adds the options on times without the profiler and on ranks: ``csv_paths``, ``step_ms`` and ``in_order``."""
+
+    @option(
+        INPUT, "--csv", "csv_paths", type=PATH, metavar="FILE", multiple=True,
+        help="A CSV file with times that were measured without the profiler. It has a row for each phase (phase, "
+        "mean_ms), or a column for each phase (forward_ms, step_ms). Repeatable. Default: FOLDER/timings.csv.",
+    )  # fmt: skip
+    @option(
+        INPUT, "--step-ms", type=_Milliseconds(0, 1e9, min_open=True), callback=_refuse_nan, metavar="MS",
+        help="The time of a step without the profiler. It applies to one capture, or to all ranks of one run.",
+    )  # fmt: skip
+    @option(
+        INPUT, "--ranks", "in_order", is_flag=True,
+        help="The captures are the ranks of one run, in this order: rank 0, rank 1, and so on.",
+    )  # fmt: skip
+    @functools.wraps(function)
+    def command(*args: Any, csv_paths: tuple[Path, ...], step_ms: float | None, **options: Any) -> Any:
+        if csv_paths and step_ms:
+            raise click.UsageError("--step-ms replaces --csv: give only one of them.")
+        return function(*args, csv_paths=csv_paths, step_ms=step_ms, **options)
+
+    return command  # type: ignore[return-value]
+
+
+def _use_classes(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    """Registers the kernel classes of a TOML file; without a file, unregisters those of an earlier call."""
+    from nsys_analyzer.analysis.kernels.classes import use_classes
+    from nsys_analyzer.analysis.kernels.own_classes import read_classes
+
+    use_classes(read_classes(path) if path else {})
+
+
+# --- options on what is run, and where results are written
+
+#: The option of a command that writes a file.
+force_option = option(
+    OUTPUT, "--force", is_flag=True,
+    help="Replace a file that nsys-analyze did not write, and make a missing folder.",
+)  # fmt: skip
+
+
+def running_options(folder: Path) -> Callable[[Function], Function]:
+    """Adds the options of a command that runs programs and writes into a folder; ``folder`` is the default one."""
+
+    def add_options(function: Function) -> Function:
+        options = (
+            option(
+                RUNNING, "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True,
+                callback=_refuse_nan, metavar="SECONDS", help="The time limit of each process or case.",
+            ),
+            option(
+                RUNNING, "--resume/--rerun", default=None,
+                help="Keep the finished results in the output folder, or replace them.",
+            ),
+            output_option(folder),
+            option(RUNNING, "--dry-run", is_flag=True, help="Print what would be run, and run nothing."),
+        )  # fmt: skip
+        for add_option in reversed(options):
+            function = add_option(function)
+        return function
+
+    return add_options
+
+
+def output_option(folder: Path) -> Callable[[Function], Function]:
+    """Adds the option ``--output-dir``; ``folder`` is the default."""
+    return option(
+        OUTPUT, "--output-dir", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER", default=folder,
+        show_default=True, help="The folder for the results.",
+    )  # fmt: skip
+
+
+def ledger_option(function: Function) -> Function:
+    """Adds the option ``--ledger``, the file in which ``verify`` keeps its results."""
+    return option(
+        INPUT, "--ledger", type=PATH, metavar="FILE", default=LEDGER, show_default=True,
+        help="The file in which verify keeps its results.",
+    )(function)  # fmt: skip
+
+
+def target_options(function: Function) -> Function:
+    """Adds the options of the transformer target; an option that is not given is None or an empty tuple."""
+    for name, field in reversed(list(OPTIONS.items())):
+        if not field.in_run:
+            continue
+        if field.kind is bool:
+            function = option(CONFIGURATION, field.flag, name, is_flag=True, default=None, help=field.help)(function)
+            continue
+        default_on_cpu = f"; {field.default_on_cpu} on a CPU" if field.default_on_cpu is not None else ""
+        default = "" if field.default is None else f" Default: {field.default}{default_on_cpu}."
+        function = valued_option(
+            CONFIGURATION, field.flag, name, field.choices or field.kind, field.unit, f"{field.help}{default}",
+            least=field.least, in_list=field.several,
+        )(function)  # fmt: skip
+    return function
+
+
+def valued_option(
+    group: str, flag: str, name: str, kind: type | tuple[str, ...], unit: str, help: str, *, least: int, in_list: bool
+) -> Callable[[Function], Function]:
+    """Adds an option of the type or the choices ``kind``.
+
+    Args:
+        group, flag, name, help: of the option.
+        kind: bool, int, another type, or the allowed words.
+        unit: shown in the help in place of a value.
+        least: the smallest allowed integer.
+        in_list: whether the option takes several values, separated by commas.
     """
-    suffix = path.suffix.lower() if path else ""
-    file_format = next((name for name, ending in suffixes.items() if ending == suffix), None)
-    if suffix and (file_format not in (None, form) if form else not file_format):
-        file_suffixes = join_names([*suffixes.values()], "or")
-        expected = f"{form} ends in {suffixes[form]}" if form else f"a file ends in {file_suffixes}"
-        raise ConfigurationError(f"{path} ends in {suffix}, and {expected}", "Name another file with -o")
-    return form or file_format or default
+    is_switch = kind is bool
+    words = ("off", "on") if is_switch else kind if isinstance(kind, tuple) else ()
+    metavar = f"[{'|'.join(words)}]" if words else unit
+    parameter: Any = _Switch(words) if is_switch else click.Choice(words) if words else kind
+    if kind is int:
+        parameter = click.IntRange(least, SIZE.max)
+    if in_list:
+        return list_option(group, flag, name, click.types.convert_type(parameter), metavar, help)
+    return option(group, flag, name, type=parameter, metavar=metavar, help=help, **_without_value(parameter))
+
+
+def list_option(
+    group: str, flag: str, name: str, kind: Any, metavar: str, help: str
+) -> Callable[[Function], Function]:  # fmt: skip
+    """Adds an option that takes several values of a click type, separated by commas or given again.
+
+    The command takes a tuple of the distinct values, which is empty if the option is not given.
+    """
+
+    def convert(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Any, ...]:
+        words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+        if texts and not words:
+            raise click.BadParameter("give at least one value", ctx, param)
+        return tuple(dict.fromkeys(kind.convert(word, param, ctx) for word in words))
+
+    return option(
+        group, flag, name, metavar=f"{metavar}[,...]", multiple=True, callback=convert, help=help,
+        **_without_value(kind),
+    )  # fmt: skip
+
+
+# --- types of options
+
+
+def _without_value(kind: Any) -> dict[str, Any]:
+    """Returns the attributes by which an option of this type may stand alone: a switch is then on."""
+    return {"is_flag": False, "flag_value": "on"} if isinstance(kind, _Switch) else {}
+
+
+class _Switch(click.Choice[str]):
+    """The type of an option that is on or off, as a bool."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value, param, ctx) == "on"
 
 
 class _Milliseconds(click.FloatRange):
-    """A time in ms, or a time with its unit: 35, 35ms, 0.035 s."""
+    """The type of a time in ms, or with its unit: 35, 35ms, 0.035 s."""
 
     name = "time"
 
@@ -91,238 +298,54 @@ class _Milliseconds(click.FloatRange):
         try:
             number = float(match[1] if match else value)
         except ValueError:
-            self.fail(f"{value!r} is no time, such as 35 or 35ms", param, ctx)
-        unit = {"ns": 1 / NS_PER_MS, "us": 1 / US_PER_MS, "µs": 1 / US_PER_MS, "μs": 1 / US_PER_MS, "s": MS_PER_S}.get(
-            match[2] if match else "", 1.0
-        )
-        return super().convert(number * unit, param, ctx)
+            self.fail(f"{value!r} is not a time, such as 35 or 35ms", param, ctx)
+        unit_ms = {"ns": 1 / NS_PER_MS, "us": 1 / US_PER_MS, "µs": 1 / US_PER_MS, "μs": 1 / US_PER_MS, "s": MS_PER_S}
+        return super().convert(number * unit_ms.get(match[2] if match else "", 1.0), param, ctx)
 
 
-def scheduler_option(function: Command) -> Command:
-    """Adds the option that says where captures are read."""
-    text = (
-        "Read each capture as a task of the Dask scheduler at this address, such as tcp://host:8786. Its workers have "
-        "this version, and see the captures under the same paths, as on a shared file system. none: one capture after "
-        "another, here. Default: on the cores of this machine, where there are enough captures to be worth it."
-    )
-    return option(INPUT, _SCHEDULER, metavar="ADDRESS", help=text)(function)
-
-
-def _use_classes(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
-    from nsys_analyzer.analysis.kernels.classes import use_classes
-    from nsys_analyzer.analysis.kernels.own_classes import read_classes
-
-    use_classes(read_classes(path) if path else {})
-
-
-def names_options(function: Command) -> Command:
-    """Adds the options that say what ranges, steps and kernels are; the command takes the first two as ``names``."""
-
-    @functools.wraps(function)
-    def read(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int | None, **others: Any) -> Any:
-        from nsys_analyzer.analysis.ranges.phases import PhaseNames
-
-        said = (*phase_names, *([f"step={step}"] if step else ()))
-        return function(*args, names=PhaseNames.parse(said, steps or 0), **others)
-
-    for each in (
-        option(
-            INPUT, "--classes", "class_file", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
-            callback=_use_classes,
-            help="Kernel classes of your own, TOML with a table for each: [attention], kernels = [\"my_attn\"].",
-        ),
-        option(
-            PHASES, "--steps", type=SIZE, metavar="N",
-            help="How many steps the capture holds, where neither ranges nor repeating work tell.",
-        ),
-        option(PHASES, "--step", metavar="RANGE", help="A step is a range of this name, with any number behind it."),
-        option(
-            PHASES, "--phase-name", "phase_names", metavar="PHASE=RANGE", multiple=True, help=_PHASE_HELP,
-        ),
-    ):  # fmt: skip
-        read = each(read)
-    return read  # type: ignore[return-value]
-
-
-def _unprofiled_options(function: Command) -> Command:
-    """Adds the options on times without the profiler, and on ranks, to a command with ``traces``.
-
-    It takes them as ``csv_paths``, ``step_ms`` and ``in_order``.
-    """
-
-    @functools.wraps(function)
-    def read(*args: Any, **others: Any) -> Any:
-        if others["csv_paths"] and others["step_ms"]:
-            raise click.UsageError("--step-ms takes the place of --csv: give one of them.")
-        return function(*args, **others)
-
-    for each in (
-        option(
-            INPUT, "--ranks", "in_order", is_flag=True,
-            help="The captures are the ranks of one run, in this order: rank 0, rank 1, ...",
-        ),
-        option(
-            INPUT, "--step-ms", type=_Milliseconds(0, 1e9, min_open=True), callback=_finite, metavar="MS",
-            help="How long a step takes without the profiler; of one capture, or of the ranks of one run.",
-        ),
-        option(
-            INPUT, "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
-            help="Times of runs without the profiler, as CSV: a row for each phase (phase, mean_ms), or a column "
-            "(forward_ms, step_ms). Repeatable. Default: FOLDER/timings.csv.",
-        ),
-    ):  # fmt: skip
-        read = each(read)
-    return read  # type: ignore[return-value]
-
-
-def configuration_options(function: Command) -> Command:
-    """Adds the options that say what captures do not of their configuration; the command takes them as ``given``."""
-
-    @functools.wraps(function)
-    def read(*args: Any, **others: Any) -> Any:
-        from nsys_analyzer.configuration import Run
-
-        keys = ("model", "context_length", "batch_size", "precision")
-        return function(*args, given=Run(**{key: others.pop(key) for key in keys}), **others)
-
-    of_model = f"The model of the captures: {list_model_names()}."
-    precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
-    for each in (
-        option(CONFIGURATION, "--precision", type=precisions, help="The precision of the captures."),
-        option(CONFIGURATION, "--batch-size", type=SIZE, metavar="N", help="The batch size of the captures."),
-        option(
-            CONFIGURATION, "--context-length", type=SIZE, metavar="TOKENS", help="The context length of the captures.",
-        ),
-        option(CONFIGURATION, "--model", metavar="NAME", help=of_model),
-    ):  # fmt: skip
-        read = each(read)
-    return read  # type: ignore[return-value]
-
-
-def evidence_options(function: Command) -> Command:
-    """Adds the options that say how captures are read to a command with ``traces``.
-
-    The command takes ``evidence``, a function that reads them.
-    """
-
-    @scheduler_option
-    @_unprofiled_options
-    @names_options
-    @configuration_options
-    @functools.wraps(function)
-    def read(*args: Any, **others: Any) -> Any:
-        paths, csv_paths, names, given = (others.pop(key) for key in ("traces", "csv_paths", "names", "given"))
-        scheduler = others.pop("scheduler")
-        more = {key: others.pop(key) for key in ("step_ms", "in_order")}
-
-        def evidence(*, with_tracks: bool = False) -> Evidence:
-            from nsys_analyzer.cli.run_progress import reading
-            from nsys_analyzer.experiments.gather import load_evidence
-            from nsys_analyzer.system.cluster import Workers
-
-            workers = Workers(scheduler, reading)
-            return load_evidence(
-                paths, csv_paths, command_line(), tell, names, given, workers,
-                with_tracks=with_tracks, **more,
-            )  # fmt: skip
-
-        return function(*args, evidence=evidence, **others)
-
-    return read  # type: ignore[return-value]
-
-
-def ledger_option(function: Command) -> Command:
-    """Adds the file in which ``verify`` keeps what it measured."""
-    path = click.Path(path_type=Path)
-    return option(
-        INPUT, "--ledger", type=path, metavar="FILE", default=LEDGER, show_default=True, help="What verify wrote.",
-    )(function)  # fmt: skip
-
-
-def output_option(folder: Path) -> Callable[[Command], Command]:
-    """Adds the folder for results, by default this one."""
-    path = click.Path(path_type=Path, file_okay=False)
-    return option(
-        OUTPUT, "--output-dir", type=path, metavar="FOLDER", default=folder, show_default=True,
-        help="The folder for results.",
-    )  # fmt: skip
-
-
-def _finite(ctx: click.Context, param: click.Parameter, time: float | None) -> float | None:
-    if time is not None and math.isnan(time):  # it passes every comparison of a range
+def _refuse_nan(ctx: click.Context, param: click.Parameter, time: float | None) -> float | None:
+    """Returns a time, or fails if it is not a number: nan passes every comparison with the ends of a range."""
+    if time is not None and math.isnan(time):
         raise click.BadParameter("nan is not a time", ctx, param)
     return time
 
 
-def running_options(folder: Path) -> Callable[[Command], Command]:
-    """Adds the options of a command that runs programs one after another into a folder, by default this one."""
-
-    def decorate(function: Command) -> Command:
-        planned = "Print what would be run, and run nothing."
-        function = option(RUNNING, "--dry-run", is_flag=True, help=planned)(function)
-        kept = "Keep finished results in the output folder, or replace them."
-        function = option(RUNNING, "--resume/--rerun", default=None, help=kept)(output_option(folder)(function))
-        return option(
-            RUNNING, "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True,
-            callback=_finite, metavar="SECONDS", help="Time limit of each process or case.",
-        )(function)  # fmt: skip
-
-    return decorate
+# --- helpers of commands
 
 
-def several(group: str, flag: str, name: str, kind: Any, metavar: str, help: str) -> Callable[[Command], Command]:
-    """Adds an option of several values of a click type, with commas between them or given again: one tuple, each once.
+def format_of(path: Path | None, output_format: str | None, suffixes: Mapping[str, str], default: str) -> str:
+    """Returns the requested format, else the format of the file's suffix, else the default.
 
-    The tuple is empty where the option is not given.
+    Raises:
+        ConfigurationError: the suffix belongs to another format, or to none.
     """
-
-    def convert(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[Any, ...]:
-        words = [word.strip() for text in given for word in text.split(",") if word.strip()]
-        if given and not words:
-            raise click.BadParameter("give at least one value", ctx, param)
-        return tuple(dict.fromkeys(kind.convert(word, param, ctx) for word in words))
-
-    more: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if isinstance(kind, _Switch) else {}
-    return option(
-        group, flag, name, metavar=f"{metavar}[,...]", multiple=True, callback=convert, help=help, **more
-    )  # fmt: skip
+    suffix = path.suffix.lower() if path else ""
+    file_format = next((name for name, ending in suffixes.items() if ending == suffix), None)
+    if suffix and (file_format not in (None, output_format) if output_format else not file_format):
+        if output_format:
+            expected = f"the suffix of {output_format} is {suffixes[output_format]}"
+        else:
+            expected = f"a file must end in {join_names([*suffixes.values()], 'or')}"
+        raise ConfigurationError(f"{path} ends in {suffix}, but {expected}", "Name another file with -o")
+    return output_format or file_format or default
 
 
-def target_options(function: Command) -> Command:
-    """Adds the options of the transformer target; None, or an empty tuple, where one is not given."""
-    for name, one in reversed(list(OPTIONS.items())):
-        if not one.in_run:
-            continue
-        if one.kind is bool:
-            function = option(CONFIGURATION, one.flag, name, is_flag=True, default=None, help=one.help)(function)
-            continue
-        lighter = f"; {one.default_on_cpu} on a CPU" if one.default_on_cpu is not None else ""
-        text = one.help if one.default is None else f"{one.help} Default: {one.default}{lighter}."
-        kind = one.choices or one.kind
-        function = valued(
-            CONFIGURATION, one.flag, name, kind, one.unit, text, least=one.least, in_list=one.several
-        )(function)  # fmt: skip
-    return function
+def tell(line: str) -> None:
+    """Prints a line for the user on standard error, apart from a command's output."""
+    click.echo(line, err=True)
 
 
-def valued(
-    group: str, flag: str, name: str, kind: type | tuple[str, ...], unit: str, help: str, *, least: int, in_list: bool
-) -> Callable[[Command], Command]:
-    """Adds an option with values of a type, or one of these words; ``in_list`` with commas between several."""
-    is_switch = kind is bool
-    words = ("off", "on") if is_switch else kind if isinstance(kind, tuple) else ()
-    metavar = f"[{'|'.join(words)}]" if words else unit
-    parameter: Any = _Switch(words) if is_switch else click.Choice(words) if words else kind
-    if kind is int:
-        parameter = click.IntRange(least, SIZE.max)
-    if in_list:
-        return several(group, flag, name, click.types.convert_type(parameter), metavar, help)
-    more: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if is_switch else {}
-    return option(group, flag, name, type=parameter, metavar=metavar, help=help, **more)
+def command_line() -> str:
+    """Returns the command line of this process as a reader of the report would type it in the folder of the captures.
 
+    It leaves out ``--scheduler``, which does not change a report, and hides keys and passwords.
+    """
+    from nsys_analyzer.share.names import without_secrets  # imports the rules of kernels
 
-class _Switch(click.Choice[str]):
-    """On or off, as a bool; on where the option stands alone."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(value, param, ctx) == "on"
+    words, arguments = ["nsys-analyze"], iter(sys.argv[1:])
+    for word in arguments:
+        if word == _SCHEDULER:
+            next(arguments, None)
+        elif not word.startswith(f"{_SCHEDULER}="):
+            words.append(Path(word).name if Path(word).is_absolute() else word)
+    return shlex.join(without_secrets(words))

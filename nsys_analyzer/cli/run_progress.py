@@ -1,4 +1,4 @@
-"""The progress of a sweep on the terminal: a bar with what is at work, and a line for each result; and of reading."""
+"""Shows the progress of a sweep and of reading captures on a terminal, and ends cleanly after an interruption."""
 
 from __future__ import annotations
 
@@ -20,59 +20,61 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-#: Characters of a message on the terminal; the manifest has all of it.
-_MESSAGE = 300
+#: The longest message on the terminal, in characters; the manifest holds the full message.
+_MAX_MESSAGE = 300
 
 
 @contextmanager
-def interruptible(folder: Path, goes_on: str = "; the same command with --resume continues") -> Iterator[None]:
-    """Ends with a line on how to continue where the user, a scheduler or a closed terminal interrupts the work."""
+def handle_interruption(folder: Path, advice: str = "; the same command with --resume continues") -> Iterator[None]:
+    """Ends the process with a line of advice if the user, a scheduler or a closed terminal interrupts the work."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        line = f"Interrupted. Finished results are in {folder}{goes_on}."
-        click.echo(line, err=True)
+        click.echo(f"Interrupted. Finished results are in {folder}{advice}.", err=True)
         sys.exit(130)
 
 
-def _bar(before: Sequence[str], after: Sequence[str], screen: Console, *, disable: bool = False) -> Bar:
-    """Returns a bar between columns of text, with how many are done and the time that has passed."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    texts = [[TextColumn(text, markup=False) for text in side] for side in (before, after)]
-    columns = (*texts[0], BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), *texts[1])
-    return Progress(*columns, console=screen, transient=True, disable=disable)
-
-
 @contextmanager
-def shown(total: int, done: int) -> Iterator[Progress]:
-    """Shows a bar of ``total`` configurations, of which ``done`` are finished already; on terminals only."""
-    screen = console(stderr=True)
-    if done:
-        click.echo(f"{done} of {total} configurations are finished already.")
-    with _bar((), ["{task.description}"], screen, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("", total=total, completed=done)
+def show_progress(total: int, finished: int) -> Iterator[Progress]:
+    """Shows the progress through ``total`` configurations, of which ``finished`` have results from an earlier run.
 
-        def started(name: str, work: str) -> None:
+    The bar is shown only on a terminal. A line for each result is printed anywhere.
+    """
+    screen = console(stderr=True)
+    if finished:
+        click.echo(f"{finished} of {total} configurations are finished already.")
+    with _bar((), ["{task.description}"], screen, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("", total=total, completed=finished)
+
+        def start(name: str, work: str) -> None:
             bar.update(task, description=f"{name}: {work}")
 
-        def ended(name: str, result: JobResult, seconds: float) -> None:
-            message = f", {shorten(result.message, _MESSAGE, placeholder='…')}" if result.message else ""
+        def end(name: str, result: JobResult, seconds: float) -> None:
+            message = f", {shorten(result.message, _MAX_MESSAGE, placeholder='…')}" if result.message else ""
             screen.print(f"{name}: {result.status} after {seconds:.0f} s{message}", soft_wrap=True)
             bar.advance(task)
 
-        yield Progress(started, ended)
+        yield Progress(start, end)
 
 
 @contextmanager
-def reading(total: int) -> Iterator[OnTaskDone]:
-    """Shows a bar of ``total`` captures that are read, in one line; on terminals only, and for several."""
+def show_reading(total: int) -> Iterator[OnTaskDone]:
+    """Shows the progress of reading several captures, only on a terminal."""
     if total < 2 or sys.stderr is None or not sys.stderr.isatty():
         yield lambda: None
         return
     with _bar(["Reading"], (), console(stderr=True)) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)
+
+
+def _bar(left: Sequence[str], right: Sequence[str], screen: Console, *, disable: bool = False) -> Bar:
+    """Returns a progress bar between columns of text, with the number of finished tasks and the elapsed time."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    left_columns, right_columns = ([TextColumn(text, markup=False) for text in side] for side in (left, right))
+    columns = (*left_columns, BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), *right_columns)
+    return Progress(*columns, console=screen, transient=True, disable=disable)

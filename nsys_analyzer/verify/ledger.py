@@ -1,4 +1,4 @@
-"""The ledger: what was predicted and what was measured, a line of JSON for each ``nsys-analyze verify``."""
+"""The ledger of predictions and measurements, with a line of JSON for each ``nsys-analyze verify``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.system.atomic_write import append_text, check_regular
 from nsys_analyzer.text import join_texts, plural
 
-#: Measured predictions that are enough to widen others by, and the share of them that is to lie inside.
-FEWEST, INSIDE = 5, 0.8
+#: The fewest measured predictions from which intervals are widened.
+MIN_PREDICTIONS = 5
+#: The share of the measured savings that the widened intervals should hold.
+HELD_SHARE = 0.8
 
-#: The beginning of each entry. Before it, a line may hold an unfinished entry, which is no entry.
+#: The beginning of each entry. A line may hold an unfinished entry before it.
 _BEGINNING = b'{"verdict":'
 Verdict = Literal["faster", "slower", "no change that can be told", "not comparable"]
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What a finding said that its remedy saves a step, ms."""
+    """The saving per step, in ms, that a finding predicted."""
 
     finding: str
     title: str
@@ -45,17 +47,18 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One verification.
 
     Attributes:
-        verdict: what the measurement says.
-        time: when it ended, UTC, ISO 8601.
+        verdict: the result of the measurement.
+        time: the end of the measurement in UTC, ISO 8601.
         before, after: the command lines of both programs.
-        before_ms, after_ms: a step of each, without a profiler.
-        change_ms: after − before, with the ends of its interval of 95 %; None where too few pairs tell it.
-        pairs: of processes that took turns.
+        before_ms, after_ms: the length of a step of each program without a profiler.
+        change_ms: ``after_ms`` − ``before_ms``.
+        low_ms, high_ms: the 95 % interval of the change; None if too few pairs were measured.
+        pairs: the number of pairs of processes that took turns.
+        version: the version of nsys-analyze.
         reasons: why the programs cannot be compared.
-        prediction: of the finding that was acted on; None where there is none.
-        held: whether the measured change lies inside the prediction, as far as it is known.
-        gpu, host_cpu, torch, git_commit, git_dirty: as in a manifest, of the program after.
-        version: of nsys-analyze.
+        prediction: the prediction of the finding that the change acts on; None if there is none.
+        held: whether the measured and the predicted interval overlap; None if that is not known.
+        gpu, host_cpu, torch, git_commit, git_dirty: the conditions of the new program, as in its manifest.
     """
 
     verdict: Verdict
@@ -80,12 +83,12 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def saved_ms(self) -> float:
-        """Returns what a step is shorter by."""
+        """Returns the measured saving per step, in ms."""
         return -self.change_ms
 
 
 def verdict_of(change: Change, reasons: Sequence[str]) -> Verdict:
-    """Returns what a measured change says."""
+    """Returns the verdict on a measured change; ``reasons`` say why the programs cannot be compared."""
     if reasons:
         return "not comparable"
     if not change.is_change:
@@ -93,23 +96,23 @@ def verdict_of(change: Change, reasons: Sequence[str]) -> Verdict:
     return "faster" if change.ms < 0 else "slower"
 
 
-def holds(prediction: Prediction, change: Change) -> bool | None:
-    """Tells whether a prediction and the measured interval have savings in common; None where that is not known."""
+def prediction_holds(prediction: Prediction, change: Change) -> bool | None:
+    """Tells whether the predicted and the measured interval overlap; None if the measured one is not known."""
     if change.low_ms is None or change.high_ms is None:
         return None
     return -change.high_ms <= prediction.high_ms and -change.low_ms >= prediction.low_ms
 
 
 def now() -> str:
-    """Returns the time as an entry holds it."""
+    """Returns the current time as an entry holds it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def append(entry: Entry, path: Path = LEDGER) -> None:
-    """Adds a line to the ledger. If a full disk or a crash left half a line there, it ends that line first.
+def append_entry(entry: Entry, path: Path = LEDGER) -> None:
+    """Adds a line to the ledger. If a full disk or a crash left half a line at its end, that line is ended first.
 
     Raises:
-        NsysAnalyzerError: it cannot be written.
+        NsysAnalyzerError: the ledger cannot be written.
     """
     check_regular(path)
     try:
@@ -124,7 +127,7 @@ def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: Non
     """Returns the entries, the oldest first; ``tell`` reports unfinished entries, which are left out.
 
     Raises:
-        NsysAnalyzerError: there is no such file, or a line of it is no entry.
+        NsysAnalyzerError: the file cannot be read, or one of its lines is not an entry.
     """
     remedy = "nsys-analyze verify writes one"
     check_regular(path, remedy)
@@ -141,52 +144,60 @@ def read_ledger(path: Path = LEDGER, tell: Callable[[str], None] = lambda _: Non
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             is_unfinished = text.startswith(_BEGINNING[: len(text)]) and not isinstance(error, msgspec.ValidationError)
             if not is_unfinished:
-                raise NsysAnalyzerError(f"{path}: line {number} is no entry ({error})", "Remove the line") from error
+                raise NsysAnalyzerError(
+                    f"{path}: line {number} is not an entry ({error})", "Remove the line"
+                ) from error
             begin = len(text)
         if begin or b"\0" in line:
             tell(f"{path}: line {number} holds an unfinished entry, which is left out")
     return tuple(entries)
 
 
-def widening(entries: Sequence[Entry]) -> float:
-    """Returns the factor by which intervals must be wider for 80 % of the measured savings to lie inside.
+def widening_factor(entries: Sequence[Entry]) -> float:
+    """Returns the factor by which predicted intervals must be wider to hold 80 % of the measured savings.
 
     Raises:
         NsysAnalyzerError: too few predictions were measured.
     """
-    off = [
+    distances_in_half_widths = [
         abs(entry.saved_ms - predicted.middle_ms) / (predicted.high_ms - predicted.low_ms) * 2
         for entry in entries
         if (predicted := entry.prediction) and not entry.reasons and predicted.high_ms > predicted.low_ms
     ]
-    if len(off) < FEWEST:
-        measured_count = f"{len(off)} {plural(len(off), 'prediction')}"
-        raise NsysAnalyzerError(f"verify measured {measured_count}, too few to calibrate by", f"{FEWEST} are enough")
-    return statistics.quantiles(off, n=10, method="inclusive")[round(INSIDE * 10) - 1]
+    count = len(distances_in_half_widths)
+    if count < MIN_PREDICTIONS:
+        raise NsysAnalyzerError(
+            f"verify measured only {count} {plural(count, 'prediction')}",
+            f"To calibrate intervals, {MIN_PREDICTIONS} are needed",
+        )
+    deciles = statistics.quantiles(distances_in_half_widths, n=10, method="inclusive")
+    return deciles[round(HELD_SHARE * 10) - 1]
 
 
-def calibrated(
+def with_calibrated_intervals(
     captures: Sequence[CaptureSummary], path: Path, tell: Callable[[str], None] = lambda _: None
 ) -> tuple[CaptureSummary, ...]:
-    """Returns captures whose findings have intervals as wide as a ledger asks for, and say so.
+    """Returns the captures with the intervals of their findings widened by the predictions in a ledger.
+
+    The derivation of each finding names the factor.
 
     Raises:
-        NsysAnalyzerError: it cannot be read, or holds too few predictions.
+        NsysAnalyzerError: the ledger cannot be read, or holds too few predictions.
     """
     entries = read_ledger(path, tell)
-    factor, count = widening(entries), sum(one.prediction is not None for one in entries)
-    said = f" Its interval is {factor:.2f} times as wide as that, by {count} savings that verify measured."
+    factor, count = widening_factor(entries), sum(entry.prediction is not None for entry in entries)
+    remark = f" The interval is widened by a factor of {factor:.2f}, from {count} savings that verify measured."
 
-    def widened(finding: Finding) -> Finding:
-        half = (finding.saves_ms - finding.saves_ms_low) * factor
-        low, high = max(finding.saves_ms - half, 0.0), min(finding.saves_ms + half, finding.step_ms)
-        derivation = join_texts("", (finding.derivation, said))
+    def widen(finding: Finding) -> Finding:
+        half_width = (finding.saves_ms - finding.saves_ms_low) * factor
+        low, high = max(finding.saves_ms - half_width, 0.0), min(finding.saves_ms + half_width, finding.step_ms)
+        derivation = join_texts("", (finding.derivation, remark))
         return replace(finding, saves_ms_low=low, saves_ms_high=high, derivation=derivation)
 
-    def told(capture: CaptureSummary) -> CaptureSummary:
+    def calibrate(capture: CaptureSummary) -> CaptureSummary:
         if capture.diagnosis is None:
             return capture
-        findings = tuple(map(widened, capture.diagnosis.findings))
+        findings = tuple(map(widen, capture.diagnosis.findings))
         return replace(capture, diagnosis=replace(capture.diagnosis, findings=findings), findings=findings)
 
-    return tuple(map(told, captures))
+    return tuple(map(calibrate, captures))

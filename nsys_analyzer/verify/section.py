@@ -1,7 +1,8 @@
-"""What a change brought, measured and predicted, in words; and what was measured so far."""
+"""Describes a verification, and the history of all verifications, as sections of a report."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.findings.finding import Finding
@@ -22,102 +23,107 @@ from nsys_analyzer.report.model import (
 from nsys_analyzer.report.sections.findings import summarize_finding
 from nsys_analyzer.report.units import format_change, format_ms, format_ms_range
 from nsys_analyzer.text import plural
-from nsys_analyzer.verify.ledger import Entry, widening
+from nsys_analyzer.verify.ledger import Entry, widening_factor
 
-_SHORT = {"no change that can be told": "no change seen"}
-_HELD = {True: "yes", False: "no", None: None}
+_SHORT_VERDICTS = {"no change that can be told": "no change seen"}
+_HELD_CELLS = {True: "yes", False: "no", None: None}
 
 
-def answer(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Finding]) -> Section:
-    """The verdict, the prediction beside it, and what comes next.
+def verification_section(
+    entry: Entry, more_pairs: int | None, remark: str, findings_after: Sequence[Finding]
+) -> Section:  # fmt: skip
+    """Returns the verdict, the prediction beside it, and what to do next.
 
     Args:
-        entry: what was measured.
-        more_pairs: how many more pairs of processes would tell a change, None where it is too many to count.
-        unseen: why there is no prediction, or what could not be compared.
-        left: the findings of the program after the change.
+        entry: the result of the measurement.
+        more_pairs: how many more pairs of processes would tell a change; None if more than 1,000.
+        remark: why there is no prediction, or what could not be compared.
+        findings_after: the findings of the new program.
     """
-    return Section("verify", "", tuple(_blocks(entry, more_pairs, unseen, left)))
+    return Section("verify", "", tuple(_blocks(entry, more_pairs, remark, findings_after)))
 
 
-def _blocks(entry: Entry, more_pairs: int | None, unseen: str, left: Sequence[Finding]) -> Iterator[Block]:
+def _blocks(entry: Entry, more_pairs: int | None, remark: str, findings_after: Sequence[Finding]) -> Iterator[Block]:
     times = f"{format_ms(entry.before_ms)} → {format_ms(entry.after_ms)}"
     pairs = f"{entry.pairs} {plural(entry.pairs, 'pair')} of processes that took turns, without a profiler"
-    yield Answer(f"{entry.verdict.capitalize()}: a step takes {times}{_interval(entry)}, in {pairs}.")
+    yield Answer(f"{entry.verdict.capitalize()}: a step takes {times}{_change_in_percent(entry)}, in {pairs}.")
     if entry.reasons:
         yield Listing(entry.reasons)
         return
     if entry.verdict == "no change that can be told" and more_pairs != 0:
-        more = (
-            "More than 1,000" if more_pairs is None else f"{'At least' if entry.pairs == 1 else 'About'} {more_pairs}"
-        )
-        yield Paragraph(f"{more} more {plural(more_pairs or 2, 'pair')} would tell: give more --time-limit.")
-    if told := entry.prediction:
-        predicted = f"`{told.finding}` ({told.title}) was to save {format_ms_range(told.low_ms, told.high_ms)}"
-        held = {
-            True: "it held: the measured interval and the predicted one meet",
-            False: f"it did not hold: {'more' if entry.saved_ms > told.high_ms else 'less'} is saved",
-            None: "whether it held is not known",
+        number = f"{'At least' if entry.pairs == 1 else 'About'} {more_pairs}" if more_pairs else "More than 1,000"
+        yield Paragraph(f"{number} more {plural(more_pairs or 2, 'pair')} would tell a change: increase --time-limit.")
+    if prediction := entry.prediction:
+        interval = format_ms_range(prediction.low_ms, prediction.high_ms)
+        outcome = {
+            True: "The prediction held: the measured and the predicted interval overlap",
+            False: f"It did not hold: {'more' if entry.saved_ms > prediction.high_ms else 'less'} is saved",
+            None: "Whether it held is not known",
         }
-        yield Paragraph(f"{predicted}; {held[entry.held]}.")
-    if unseen:
-        yield Paragraph(unseen)
-    if left:
-        yield Paragraph(f"What to do next: {summarize_finding(left[0])}.")
+        yield Paragraph(
+            f"`{prediction.finding}` ({prediction.title}) was predicted to save {interval}. {outcome[entry.held]}."
+        )
+    if remark:
+        yield Paragraph(remark)
+    if findings_after:
+        yield Paragraph(f"What to do next: {summarize_finding(findings_after[0])}.")
 
 
-def _interval(entry: Entry) -> str:
-    """The change as a share of the step before, with its interval of 95 %."""
+def _change_in_percent(entry: Entry) -> str:
+    """Returns the change as a share of the old step, with its 95 % interval if that is known."""
     bounds = [bound for bound in (entry.low_ms, entry.high_ms) if bound is not None]
     change, *ends = (format_change(SignedChange(ms / entry.before_ms), "percent") for ms in (entry.change_ms, *bounds))
     return f" ({change}, {' to '.join(ends)} at 95\N{NO-BREAK SPACE}%)" if len(ends) == 2 else f" ({change})"
 
 
-_FIELDS: tuple[Field[Entry], ...] = (
-    Field("time, UTC", "text", lambda one: one.time[5:16].replace("T", " ")),
-    Field("verdict", "text", lambda one: _SHORT.get(one.verdict, one.verdict)),
-    Field("finding", "text", lambda one: one.prediction.finding if one.prediction else None),
-    Field("step, ms", "ms", lambda one: one.after_ms),
-    Field("saved, ms", "ms", lambda one: _measured(one)),
-    Field("predicted", "ms", lambda entry: Interval(p.low_ms, p.high_ms) if (p := entry.prediction) else None),
-    Field("held", "text", lambda one: _HELD[one.held]),
-    Field("hardware", "text", lambda one: one.gpu or one.host_cpu),
-    Field("commit", "text", lambda one: f"{one.git_commit[:9]}{'+' * bool(one.git_dirty)}" if one.git_commit else None),
-)
-
-
-def _measured(one: Entry) -> Interval | float:
-    if one.low_ms is None or one.high_ms is None:
-        return one.saved_ms
-    return Interval(-one.high_ms, -one.low_ms)
-
-
-def history(entries: Sequence[Entry], *, calibrate: bool = False) -> Report:
+def history_report(entries: Sequence[Entry], *, calibrate: bool = False) -> Report:
     """Returns the ledger as a table and a curve.
 
     Args:
         entries: the oldest first.
-        calibrate: whether to say how wide intervals would have to be.
+        calibrate: whether to add the factor by which intervals must be wider.
     """
-    judged = [one for one in entries if one.held is not None]
-    verdicts = ", ".join(
-        f"{sum(one.verdict == verdict for one in entries)} {verdict}"
-        for verdict in dict.fromkeys(one.verdict for one in entries)
-    )
-    said = f"{len(entries)} {plural(len(entries), 'verification')}: {verdicts}."
-    if judged:
-        said += f" {sum(bool(one.held) for one in judged)} of {len(judged)} predictions held."
-    blocks: list[Block] = [Answer(said)]
+    counts = Counter(entry.verdict for entry in entries)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    summary = f"{len(entries)} {plural(len(entries), 'verification')}: {verdicts}."
+    if outcomes := [entry.held for entry in entries if entry.held is not None]:
+        summary += f" {sum(outcomes)} of {len(outcomes)} predictions held."
+    blocks: list[Block] = [Answer(summary)]
     if calibrate:
         try:
-            wider = f"intervals must be {widening(entries):.2f} times as wide."
-            blocks.append(Paragraph(f"For 80\N{NO-BREAK SPACE}% of what was measured to lie inside, {wider}"))
-        except NsysAnalyzerError as error:  # the table above is right without it
+            factor = widening_factor(entries)
+            share = "80\N{NO-BREAK SPACE}% of the measured savings"
+            blocks.append(Paragraph(f"To hold {share}, intervals must be {factor:.2f} times as wide."))
+        except NsysAnalyzerError as error:  # the table and the curve need no factor
             blocks.append(Paragraph(f"{error}."))
     blocks.append(make_table(_FIELDS, entries))
     series = (
-        ("before", tuple((float(place), one.before_ms) for place, one in enumerate(entries, 1))),
-        ("after", tuple((float(place), one.after_ms) for place, one in enumerate(entries, 1))),
+        ("before", tuple((float(place), entry.before_ms) for place, entry in enumerate(entries, 1))),
+        ("after", tuple((float(place), entry.after_ms) for place, entry in enumerate(entries, 1))),
     )
     blocks.append(Lines("history", "A step before and after each change", series, "verification", "ms"))
     return Report("What changes brought", (Section("history", "", tuple(blocks)),))
+
+
+def _saving(entry: Entry) -> Interval | float:
+    if entry.low_ms is None or entry.high_ms is None:
+        return entry.saved_ms
+    return Interval(-entry.high_ms, -entry.low_ms)
+
+
+def _commit(entry: Entry) -> str | None:
+    """Returns the short commit, with a + if files differed from it."""
+    return f"{entry.git_commit[:9]}{'+' * bool(entry.git_dirty)}" if entry.git_commit else None
+
+
+_FIELDS: tuple[Field[Entry], ...] = (
+    Field("time, UTC", "text", lambda entry: entry.time[5:16].replace("T", " ")),
+    Field("verdict", "text", lambda entry: _SHORT_VERDICTS.get(entry.verdict, entry.verdict)),
+    Field("finding", "text", lambda entry: entry.prediction.finding if entry.prediction else None),
+    Field("step, ms", "ms", lambda entry: entry.after_ms),
+    Field("saved, ms", "ms", _saving),
+    Field("predicted", "ms", lambda entry: Interval(p.low_ms, p.high_ms) if (p := entry.prediction) else None),
+    Field("held", "text", lambda entry: _HELD_CELLS[entry.held]),
+    Field("hardware", "text", lambda entry: entry.gpu or entry.host_cpu),
+    Field("commit", "text", _commit),
+)

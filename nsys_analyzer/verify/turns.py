@@ -1,8 +1,8 @@
-"""Runs two programs in turns, in pairs of processes without a profiler; and finds the files of the old one.
+"""Runs two programs in pairs of processes that take turns, without a profiler, and checks out the old program.
 
-The processes of a pair are there at once, and take turns block by block: what else a machine does changes within
-seconds, and meets both. One waits while the other has its block. Two that do not fit into memory run one after another,
-and so do programs of several processes.
+The two processes of a pair run at the same time and take turns: while one runs a block of steps, the other waits. The
+load of a machine changes within seconds, so both meet the same load. If both do not fit into memory, or if a program
+has several processes, the two run one after the other.
 """
 
 from __future__ import annotations
@@ -27,18 +27,26 @@ from nsys_analyzer.system.process import Job, JobResult, run_job
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.schema import MS_PER_S
 
-#: So long a block takes, and so long all of a process, about as its start; the fewest and most steps of a block, and
-#: the fewest and most blocks.
+#: The aimed duration of a block of steps, and of all measured steps of a process, in seconds. A process should measure
+#: about as long as it takes to start.
 _BLOCK_S, _MEASURED_S = 0.1, 3.0
-_STEPS, _BLOCKS = (3, 100), (6, 30)
-_ANOTHER = "Give the old program by --before, such as --before 'python old/train.py', or its commit by --before-commit"
+_MIN_STEPS_PER_BLOCK, _MAX_STEPS_PER_BLOCK = 3, 100
+_MIN_BLOCKS, _MAX_BLOCKS = 6, 30
+#: What to type if the old program is not known.
+HOW_TO_NAME_OLD = (
+    "Give the old program with --before, such as --before 'python old/train.py', or its commit with --before-commit"
+)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program that takes turns, and the folder in which it runs; ``moved`` from one folder of a checkout to another.
+    """A program that takes turns.
 
-    What it imports by ``PYTHONPATH`` out of the first comes out of the second.
+    Attributes:
+        name: "old" or "new", which names its log.
+        target: how it is run.
+        folder: its working folder.
+        moved: the root of the repository, and the worktree that replaces it in ``PYTHONPATH``; None for no worktree.
     """
 
     name: str
@@ -48,74 +56,67 @@ class Program:
 
     @property
     def is_one_process(self) -> bool:
-        """Returns whether nothing but one process of Python makes its steps, which can wait without others."""
+        """Returns whether its steps run in a single process of Python, which can wait for its turn."""
         words = self.target.program
         return is_python(words[0]) and not self.target.ranks and "torch.distributed" not in " ".join(words)
-
-
-def measured(target: Target, step_ms: float | None) -> Target:
-    """Returns the target as it runs in turns, with as many steps as are worth its start."""
-    if not (target.annotation and target.is_timed):
-        raise ConfigurationError(
-            "The steps of this program cannot be timed without a profiler", "nsys-analyze compare compares two captures"
-        )
-    step_s = step_ms / MS_PER_S if step_ms else 1.0
-    block = min(max(round(_BLOCK_S / step_s), _STEPS[0]), _STEPS[1])
-    blocks = min(max(round(_MEASURED_S / step_s / block), _BLOCKS[0]), _BLOCKS[1])
-    asked = replace(target.annotation, steps=blocks * block, block=block, run_to_end=False, modules=False, stacks=False)
-    return replace(target, annotation=asked)
 
 
 def take_turns(
     programs: Sequence[Program], folder: Path, timeout_s: float | None
 ) -> Iterator[tuple[TimedProcess, TimedProcess]]:
-    """Yields pairs of processes of two programs, for as long as they are asked for.
+    """Yields the measurements of pairs of processes, the old program first, without end.
 
     Args:
-        programs: the old one and the new one.
-        folder: gets a log of each.
-        timeout_s: seconds for each pair.
+        programs: the old and the new program.
+        folder: receives a log of each program.
+        timeout_s: the time limit of each pair, in seconds.
 
     Raises:
-        CaptureError: one of them failed, or had no steps.
+        CaptureError: one of the programs failed, or had no steps.
     """
-    together, order = all(program.is_one_process for program in programs), [*programs]
+    is_simultaneous, order = all(program.is_one_process for program in programs), [*programs]
     while True:
-        with tempfile.TemporaryDirectory() as place:
-            jobs = [_job(program, Path(place), folder) for program in order]
+        with tempfile.TemporaryDirectory() as results:
+            jobs = [_job(program, Path(results), folder) for program in order]
             result = JobResult("ok")
-            if together:
-                result = _run(jobs, folder, timeout_s)
-                together = result.status != "oom"
-            for job in () if together else jobs:
-                result = _run([job], folder, timeout_s)
+            if is_simultaneous:
+                result = _run_jobs(jobs, folder, timeout_s)
+                is_simultaneous = result.status != "oom"
+            for job in () if is_simultaneous else jobs:
+                result = _run_jobs([job], folder, timeout_s)
                 if result.status != "ok":
                     break
             if result.status != "ok":
                 raise CaptureError(str(result.message), f"The output of both is in {folder}")
-            processes = {program.name: _measured(program, Path(place), folder) for program in order}
+            processes = {program.name: _read_process(program, Path(results), folder) for program in order}
         yield processes[programs[0].name], processes[programs[1].name]
-        order.reverse()
+        order.reverse()  # neither program always has the first turn
 
 
-def _job(program: Program, place: Path, folder: Path) -> dict[str, Any]:
-    variables = annotating(program.target.annotation, place / f"{program.name}.json")
-    if program.moved:  # the hooks, which come first, stay where they are
+def _job(program: Program, results: Path, folder: Path) -> dict[str, Any]:
+    """Returns the job that ``side_by_side`` runs for a program; its measurement is written into ``results``."""
+    variables = annotating(program.target.annotation, results / f"{program.name}.json")
+    if program.moved:  # the first path is that of the hooks, which stay where they are
         hooks, *paths = variables["PYTHONPATH"].split(os.pathsep)
-        here, there = map(str, program.moved)
-        variables["PYTHONPATH"] = os.pathsep.join([hooks, *(path.replace(here, there) for path in paths)])
+        root, worktree = map(str, program.moved)
+        variables["PYTHONPATH"] = os.pathsep.join([hooks, *(path.replace(root, worktree) for path in paths)])
     command, log = timed_command(program.target, folder.absolute()), folder.absolute() / f"{program.name}.log"
     return {"command": command, "folder": str(program.folder), "variables": variables, "log": str(log)}
 
 
-def _run(jobs: Sequence[dict[str, Any]], folder: Path, timeout_s: float | None) -> JobResult:
+def _run_jobs(jobs: Sequence[dict[str, Any]], folder: Path, timeout_s: float | None) -> JobResult:
     command = [sys.executable, "-m", "nsys_analyzer.verify.side_by_side", json.dumps(jobs)]
     return run_job(Job(command, timeout_s=timeout_s, ends_descendants=True), folder / LOG)
 
 
-def _measured(program: Program, place: Path, folder: Path) -> TimedProcess:
-    results = place / f"{program.name}.json"
-    values = decode_json(results.read_bytes()) if results.is_file() else {}
+def _read_process(program: Program, results: Path, folder: Path) -> TimedProcess:
+    """Returns the measurement that a program has written.
+
+    Raises:
+        CaptureError: it measured no step.
+    """
+    path = results / f"{program.name}.json"
+    values = decode_json(path.read_bytes()) if path.is_file() else {}
     steps_ms = values.get("times_ms", {}).get("step", ())
     if not steps_ms:
         why = values.get("not_annotated") or "no step of it was found"
@@ -126,33 +127,66 @@ def _measured(program: Program, place: Path, folder: Path) -> TimedProcess:
     )
 
 
-@contextmanager
-def checkout(revision: str, words: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...], tuple[Path, Path]]]:
-    """Yields this folder as it was at a commit, in a worktree that goes with the block; a command line, and what moved.
+def with_blocks_of_steps(target: Target, step_ms: float | None) -> Target:
+    """Returns the target with as many steps, in blocks, as a process should measure.
 
-    Files that git ignores, or that lie outside of the repository, stay where they are: an interpreter, data.
+    Args:
+        target: the program.
+        step_ms: the expected length of a step; None for an unknown length.
 
     Raises:
-        ConfigurationError: there is no such commit, or a file that the command line names is not in it.
+        ConfigurationError: its steps cannot be timed without a profiler.
     """
+    if not (target.annotation and target.is_timed):
+        raise ConfigurationError(
+            "The steps of this program cannot be timed without a profiler", "nsys-analyze compare compares two captures"
+        )
+    step_s = step_ms / MS_PER_S if step_ms else 1.0
+    block = min(max(round(_BLOCK_S / step_s), _MIN_STEPS_PER_BLOCK), _MAX_STEPS_PER_BLOCK)
+    blocks = min(max(round(_MEASURED_S / step_s / block), _MIN_BLOCKS), _MAX_BLOCKS)
+    annotation = replace(
+        target.annotation, steps=blocks * block, block=block, run_to_end=False, modules=False, stacks=False
+    )
+    return replace(target, annotation=annotation)
+
+
+@contextmanager
+def checkout(
+    revision: str | None, words: Sequence[str]
+) -> Iterator[tuple[Path, tuple[str, ...], tuple[Path, Path] | None]]:
+    """Yields the working folder as it was at a commit, in a git worktree that is removed after the block.
+
+    It yields the folder, the command line there, and the root of the repository with the worktree. Without a revision,
+    it yields the working folder itself. Files that git ignores or that lie outside the repository, such as an
+    interpreter or data, keep their paths.
+
+    Raises:
+        ConfigurationError: there is no such commit, or it lacks a file that the command line names.
+    """
+    if revision is None:
+        yield Path.cwd(), tuple(words), None
+        return
     root = run_for_lines("git", "rev-parse", "--show-toplevel")
     if root is None:
-        raise ConfigurationError("This folder is in no git repository, so there is no old program in it", _ANOTHER)
-    with tempfile.TemporaryDirectory(prefix="nsys-analyze-") as place:
-        tree = Path(place).resolve() / Path(root[0]).name
+        raise ConfigurationError("The working folder is not in a git repository, so it has no commits", HOW_TO_NAME_OLD)
+    with tempfile.TemporaryDirectory(prefix="nsys-analyze-") as parent:
+        tree = Path(parent).resolve() / Path(root[0]).name
         if run_for_lines("git", "worktree", "add", "--detach", str(tree), revision) is None:
             raise ConfigurationError(f"git has no commit {revision} to make a worktree of", "git log lists them")
         try:
             folder = tree / Path.cwd().relative_to(root[0])
-            found = tuple(str(Path(word).absolute()) if _is_no_commits(word, root[0]) else word for word in words)
-            if lacking := [word for word in found if Path(word).is_file() and not (folder / word).is_file()]:
-                raise ConfigurationError(f"{lacking[0]} is not in commit {revision}", _ANOTHER)
-            yield folder, found, (Path(root[0]), tree)
+            moved_words = tuple(
+                str(Path(word).absolute()) if _is_outside_commits(word, root[0]) else word for word in words
+            )
+            missing = [word for word in moved_words if Path(word).is_file() and not (folder / word).is_file()]
+            if missing:
+                raise ConfigurationError(f"{missing[0]} is not in commit {revision}", HOW_TO_NAME_OLD)
+            yield folder, moved_words, (Path(root[0]), tree)
         finally:
             run_for_lines("git", "worktree", "remove", "--force", str(tree))
 
 
-def _is_no_commits(word: str, root: str) -> bool:
-    """Tells whether a word names a file or folder that is in no commit, since git ignores it or it lies elsewhere."""
+def _is_outside_commits(word: str, root: str) -> bool:
+    """Tells whether a word names a file or folder that no commit holds: git ignores it, or it lies elsewhere."""
     is_inside = Path(word).resolve().is_relative_to(root)
     return Path(word).exists() and (not is_inside or run_for_lines("git", "check-ignore", word) is not None)

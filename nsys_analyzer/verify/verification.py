@@ -1,0 +1,232 @@
+"""Verifies a change: measures the old and the new program in turns, and compares the change with the prediction."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
+from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
+from nsys_analyzer.capture.jobs import locked, run_sweep
+from nsys_analyzer.capture.plan import Plan
+from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
+from nsys_analyzer.experiments.gather import load_runs
+from nsys_analyzer.inputs.targets import is_python, program_target
+from nsys_analyzer.share.names import without_secrets
+from nsys_analyzer.system.process import Progress
+from nsys_analyzer.verify.ledger import Entry, Prediction, now, prediction_holds, verdict_of
+from nsys_analyzer.verify.turns import HOW_TO_NAME_OLD, Program, checkout, take_turns, with_blocks_of_steps
+
+
+@dataclass(frozen=True)
+class Request:
+    """A change to verify.
+
+    Attributes:
+        folder: holds the captures of the old program.
+        plan: runs the new program.
+        old_command: the command line of the old program; None takes that of the captures.
+        commit: the commit of the old program; None takes that of the captures, if the command lines are equal.
+        finding: the id of the finding that the change acts on; None takes the largest finding that is gone.
+        time_limit_s: the time limit of all pairs together, in seconds.
+        timeout_s: the time limit of each pair and of the recording, in seconds.
+        output_dir: receives the logs and the capture of the new program.
+        is_recorded: whether the new program is recorded after the measurement.
+        version: the version of nsys-analyze, which the ledger keeps.
+    """
+
+    folder: Path
+    plan: Plan
+    old_command: str | None
+    commit: str | None
+    finding: str | None
+    time_limit_s: float
+    timeout_s: float
+    output_dir: Path
+    is_recorded: bool
+    version: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of a verification.
+
+    Attributes:
+        entry: the line for the ledger.
+        more_pairs: how many more pairs of processes would tell a change; None if more than 1,000.
+        remark: why there is no prediction, or what could not be compared; empty if there is nothing to remark.
+        before, after: the captures of both programs; ``after`` is None if the new program was not recorded.
+    """
+
+    entry: Entry
+    more_pairs: int | None
+    remark: str
+    before: CaptureSummary
+    after: CaptureSummary | None
+
+    @property
+    def findings_after(self) -> tuple[Finding, ...]:
+        """Returns the findings of the new program."""
+        return _findings(self.after) if self.after else ()
+
+
+def verify(request: Request, tell: Callable[[str], None]) -> Verification:
+    """Measures a change, records the new program, and compares both with the prediction.
+
+    Args:
+        request: the change.
+        tell: reports the progress, and why the new program could not be recorded.
+
+    Raises:
+        ConfigurationError: the old program is not known, or has no such finding.
+        CaptureError: one of the programs failed.
+    """
+    plan, output_dir = request.plan, request.output_dir
+    before = _capture_of_program(load_runs(request.folder, ()), plan, request.folder)
+    ids = [finding.id for finding in _findings(before)]
+    if request.finding and request.finding not in ids:
+        raise ConfigurationError(
+            f"{request.folder} has no finding {request.finding!r}", f"It has: {', '.join(ids) or 'none'}"
+        )
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with _programs(request, before, tell) as programs:
+        turns = _measure(programs, request, tell)
+        reasons = tuple(turns.other_work())
+        after = _record(request, tell) if request.is_recorded and not reasons else None
+    change, prediction, remarks = turns.change, None, list[str]()
+    if not reasons:
+        prediction, why_none = find_prediction(before, after, request.finding)
+        remarks.append(why_none)
+        if not turns.has_losses:
+            remarks.append("The losses are not known, so it is not known whether both programs compute the same.")
+        if turns.unclear_loss:
+            remarks.append(f"{turns.unclear_loss}: more pairs would tell whether that is chance.")
+    old, new = map(_command_line, programs)
+    entry = Entry(
+        verdict=verdict_of(change, reasons), time=now(), before=old, after=new, before_ms=change.before_ms,
+        after_ms=change.after_ms, change_ms=change.ms, low_ms=change.low_ms, high_ms=change.high_ms,
+        pairs=len(turns.pairs), reasons=reasons, prediction=prediction,
+        held=prediction_holds(prediction, change) if prediction else None, version=request.version,
+        **_conditions(after.run if after else before.run),
+    )  # fmt: skip
+    return Verification(entry, turns.more_pairs, " ".join(filter(None, remarks)), before, after)
+
+
+def find_prediction(
+    before: CaptureSummary, after: CaptureSummary | None, finding_id: str | None
+) -> tuple[Prediction | None, str]:
+    """Returns the prediction of the finding that the change acts on, or the reason why there is none.
+
+    Args:
+        before: the capture of the old program.
+        after: the capture of the new program, if it was recorded.
+        finding_id: the finding that the change acts on; None takes the largest finding that ``after`` does not have.
+    """
+    ids_after = {finding.id for finding in _findings(after)} if after else set()
+    findings = [
+        finding
+        for finding in _findings(before)
+        if (finding.id == finding_id if finding_id else after and finding.id not in ids_after)
+    ]
+    if not findings:
+        if _findings(before) and after:
+            return None, "Every finding of BEFORE is still there: --finding names the finding that was acted on."
+        return None, f"{before.findings_missing or 'BEFORE predicted nothing.'}"
+    if after and before.gpu != after.gpu:
+        return None, f"BEFORE was recorded on {before.gpu}, and predicts nothing for {after.gpu}."
+    finding = findings[0]
+    return Prediction(finding.id, finding.title, finding.saves_ms_low, finding.saves_ms_high), ""
+
+
+def _capture_of_program(runs: Sequence[Summary], plan: Plan, folder: Path) -> CaptureSummary:
+    """Returns the capture of the program in a folder: the one with the name of the new program, else the only one.
+
+    Raises:
+        ConfigurationError: the folder holds no program, or several.
+    """
+    captures = [run for run in runs if isinstance(run, CaptureSummary) and run.run and run.run.command]
+    captures = [capture for capture in captures if capture.name == plan.targets[0].name] or captures
+    if not captures or len({capture.run.command for capture in captures if capture.run}) > 1:
+        contents = f"{len(captures)} programs" if captures else "no run of a program"
+        raise ConfigurationError(f"{folder} holds {contents}", "Give a folder that nsys-analyze run -- PROGRAM wrote")
+    return captures[0]
+
+
+def _findings(capture: CaptureSummary) -> tuple[Finding, ...]:
+    return capture.diagnosis.findings if capture.diagnosis else ()
+
+
+@contextmanager
+def _programs(
+    request: Request, before: CaptureSummary, tell: Callable[[str], None]
+) -> Iterator[tuple[Program, Program]]:
+    """Yields the old and the new program; if their command lines are equal, the old program is that of a commit.
+
+    Raises:
+        ConfigurationError: the old program is not known.
+    """
+    run, target, commit = before.run, request.plan.targets[0], request.commit
+    words = tuple(shlex.split(request.old_command or (run.command if run else "") or ""))
+    if words[:1] == ("python",) and is_python(target.program[0]):  # a manifest writes "python" for any interpreter
+        words = (target.program[0], *words[1:])
+    if "***" in words:
+        raise ConfigurationError("The command line in BEFORE held keys or passwords, which are hidden", HOW_TO_NAME_OLD)
+    if words[1:] == target.program[1:] and not request.old_command and not commit:
+        commit = run.git_commit if run and not run.git_dirty else None
+        if commit is None:
+            raise ConfigurationError(
+                "The old and the new program have the same command line, and the commit of the old one is not known",
+                HOW_TO_NAME_OLD,
+            )
+        tell(f"The old program is taken from commit {commit[:9]}, from which BEFORE was recorded.")
+    step_ms = before.step.said_ms if before.step else None
+    new = Program("new", with_blocks_of_steps(target, step_ms), Path.cwd())
+    with checkout(commit, words) as (folder, words, moved):
+        old_target = program_target(words, target.run, target.annotation, target.ranks)
+        yield Program("old", with_blocks_of_steps(old_target, step_ms), folder, moved), new
+
+
+def _measure(programs: tuple[Program, Program], request: Request, tell: Callable[[str], None]) -> ProcessPairs:
+    """Measures pairs of processes until the change is known, or the time limit would be exceeded."""
+    start, pairs = time.monotonic(), list[tuple[TimedProcess, TimedProcess]]()
+    for pair in take_turns(programs, request.output_dir, request.timeout_s):
+        pairs.append(pair)
+        turns, elapsed_s = ProcessPairs(tuple(pairs)), time.monotonic() - start
+        old_ms, new_ms = (process.step_ms for process in pair)
+        tell(f"pair {len(pairs)}: {old_ms:.4g} → {new_ms:.4g} ms per step, {elapsed_s:.0f} s")
+        if turns.is_enough or any(turns.other_work()) or elapsed_s * (1 + 1 / len(pairs)) > request.time_limit_s:
+            break
+    return turns
+
+
+def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | None:
+    """Records the new program once; reports a failure and returns None, since the measurement is valid without it."""
+    plan, folder = request.plan, request.output_dir
+    try:
+        with locked(folder):
+            silent = Progress(lambda *_: None, lambda *_: None)
+            (result,) = run_sweep(plan.targets, folder, plan.profiler, request.timeout_s, silent)
+        if result.status == "ok":
+            return _capture_of_program(load_runs(folder, ()), plan, folder)
+        tell(f"The new program could not be recorded: {result.message}")
+    except (NsysAnalyzerError, OSError) as error:
+        tell(f"The new program could not be recorded: {error}")
+    return None
+
+
+def _command_line(program: Program) -> str:
+    words = ["python" if word == sys.executable else word for word in program.target.program]
+    return shlex.join(without_secrets(words))
+
+
+def _conditions(run: Any) -> dict[str, Any]:
+    """Returns the fields of an entry that a manifest holds, too."""
+    names = ("gpu", "host_cpu", "torch", "git_commit", "git_dirty")
+    return {name: getattr(run, name, None) for name in names}
