@@ -229,7 +229,9 @@ def test_tables_that_are_not_read_are_named(tmp_path: Path) -> None:
         assert f"  {name}: 1 (not read)" in lines
     assert [line for line in lines if "(not read)" in line and "NVTX" in line] == []
     assert "  TARGET_INFO_NIC_INFO: 1" in lines
-    assert "Recorded, and not read: `GPU_METRICS`, `NET_NIC_METRIC`, `OSRT_API`." in output("report", path, "-o", "-")
+    assert "Tables in the captures that are not read: `GPU_METRICS`, `NET_NIC_METRIC`, `OSRT_API`." in output(
+        "report", path, "-o", "-"
+    )
     said = output("share", path, "-o", tmp_path / "copy.sqlite")
     assert "Tables that the copy lacks: GPU_METRICS, NET_NIC_METRIC, TARGET_INFO_NIC_INFO" in said
 

@@ -45,7 +45,7 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
         assert {row["dropout"] for row in csv.DictReader(file)} == {"0.5"}
     header, _, row = (
         [cell.strip() for cell in line.split("|")]
-        for line in (tmp_path / "runs/report.md").read_text().partition("What was asked for")[2].splitlines()[2:5]
+        for line in (tmp_path / "runs/report.md").read_text().partition("The options of each run")[2].splitlines()[2:5]
     )
     assert row[header.index("dropout")] == "0.5"
 

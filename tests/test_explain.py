@@ -238,7 +238,7 @@ def test_a_folder(tmp_path: Path, explain: Callable[..., str]) -> None:
     assert re.search(
         r"again Step ms 10.59 What to do first The CPU stops launching work Saves ms 1.9 .*train Step", text
     )
-    assert "Do first in 2 of 2 profiled captures: The CPU stops launching work (saves 1.9–3.4 ms a step)." in text
+    assert "Do first in 2 of 2 profiled captures: The CPU stops launching work (saves 1.9–3.4 ms per step)." in text
     assert "Findings The CPU stops launching work: 2 captures, 25 % of the step" in text
     assert "failed" not in text
     (tmp_path / "bad.sqlite").write_bytes(b"no database")

@@ -642,7 +642,7 @@ def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
     assert summarize(timed / "small_ctx256.sqlite", step_ms=10.0)[0].diagnosis.is_timed  # type: ignore[union-attr]
     text = report("small_ctx256.sqlite", "--step-ms", "10", "-o", "-")
     assert "**10 ms a step (measured; profiled 12)" in text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "Timed in a run of its own" not in text
+    assert "Timed in a separate run" not in text
     (doubted,) = as_json("small_ctx256.sqlite", "--step-ms", "5")["captures"]
     assert doubted["warnings"][-1].startswith("--step-ms: step 5.000 ms is not trusted")
     two_steps().write(timed / "other.sqlite")

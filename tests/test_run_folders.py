@@ -255,7 +255,7 @@ def test_timings_without_a_row(runs: Path) -> None:
     build_and_write([runs], None, runs / "report.md", "nsys-analyze run -- python train.py")
     text = (runs / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("a", "ok")]
-    assert "Timed in a run" not in text
+    assert "Timed in a separate run" not in text
 
 
 # --- recorders ---

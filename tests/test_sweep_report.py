@@ -116,7 +116,7 @@ def test_what_did_not_fit_in_memory_is_said_first(sweep: Path) -> None:
 def test_conditions_of_every_run(sweep: Path) -> None:
     """What was asked for is known of a run that left no trace, too."""
     conditions = section(text_of(sweep), "Conditions")
-    asked = rows_of(conditions[conditions.index("What was asked for") :])
+    asked = rows_of(conditions[conditions.index("The options of each run") :])
     assert asked[0] == ["capture", "precision", "seed"]
     assert asked[2] == ["small_ctx256_bf16", "bf16", "0"]
     assert asked[8] == ["2.7B_ctx256_fp32", "fp32", "0"]

@@ -46,7 +46,7 @@ def explain(
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import EXPLAINING, build_report
-    from nsys_analyzer.report.sections.about import count_of_warnings, warnings_of
+    from nsys_analyzer.report.sections.about import collect_warnings, format_warning_count
     from nsys_analyzer.verify.ledger import with_calibrated_intervals
 
     if budget and output_format != "json":
@@ -69,5 +69,5 @@ def explain(
     for place, section in enumerate(sections):
         click.echo(nl=place > 0)
         print_section(section)
-    if not show_all and warnings_of(gathered):
-        click.echo(f"\n{count_of_warnings(gathered)}, in full with --all")
+    if not show_all and collect_warnings(gathered):
+        click.echo(f"\n{format_warning_count(gathered)}, in full with --all")

@@ -77,10 +77,10 @@ def report(
     if not renderer.is_data:
         from nsys_analyzer.report.renderers.terminal import print_first_screen
         from nsys_analyzer.report.sections import first_screen
-        from nsys_analyzer.report.sections.about import count_of_warnings, warnings_of
+        from nsys_analyzer.report.sections.about import collect_warnings, format_warning_count
 
         print_first_screen(report, first_screen(report))
-        count = f", with {count_of_warnings(gathered)}" if warnings_of(gathered) else ""
+        count = f", with {format_warning_count(gathered)}" if collect_warnings(gathered) else ""
         click.echo(f"\n{target}{count}")
     if open_page and not webbrowser.open(target.resolve().as_uri()):
         tell(f"No browser could be opened. Open {target} in one.")

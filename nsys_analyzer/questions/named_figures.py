@@ -25,7 +25,7 @@ from nsys_analyzer.errors import (
     CannotAnswerError,
     ConfigurationError,
 )
-from nsys_analyzer.report.sections.limits import OPTIONS, why_unknown
+from nsys_analyzer.report.sections.limits import OPTIONS, explain_missing_mfu
 from nsys_analyzer.text import plain, plural
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _lacks_rate(capture: CaptureSummary, phase: str) -> tuple[str, str]:
     missing = limits.missing if "peaks" not in limits.missing else ()
     options = [f"{OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in OPTIONS]
     needs = f"nsys-analyze ask CAPTURE QUESTION {' '.join(options)}" if options else ""
-    return why or plain(why_unknown(limits), "`").removesuffix("."), needs
+    return why or plain(explain_missing_mfu(limits), "`").removesuffix("."), needs
 
 
 def _at(path: str, case: Case) -> Any:

@@ -1,4 +1,4 @@
-"""What a report is made from, and the words that follow from it."""
+"""Defines what a report is made from, and the words that several sections share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nsys_analyzer.text import StrOrText
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
 
-#: What the GPU's idle time is due to.
+#: The causes of the GPU's idle time, in words.
 CAUSE_WORDS: dict[Cause, str] = {
     "launch": "launching, short pauses",
     "sync": "waits for the GPU",
@@ -33,22 +33,23 @@ CAUSE_WORDS: dict[Cause, str] = {
     "profiler": "the profiler's own work",
     "unknown": "unknown",
 }
-#: The class that a message of Python's starts with, which is longer than a cell is wide.
-_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
-#: Letters of a message that a table's cell has room for.
-_MESSAGE = 60
+#: Matches the exception class at the start of a Python message, which would fill a cell.
+_EXCEPTION_CLASS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
+#: The most characters of a message in a table's cell.
+_MAX_MESSAGE_LENGTH = 60
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The captures of a report in order, one for each process, and how it was made.
+    """The contents of a report, and how it was made.
 
     Attributes:
-        command: the command line that makes the report again, empty where a program of its own has made it.
-        timings: the name of the timings CSV, empty without one.
-        notes: what was decided while reading it.
-        benches: the experiments whose sections the report takes in.
-        joined: the runs of several ranks among the captures, None where they have not been joined.
+        captures: the summaries in order, one for each process.
+        command: the command line that makes the report again; empty if a program made it through the API.
+        timings: the name of the table of unprofiled times, empty without one.
+        notes: sentences on how the table of unprofiled times was found.
+        benches: the finished experiments whose sections the report includes.
+        joined: the runs of several ranks among the captures; None if the ranks were not joined yet.
     """
 
     captures: tuple[CaptureSummary, ...]
@@ -60,29 +61,29 @@ class Evidence:
 
     @cached_property
     def runs(self) -> tuple[ParallelRun, ...]:
-        """The runs of several ranks among the captures."""
+        """Returns the runs of several ranks among the captures."""
         if self.joined is not None:
             return self.joined
         if not any(capture.members for capture in self.captures):
             return ()
-        from nsys_analyzer.analysis.ranks.join import find_runs  # a report of one rank starts without it
+        from nsys_analyzer.analysis.ranks.join import find_runs  # a report of one rank starts faster without it
 
         return find_runs(self.captures)
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """The short label of every kernel name, unique in the report."""
+        """Returns the short label of each kernel name. Labels are unique in the report."""
         return {row.name: row.label for row in self.kernel_rows}
 
     @property
     def kernel_rows(self) -> Iterator[KernelRow]:
-        """The kernels of every whole capture, which no phase has more than."""
+        """Yields the kernels of each whole capture, which include those of all phases."""
         for capture in self.captures:
             yield from capture.whole.kernels if capture.whole else ()
 
 
-def typical(stats: Stats | None) -> MedianRange | float | None:
-    """Median, least and most as a cell, the mean where a timing says no more; None without figures."""
+def median_cell(stats: Stats | None) -> MedianRange | float | None:
+    """Returns a cell with median, minimum and maximum; the mean if only that is known; None without figures."""
     if stats is None:
         return None
     if stats.median is None or stats.min is None or stats.max is None:
@@ -91,43 +92,43 @@ def typical(stats: Stats | None) -> MedianRange | float | None:
 
 
 def kernel_word(*captures: CaptureSummary) -> str:
-    """The word for what runs: "kernel", or "operator" where all these captures are of the CPU."""
+    """Returns "kernel", or "operator" if all these captures are of the CPU."""
     return "operator" if captures and all(capture.on_cpu for capture in captures) else "kernel"
 
 
 def launch_word(capture: CaptureSummary) -> str:
-    """The word for each time that a kernel runs, or an operator."""
+    """Returns "launch", or "call" if the capture is of the CPU."""
     return "call" if capture.on_cpu else "launch"
 
 
 def step_noun(step: StepSummary | None) -> str:
-    """What a step is called: the whole capture, where nothing tells its steps."""
+    """Returns the words for a step, or for the whole capture if its steps are not known."""
     if step and step.is_pass:
         return "for the whole capture"
     return f"a {step.kind} step" if step and step.kind else "a step"
 
 
-def peak_memory(capture: CaptureSummary) -> int | None:
-    """Returns the peak device memory in bytes: of tensors in an unprofiled run if known, else in the recording."""
-    timed = capture.unprofiled.peak_memory_bytes if capture.unprofiled else None
-    return timed or capture.peak_memory_bytes
+def find_peak_memory(capture: CaptureSummary) -> int | None:
+    """Returns the peak device memory in bytes: that of an unprofiled run if it is known, else that of the capture."""
+    unprofiled_bytes = capture.unprofiled.peak_memory_bytes if capture.unprofiled else None
+    return unprofiled_bytes or capture.peak_memory_bytes
 
 
-def said_length(step: StepSummary) -> str:
-    """The one length of a step, in three digits: ≈ where it is estimated."""
-    estimated = step.unprofiled_ms is not None and not step.unprofiled_ms.timed
-    return f"{'≈ ' if estimated else ''}{format_ms(step.said_ms)}"
+def format_step_length(step: StepSummary) -> str:
+    """Returns the reported length of a step in three digits, with ≈ if it is estimated."""
+    is_estimated = step.unprofiled_ms is not None and not step.unprofiled_ms.timed
+    return f"{'≈ ' if is_estimated else ''}{format_ms(step.said_ms)}"
 
 
-def status_of(status: str, message: str = "") -> str:
-    """A status as a cell, with the start of what was said of it; the whole message stands among the warnings."""
+def format_status(status: str, message: str = "") -> str:
+    """Returns a status as a cell with the start of its message. The complete message is one of the warnings."""
     if status == "oom":
         return "out of memory"
     words = status.replace("_", " ")
-    return f"{words}: {shortened(message)}" if message else words
+    return f"{words}: {shorten_message(message)}" if message else words
 
 
-def shortened(message: str) -> str:
-    """The start of a message, on one line."""
-    line = _EXCEPTION.sub("", " ".join(message.split()))
-    return line if len(line) <= _MESSAGE else f"{line[: _MESSAGE - 1].rstrip()}…"
+def shorten_message(message: str) -> str:
+    """Returns the start of a message, on one line."""
+    line = _EXCEPTION_CLASS.sub("", " ".join(message.split()))
+    return line if len(line) <= _MAX_MESSAGE_LENGTH else f"{line[: _MAX_MESSAGE_LENGTH - 1].rstrip()}…"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.step import StepSummary
-from nsys_analyzer.report.evidence import said_length
+from nsys_analyzer.report.evidence import format_step_length
 from nsys_analyzer.report.model import Bar, StepBars
 from nsys_analyzer.report.units import format_ms
 from nsys_analyzer.trace.schema import NS_PER_MS
@@ -49,7 +49,7 @@ def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> St
     )
     if not any(any(row.ms[:-1]) for row in rows):
         return None
-    these = f"the profiled {format_ms(step.length_ms)}" if on_cpu else f"these {said_length(step)}"
+    these = f"the profiled {format_ms(step.length_ms)}" if on_cpu else f"these {format_step_length(step)}"
     return _without_small(StepBars(names, rows, f"In {'a step' if several else these}:", capture=capture))
 
 

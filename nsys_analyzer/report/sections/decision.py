@@ -13,17 +13,17 @@ from nsys_analyzer.analysis.summary.complete import compared_phases
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import (
     Evidence,
+    find_peak_memory,
+    format_status,
+    format_step_length,
     kernel_word,
     launch_word,
-    peak_memory,
-    said_length,
-    status_of,
     step_noun,
 )
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, Table, make_table
 from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import SHOWN_FINDINGS, explain_no_findings, findings_of, saving_cell
-from nsys_analyzer.report.sections.limits import OPTIONS, mfu_of_step
+from nsys_analyzer.report.sections.limits import OPTIONS, find_step_mfu
 from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.sections.serving import kinds_of_steps
 from nsys_analyzer.report.units import format_ms, format_ms_range, format_number, rounded, rounded_percent
@@ -70,9 +70,9 @@ def describe_conditions(capture: CaptureSummary) -> str:
         steps = " ".join(filter(None, (count, kind, plural(step.instances, "step"))))
     version = ".".join((capture.profiler_version or "").removeprefix("unknown").split(".")[:2])
     profiler = f"{'PyTorch' if capture.profiler == 'torch' else capture.profiler or ''} {version}".strip()
-    status = "" if capture.status in ("ok", "no_kernels") else status_of(capture.status)
+    status = "" if capture.status in ("ok", "no_kernels") else format_status(capture.status)
     device = capture.gpu or (capture.run.gpu if capture.run else "") or ""
-    peak = peak_memory(capture)
+    peak = find_peak_memory(capture)
     memory = f"peak memory {format_number(peak, 'bytes')}" if peak else ""
     precision = "" if precision == "unknown" else precision
     facts = (status, device, precision, ", ".join(shapes), steps, memory, profiler)
@@ -118,7 +118,7 @@ def _step_blocks(capture: CaptureSummary) -> Iterator[Block]:
 
 def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
     """Returns the length of a step, how much of it the GPU works, and the model's share of the peak FLOP/s (MFU)."""
-    clauses = [f"{said_length(step)} {step_noun(step)}{_describe_origin(step)}"]
+    clauses = [f"{format_step_length(step)} {step_noun(step)}{_describe_origin(step)}"]
     share = step.busy_share
     if capture.on_cpu:
         whole = "the profiled one" if step.unprofiled_ms else "it"
@@ -132,7 +132,7 @@ def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
         if exposed >= _NEGLIGIBLE_SHARE:
             profiled = " of the profiled one" if step.unprofiled_ms else ""
             clauses.append(f"only communicates {rounded_percent(exposed)}{profiled}")
-    mfu = mfu_of_step(capture)
+    mfu = find_step_mfu(capture)
     clauses += [f"MFU {rounded_percent(mfu)}"] if mfu is not None else []
     return " · ".join(clauses)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nsys_analyzer.analysis.ranks.run import LATE_SHARE
 from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
+from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, median_cell
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import bars_of_run
 from nsys_analyzer.report.sections.findings import run_finding_blocks
@@ -221,7 +221,7 @@ _RANKS: tuple[Field[RankFigures], ...] = (
     Field("idle", "ms", lambda row: row.idle_ms),
     Field("hidden communication", "ms", lambda row: row.communication_ms - row.exposed_communication_ms),
     Field("own time", "ms", lambda row: row.own_ms.median if row.own_ms else None),
-    Field("late by (least – most)", "ms", lambda row: typical(row.late_ms)),
+    Field("late by (least – most)", "ms", lambda row: median_cell(row.late_ms)),
     Field("late by, unprofiled", "ms", lambda row: row.late_unprofiled_ms),
     Field("slowest in steps", "count", lambda row: row.slowest_steps if row.own_ms else None),
     Field("GPU", "text", lambda row: str(row.device)),
