@@ -71,7 +71,7 @@ def reference() -> str:
     ]
     lines += table(("column", "unit", "of kernels", "meaning"), columns)
     lines += ["## Kernel classes", ""]
-    lines += table(("class", "kernels"), [(name, cell(text)) for name, text in CLASSES.items()])
+    lines += table(("class", "kernels"), [(name, cell(row.meaning)) for name, row in CLASSES.items()])
     return "\n".join(lines)
 
 

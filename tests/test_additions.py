@@ -3,6 +3,7 @@
 A format of a report is in ``test_renderers``, one of input in ``test_sources``, an option in ``test_configuration``.
 """
 
+import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,8 +19,9 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer import peaks
 from nsys_analyzer.cli import bench as cli_bench
 from nsys_analyzer.experiments import results
-from nsys_analyzer.report import sections
+from nsys_analyzer.report import palette, sections
 from nsys_analyzer.report.model import Block, Paragraph
+from nsys_analyzer.report.renderers import step_bar
 from nsys_analyzer.report.sections import Question
 from tests.conftest import Main
 from tests.support import new_experiment
@@ -84,9 +86,11 @@ def test_a_finding_is_a_function_and_an_entry(
 
 
 def test_a_kernel_class_is_an_entry_and_a_rule(tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Rule("Fourier transform", r"^butterfly_", "butterfly_512")
+    """The entry holds the line of the glossary, the color of figures and pages, and the letter of bars."""
+    row = Rule("fourier transform", r"^butterfly_", "butterfly_512")
+    entry = class_rules.KernelClass("Sums of sines and cosines.", "#996600", "Q")
     assert classes.find_rule(row.example) is None
-    monkeypatch.setitem(class_rules.CLASSES, row.kernel_class, "Sums of sines and cosines.")
+    monkeypatch.setitem(class_rules.CLASSES, row.kernel_class, entry)
     monkeypatch.setattr(classes, "RULES", (row, *classes.RULES))
     classes.find_rule.cache_clear()
     classes.classify.cache_clear()
@@ -95,7 +99,13 @@ def test_a_kernel_class_is_an_entry_and_a_rule(tmp_path: Path, run_main: Main, m
     classes.find_rule.cache_clear()
     classes.classify.cache_clear()
     assert ended.code == 0, ended.err
-    assert "Sums of sines and cosines." in (tmp_path / "t.md").read_text()
+    assert entry.meaning in (tmp_path / "t.md").read_text()
+    derived = [importlib.reload(module) for module in (palette, step_bar)]
+    assert palette.assign_colors([row.kernel_class]) == {row.kernel_class: entry.color}
+    assert (step_bar.part_color(row.kernel_class), step_bar.part_letter(row.kernel_class)) == (entry.color, "Q")
+    monkeypatch.undo()
+    for module in derived:
+        importlib.reload(module)
 
 
 def test_the_peaks_of_a_gpu_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,7 +317,7 @@ def test_example_is_decided_by_its_own_rule(rule: Rule) -> None:
 
 def test_every_class_has_a_line_in_the_glossary_and_a_rule() -> None:
     assert {rule.kernel_class for rule in RULES} | {OTHER, UNKNOWN} == set(CLASSES)
-    assert all(line.endswith(".") and "\n" not in line for line in CLASSES.values())
+    assert all(row.meaning.endswith(".") and "\n" not in row.meaning for row in CLASSES.values())
 
 
 def test_patterns_are_distinct_and_compile() -> None:

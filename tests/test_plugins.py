@@ -82,11 +82,11 @@ def usual_recursion_limit() -> Iterator[None]:
     [
         ("kernels = 3\n", "Expected `object`, got `int`"),
         ('[a]\nkernel = ["x"]\n', "unknown field `kernel`"),
-        ('[a]\nkernels = ["x("]\n', "'x(' is no regular expression"),
+        ('[a]\nkernels = ["x("]\n', "'x(' is not a regular expression"),
         ("[a\n", "cannot be read"),
         ("a = " + "[" * 3000 + "]" * 3000, "it is nested too deep"),
         ("[x.y.z]\nkernels = ['a']", "unknown field `y`"),
-        ("[x]\nkernels = ['" + "(" * 3000 + ")" * 3000 + "']", "(((…' is no regular expression"),
+        ("[x]\nkernels = ['" + "(" * 3000 + ")" * 3000 + "']", "(((…' is not a regular expression"),
         ("[x]\nkernels = ['a{99999999999}']", "the repetition number is too large"),
         ("[x]\nkernels = ['(?:a+)+(?=b)']", "invalid perl operator: (?="),
     ],
@@ -189,7 +189,7 @@ def test_broken_plugins_are_named_and_left_out(tmp_path: Path) -> None:
     times, *left_out = explained.stderr.splitlines()
     assert times.startswith("Unprofiled times: ")
     assert left_out == [
-        f"{start}wrong ({KERNEL_CLASSES}) of broken 1.2: ValidationError: 'x(' is no regular expression: missing ), "
+        f"{start}wrong ({KERNEL_CLASSES}) of broken 1.2: ValidationError: 'x(' is not a regular expression: missing ), "
         "unterminated subpattern at position 1 - at `$[...]`",
         f"{start}absent ({FINDINGS}) of broken 1.2: ModuleNotFoundError: No module named 'no_such_module'",
         f"{start}failing ({FINDINGS}) of broken 1.2: KeyError: 'a row\\nof ours'",

@@ -1,5 +1,7 @@
 """The colors of kernel classes, phases, parts of a step and causes of idle time, the same in every drawing.
 
+The colors of kernel classes are declared with the classes.
+
 Every color has a contrast of at least 3:1 to white, the background of figures, and of 2:1 to the dark background of a
 page. Colors that may occur in one figure also differ for people who do not see red, green or blue; a test simulates
 this and checks the minimum distance.
@@ -9,31 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-BLUE, ORANGE, GREEN, PLUM, TEAL = "#3377dd", "#ee5a14", "#11aa55", "#880077", "#007755"
-CRIMSON, INDIGO, FOREST, GRAY = "#bb0033", "#2233cc", "#005500", "#777788"
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER
+
+#: The color of each kernel class that has its own.
+CLASS_COLORS = {name: row.color for name, row in CLASSES.items() if row.color}
+#: The classes that usually take the most time. Their colors differ the most.
+MAIN_CLASSES = (
+    "matmul", "elementwise", "reduction", "softmax", "copy/layout", "optimizer", "fused attention", "normalization",
+    OTHER,
+)  # fmt: skip
 
 #: The colors of curves and bars whose names have no color, in the order in which they are used.
-CYCLE = (BLUE, ORANGE, GREEN, PLUM, TEAL, CRIMSON, INDIGO, FOREST, GRAY)
-
-#: The color of each kernel class. The first nine usually take the most time, and differ the most.
-CLASS_COLORS = {
-    "matmul": BLUE,
-    "elementwise": ORANGE,
-    "reduction": GREEN,
-    "softmax": PLUM,
-    "copy/layout": TEAL,
-    "optimizer": CRIMSON,
-    "fused attention": INDIGO,
-    "normalization": FOREST,
-    "other": GRAY,
-    "communication": "#9955aa",
-    "embedding": "#bb77aa",
-    "convolution": "#3399ee",
-    "sort/scan": "#558877",
-    "random": "#779977",
-    "memset/memcpy": "#556666",
-    "unknown": "#554455",
-}
+CYCLE = tuple(CLASS_COLORS[name] for name in MAIN_CLASSES)
+BLUE, ORANGE, GREEN, PLUM, TEAL, CRIMSON, INDIGO, FOREST, GRAY = CYCLE
 
 PHASE_COLORS = {
     "forward": BLUE,

@@ -1,73 +1,120 @@
-"""The table behind :func:`nsys_analyzer.analysis.kernels.classes.classify`: one row a rule, the first match wins.
+"""Declares the kernel classes, and the rules that find the class of a kernel by its name; the first match wins.
 
-A new class is an entry of ``CLASSES`` and a rule; a new rule is a row of the table of its source: class, pattern, and a
-real kernel name that shows it. People's own are in ``own_classes``.
+- A new class is an entry of ``CLASSES`` and a rule.
+- A new rule is a row in the table of its source: class, pattern, and a real kernel name that the pattern matches.
 
-torch.compile names a kernel ``triton_<kind>_fused_<op>_<op>_…_<n>``: ``poi`` pointwise, ``red`` and ``per``
-reductions, ``tem`` a template (matmul, attention), ``for`` a horizontal fusion of ``torch._foreach`` calls, as of an
-optimizer. A reduction that names softmax, else a normalization, else an embedding is of that class. A pointwise kernel
-is elementwise, unless its list holds nothing but moves, softmax, a normalization or random numbers, or an embedding at
-all. XLA names a fusion ``<kind>_<op>_…_fusion``; a bare ``fusion_12`` stays ``other``.
+:func:`nsys_analyzer.analysis.kernels.classes.classify` applies the rules. Classes of users are in ``own_classes``.
 
-A trace of a machine without a GPU calls its kernels by PyTorch's operators. An operator is of the class of the kernels
-that it launches on a GPU. One that only calls others (``aten::linear`` calls ``aten::mm``) is of the class of its work,
-little as its own time is.
+torch.compile names a kernel ``triton_<kind>_fused_<op>_<op>_…_<n>``. The kinds are ``poi`` (pointwise), ``red`` and
+``per`` (reductions), ``tem`` (a template, such as matmul or attention) and ``for`` (a horizontal fusion of
+``torch._foreach`` calls, such as those of an optimizer). A reduction is a softmax, a normalization or an embedding if
+its name contains such an operator, in this order. A pointwise kernel is elementwise with two exceptions: it has another
+class if its name lists only operators of that class and moves, and it is an embedding if its name contains one.
+XLA names a fusion ``<kind>_<op>_…_fusion``. A fusion without operators in its name, such as ``fusion_12``, stays
+``other``.
 
-Most patterns for kernels that people wrote start with ``FN`` or ``IN``, which hold them to the kernel's own qualified
-name, left of its template arguments, so that an elementwise kernel stays one though a functor in its arguments is
-called softmax. Rows go from the most telling name to the least.
+A trace of a machine without a GPU names its kernels by PyTorch's operators. An operator has the class of the kernels
+that it launches on a GPU. An operator that only calls others, as ``aten::linear`` calls ``aten::mm``, has the class of
+their work, although its own time is short.
+
+Most patterns for kernels that people wrote start with ``FUNCTION`` or ``IN_FUNCTION``. These match only in the kernel's
+own qualified name, which ends at its template arguments. An elementwise kernel therefore stays elementwise if a functor
+in its arguments is called softmax. Rows are sorted from the most specific name to the least specific.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+
+@dataclass(frozen=True)
+class KernelClass:
+    """A class of kernels, as reports explain and draw it.
+
+    Attributes:
+        meaning: its line of the glossary.
+        color: its color in figures, pages and bars; empty for the color of all other classes. Only a class that takes
+            much time needs its own: colors must stay distinguishable.
+        letter: its letter in bars without color; empty for the letter of all other classes.
+    """
+
+    meaning: str
+    color: str = ""
+    letter: str = ""
+
+
 OTHER = "other"
-#: A share of any class is known to this one's only.
+#: The class of kernels without a name. They may be of any class.
 UNKNOWN = "unknown"
 COMPILED = "compiled"
-#: Its time is mostly waiting for the slowest rank, which is no work.
+#: Most of its time is waiting for the slowest rank, which is no work.
 COMMUNICATION = "communication"
-#: Copies and fills, which are no kernels, too.
+#: Copies and fills, including those that are no kernels.
 FILLS = "memset/memcpy"
 #: The classes that a report singles out.
 MATMUL, FUSED = "matmul", "fused attention"
 
-#: Every class, in the order of a report's legend, with its line of the glossary.
-CLASSES: dict[str, str] = {
-    "matmul": "Matrix multiplications of any library: GEMM, batched GEMM, GEMV, dot and their split-K reductions.",
-    "fused attention": "Attention in one kernel, matmuls and softmax together, and its helper kernels.",
-    "softmax": "Kernels named softmax or log-softmax, forward or backward.",
-    "reduction": "Sums, means, maxima and losses: many elements read, few written.",
-    "elementwise": "One element out for each one in: arithmetic, activations, masks, fills, rotary.",
-    "copy/layout": "Moves, casts or reorders elements: copy, cat, transpose, gather, scatter, indexing.",
-    "normalization": "LayerNorm, RMSNorm, GroupNorm and BatchNorm where they are one kernel by name.",
-    "embedding": "Looks rows of a table up, and adds their gradients back into it.",
-    "convolution": "Convolutions, implicit GEMM among them, and the transforms made for them.",
-    "sort/scan": "Sorting, top-k, prefix sums, selection and histograms.",
-    "optimizer": "Multi-tensor (foreach) and fused optimizer kernels, gradient clipping among them.",
-    "random": "Random numbers and dropout masks.",
-    COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
-    "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
-    "input pipeline": "Batches that are decoded, cropped, turned or scaled on the GPU: NVIDIA DALI.",
-    UNKNOWN: "Kernels whose name the capture does not hold.",
-    COMPILED: "Kernels of a compiler that names them by number or arguments alone: torch.compile of 2.0, nvFuser.",
-    OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
-}
+#: Every class by its name, in the order of a report's legend.
+CLASSES: dict[str, KernelClass] = {
+    MATMUL: KernelClass(
+        "Matrix multiplications of any library: GEMM, batched GEMM, GEMV, dot and their split-K reductions.",
+        "#3377dd", "M",
+    ),
+    FUSED: KernelClass(
+        "Attention in one kernel, matmuls and softmax together, and its helper kernels.", "#2233cc", "A"
+    ),
+    "softmax": KernelClass("Kernels named softmax or log-softmax, forward or backward.", "#880077", "S"),
+    "reduction": KernelClass("Sums, means, maxima and losses: many elements read, few written.", "#11aa55", "R"),
+    "elementwise": KernelClass(
+        "One element out for each one in: arithmetic, activations, masks, fills, rotary.", "#ee5a14", "E"
+    ),
+    "copy/layout": KernelClass(
+        "Moves, casts or reorders elements: copy, cat, transpose, gather, scatter, indexing.", "#007755", "C"
+    ),
+    "normalization": KernelClass(
+        "LayerNorm, RMSNorm, GroupNorm and BatchNorm where they are one kernel by name.", "#005500", "N"
+    ),
+    "embedding": KernelClass("Looks rows of a table up, and adds their gradients back into it.", "#bb77aa", "B"),
+    "convolution": KernelClass(
+        "Convolutions, implicit GEMM among them, and the transforms made for them.", "#3399ee", "V"
+    ),
+    "sort/scan": KernelClass("Sorting, top-k, prefix sums, selection and histograms.", "#558877", "K"),
+    "optimizer": KernelClass(
+        "Multi-tensor (foreach) and fused optimizer kernels, gradient clipping among them.", "#bb0033", "O"
+    ),
+    "random": KernelClass("Random numbers and dropout masks.", "#779977", "D"),
+    COMMUNICATION: KernelClass(
+        "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.", "#9955aa", "G"
+    ),
+    FILLS: KernelClass("Copies and fills of whole buffers that compute nothing.", "#556666", "F"),
+    "input pipeline": KernelClass("Batches that are decoded, cropped, turned or scaled on the GPU: NVIDIA DALI."),
+    UNKNOWN: KernelClass("Kernels whose name the capture does not hold.", "#554455", "?"),
+    COMPILED: KernelClass(
+        "Kernels of a compiler that names them by number or arguments alone: torch.compile of 2.0, nvFuser."
+    ),
+    OTHER: KernelClass(
+        "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
+        "#777788", "Z",
+    ),
+}  # fmt: skip
 
-#: Classes that a program has which runs a model, and no step of an optimizer as a rule.
-MODEL_CLASSES = ("matmul", "fused attention", "convolution", "normalization", "embedding", "softmax")
+#: The classes of kernels that a model runs. The step of an optimizer usually has none of them.
+MODEL_CLASSES = (MATMUL, FUSED, "convolution", "normalization", "embedding", "softmax")
 
-#: Kernels that other classes have too, which are a convolution's where a convolution launches them.
+#: ``Rule.part_of`` of kernels that belong to a convolution if a convolution launches them.
 _OF_CONVOLUTION = ("convolution",)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A kernel whose name ``pattern`` finds is of ``kernel_class``; ``example`` is one, or its start.
+    """Gives kernels a class by their name.
 
-    Libraries use some kernels for the work of other classes too: cuDNN multiplies matrices to convolve. Launched by an
-    operator of one of the classes of ``part_of``, the kernel is of that class.
+    Attributes:
+        kernel_class: the class of each kernel whose name contains a match of ``pattern``.
+        pattern: a regular expression.
+        example: the name of such a kernel, or its start.
+        part_of: classes that the kernel has instead if an operator of such a class launches it. Libraries use some
+            kernels for the work of several classes; for example, cuDNN multiplies matrices to compute a convolution.
     """
 
     kernel_class: str
@@ -76,17 +123,17 @@ class Rule:
     part_of: tuple[str, ...] = ()
 
 
-#: The return type and any number of namespaces; what follows starts the name of the function.
-FN = (
+#: Matches the return type and any number of namespaces. The rest of a pattern matches from the function's name on.
+FUNCTION = (
     r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?"
     r"(?:\w+::|<unnamed>::|\(anonymous namespace\)::|\{anonymous\}::)*?"
 )
-#: What follows is anywhere in the qualified name of the kernel.
-IN = FN + r"\w*?"
+#: The rest of a pattern matches anywhere in the qualified name of the kernel.
+IN_FUNCTION = FUNCTION + r"\w*?"
 
 
-#: ATen operators that move or relabel elements and compute nothing. None is a sequence of others (``index_select``
-#: is ``index``, ``select``), so that a list of them is read in one way only and fast.
+#: ATen operators that move or relabel elements and compute nothing. No operator here is a sequence of others, as
+#: ``index_select`` would be, so that a list of operators matches in one way only, and fast.
 MOVES = (
     r"(?:_to_copy|copy|clone|cat|stack|contiguous|concat|t|transpose|permute|view|_unsafe_view|reshape|expand|repeat"
     r"|slice|select|split|split_with_sizes|slice_backward|select_backward|unsqueeze"
@@ -94,12 +141,12 @@ MOVES = (
     r"|lift_fresh|unfold|unsafe_split|convert_element_type|_reshape_alias|repeat_interleave)"
 )
 _NORMS = r"_?(?:native_|fused_)?(?:layer|rms|group|batch)_norm(?:_legit)?(?:_no_training)?(?:_backward)?"
-#: Operators whose own work is no pointwise kernel: one that names them moves their inputs or outputs.
+#: Operators whose own work is no pointwise kernel. A pointwise kernel that names them moves their inputs or outputs.
 _MOVED_FOR = r"(?:_scaled_dot_product_\w+?_attention|fmha_v\d_(?:fwd|bwd)|moe_forward)"
 _SOFTMAX = r"_?(?:log_)?softmax(?:_backward_data)?"
 _RANDOM = r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"
 _REDUCTION = r"triton_(?:red|per|mix)_fused"
-#: torch.compile's C++ kernels, where it is told to name them: they list what they fuse.
+#: torch.compile's C++ kernels, if the option for descriptive names is on: the names list the fused operators.
 _CPP = r"(?:graph_\d+_)?cpp_fused"
 
 #: XLA operations that move or convert elements.
@@ -110,7 +157,7 @@ _XLA_MOVES = (
 
 
 def _only(operators: str) -> str:
-    """Match a pointwise kernel that fuses one of ``operators`` and, besides them, nothing but moves."""
+    """Returns a pattern for pointwise kernels that fuse at least one of ``operators`` and otherwise only moves."""
     return rf"^triton_poi_fused(?:_{MOVES})*_{operators}(?:_(?:{operators}|{MOVES}))*(?:_\d+)?$"
 
 
@@ -163,12 +210,12 @@ _COMPILED_RULES: tuple[Rule, ...] = (
         rf"^(?:{_CPP}_|nvfuser_pointwise|(?:loop|input)_\w*fusion|wrapped_)",
         "loop_multiply_transpose_fusion_17",
     ),
-    # Inductor of PyTorch 2.0 and early nvFuser do not say what a kernel does.
+    # The names of Inductor in PyTorch 2.0 and of early nvFuser do not show what a kernel does.
     Rule(COMPILED, r"^triton__(?=\d)[\dcde]+$|^CudaCodeGen::kernel\d|^nvfuser_", "triton__0d1d2d3de4de"),
 )
 
 
-#: The end of an operator's name: an in-place ``_``, then an overload, arguments or nothing.
+#: The end of an operator's name: an in-place ``_`` at most; an overload or arguments may follow.
 _END = r"_?(?![A-Za-z0-9_])"
 
 OPERATOR_RULES: tuple[Rule, ...] = (
@@ -218,7 +265,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
     ),
     Rule("communication", r"^(?:_?c10d(?:_functional)?|_dtensor|symm_mem)::|^record_param_comms$", "c10d::allreduce_"),
     Rule(
-        "memset/memcpy",  # Memory that is taken and not yet written, too.
+        "memset/memcpy",  # Allocations without a fill are included.
         r"^aten::(?:(?:new_)?empty|resize_|set_|_local_scalar_dense|item|_?pin_memory)",
         "aten::empty_strided",
     ),
@@ -245,129 +292,142 @@ OPERATOR_RULES: tuple[Rule, ...] = (
 )
 
 _LIBRARY_RULES: tuple[Rule, ...] = (
-    # Which expert takes which token, which no other rank has a part in.
+    # The assignment of tokens to experts, in which no other rank takes part.
     Rule(
         "sort/scan",
-        IN + r"(?:get_dispatch_layout|get_fused_mapping|count_expert|A2APrepareDispatch)",
+        IN_FUNCTION + r"(?:get_dispatch_layout|get_fused_mapping|count_expert|A2APrepareDispatch)",
         "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*, int*, int*, bool*, int)",
     ),
     Rule(
-        "communication",  # Of a mixture's experts, too: DeepEP by any owner, TensorRT-LLM and FlashInfer, MoRI, pplx.
-        FN + r"(?:[nr]?ccl|msccl|deep_ep|hybrid_ep|mori|quickreduce|symmetric_memory|nvshmem|userbuffers|barrier_kernel"
+        "communication",  # Includes mixtures of experts: DeepEP and its forks, TensorRT-LLM, FlashInfer, MoRI, pplx.
+        FUNCTION
+        + r"(?:[nr]?ccl|msccl|deep_ep|hybrid_ep|mori|quickreduce|symmetric_memory|nvshmem|userbuffers|barrier_kernel"
         r"|(?:inter|intra)node(?:_ll)?::|\w*?(?:A2A(?:Dispatch|Combine)|Ep(?:Dispatch|Combine)|notify_dispatch"
         r"|a2a_(?:dispatch|combine)_(?:send|recv)|(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter"
         r"|all_?to_?all|multimem_|exchangeSplitAndOffset|(?:put|wait)_signal)))",
         "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL",
     ),
-    Rule("input pipeline", FN + r"dali::", "void dali::kernels::detail::gpu::FlipKernel<4ul, true, float>(float*)"),
-    # ATen, by the shape of a loop
+    Rule(
+        "input pipeline", FUNCTION + r"dali::", "void dali::kernels::detail::gpu::FlipKernel<4ul, true, float>(float*)"
+    ),
+    # ATen kernels, by the kind of their loop.
     Rule(
         "random",
-        FN + r"(?:(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed"
+        FUNCTION + r"(?:(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed"
         r"|cupy_random)|\w*?PointwiseApply\d<.*(?:Distributions|bernoulli))",
         "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4>",
     ),
     Rule(
         "copy/layout",
-        IN + r"(?:(?:_scatter_gather_|index_)elementwise_kernel|elementwise_kernel\w*<.*(?:copy_(?:kernel(?:_cuda|\b)"
+        IN_FUNCTION
+        + r"(?:(?:_scatter_gather_|index_)elementwise_kernel|elementwise_kernel\w*<.*(?:copy_(?:kernel(?:_cuda|\b)"
         r"|device_to_device)|(?:flip|take_put|masked_scatter|unfold_backward_internal|conj)_kernel))",
         "void at::native::vectorized_elementwise_kernel<(int)8, at::native::bfloat16_copy_kernel_cuda(",
     ),
     Rule(
         "normalization",
-        IN + r"elementwise_kernel\w*<.*(?:GroupNorm\w*KernelImpl|batch_norm_)",
+        IN_FUNCTION + r"elementwise_kernel\w*<.*(?:GroupNorm\w*KernelImpl|batch_norm_)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::batch_norm_calc_invstd(",
     ),
     Rule(
         "elementwise",
-        IN + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_(?!Buffer)|upsample_|grid_sampler|_elemwise"
+        IN_FUNCTION + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_(?!Buffer)|upsample_|grid_sampler|_elemwise"
         r"|_vectorized\d_kernel|cross_kernel)",
         "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>",
     ),
-    # by a word that says it all
+    # Kernels with one unambiguous word in their name.
     Rule(
-        "copy/layout",  # torch._foreach_copy_, as of parameters that are cast.
-        IN + r"multi_tensor_apply_kernel<.*\bCopy(?:Functor)?\b",
+        "copy/layout",  # torch._foreach_copy_, for example when parameters are cast.
+        IN_FUNCTION + r"multi_tensor_apply_kernel<.*\bCopy(?:Functor)?\b",
         "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<(int)2>, "
         "at::native::<unnamed>::UnaryOpFunctor<float, (int)2, (int)1, (int)1>, at::native::Copy<float, float>>(",
     ),
     Rule(
         "optimizer",
-        IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_|amp_update_scale)",
+        IN_FUNCTION + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_|amp_update_scale)",
         "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
     ),
     Rule(
-        "elementwise",  # A rotary position embedding looks nothing up; the matmuls of recurrent cells are kernels too.
-        FN + r"(?:\w*?(?i:rope|rotary)|elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)"
+        "elementwise",  # A rotary position embedding is no lookup. Recurrent cells run their matmuls as own kernels.
+        FUNCTION
+        + r"(?:\w*?(?i:rope|rotary)|elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)"
         r"|persistRNN_(?:add|init)|kernel::(?:lstm|gru)_cell_)",
         "void rotary_embedding_kernel<c10::BFloat16, true>",
     ),
     Rule(
-        "softmax", IN + r"(?i:soft_?max)", "void at::native::(anonymous namespace)::cunn_SpatialSoftMaxForward<float>"
+        "softmax",
+        IN_FUNCTION + r"(?i:soft_?max)",
+        "void at::native::(anonymous namespace)::cunn_SpatialSoftMaxForward<float>",
     ),
     Rule(
         "embedding",
-        IN + r"(?i:embedding|compute_grad_weight|krn_partial|num_of_partial_segments|sum_and_scatter|linearize_index)",
+        IN_FUNCTION
+        + r"(?i:embedding|compute_grad_weight|krn_partial|num_of_partial_segments|sum_and_scatter|linearize_index)",
         "void at::native::(anonymous namespace)::sum_and_scatter<float, long>",
     ),
     Rule(
         "normalization",
-        FN + r"(?:\w*?(?:(?i:(?:layer|rms|group|batch|instance|weight|qk)_?norm|normalization|cuComputePart"
+        FUNCTION + r"(?:\w*?(?:(?i:(?:layer|rms|group|batch|instance|weight|qk)_?norm|normalization|cuComputePart"
         r"|cuComputeGrad)|GammaBeta|RowwiseMoments|InternalGradients|FusedParams|ln_(?:fwd|bwd)|bn_(?:fw|bw))"
         r"|ck_tile::kentry<.*?(?:Layer|Rms)norm2d)",
         "void cuApplyLayerNorm<float, float, float>",
     ),
     Rule(
         "fused attention",
-        FN + r"(?:(?:pytorch_)?flash::|fusion::(?:compute_dot_do_o|convert_d[qkv]|lean_reduction)|\w*?(?:fmha|_sdpa_"
+        FUNCTION
+        + r"(?:(?:pytorch_)?flash::|fusion::(?:compute_dot_do_o|convert_d[qkv]|lean_reduction)|\w*?(?:fmha|_sdpa_"
         r"|flash_?(?:fwd|bwd)|[Ff]lash_?[Aa]tt|gemm_mha|attention|mha_(?:fwd|bwd)|_mla_|merge_attn|merge_state"
         r"|(?:Kernel2?|device_kernel|kentry)<.*(?:[Ff]lash|fmha|Fmha|FMHA|AttentionKernel))"
         r"|(?:Batch|Single)(?:Prefill|Decode)With)",
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80",
     ),
     Rule(
-        "fused attention",  # Triton: the tutorial, FlashAttention's port, vLLM, SGLang, SageAttention, AOTriton.
-        FN + r"(?:\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel)|sage_(?:fwd|attn)"
+        "fused attention",  # Triton kernels: its tutorial, FlashAttention, vLLM, SGLang, SageAttention, AOTriton.
+        FUNCTION + r"(?:\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel)|sage_(?:fwd|attn)"
         r"|_?bwd_(?:kernel_(?:fuse|dk_dv|dq)|preprocess)\b|reduce_segments$)",
         "_attn_fwd",
     ),
-    # convolution
+    # Convolutions.
     Rule(
-        "convolution",  # F.unfold and F.fold are these alone.
-        IN + r"(?i:im2col|col2im|vol2col|vol2im)",
+        "convolution",  # F.unfold and F.fold run these kernels without a convolution.
+        IN_FUNCTION + r"(?i:im2col|col2im|vol2col|vol2im)",
         "void at::native::im2col_kernel<c10::BFloat16>",
         ("copy/layout",),
     ),
     Rule(
-        "convolution",  # cuDNN's by Fourier transform, too, and its tables of offsets, scaled outputs and layouts.
-        FN + r"(?:(?:cudnn::cnn|cutlass\w*_cudnn\w*)::|fft[12]d_(?:r2c|c2r)_\d+|flip_filter"
+        "convolution",  # Includes cuDNN's Fourier transforms, tables of offsets, scaled outputs and layouts.
+        FUNCTION + r"(?:(?:cudnn::cnn|cutlass\w*_cudnn\w*)::|fft[12]d_(?:r2c|c2r)_\d+|flip_filter"
         r"|pointwise_mult_and_sum_complex|\w*?(?:(?i:implicit_|convol|fprop|dgrad|wgrad|winograd|conv\d?d"
         r"|conv_depthwise)|(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)|[shi]cudnn|gcgemm"
         r"|compute\w*OffsetsKernel|scalePackedTensor|[nN](?:chw|hwc)To[nN]|ToFoldedN|n(?:chw|hwc)AddPadding))",
         "void implicit_convolve_sgemm<float, float, 128, 6, 7, 3, 3, 5, 1, false, true, true>",
     ),
     Rule(
-        "convolution",  # MIOpen's, and its transforms before and after.
-        FN + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW)"
+        "convolution",  # MIOpen's convolutions, and its transforms before and after them.
+        FUNCTION + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW)"
         r"|\w*?(?:igemm_(?:fwd|bwd|wrw)_gtc|grouped_conv|conv_(?:fwd|bwd)|gemm_xdlops_bwd_weight|[aA]smConv|naive_conv))",
         "igemm_wrw_gtcx3_nhwc_bf16_bx0_ex1_bt256x128x16_wt32x32x8_ws2x1_wr2x2_ta1x4x1x4_1x4x1x64_tb1x4x1x2_1x4x1x64_gkgs",
     ),
-    # matmul, and what stands before or behind one
-    Rule("reduction", FN + r"_finalize_matmul", "_finalize_matmul_scatter_bf16"),
-    Rule("copy/layout", FN + r"\w*gemm\w*::(?:\w+::)*transpose", "void grouped_gemm::utils::transpose<float>(float*)"),
+    # Matmuls, and kernels that run before or after one.
+    Rule("reduction", FUNCTION + r"_finalize_matmul", "_finalize_matmul_scatter_bf16"),
     Rule(
-        "matmul",  # fbgemm is a library, not a GEMM; bmm_ are TensorRT-LLM's, by the types of output and inputs.
-        FN + r"(?:nvjet_|epilogue::impl::globalKernel|cublas|(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas"
+        "copy/layout",
+        FUNCTION + r"\w*gemm\w*::(?:\w+::)*transpose",
+        "void grouped_gemm::utils::transpose<float>(float*)",
+    ),
+    Rule(
+        "matmul",  # fbgemm is a library, not a GEMM. TensorRT-LLM's names are bmm_ and the types of output and inputs.
+        FUNCTION + r"(?:nvjet_|epilogue::impl::globalKernel|cublas|(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas"
         r"|bmm_(?:Mx)?(?:E\dm\d|Bfloat16|Fp16|Fp32)_|_grouped_mm|\w*?(?:(?i:split_?k_?reduce|execute_split_k"
         r"|(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)|ck_moe_stage\d"
         r"|fused_moe_kernel|_mm_kernel|(?:Kernel2?|device_kernel)<.*(?i:(?<!fb)gemm)))",
         "volta_sgemm_64x64_nt",
         _OF_CONVOLUTION,
     ),
-    # data that moves, and what is left
+    # Moves of data, and the remaining kernels.
     Rule(
-        "sort/scan",  # Which expert takes which token, too: a top-k, counted and summed up.
-        FN + r"(?:rocprim::(?:\w+::)*partition|thrust::.*__(?:unique|merge_sort|scan|copy_if|partition)|\w*?(?:"
+        "sort/scan",  # Includes the assignment of tokens to experts: a top-k, counts and prefix sums.
+        FUNCTION + r"(?:rocprim::(?:\w+::)*partition|thrust::.*__(?:unique|merge_sort|scan|copy_if|partition)|\w*?(?:"
         r"(?i:(?<!ten)sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo|Compact|ReduceByKey)|topk"
         r"|kernel_scan|write_indices|bucketize|searchsorted|gather(?:KthValue|Median)|compute_mode|inclusive_?\w*scan"
         r"|\bnms_|keep_from_mask|cupy_(?:scan|bsum))|lookback_scan|onesweep_|[rR]outing(?!\w*memset)"
@@ -377,31 +437,33 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "reduction",
-        IN + r"Device(?:Segmented)?Reduce",
+        IN_FUNCTION + r"Device(?:Segmented)?Reduce",
         "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<at_cuda_detail::cub::detail::reduce::",
         ("sort/scan",),
     ),
     Rule(
         "reduction",
-        FN + r"(?:moe::(?:\w+::)*finalize|\w*?(?i:cross_?entropy|nll_?(?:loss|criterion)|reduce|reduction|argmax|argmin"
+        FUNCTION
+        + r"(?:moe::(?:\w+::)*finalize|\w*?(?i:cross_?entropy|nll_?(?:loss|criterion)|reduce|reduction|argmax|argmin"
         r"|_pool(?!ed)|vector_norm|qparam|ctc_loss|margin_?loss|[cp]dist_|coalesceValues|roi_align|roi_pool"
         r"|cupy_(?:sum|mean|any|all|prod|[an]?max|[an]?min)))",
         "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MaxOps<",
     ),
     Rule(
         "memset/memcpy",
-        IN + r"(?:RepeatBuffer|[Mm]emset|setTensor|[Rr]edzone|__amd_rocclr_(?:fill|copy)Buffer)",
+        IN_FUNCTION + r"(?:RepeatBuffer|[Mm]emset|setTensor|[Rr]edzone|__amd_rocclr_(?:fill|copy)Buffer)",
         "stream_executor::gpu::RepeatBufferKernelImpl",
     ),
     Rule(
         "copy/layout",
-        IN + r"(?:tensorTransformGeneric|genericTranspose|transpose_readWrite|convertTensor)",
+        IN_FUNCTION + r"(?:tensorTransformGeneric|genericTranspose|transpose_readWrite|convertTensor)",
         "void cudnn::ops::convertTensor_kernel<float, float, float, (cudnnKernelDataType_t)2>",
         _OF_CONVOLUTION,
     ),
     Rule(
-        "copy/layout",  # compute_cuda_kernel is torch.repeat_interleave.
-        FN + r"(?:compute_cuda_kernel|\w*?(?i:copy|CatArray|chunk_cat|gather|scatter|index_?(?:select|func|ing|put|add)"
+        "copy/layout",  # compute_cuda_kernel belongs to torch.repeat_interleave.
+        FUNCTION
+        + r"(?:compute_cuda_kernel|\w*?(?i:copy|CatArray|chunk_cat|gather|scatter|index_?(?:select|func|ing|put|add)"
         r"|transpose|permut|reshape_and_cache|store_kv_?cache|kv_indices|to_dense"
         r"|_pad\d?d?|roll_|flip(?:_|Kernel)|unpool|convert_indices|CooToCsr|lacpy|compressSparse|MetaDataReorder"
         r"|matrix_to_|expand_to_fused|cupy_(?:take|getitem)))",
@@ -409,7 +471,7 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "elementwise",
-        IN + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_"
+        IN_FUNCTION + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_"
         r"|_(?:add|mul|sub|div|bias|residual)_|axpy|scal_kernel|clamp|unary_kernel|bounds_check|offsets_range"
         r"|rowwise_to_float|token_ids|position_kernel|detail::(?:transform::)?transform_kernel|for_each::static_kernel"
         r"|scalar_multiply|BatchWarp|normalize_impl|^cupy_)",
@@ -417,5 +479,5 @@ _LIBRARY_RULES: tuple[Rule, ...] = (
     ),
 )
 
-#: The first match wins.
+#: All rules; the first match wins.
 RULES: tuple[Rule, ...] = (*_COMPILED_RULES, *OPERATOR_RULES, *_LIBRARY_RULES)

@@ -1,14 +1,18 @@
-"""What the name of a kernel tells: its class, with the operator that launched it, and a matmul's precision.
+"""Finds what the name of a kernel shows: its class, together with the operator that launched it, and its precision.
 
-The rules of classes are a table, ``class_rules``: one row each, the first match wins. Without a rule a kernel is
-``other``.
+``class_rules`` declares the rules of the classes. A kernel that no rule matches has the class ``other``.
 
-Names of matmuls say which type is multiplied, not which is stored: ``s1688gemm`` on fp32 matrices multiplies in TF32.
-The precision is None where the name does not say: cuDNN writes ``f16`` on its attention kernels for either 16-bit type.
+The name of a matmul shows the type that is multiplied, not the type that is stored: ``s1688gemm`` on fp32 matrices
+multiplies in TF32. The precision is None if the name does not show it. For example, cuDNN names its attention kernels
+``f16`` for both 16-bit types.
 
-In a shared copy, ``alias b`` stands for a name that no rule knows, ``alias b (matmul or convolution in bf16)`` for one
-whose class, the classes that its operator may make of it, and precision were known. ``forward 3, alias b`` is a range
-of that phase, and ``alias b 17`` one of several names that differ in the number at their end.
+A shared copy replaces names by aliases:
+
+- ``alias b`` replaces a name that no rule matches.
+- ``alias b (matmul or convolution in bf16)`` also gives the class by name, the class that the operator may give,
+  and the precision.
+- ``forward 3, alias b`` replaces the name of a range of that phase.
+- ``alias b 17`` is one of several names that differ only in the number at their end.
 """
 
 from __future__ import annotations
@@ -19,63 +23,111 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
-from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER, RULES, UNKNOWN, Rule
-from nsys_analyzer.analysis.kernels.own_classes import OwnClass, OwnClasses, compile_bounded_search, read_plugin_classes
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES, FUSED, MATMUL, OTHER, RULES, UNKNOWN, Rule
+from nsys_analyzer.analysis.kernels.own_classes import (
+    OwnClass,
+    OwnClasses,
+    compile_bounded_search,
+    read_plugin_classes,
+)
 from nsys_analyzer.trace.columns import UNNAMED_KERNEL
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 
-#: Stands behind the alias of a range around the input pipeline.
-LOADING_MARK = "loading"
-_SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED_KERNEL))
-_WORD = "alias "
-_ALIAS = (
-    rf"(?:(?:{_SPELLINGS})(?: \d{{1,6}})?, |aten::)?{_WORD}[b-z]{{1,6}}"
-    r"(?: \((?P<classes>[a-z/ ]+?)(?: in (?P<precision>(?:bf|tf|fp|int)\d{1,2}))?\))?"
-    rf"(?: {LOADING_MARK})?(?: #?\d{{1,6}}(?:(?:/| of )\d{{1,6}})?)?(?: \(\d{{1,6}}\))*"
-)
-
-
-@dataclass(frozen=True)
-class Alias:
-    """The class of a kernel as in its ``Rule``, empty where no rule knew the name, and the precision of its matmuls."""
-
-    kernel_class: str = ""
-    part_of: tuple[str, ...] = ()
-    precision: str | None = None
-
-    def text(self, code: str) -> str:
-        """Returns the alias as it is written, without what stands before it; ``code`` is a few small letters."""
-        classes = " or ".join((self.kernel_class, *self.part_of))
-        facts = f"{classes} in {self.precision}" if self.precision else classes
-        return f"{_WORD}{code} ({facts})" if facts else f"{_WORD}{code}"
-
-
-def read_alias(name: str) -> Alias | None:
-    """Returns the facts in a name that is an alias, None for any other name."""
-    found = re.fullmatch(_ALIAS, name) if _WORD in name else None  # compiled when first needed
-    if found is None:
-        return None
-    kernel_class, *part_of = (found["classes"] or "").split(" or ")
-    return Alias(kernel_class, tuple(part_of), found["precision"])
-
-
-#: Characters of a kernel's name that are looked at: C++ templates make names of ten thousand.
+#: The characters of a name that are searched: C++ templates make names of ten thousand characters.
 LONGEST_NAME = 20_000
 
+
+@cache
+def classify(name: str, operator: str = "") -> str:
+    """Returns the class of a kernel, a key of ``known_classes()``.
+
+    Args:
+        name: the full name of the kernel, demangled or mangled.
+        operator: the operator of PyTorch that launched it, if it is known. It decides if no rule matches the name, and
+            if the rule of the name leaves the class open (``Rule.part_of``).
+    """
+    rule = find_rule(name)
+    class_by_name = rule.kernel_class if rule else UNKNOWN if name.startswith(UNNAMED_KERNEL) else OTHER
+    if not operator:
+        return class_by_name
+    class_by_operator = classify(operator)
+    return class_by_operator if class_by_operator in find_possible_classes(name) else class_by_name
+
+
+def find_possible_classes(name: str) -> frozenset[str]:
+    """Returns the classes that the launching operator may give the kernel ``name``: all if no rule matches the name."""
+    rule = find_rule(name)
+    return frozenset(known_classes() if rule is None else rule.part_of)
+
+
+@cache
+def find_rule(name: str) -> Rule | None:
+    """Returns the rule that decides the class of the kernel ``name``, or None; classes of the user come first."""
+    text = demangle(name[:LONGEST_NAME])
+    for kernel_class, own_class in (*given_classes.items(), *read_plugin_classes().items()):
+        if any(compile_bounded_search(pattern)(text) for pattern in own_class.kernels):
+            return Rule(kernel_class, "", name)
+    return find_package_rule(name)
+
+
+def find_package_rule(name: str) -> Rule | None:
+    """Returns the rule of this package that decides the class of a kernel, or None.
+
+    An alias in a shared copy contains its class, and is its own rule.
+    """
+    if alias := read_alias(name):
+        is_known = alias.kernel_class in CLASSES
+        return Rule(alias.kernel_class, re.escape(name), name, alias.part_of) if is_known else None
+    text = demangle(name[:LONGEST_NAME])
+    return next((rule for rule in RULES if re.search(rule.pattern, text)), None)  # compiles a pattern on first use
+
+
+#: The classes of the user who reads the captures, as they were passed to ``use_classes``.
+given_classes: dict[str, OwnClass] = {}
+
+
+def use_classes(classes: OwnClasses) -> None:
+    """Uses these classes in addition to those of the package and of plugins, and drops those of an earlier call."""
+    if classes != given_classes:
+        given_classes.clear()
+        given_classes.update(classes)
+        find_rule.cache_clear()
+        classify.cache_clear()
+
+
+def known_classes() -> Mapping[str, str]:
+    """Returns the line of the glossary of every class: those of the package, of plugins and of the user."""
+    meanings = {name: row.meaning for name, row in CLASSES.items()}
+    own = {name: row.meaning for name, row in {**read_plugin_classes(), **given_classes}.items()}
+    return {**meanings, **own, **meanings}  # the order and the texts of the package take precedence
+
+
+#: The names of ranges and operators around collectives: those that libraries write.
+LIBRARY_COLLECTIVE = re.compile(r"(?:^| )(?:[nr]?ccl[:A-Z]|_?c10d(?:_functional)?::|symm_mem::|record_param_comms)")
+_PROGRAM_COLLECTIVE = re.compile(r"(?i)all[-_ ]?(?:reduce|gather)|reduce[-_ ]?scatter|all[-_ ]?to[-_ ]?all")
+
+
+def is_collective(annotation: str) -> bool:
+    """Returns True if a range or an operator of this name is a collective, or an exchange between two ranks."""
+    text = annotation[:LONGEST_NAME]
+    return bool(LIBRARY_COLLECTIVE.search(text) or _PROGRAM_COLLECTIVE.search(text)) and "copy" not in text.lower()
+
+
 _MANGLED = re.compile(r"_ZL?(?=N?K?L?\d)N?K?L?")
-#: Of the Itanium ABI's mangled names: a number as a template argument, an identifier behind its length; and, to be
-#: passed over, types and back references with digits of their own.
-_ARGUMENT = re.compile(
+#: Template arguments in mangled names of the Itanium ABI: a number, or an identifier after its length. The last two
+#: alternatives are types and back references with digits of their own, which are skipped.
+_TEMPLATE_ARGUMENT = re.compile(
     r"L[a-z](?P<number>\d+)E|(?P<enum>LNS[\dA-Z]*_)?(?P<length>[1-9]\d{0,3})(?=[A-Za-z_])|DF\d+[b_]|[ST][\dA-Z]*_"
 )
 _ENUMERATOR = re.compile(r"E\d+E")
 
 
 def demangle(name: str) -> str:
-    """The qualified name of a mangled kernel name, with the names and numbers among its template arguments.
+    """Returns the qualified name of a mangled kernel name, with the names and numbers among its template arguments.
 
-    ``_ZN2at6native13reduce_kernelILi512ENS0_8ReduceOpIf…`` becomes ``at::native::reduce_kernel<512, ReduceOp, …>``.
-    Python's demanglers read only some of the names that HIP's compiler writes.
+    ``_ZN2at6native13reduce_kernelILi512ENS0_8ReduceOpIf…`` becomes ``at::native::reduce_kernel<512, ReduceOp, …>``. A
+    name that is not mangled is returned as it is. Python's demanglers read only some of the names that HIP's compiler
+    writes.
     """
     prefix = _MANGLED.match(name)
     if prefix is None:
@@ -86,96 +138,67 @@ def demangle(name: str) -> str:
         position = start + int(length.group(1))
         parts.append(name[start:position].replace("_GLOBAL__N_1", "(anonymous namespace)"))
     is_template = name[position : position + 1] == "I"
-    return "::".join(parts) + (f"<{', '.join(_arguments(name, position))}>" if is_template else "")
+    return "::".join(parts) + (f"<{', '.join(_find_template_arguments(name, position))}>" if is_template else "")
 
 
-def _arguments(name: str, position: int) -> Iterator[str]:
-    """The numbers and the identifiers of a mangled name from ``position`` on."""
-    while found := _ARGUMENT.search(name, position):
-        position = found.end() + int(found["length"] or 0)
-        if argument := found["number"] or name[found.end() : position]:
+def _find_template_arguments(name: str, position: int) -> Iterator[str]:
+    """Yields the numbers and the identifiers in a mangled name from ``position`` on."""
+    while match := _TEMPLATE_ARGUMENT.search(name, position):
+        position = match.end() + int(match["length"] or 0)
+        if argument := match["number"] or name[match.end() : position]:
             yield argument
-        if found["enum"] and (value := _ENUMERATOR.match(name, position)):
+        if match["enum"] and (value := _ENUMERATOR.match(name, position)):
             position = value.end()
 
 
-#: The classes of the person who reads the captures, as ``use_classes`` was given them.
-given_classes: dict[str, OwnClass] = {}
+#: Stands after the alias of a range that loads a batch.
+LOADING_MARK = "loading"
+_SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED_KERNEL))
+_ALIAS_WORD = "alias "
+_ALIAS = (
+    rf"(?:(?:{_SPELLINGS})(?: \d{{1,6}})?, |aten::)?{_ALIAS_WORD}[b-z]{{1,6}}"
+    r"(?: \((?P<classes>[a-z/ ]+?)(?: in (?P<precision>(?:bf|tf|fp|int)\d{1,2}))?\))?"
+    rf"(?: {LOADING_MARK})?(?: #?\d{{1,6}}(?:(?:/| of )\d{{1,6}})?)?(?: \(\d{{1,6}}\))*"
+)
 
 
-def use_classes(classes: OwnClasses) -> None:
-    """Takes these classes beside those of the package and of plugins, in place of those that were given before."""
-    if classes != given_classes:
-        given_classes.clear()
-        given_classes.update(classes)
-        find_rule.cache_clear()
-        classify.cache_clear()
+@dataclass(frozen=True)
+class Alias:
+    """The facts in an alias of a kernel.
 
-
-def known_classes() -> Mapping[str, str]:
-    """Returns every class with its line of the glossary, as ``CLASSES`` has those of the package."""
-    own = {name: one.meaning for name, one in {**read_plugin_classes(), **given_classes}.items()}
-    return {**CLASSES, **own, **CLASSES}  # the order and the words of the package
-
-
-@cache
-def find_rule(name: str) -> Rule | None:
-    """The rule that decides the class of the kernel ``name``, or None; people's own classes come before the others."""
-    text = demangle(name[:LONGEST_NAME])
-    for kernel_class, own_class in (*given_classes.items(), *read_plugin_classes().items()):
-        if any(compile_bounded_search(pattern)(text) for pattern in own_class.kernels):
-            return Rule(kernel_class, "", name)
-    return find_package_rule(name)
-
-
-def find_package_rule(name: str) -> Rule | None:
-    """The rule of this package that decides the class of a kernel, or None; an alias in a shared copy holds its own."""
-    if alias := read_alias(name):
-        known = alias.kernel_class in CLASSES
-        return Rule(alias.kernel_class, re.escape(name), name, alias.part_of) if known else None
-    text = demangle(name[:LONGEST_NAME])
-    return next((rule for rule in RULES if re.search(rule.pattern, text)), None)  # compiled when first needed
-
-
-#: Names of ranges and operators around collectives: by libraries, where they hold nothing else, and by programs.
-LIBRARY_COLLECTIVE = re.compile(r"(?:^| )(?:[nr]?ccl[:A-Z]|_?c10d(?:_functional)?::|symm_mem::|record_param_comms)")
-_COLLECTIVE = re.compile(r"(?i)all[-_ ]?(?:reduce|gather)|reduce[-_ ]?scatter|all[-_ ]?to[-_ ]?all")
-
-
-def is_collective(annotation: str) -> bool:
-    """Tells whether a range or an operator of this name is a collective, or an exchange between two ranks."""
-    text = annotation[:LONGEST_NAME]
-    return bool(LIBRARY_COLLECTIVE.search(text) or _COLLECTIVE.search(text)) and "copy" not in text.lower()
-
-
-def find_possible_classes(name: str) -> frozenset[str]:
-    """The classes that the launching operator may make of the kernel ``name``: any where no rule knows it."""
-    rule = find_rule(name)
-    return frozenset(known_classes() if rule is None else rule.part_of)
-
-
-@cache
-def classify(name: str, operator: str = "") -> str:
-    """The class of a kernel, a key of ``known_classes()``.
-
-    Args:
-        name: its full (demangled or mangled) name.
-        operator: PyTorch's operator that launched it, where that is known. It decides where no rule knows the name,
-            and where the name's rule leaves it open (``Rule.part_of``).
+    Attributes:
+        kernel_class, part_of: as in the kernel's ``Rule``; empty if no rule matches its name.
+        precision: the precision that a matmul multiplies in; None if its name does not show it.
     """
-    rule = find_rule(name)
-    by_name = rule.kernel_class if rule else UNKNOWN if name.startswith(UNNAMED_KERNEL) else OTHER
-    if not operator:
-        return by_name
-    by_operator = classify(operator)
-    return by_operator if by_operator in find_possible_classes(name) else by_name
+
+    kernel_class: str = ""
+    part_of: tuple[str, ...] = ()
+    precision: str | None = None
+
+    def text(self, code: str) -> str:
+        """Returns the alias as a shared copy shows it, without a prefix; ``code`` is a few small letters."""
+        classes = " or ".join((self.kernel_class, *self.part_of))
+        facts = f"{classes} in {self.precision}" if self.precision else classes
+        return f"{_ALIAS_WORD}{code} ({facts})" if facts else f"{_ALIAS_WORD}{code}"
+
+
+def read_alias(name: str) -> Alias | None:
+    """Returns the facts in a name that is an alias, None for any other name."""
+    match = re.fullmatch(_ALIAS, name) if _ALIAS_WORD in name else None  # compiles the pattern on first use
+    if match is None:
+        return None
+    kernel_class, *part_of = (match["classes"] or "").split(" or ")
+    return Alias(kernel_class, tuple(part_of), match["precision"])
 
 
 @dataclass(frozen=True)
 class PrecisionRule:
-    """A matmul or attention kernel whose name ``pattern`` finds runs in ``precision``; None: the name does not say.
+    """Gives a matmul or attention kernel its precision by its name.
 
-    ``example`` is such a name, or the start of one.
+    Attributes:
+        pattern: a regular expression that matches in the names of such kernels.
+        precision: the precision that they multiply in; None if their names do not show it.
+        example: the name of such a kernel, or its start.
     """
 
     pattern: str
@@ -183,19 +206,21 @@ class PrecisionRule:
     example: str
 
 
-def _xmma(first: str) -> str:
-    """A pattern of ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with the compute type ``first``."""
-    return rf"xmma_\w*gemm_[a-z0-9]+_(?:{first})[a-z]+\d"
+def _xmma(compute_type: str) -> str:
+    """Returns a pattern for ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with this compute type."""
+    return rf"xmma_\w*gemm_[a-z0-9]+_(?:{compute_type})[a-z]+\d"
 
 
-#: A Tensile or hipBLASLt GEMM's name up to the type that it multiplies in: the names of the indices; the types of A
-#: and B, where they are others; then that type, followed by those of output and accumulation (``BBS``, ``HSS``,
-#: ``F8B8S``; ``B_BS`` and a bare ``S`` with a flag ``B``, too), as Tensile's ``ProblemType`` writes itself.
+#: The name of a GEMM of Tensile or hipBLASLt up to the type that it multiplies in. It consists of the names of the
+#: indices, then the types of A and B if they differ from that type. The type is followed by the types of output and
+#: accumulation, such as ``BBS``, ``HSS``, ``F8B8S``, ``B_BS``, or a bare ``S`` with a flag ``B``. Tensile's
+#: ``ProblemType`` defines this format.
 _OPERANDS = r"(?:F8|B8|I8|[HBS])+_(?=[A-Z0-9]+S_B)"
 _TENSILE = rf"^Cijk_A[a-z]+C?_B[a-z]+C?_(?:{_OPERANDS}|(?!{_OPERANDS}))"
 
-#: The first match wins. nvjet's three letters are input, accumulation and output, as public profiles of known
-#: matmuls show them: t bf16, h fp16, s fp32, q and r fp8. fp32 inputs (``sss``) run in TF32 only where it is written.
+#: All rules of precision; the first match wins. The three letters after ``nvjet_`` are the types of input, accumulation
+#: and output, as public profiles of known matmuls show: t is bf16, h fp16, s fp32, q and r fp8. fp32 inputs (``sss``)
+#: multiply in TF32 only if the name contains it.
 PRECISION_RULES: tuple[PrecisionRule, ...] = (
     PrecisionRule(
         r"(?i)split_?k_?reduce|epilogue::impl", None, "void cublasLt::splitKreduce_kernel<32, 16, int, float"
@@ -221,7 +246,7 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
     PrecisionRule(_TENSILE + "H", "fp16", "Cijk_Ailk_Bljk_HHS_BH_MT64x128x32_MI16x16x16x1_SN_1LDSB0_APM1_ABV0"),
     PrecisionRule(_TENSILE + "[SC]", "fp32", "Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_UserArgs_MT64x16x16_MI16x16x1_SN_LDSB0"),
     PrecisionRule(_TENSILE + "[DZ]", "fp64", "Cijk_Ailk_Bljk_DB_MT64x32x16_SN_1LDSB0_APM1_AF0EM1_AF1EM1"),
-    PrecisionRule(  # 16-bit storage, but the FFMA pipe: fp16_sgemm multiplies in fp32.
+    PrecisionRule(  # The storage has 16 bits, but the FFMA pipe of an fp16_sgemm multiplies in fp32.
         r"(?:fp16|bf16|f16)_sgemm|simt_sgemm", "fp32", "volta_fp16_sgemm_fp16_32x128_nn"
     ),
     PrecisionRule(
@@ -242,15 +267,15 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
 
 
 def find_precision_rule(name: str) -> PrecisionRule | None:
-    """The rule that decides the precision of the matmul or attention kernel ``name``, or None."""
+    """Returns the rule that decides the precision of the matmul or attention kernel ``name``, or None."""
     text = name[:LONGEST_NAME]
     return next((rule for rule in PRECISION_RULES if re.search(rule.pattern, text)), None)
 
 
 @cache
 def find_precision(name: str) -> str | None:
-    """The precision that the matmul or fused attention kernel ``name`` multiplied in, None for any other kernel."""
-    if classify(name) not in ("matmul", "fused attention"):
+    """Returns the precision that a matmul or a fused attention kernel multiplies in; None for other kernels."""
+    if classify(name) not in (MATMUL, FUSED):
         return None
     if alias := read_alias(name):
         return alias.precision

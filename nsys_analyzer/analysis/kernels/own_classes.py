@@ -1,4 +1,4 @@
-"""Classes of kernels that people have of their own: in a file, or in a package that names them as an entry point."""
+"""Reads kernel classes that users define: in a file, or in a package that names them as an entry point."""
 
 from __future__ import annotations
 
@@ -14,41 +14,43 @@ import pyarrow
 from nsys_analyzer.system.plugins import KERNEL_CLASSES, load_plugins, skip_if_it_fails
 from nsys_analyzer.system.strict_json import read_toml
 
-#: An error quotes at most this many characters of a pattern.
-_QUOTED_CHARACTERS = 80
+#: The number of characters of a pattern that an error quotes.
+_MAX_QUOTED_CHARACTERS = 80
 
 
 class OwnClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A class: patterns that find the names of its kernels, and its line of the glossary.
+    """A kernel class that a user defines. If its name is that of a class of the package, it adds kernels to that class.
 
-    Under the name of a class of the package's it has more kernels of that class.
+    Attributes:
+        kernels: regular expressions that match in the names of its kernels.
+        meaning: its line of the glossary.
     """
 
     kernels: tuple[str, ...]
     meaning: str = "A class of your own."
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a pattern is no regular expression."""
+        """Raises ValueError if a pattern is not a regular expression."""
         for pattern in self.kernels:
             try:
                 compile_bounded_search(pattern)("")
             except (re.error, RecursionError, OverflowError, pyarrow.ArrowInvalid) as error:
-                quoted = pattern if len(pattern) <= _QUOTED_CHARACTERS else f"{pattern[:_QUOTED_CHARACTERS]}…"
-                raise ValueError(f"{quoted!r} is no regular expression: {error}") from error
+                quoted = pattern if len(pattern) <= _MAX_QUOTED_CHARACTERS else f"{pattern[:_MAX_QUOTED_CHARACTERS]}…"
+                raise ValueError(f"{quoted!r} is not a regular expression: {error}") from error
 
 
 @cache
 def compile_bounded_search(pattern: str) -> Callable[[str], object]:
-    """Returns a search for a pattern whose time is bounded, whatever the pattern and the text are.
+    """Compiles a pattern into a search function whose run time is bounded, whatever the pattern and the text are.
 
-    Python's own search may backtrack without end if repetitions stand inside or behind each other, so RE2 searches for
-    such patterns. RE2 knows neither lookaround, ``(?=…)``, nor backreferences.
+    If repetitions are nested or follow each other, Python's own search may take exponential time. RE2 searches for such
+    patterns instead. It supports neither lookaround, ``(?=…)``, nor backreferences.
     """
     compiled = re.compile(pattern)
     letters = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)
     if len(re.findall(r"(?<!\()[*+?{]", letters)) <= 1 and not re.search(r"\)[*+?{]", letters):
         return compiled.search
-    from pyarrow.compute import match_substring_regex  # few patterns need it
+    from pyarrow.compute import match_substring_regex  # only few patterns need this import
 
     return lambda text: match_substring_regex(pyarrow.scalar(text), pattern).as_py()
 
@@ -57,17 +59,17 @@ OwnClasses: TypeAlias = Mapping[str, OwnClass]
 
 
 def read_classes(path: Path) -> OwnClasses:
-    """Returns the classes of a file: TOML with a table for each, which has ``kernels`` and perhaps a ``meaning``.
+    """Reads the classes in a TOML file. Each class is a table with ``kernels`` and optionally a ``meaning``.
 
     Raises:
-        ConfigurationError: it holds something else.
+        ConfigurationError: the file has other contents.
     """
     return read_toml(path, dict[str, OwnClass], '["state space"], and below it kernels = ["^scan_"]')
 
 
 @cache
 def read_plugin_classes() -> OwnClasses:
-    """Returns the classes that installed packages have."""
+    """Reads the classes that installed packages define."""
     classes: dict[str, OwnClass] = {}
     for point, named in load_plugins(KERNEL_CLASSES):
         with skip_if_it_fails(point):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.palette import CLASS_COLORS, GRAY, PART_COLORS, text_color
 from nsys_analyzer.report.sections.bars import IDLE, LEAST_SHARE, NANOSECOND_MS
@@ -15,24 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-#: The letter of each part of a bar: first of kernel classes, then of other parts.
-LETTERS = {
-    "matmul": "M",
-    "elementwise": "E",
-    "reduction": "R",
-    "softmax": "S",
-    "copy/layout": "C",
-    "optimizer": "O",
-    "fused attention": "A",
-    "normalization": "N",
-    "embedding": "B",
-    "convolution": "V",
-    "sort/scan": "K",
-    "random": "D",
-    "memset/memcpy": "F",
-    "communication": "G",
-    "other": "Z",
-    "unknown": "?",
+#: The letter of each part of a bar: those of the kernel classes that have their own, and those of other parts.
+LETTERS = {name: row.letter for name, row in CLASSES.items() if row.letter} | {
     "compute": "#",
     "exposed copies": "P",
     "exposed communication": "X",
