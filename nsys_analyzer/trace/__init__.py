@@ -1,1 +1,1 @@
-"""Reads an Nsight Systems SQLite export into typed columns: the only SQL of the package."""
+"""Reads captures of nsys and PyTorch's profiler into typed columns. Only this room reads or writes tables."""

@@ -1,4 +1,4 @@
-"""Columns of tables: the types of their arrays, what is done with any of them, and how Arrow's batches become some."""
+"""Defines the array types of table columns, operations on them, and the conversion from and to Arrow."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ Integers: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # of any width
 Codes: TypeAlias = npt.NDArray[np.int8]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
-#: One table as it was read: column name to a numpy array (integers) or an Arrow string array (texts).
+#: A table as it is read: maps column names to numpy arrays (integers) or Arrow string arrays (texts).
 Frame: TypeAlias = dict[str, Any]
 
-_SPARSE = 4  # a table of codes may be this many times longer than the values it serves
-_BLOCK = 1 << 15
+#: A lookup table of codes is used if it is at most this many times longer than the values.
+_MAX_LOOKUP_RATIO = 4
+_BLOCK_LENGTH = 1 << 15
 
 
 def arrow_to_numpy(array: pa.Array, default: int = 0) -> Any:
-    """Returns the numbers of an Arrow array, the default in place of nulls; without nulls, without a copy.
+    """Returns the numbers of an Arrow array, with the default in place of nulls; without nulls nothing is copied.
 
-    Straight from its buffers: Arrow's own conversions to numpy import pandas, a sixth of a second.
+    It reads Arrow's buffers, because Arrow's own conversion to numpy imports pandas, which takes a sixth of a second.
     """
     kind = np.dtype(f"{'u' if str(array.type).startswith('u') else 'i'}{array.type.bit_width // 8}")
     if not len(array):
@@ -43,9 +44,9 @@ def arrow_to_numpy(array: pa.Array, default: int = 0) -> Any:
 
 
 def arrow_integers(values: Ints | SmallInts) -> pa.Array:
-    """Returns integers as an Arrow array of their width, a time that is not known as a null.
+    """Returns integers as an Arrow array of the same width, with a null for ``NO_TIME``.
 
-    From their memory: Arrow's own conversions import pandas.
+    It uses their memory, because Arrow's own conversion imports pandas.
     """
     import pyarrow as pa
 
@@ -56,7 +57,7 @@ def arrow_integers(values: Ints | SmallInts) -> pa.Array:
 
 
 def arrow_texts(texts: Sequence[str]) -> pa.Array:
-    """Returns texts as an Arrow array, likewise."""
+    """Returns texts as an Arrow array, without Arrow's own conversion."""
     import pyarrow as pa
 
     encoded = [text.encode() for text in texts]
@@ -65,23 +66,23 @@ def arrow_texts(texts: Sequence[str]) -> pa.Array:
 
 
 def arrow_table(columns: Mapping[str, Ints | SmallInts | Sequence[str]]) -> pa.Table:
-    """Returns columns of integers and of texts as a table."""
+    """Returns columns of integers and texts as an Arrow table."""
     import pyarrow as pa
 
     arrays = [arrow_integers(c) if isinstance(c, np.ndarray) else arrow_texts(c) for c in columns.values()]
     return pa.Table.from_arrays(arrays, names=list(columns))
 
 
-def append_in_place(first: Any, *others: Any) -> Any:
-    """Returns an array of its own memory with others behind it; without a copy of what may be millions of entries."""
-    length = len(first)
-    first.resize(length + sum(map(len, others)), refcheck=False)
-    np.concatenate(others, out=first[length:], casting="unsafe")
-    return first
+def append_in_place(array: Any, *further_arrays: Any) -> Any:
+    """Appends further arrays to an array that owns its memory, and returns it. Its entries are not copied."""
+    length = len(array)
+    array.resize(length + sum(map(len, further_arrays)), refcheck=False)
+    np.concatenate(further_arrays, out=array[length:], casting="unsafe")
+    return array
 
 
 def take_or_default(column: Any, index: Any, absent: int) -> Any:
-    """Returns the column's entries at some positions, ``absent`` where the position is -1."""
+    """Returns the column's entries at the positions in ``index``, and ``absent`` where the position is -1."""
     entries = np.full(len(index), absent, column.dtype)
     for block in blocks(len(index) if len(column) else 0):
         is_there = index[block] >= 0
@@ -90,34 +91,34 @@ def take_or_default(column: Any, index: Any, absent: int) -> Any:
 
 
 def compress_constant(column: Any) -> Any:
-    """Returns the column; one that holds a single value, as most of processes and devices do, as that value repeated.
+    """Returns the column, or a read-only view of its only value repeated, which takes no memory.
 
-    Such a one takes no memory, and cannot be written to.
+    Most columns of processes and devices contain a single value.
     """
     is_constant = len(column) and all((column[block] == column[0]).all() for block in blocks(len(column)))
     return np.broadcast_to(column[0], len(column)) if is_constant else column
 
 
 def blocks(length: int, least: int = 0) -> Iterator[slice]:
-    """Returns the positions of a long column in blocks, of at least so many.
+    """Returns slices that divide a long column into blocks of at least ``least`` positions.
 
-    What is computed from one block stays in the processor's cache, where temporaries as long as the column would take
-    pages from the system and give them back, each of them set to zero in between: half of the time of a long capture.
+    The temporary arrays of one block fit into the processor's cache. Temporary arrays as long as the column would be
+    allocated and zeroed by the system again and again, which takes half of the time of a long capture.
     """
-    size = max(_BLOCK, least)
+    size = max(_BLOCK_LENGTH, least)
     return (slice(first, first + size) for first in range(0, length, size))
 
 
 def iterate_rows(frame: Frame) -> Iterator[tuple[Any, ...]]:
-    """Returns the rows of a small table, its columns in the order of the schema."""
+    """Returns the rows of a small table, with the columns in the order of the schema."""
     columns = (column.tolist() for column in frame.values())
     return zip(*columns, strict=True)
 
 
 def distinct(values: Any) -> Any:
-    """Returns the distinct values, sorted; fast where equal values come in runs, as the IDs of threads do.
+    """Returns the distinct values, sorted. It is fast if equal values are adjacent, as for thread IDs.
 
-    ``np.unique`` puts them into a hash table first, which takes far longer where a million times are all different.
+    ``np.unique`` uses a hash table, which is much slower for a million different times.
     """
     if not len(values):
         return values
@@ -127,35 +128,35 @@ def distinct(values: Any) -> Any:
 
 
 def _without_repeats(values: Any) -> Any:
-    """Returns a copy of the values without those that are equal to the one before."""
+    """Returns a copy of the values without those that equal their predecessor."""
     return values[np.append(True, values[1:] != values[:-1])]
 
 
 def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
-    """Returns the distinct texts and the empty one, sorted, and the position of each text among them."""
+    """Returns the sorted distinct texts, including the empty text, and the position of each text among them."""
     ordered = tuple(sorted({*texts, ""}))
     position = {text: i for i, text in enumerate(ordered)}
     return ordered, np.fromiter(map(position.__getitem__, texts), np.int64, len(texts))
 
 
 def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
-    """Returns where each distinct row of some columns is first, in sorted order, and each row's position among these.
+    """Returns the first position of each distinct row of some columns, in sorted order, and each row's code among them.
 
-    Each row is made one number: ``np.unique`` along an axis compares rows, which takes many times as long.
+    It encodes each row as one number, because ``np.unique`` along an axis compares rows, which is much slower.
     """
     codes = np.zeros(len(columns[0]), np.int32)
     for column in columns:
         values, code = dense_codes(column.astype(np.int64))
         codes = dense_codes(codes.astype(np.int64) * len(values) + code)[1]
     first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several entries for one place, the last one stays
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last assignment to an entry wins
     return first, codes
 
 
 def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
-    """Returns the distinct values, sorted, and each value's position among them: ``np.unique`` without its sort."""
+    """Returns the sorted distinct values, and each value's position among them. It avoids the sort of ``np.unique``."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-    if high - low > _SPARSE * len(values) + 1_000_000:
+    if high - low > _MAX_LOOKUP_RATIO * len(values) + 1_000_000:
         ids, inverse = np.unique(values, return_inverse=True)
         return ids, inverse.astype(np.int32)
     present = np.zeros(high - low + 1, np.bool_)
@@ -177,12 +178,12 @@ def build_frame(
     """Returns the columns of a table.
 
     Args:
-        batches: the table in parts, their first columns in the order of ``columns``.
-        columns: what is to become of each.
-        is_wanted: tells which rows of a part are kept.
+        batches: the table in parts, whose first columns are in the order of ``columns``.
+        columns: the declaration of each column.
+        is_wanted: returns the mask of the rows of a part to keep; None keeps all.
 
     Raises:
-        pyarrow.ArrowException: a column holds what it should not.
+        pyarrow.ArrowException: a column contains values of the wrong type.
     """
     numbers = {
         column.name: np.empty(0, np.int32 if column.narrow else np.int64) for column in columns if not column.is_text
@@ -190,23 +191,23 @@ def build_frame(
     texts: dict[str, list[pa.Array]] = {column.name: [] for column in columns if column.is_text}
     length = 0
     for batch in batches:
-        kept = np.flatnonzero(is_wanted(batch)) if is_wanted else None
-        kept = None if kept is None or len(kept) == batch.num_rows else kept
-        until = length + (batch.num_rows if kept is None else len(kept))
+        selected = np.flatnonzero(is_wanted(batch)) if is_wanted else None
+        selected = None if selected is None or len(selected) == batch.num_rows else selected
+        new_length = length + (batch.num_rows if selected is None else len(selected))
         for column, values in zip(columns, batch.columns, strict=False):
             if column.is_text:
-                texts[column.name].append(values if kept is None else values.take(arrow_integers(kept)))
+                texts[column.name].append(values if selected is None else values.take(arrow_integers(selected)))
                 continue
             array = numbers[column.name]
-            if until > len(array):
-                array.resize(max(until, 2 * len(array)), refcheck=False)
+            if new_length > len(array):
+                array.resize(max(new_length, 2 * len(array)), refcheck=False)
             integers = arrow_to_integers(values, column.default)
-            array[length:until] = integers if kept is None else integers[kept]
-        length = until
+            array[length:new_length] = integers if selected is None else integers[selected]
+        length = new_length
     for array in numbers.values():
         array.resize(length, refcheck=False)
     return {
-        column.name: _texts(texts[column.name], column.default == b"") if column.is_text else numbers[column.name]
+        column.name: _join_texts(texts[column.name], column.default == b"") if column.is_text else numbers[column.name]
         for column in columns
     }
 
@@ -217,38 +218,38 @@ def empty_frame(columns: Sequence[Column]) -> Frame:
 
 
 def arrow_to_integers(values: pa.Array, default: Any) -> Any:
-    """Returns the integers of an Arrow array of any width, the default in place of nulls."""
+    """Returns the integers of an Arrow array of any width, with the default in place of nulls."""
     import pyarrow as pa
 
     return arrow_to_numpy(values if pa.types.is_integer(values.type) else values.cast(pa.int64()), int(default))
 
 
-def _texts(parts: Sequence[pa.Array], are_bytes: bool) -> pa.Array:
-    """Returns the texts of several arrays in one, or the bytes; what is absent is empty."""
+def _join_texts(parts: Sequence[pa.Array], are_bytes: bool) -> pa.Array:
+    """Returns the texts (or bytes) of several arrays as one array; missing ones are empty."""
     import pyarrow as pa
 
-    blobs = pa.concat_arrays([_blobs(part) for part in parts]) if parts else pa.nulls(0, pa.binary())
+    blobs = pa.concat_arrays([_as_binary(part) for part in parts]) if parts else pa.nulls(0, pa.binary())
     blobs.validate(full=True)
     if are_bytes:
         return blobs
     texts = blobs.view(pa.string())
     try:
         texts.validate(full=True)
-    except pa.ArrowInvalid:  # not UTF-8: a character cut in two, or another encoding
+    except pa.ArrowInvalid:  # not valid UTF-8: a character cut in two, or another encoding
         return pa.array([blob.decode("utf-8", errors="replace") for blob in blobs.to_pylist()], pa.string())
     return texts
 
 
-def _blobs(values: pa.Array) -> pa.Array:
-    """Returns texts or bytes with offsets of any width as bytes, in place: casts take a tenth of a second to import.
+def _as_binary(values: pa.Array) -> pa.Array:
+    """Returns texts or bytes with offsets of any width as a binary array, without copying them.
 
-    Raises ArrowInvalid for what is neither.
+    It avoids Arrow's casts, whose import takes a tenth of a second. Raises ArrowInvalid for other types.
     """
     import pyarrow as pa
 
     width = {pa.string(): 4, pa.binary(): 4, pa.large_string(): 8, pa.large_binary(): 8}.get(values.type)
     if width is None:
-        return _blobs(values.cast(pa.string()))
+        return _as_binary(values.cast(pa.string()))
     _, offsets, letters = values.buffers()
     bounds = np.zeros(len(values) + 1, np.int64)
     if len(values) and offsets is not None:
@@ -262,7 +263,10 @@ def _blobs(values: pa.Array) -> pa.Array:
 
 
 def mask_by_name(rows: Any, test: Callable[[str], object]) -> Bools:
-    """Marks the rows whose name passes a test: their ``name`` is a code into their ``names``, -1 for none."""
+    """Returns the mask of the rows whose name passes a test, shape (rows,).
+
+    The ``name`` of the rows is a code into their ``names``, or -1 for no name.
+    """
     passes = np.array([*map(bool, map(test, rows.names)), False])
-    marked: Bools = passes[rows.name]
-    return marked
+    mask: Bools = passes[rows.name]
+    return mask

@@ -1,4 +1,4 @@
-"""The conditions of a capture as its export tells them: versions, GPUs, threads and the profiler's own messages."""
+"""Reads the conditions of a capture from its export: versions, GPUs, threads and the profiler's messages."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.arrays import Frame, iterate_rows
 from nsys_analyzer.trace.schema import TIME_SHIFT
 
-#: The severities of a message, as nsys numbers them.
+#: The names of nsys's severities of messages.
 SEVERITIES = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
 
-#: Messages that explain why a process has no CUDA trace, and what they mean. CUPTI takes one client at a time
-#: (cupti_result.h, CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED); tracing asks for no special rights, but for those
-#: that a virtual GPU may withhold.
+#: Messages that explain why a process has no CUDA trace, and their meaning. CUPTI supports one client at a time
+#: (cupti_result.h, CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED). Tracing needs no special permission, except on a
+#: virtual GPU.
 _NO_CUDA = (
     (
         re.compile(r"CUDA (?:profiling might have not been started correctly|injection initialization failed)"),
         phrase(
-            "nsys got no CUDA trace of the process. Either it made no CUDA call, as a launcher or a data loader; or "
-            "CUPTI could not start in it, because another profiler was attached (torch.profiler, a debugger), nsys is "
-            "older than the driver, a virtual GPU allows no tracing, or the process was forked without exec "
-            "(`--trace-fork-before-exec=true`); or it was killed before it wrote its records."
+            "nsys recorded no CUDA trace of the process. There are three possible reasons. The process made no CUDA "
+            "call, like a launcher or a data loader. Or CUPTI could not start in it, because another profiler "
+            "(torch.profiler, a debugger) was attached, nsys is older than the driver, a virtual GPU does not allow "
+            "tracing, or the process was forked without exec (use `--trace-fork-before-exec=true`). Or the process was "
+            "killed before its records were written."
         ),
     ),
     (
@@ -35,15 +36,15 @@ _NO_CUDA = (
         "This GPU cannot be traced by nsys.",
     ),
 )
-#: Characters of a message that are looked at: those of nsys are far shorter.
-_LONGEST = 1_000
-_OURS = r"(?!CUDA |NVTX |CUPTI )"
-#: Messages about other APIs and about samples of the CPU: no figure of ours comes from these.
-_OF_OTHERS = re.compile(
-    rf"No {_OURS}.+ events collected\. Does (?:the|any) process use"
-    rf"|{_OURS}[\w ./+-]+ profiling might have not been started correctly"
-    rf"|Not all {_OURS}.+ events might have been collected"
-    rf"|.*Some {_OURS}[\w ]+ events might be missing"
+#: Only the start of a long message is examined. The messages of nsys are much shorter.
+_MAX_MESSAGE_CHARACTERS = 1_000
+_OTHER_API = r"(?!CUDA |NVTX |CUPTI )"
+#: Messages about other APIs and about CPU samples, which no figure depends on.
+_IRRELEVANT_MESSAGE = re.compile(
+    rf"No {_OTHER_API}.+ events collected\. Does (?:the|any) process use"
+    rf"|{_OTHER_API}[\w ./+-]+ profiling might have not been started correctly"
+    rf"|Not all {_OTHER_API}.+ events might have been collected"
+    rf"|.*Some {_OTHER_API}[\w ]+ events might be missing"
     r"|.*Unified Memory trace is not supported"
     r"|(?i:.*\b(?:ip samples?|sampling|context[ -]switch\w*|backtraces?|ftrace|gpu metrics)\b)"
 )
@@ -51,7 +52,13 @@ _OF_OTHERS = re.compile(
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A message of the profiler: the global process ID it is about, 1 info, 2 warning or 3 error, its text."""
+    """A message of the profiler.
+
+    Attributes:
+        process: global process ID that the message is about.
+        severity: a key of ``SEVERITIES``.
+        text: the message.
+    """
 
     process: int
     severity: int
@@ -59,50 +66,50 @@ class Diagnostic:
 
 
 def is_irrelevant_message(text: str) -> bool:
-    """Returns whether a message is about APIs other than CUDA and NVTX, or about samples of the CPU."""
-    return bool(_OF_OTHERS.match(text[:_LONGEST]))
+    """Returns whether a message is about APIs other than CUDA and NVTX, or about CPU samples."""
+    return bool(_IRRELEVANT_MESSAGE.match(text[:_MAX_MESSAGE_CHARACTERS]))
 
 
 def first_sentence(text: str) -> str:
-    """Returns a message on one line, without its advice."""
+    """Returns a message on one line, without the advice that follows it."""
     sentence = " ".join(text.split()).split(". To make sure")[0].rstrip(".")
     return sentence if sentence.endswith(("?", "!")) else f"{sentence}."
 
 
 def explain_message(text: str) -> StrOrText:
-    """Returns the meaning of a message about a missing CUDA trace, empty for any other message."""
+    """Returns the meaning of a message about a missing CUDA trace; empty for any other message."""
     return next((explanation for pattern, explanation in _NO_CUDA if pattern.search(text)), "")
 
 
 def find_missing_cuda_message(messages: Iterable[Diagnostic]) -> Diagnostic | None:
-    """Returns the first message that explains a missing CUDA trace, the plainest first."""
-    texts = list(messages)
-    matching = (message for pattern, _ in _NO_CUDA for message in texts if pattern.search(message.text))
+    """Returns a message that explains a missing CUDA trace, preferring the order of ``_NO_CUDA``; None without one."""
+    candidates = list(messages)
+    matching = (message for pattern, _ in _NO_CUDA for message in candidates if pattern.search(message.text))
     return next(matching, None)
 
 
 def explain_missing_cuda(messages: Iterable[Diagnostic]) -> StrOrText:
-    """Why there is no CUDA trace, in the profiler's words and ours; empty where no message says so."""
+    """Returns the reason for a missing CUDA trace: the profiler's message and its meaning; empty without a message."""
     reason = find_missing_cuda_message(messages)
     return phrase("nsys: {} {}", first_sentence(reason.text), explain_message(reason.text)) if reason else ""
 
 
 CPU = "CPU"
-"""The name of the device that stands for the CPU, on a machine without a GPU."""
+"""The name of the device that represents the CPU in a trace without a GPU."""
 
-_TORCH = "torch.profiler"
-#: A version as an integer; without a driver nsys writes 0.
-_NUMBER = re.compile(r"(?!0$)[0-9]{1,18}")
+_TORCH_PROFILER = "torch.profiler"
+#: A version as an integer. nsys writes 0 if there is no driver.
+_VERSION_NUMBER = re.compile(r"(?!0$)[0-9]{1,18}")
 
 CUDA, HIP = "CUDA", "HIP"
-"""How devices are programmed: NVIDIA's and AMD's."""
+"""The platforms by which devices are programmed: NVIDIA's and AMD's."""
 
-_UNITS = {CUDA: "SMs", HIP: "CUs"}
+_MULTIPROCESSORS = {CUDA: "SMs", HIP: "CUs"}
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of the capture's machine; unknown figures are 0."""
+    """A GPU of the capture's machine. Unknown figures are 0."""
 
     gpu_id: int
     name: str
@@ -113,24 +120,30 @@ class Gpu:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it stands for the CPU."""
+        """Whether it represents the CPU."""
         return self.name == CPU
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The capture's conditions; texts are "unknown" where the export is silent.
+    """The conditions of a capture. A text is "unknown" if the export does not tell it.
 
     Attributes:
         profiler: "nsys" or "torch".
-        platform: how the devices are programmed: "CUDA" or "HIP".
-        runtime: the version of CUDA or HIP.
-        gpus: by GPU ID.
-        gpu_of: (pid, CUDA device ordinal) to GPU ID.
-        thread_names: by global thread ID.
-        time_shift_ns: added by the export to each of its times.
-        started_utc_ns: when the session started, since 1970 (UTC); 0 where the export is silent.
-        unread_tables: the names of the tables of events of which nothing is read.
+        platform: "CUDA" or "HIP".
+        profiler_version: version of the profiler.
+        schema_version: version of the export's schema.
+        driver: version of the GPU driver.
+        runtime: version of CUDA or HIP.
+        cpu: model of the CPU.
+        os: name and version of the operating system.
+        gpus: GPUs by GPU ID.
+        gpu_of: GPU IDs by (pid, CUDA device ordinal).
+        thread_names: names by global thread ID.
+        diagnostics: messages of the profiler.
+        time_shift_ns: offset that the export added to every time.
+        started_utc_ns: start of the session, ns since 1970 (UTC); 0 if the export does not tell it.
+        unread_tables: names of recorded tables from which nothing is read.
     """
 
     profiler: str
@@ -151,31 +164,36 @@ class Metadata:
 
     @property
     def multiprocessors(self) -> str:
-        """The name of the devices' multiprocessors: SMs, an AMD GPU's compute units (CUs)."""
-        return _UNITS.get(self.platform, "units")
+        """The name of the devices' multiprocessors: SMs, or compute units (CUs) on AMD's GPUs."""
+        return _MULTIPROCESSORS.get(self.platform, "units")
 
     def gpu(self, pid: int, device: int) -> Gpu | None:
-        """Returns the GPU behind a device ordinal of a process.
+        """Returns the GPU that has a device ordinal in a process; None if it is unknown.
 
-        Where the export does not tell it, as up to nsys 2024.2: any, on a machine whose GPUs are all alike.
+        Exports of nsys up to 2024.2 do not tell it. If all GPUs of the machine are equal, any of them is returned then.
         """
-        alike = len({replace(gpu, gpu_id=0) for gpu in self.gpus.values()}) == 1
-        return self.gpus.get(self.gpu_of.get((pid, device), -1), next(iter(self.gpus.values())) if alike else None)
+        are_equal = len({replace(gpu, gpu_id=0) for gpu in self.gpus.values()}) == 1
+        return self.gpus.get(self.gpu_of.get((pid, device), -1), next(iter(self.gpus.values())) if are_equal else None)
 
 
 def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata:
-    """Builds the metadata from the small tables (``export``, ``environment``, ``gpus``, ...)."""
+    """Builds the metadata from the small tables, such as ``export``, ``environment`` and ``gpus``.
+
+    Args:
+        frames: the tables by their keys.
+        strings: the export's strings by ID.
+    """
     export = dict(iterate_rows(frames["export"]))
     environment = dict(iterate_rows(frames["environment"]))
     platform = environment.get("DevicePlatform", CUDA)
     driver = environment.get("NvDriverVersion") or "unknown"
     shift = export.get(TIME_SHIFT, "")
     return Metadata(
-        profiler="torch" if export.get("EXPORT_PRODUCT_NAME") == _TORCH else "nsys",
+        profiler="torch" if export.get("EXPORT_PRODUCT_NAME") == _TORCH_PROFILER else "nsys",
         profiler_version=export.get("EXPORT_PRODUCT_VERSION") or export.get("PRODUCT_VERSION") or "unknown",
         schema_version=export.get("EXPORT_SCHEMA_VERSION", "unknown"),
         platform=platform,
-        driver=driver if driver != "0" else "unknown",  # nsys writes 0 without a driver
+        driver=driver if driver != "0" else "unknown",  # nsys writes 0 if there is no driver
         runtime=_runtime_version(platform, environment),
         cpu=environment.get("CpuDescription", "unknown"),
         os=environment.get("OsDescription", "unknown"),
@@ -194,15 +212,18 @@ def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
 
 
 def _runtime_version(platform: str, environment: dict[str, str]) -> str:
-    """Returns the version of CUDA (13000 is 13.0), or of HIP and its ROCm (70253211, ``HIP_VERSION``, is 7.2.53211)."""
+    """Returns the version of CUDA or of HIP with its ROCm.
+
+    13000 is CUDA 13.0; 70253211 (``HIP_VERSION``) is HIP 7.2.53211.
+    """
     if platform == HIP:
         number = environment.get("HipRuntimeVersion") or environment.get("HipDriverVersion", "")
     else:
         number = environment.get("CudaDriverVersion", "")
-    if not _NUMBER.fullmatch(number):
+    if not _VERSION_NUMBER.fullmatch(number):
         return "unknown"
     if platform == HIP:
-        major, rest = divmod(int(number), 10_000_000)
-        minor, patch = divmod(rest, 100_000)
+        major, minor_and_patch = divmod(int(number), 10_000_000)
+        minor, patch = divmod(minor_and_patch, 100_000)
         return f"{major}.{minor}.{patch} (ROCm {major}.{minor})"
     return f"{int(number) // 1000}.{int(number) % 1000 // 10}"

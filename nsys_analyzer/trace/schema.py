@@ -1,24 +1,29 @@
-"""The tables and columns of an nsys export that the package reads, with every name they have had.
+"""Declares the tables and columns of an nsys export that the package reads, with all names that nsys gave them.
 
-A new schema version costs a row here. Nothing is guaranteed to be there: nsys creates tables lazily and
-renames columns between versions, so each column says what stands in where it is absent or NULL.
+A new schema version needs a new alias here. nsys creates tables lazily and renames columns between versions, so any
+table or column may be missing. Each column declares the value that replaces a missing or NULL one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-#: How many of one unit of time are in another. Times are integers in ns until they are shown.
+#: Conversion factors between units of time. Times are integers in ns until they are shown.
 NS_PER_US, NS_PER_MS, NS_PER_S, US_PER_MS, MS_PER_S = 1e3, 1e6, 1e9, 1e3, 1e3
-#: Stands for a time that the file does not hold, such as the end of a range that has none.
+#: Replaces a time that is not in the file, such as the end of a range that was never closed.
 NO_TIME = -(2**62)
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: our name, its names in the file (newest first), and the value where it is absent or NULL.
+    """A column of a table.
 
-    The integers of a ``narrow`` one are kept in 32 bits.
+    Attributes:
+        name: the package's name of it.
+        aliases: its names in files, newest first.
+        default: the value that replaces a missing or NULL one.
+        doc: its meaning and unit.
+        narrow: whether its integers are stored in 32 bits.
     """
 
     name: str
@@ -29,16 +34,22 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds texts or bytes, not integers."""
+        """Whether it contains texts or bytes instead of integers."""
         return isinstance(self.default, str | bytes)
 
 
 @dataclass(frozen=True)
 class Filter:
-    """The rows worth reading: those whose column has one of some values, or that match one of some globs.
+    """Selects the rows of a table to read. It applies only if the file has the column.
 
-    In force where the file has the column. The globs of ``of_strings`` are for the string that the column holds the ID
-    of; with ``without`` such rows are left out, and the others read. A row without a value is never read.
+    A row without a value in the column is never read.
+
+    Attributes:
+        column: the column that is tested.
+        values: values that select a row.
+        globs: patterns that select a row.
+        of_strings: whether the column contains string IDs, and the patterns are for the strings.
+        without: whether the patterns exclude rows instead of selecting them.
     """
 
     column: str
@@ -49,25 +60,32 @@ class Filter:
 
     @property
     def table(self) -> str:
-        """Another table that it needs, empty for none."""
+        """The name of another table that the test needs; empty for none."""
         return "StringIds" if self.of_strings else ""
 
     @property
     def predicate(self) -> str:
-        """The test as SQL, behind the column's name."""
+        """The SQL condition that follows the column's name."""
         if self.of_strings:
             matching = " OR ".join(f"value GLOB '{glob}'" for glob in self.globs)
             return f"{'NOT ' if self.without else ''}IN (SELECT id FROM {self.table} WHERE {matching})"
-        listed = ", ".join(f"'{value}'" if isinstance(value, str) else str(value) for value in self.values)
-        return " OR ".join([f"IN ({listed})", *(f"{self.column} GLOB '{glob}'" for glob in self.globs)])
+        values = ", ".join(f"'{value}'" if isinstance(value, str) else str(value) for value in self.values)
+        return " OR ".join([f"IN ({values})", *(f"{self.column} GLOB '{glob}'" for glob in self.globs)])
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its names in the file, its columns, and the ``--trace`` option that records it.
+    """A table of an export.
 
-    A name behind the first counts only with the required columns: some names were given to another table later.
-    What is read ``aside`` is another look at some columns or rows of a table, for one question.
+    Attributes:
+        key: the package's name of it.
+        aliases: its names in files, newest first. An older name is used only if the table has the required columns,
+            because nsys later gave some of these names to other tables.
+        columns: its columns.
+        required: names of the columns without which it cannot be read.
+        filter: the rows to read; None for all rows.
+        trace_option: the value of nsys's ``--trace`` option that records it.
+        aside: whether this is a second view of a table, with other columns or rows, for one special question.
     """
 
     key: str
@@ -103,31 +121,31 @@ KERNEL = Table(
     (
         *_GPU,
         _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name"),
-        _column("continues", narrow=True, doc="1 for a later part of an operator on the CPU that calls others; ours"),
-        _column("grid_x", "gridX", narrow=True, doc="thread blocks along x, 0 where they are not known"),
+        _column("continues", narrow=True, doc="1 for a later part of a CPU operator that calls others; not from nsys"),
+        _column("grid_x", "gridX", narrow=True, doc="thread blocks along x, 0 if unknown"),
         _column("grid_y", "gridY", narrow=True, doc="thread blocks along y"),
         _column("grid_z", "gridZ", narrow=True, doc="thread blocks along z"),
     ),
     ("start", "end", "name"),
 )
-_BYTES = _column("bytes", doc="bytes copied or filled")
+_BYTES = _column("bytes", doc="bytes copied or set")
 MEMCPY = Table(
     "memcpy",
     ("CUPTI_ACTIVITY_KIND_MEMCPY",),
     (
         *_GPU,
         _BYTES,
-        _column("direction", "copyKind", doc="1 host to device, 2 device to host, 8 inside a device, 10 to another"),
-        _column("source", "srcKind", default=7, doc="memory it is read from: 0 pageable, 1 pinned; 7 unknown"),
-        _column("target", "dstKind", default=7, doc="memory it is written to, as the source"),
+        _column("direction", "copyKind", doc="1 host to device, 2 device to host, 8 on a device, 10 between devices"),
+        _column("source", "srcKind", default=7, doc="kind of the source memory: 0 pageable, 1 pinned, 7 unknown"),
+        _column("target", "dstKind", default=7, doc="kind of the destination memory, coded like the source"),
     ),
     ("start", "end"),
 )
 MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_GPU, _BYTES), ("start", "end"))
 GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "end"))
-#: The tables of GPU operations, in the order of ``trace.columns.KINDS``.
+#: The tables of GPU operations, in the order of ``trace.columns.OPERATION_KINDS``.
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
-# A look-up puts no work on the GPU, and cuKernelGetName alone is nearly half of PyTorch's calls.
+# Query functions put no work on the GPU, and cuKernelGetName alone makes up nearly half of PyTorch's calls.
 _NO_LOOK_UPS = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, without=True)
 RUNTIME = Table(
     "runtime",
@@ -138,7 +156,7 @@ RUNTIME = Table(
         _column("thread", "globalTid", doc="global thread ID"),
         _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
         _column("name", "nameId", doc="StringIds ID of the API function"),
-        _column("result", "returnValue", narrow=True, doc="what the call returned, 0 for success"),
+        _column("result", "returnValue", narrow=True, doc="return value of the call, 0 for success"),
     ),
     ("start", "thread", "correlation"),
     _NO_LOOK_UPS,
@@ -149,27 +167,27 @@ NVTX = Table(
     (
         _START,
         _END,
-        _column("kind", "eventType", default=59, doc="59/70 push-pop, 60/71 start-end; others are no ranges"),
+        _column("kind", "eventType", default=59, doc="59 and 70 push-pop, 60 and 71 start-end; others are not ranges"),
         _column("thread", "globalTid", doc="global thread ID that opened the range"),
         _column("text_id", "textId", default=-1, doc="StringIds ID of the name"),
-        _column("text", default="", doc="the name where there is no text ID"),
+        _column("text", default="", doc="the name if there is no text ID"),
     ),
     ("start", "thread"),
     Filter("eventType", (59, 60, 70, 71)),
     trace_option="nvtx",
 )
-#: Where the parts of a binary payload of a range are.
+#: The layout of the binary payloads of ranges.
 PAYLOAD_FIELDS = Table(
     "payload_fields",
     ("NVTX_PAYLOAD_SCHEMA_ENTRIES",),
     (
         _column("schema", "schemaId", doc="ID of the payload's schema"),
-        _column("type", doc="NVTX's number of the type"),
+        _column("type", doc="NVTX's code of the field's type"),
         _column("name", default="", doc="name of the field"),
-        _column("offset", doc="bytes from the payload's start"),
+        _column("offset", doc="bytes from the start of the payload"),
     ),
 )
-#: PyTorch's operators, as our reader of its profiler's traces gives them; nsys writes them among the NVTX ranges.
+#: PyTorch's operators in the traces of its profiler. In nsys exports they are among the NVTX ranges.
 OPERATORS = Table(
     "operators",
     ("TORCH_OPERATOR_EVENTS",),
@@ -178,37 +196,37 @@ OPERATORS = Table(
         _END,
         _column("thread", "globalTid", doc="global thread ID that ran the operator"),
         _column("name", "nameId", doc="StringIds ID of the operator's name"),
-        _column("sequence", "sequenceNumber", default=-1, doc="number of the autograd node, -1 for none"),
+        _column("sequence", "sequenceNumber", default=-1, doc="sequence number of the autograd node, -1 for none"),
         _column(
             "forward_thread",
             "forwardThreadId",
             narrow=True,
-            doc="PyTorch's number of the thread that made the node, or 0",
+            doc="PyTorch's number of the thread that created the node, or 0",
         ),
     ),
     ("start", "end", "thread", "name"),
 )
-#: What the profiler noted of its own work. For PyTorch's traces, our reader adds the span of the recording.
+#: The profiler's own overhead. In PyTorch's traces, the span of the recording is added.
 OVERHEAD = Table(
     "overhead",
     ("CUPTI_ACTIVITY_KIND_OVERHEAD",),
     (
         _START,
         _END,
-        _column("thread", "globalTid", doc="global thread ID that was held up; in PyTorch's traces the process ID"),
-        _column("name", "nameId", default=-1, doc="StringIds ID of what it did"),
+        _column("thread", "globalTid", doc="global thread ID that was delayed; in PyTorch's traces the process ID"),
+        _column("name", "nameId", default=-1, doc="StringIds ID of the activity's name"),
     ),
     ("start", "end"),
 )
 PROFILER_OVERHEAD = replace(OVERHEAD, key="profiler_overhead", aliases=("PROFILER_OVERHEAD",))
 GRAPH_NODES = Table(
     "graph_nodes",
-    ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"),  # the latter up to nsys 2023.4; of graphs since 2024.2
+    ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"),  # nsys up to 2023.4; since 2024.2 it contains graphs, not nodes
     (
         _START,
         _column("thread", "globalTid", doc="global thread ID that created the node"),
         _column("graph_node", "graphNodeId", doc="CUDA graph node ID"),
-        _column("original", "originalGraphNodeId", doc="the captured node this one was instantiated from, or 0"),
+        _column("original", "originalGraphNodeId", doc="ID of the captured node it was instantiated from, or 0"),
     ),
     ("start", "thread", "graph_node"),
 )
@@ -221,9 +239,9 @@ MEMORY = Table(
         _column("bytes", doc="bytes allocated or freed"),
         _column("operation", "memoryOperationType", doc="0 allocation, 1 free"),
         _column("alive", "localMemoryPoolUtilizedSize", default=-1, doc="bytes in use in its pool; -1 without a pool"),
-        _column("kind", "memKind", doc="the kind of memory, by which rows are chosen"),
+        _column("kind", "memKind", doc="kind of memory, used by the filter"),
     ),
-    # The device's memory that a program asked for, not that of its code's static variables, nor the host's.
+    # Device memory that a program allocates, without its static variables, and without host memory.
     filter=Filter("memKind", (2, 3, 4)),
 )
 STRINGS = Table(
@@ -257,7 +275,7 @@ DIAGNOSTICS = Table(
 )
 GPUS = Table(
     "gpus",
-    # nsys 2020.4 has both, and in its TARGET_INFO_GPU neither memory nor multiprocessors.
+    # nsys 2020.4 has both tables, and its TARGET_INFO_GPU has neither memory nor multiprocessors.
     ("TARGET_INFO_CUDA_GPU", "TARGET_INFO_GPU"),
     (
         _column("id", "id", "deviceId", default=0, doc="GPU ID"),
@@ -285,18 +303,18 @@ ENVIRONMENT = Table(
     _PROPERTIES,
     ("name", "value"),
 )
-#: The ranks of the processes, as our reader of a PyTorch profiler's trace and a copy to share give them.
+#: The ranks of the processes, in traces of PyTorch's profiler and in shared copies.
 RANKS = Table(
     "ranks",
     ("PROCESS_RANKS",),
     (
-        _column("process", "globalPid", doc="global process ID; 0 for the only one"),
+        _column("process", "globalPid", doc="global process ID; 0 for the only process"),
         _column("rank", doc="rank among all processes of the run"),
-        _column("world_size", "worldSize", doc="how many processes the run has, 0 where that is not known"),
+        _column("world_size", "worldSize", doc="number of processes of the run, 0 if unknown"),
     ),
     ("process", "rank"),
 )
-#: Calls of NCCL's functions, as a copy to share keeps them; nsys writes them among the NVTX ranges.
+#: Calls of NCCL, in traces of PyTorch's profiler and in shared copies. In nsys exports they are NVTX ranges.
 NCCL_CALLS = Table(
     "nccl_calls",
     ("NCCL_CALLS",),
@@ -304,10 +322,10 @@ NCCL_CALLS = Table(
         _START,
         _column("thread", "globalTid", doc="global thread ID that made the call"),
         _column("function", default="", doc="NCCL's function"),
-        _column("communicator", doc="ID of the communicator, 0 where it is not known"),
-        _column("bytes", default=-1, doc="the message as NCCL counts it, of one rank; -1 where it is not known"),
-        _column("peer", default=-1, doc="the other's rank in the communicator of a send or receive, or -1"),
-        _column("ranks", doc="how many ranks the communicator is of, 0 where that is not known"),
+        _column("communicator", doc="ID of the communicator, 0 if unknown"),
+        _column("bytes", default=-1, doc="message size of one rank, as NCCL counts it; -1 if unknown"),
+        _column("peer", default=-1, doc="peer's rank in the communicator, for a send or receive; else -1"),
+        _column("ranks", doc="number of ranks in the communicator, 0 if unknown"),
     ),
     ("start", "thread", "function"),
 )
@@ -320,14 +338,14 @@ EXPORT = Table(
 SESSION = Table(
     "session",
     ("ANALYSIS_DETAILS",),
-    (_column("duration", doc="from the start of the session to its end, ns"),),
+    (_column("duration", doc="duration of the session, ns"),),
 )
 SESSION_START = Table(
     "session_start",
     ("TARGET_INFO_SESSION_START_TIME",),
     (_column("utc", "utcEpochNs", doc="start of the session, ns since 1970 (UTC)"),),
 )
-#: How nsys was asked to record. The table holds every environment variable, too: the rows that are read are named.
+#: nsys's recording options. The table also contains every environment variable, so the filter names the rows to read.
 CAPTURE = Table(
     "capture",
     ("META_DATA_CAPTURE",),
@@ -340,11 +358,11 @@ CAPTURE = Table(
         ),
     ),
 )  # fmt: skip
-#: The environment variables of the program that nsys launched, each as a property NAME=VALUE.
+#: The environment variables of the program that nsys launched. Each one is a property with the value NAME=VALUE.
 VARIABLES = Table(
     "variables", CAPTURE.aliases, _PROPERTIES, filter=Filter("name", globs=("*ENVIRONMENT_VARIABLE*",)), aside=True
 )
-#: What NCCL notes beside the ranges of its functions.
+#: The payloads that NCCL attaches to the ranges of its functions.
 PAYLOADS = Table(
     "payloads",
     NVTX.aliases,
@@ -359,7 +377,7 @@ PAYLOADS = Table(
     filter=Filter("textId", globs=("nccl[A-Z]*",), of_strings=True),
     aside=True,
 )
-#: The frames of backtraces that are functions of PyTorch.
+#: The frames of API calls' backtraces that are PyTorch functions.
 CALLCHAINS = Table(
     "callchains",
     ("CUDA_CALLCHAINS",),
@@ -373,24 +391,24 @@ CALLCHAINS = Table(
     aside=True,
 )
 SAMPLED_CHAINS = replace(CALLCHAINS, key="sampled_chains", aliases=("SAMPLING_CALLCHAINS",))
-#: What nsys saw of the CPU, some thousand times a second.
+#: nsys's CPU samples, about a thousand per second.
 SAMPLES = Table(
     "samples",
     ("COMPOSITE_EVENTS",),
     (
         _column("id", doc="ID of the sample's backtrace"),
         _START,
-        _column("thread", "globalTid", doc="global thread ID that ran"),
+        _column("thread", "globalTid", doc="global thread ID that was running"),
     ),
     aside=True,
 )
-#: When the operating system gave a thread a CPU, and when it took it away.
+#: The context switches: the times at which the operating system gave a thread a CPU, or took it away.
 SWITCHES = Table(
     "switches",
     ("SCHED_EVENTS",),
     (
         _START,
-        _column("is_in", "isSchedIn", doc="1 where the thread gets a CPU, 0 where it loses it"),
+        _column("is_in", "isSchedIn", doc="1 if the thread gets a CPU, 0 if it loses it"),
         _column("thread", "globalTid", doc="global thread ID"),
     ),
     ("is_in", "thread"),
@@ -407,26 +425,26 @@ CHAINED_CALLS = Table(
     aside=True,
 )
 
-#: The property of an export with what ``nsys export --ts-normalize`` or ``--ts-shift`` added to each of its times, ns.
+#: The property with the offset (ns) that ``nsys export --ts-normalize`` or ``--ts-shift`` added to every time.
 TIME_SHIFT = "EXPORT_CONFIG_TIME_SHIFT"
 
-#: Tables that are not read, of things whose recording slows a program down by more than API calls and ranges do.
+#: Tables whose recording slows a program down more than API calls and ranges do, and what they contain.
 COSTLY_TABLES = {
     "OSRT_API": "calls of the operating system (osrt)",
     "COMPOSITE_EVENTS": "CPU samples",
     "CUDA_CALLCHAINS": "backtraces of API calls",
 }
 
-#: The columns of such a table in a copy to share, which keeps none of its rows.
+#: The columns of such a table in a shared copy, which contains none of its rows.
 COSTLY_MARK = ("id",)
 
-#: A file with none of these is no nsys export: every version writes at least one.
+#: Every version of nsys writes at least one of these tables. A file without any of them is not an nsys export.
 SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
 
-#: Of the files of an export that is a folder, one for each table.
+#: Suffixes of the files of a folder export, which has one file per table.
 TABLE_ENDINGS = (".parquet", ".arrow")
 
-#: Every table here, by each name that it has had.
+#: Every table above by each of its aliases, without those that are read aside.
 TABLES = {
     name: table
     for table in tuple(globals().values())
@@ -434,7 +452,7 @@ TABLES = {
     for name in table.aliases
 }
 
-#: Every name of a table of which anything is read.
+#: The aliases of all tables from which anything is read.
 TABLE_ALIASES = frozenset(
     name for table in tuple(globals().values()) if isinstance(table, Table) for name in table.aliases
 )
