@@ -1,4 +1,4 @@
-"""The configuration of a run, declared once: command lines, manifests, timings and reports are derived from it."""
+"""Declares the configuration of a run once, for command lines, manifests, tables of times and reports."""
 
 # ruff: noqa: RUF009 - `option` makes a field of a dataclass
 
@@ -14,7 +14,7 @@ from msgspec import Meta
 from nsys_analyzer.system.strict_json import LARGEST_EXACT_INTEGER
 
 SCHEMA_VERSION = 1
-#: Where ``nsys-analyze verify`` keeps what was predicted and measured.
+#: The file in which ``nsys-analyze verify`` records predictions and measurements.
 LEDGER = Path(".nsys-analyze", "ledger.jsonl")
 MODES = ("forward", "forward-backward", "train")
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -26,24 +26,24 @@ CountOrNone = Annotated[int, Meta(ge=0, le=LARGEST_EXACT_INTEGER)]
 Seed = Annotated[int, Meta(ge=-LARGEST_EXACT_INTEGER, le=LARGEST_EXACT_INTEGER)]
 Value: TypeAlias = str | int | float | bool
 
-#: What stands for an option that is not known: None, or NoReturn (no value at all) where every option has one.
+#: The type of an option's value if it is unknown: None, or NoReturn if every option must have a value.
 Unknown = TypeVar("Unknown")
 
 
 @dataclass(frozen=True)
 class Option:
-    """How command lines ask for an option of a target or an experiment, and where it is shown.
+    """The spelling of an option of a target or an experiment on command lines, in names of results and in reports.
 
     Attributes:
-        default: None where the program decides; its type is that of the option. A tuple where an experiment takes
-            several values.
-        default_on_cpu: a smaller default of ``nsys-analyze run`` and of experiments on a CPU.
-        unit: what help calls a value.
-        spelling: its name on a command line, without the dashes; empty where that is the field's name.
-        several: whether a sweep takes several values of it.
-        in_run: whether ``nsys-analyze run`` has it; others are passed on by ``--target-option``.
-        in_name: how the name of a result says a value that is not the default; empty where it never does.
-        column: its column in the report, empty where another table says it.
+        default: the default value, whose type is that of the option. It is None if the program decides, and a tuple if
+            an experiment takes several values.
+        default_on_cpu: a smaller default for ``nsys-analyze run`` and experiments on a CPU.
+        unit: the name of a value in help texts.
+        spelling: the name on a command line without the dashes; empty if it is the field's name.
+        several: whether a sweep takes several values.
+        in_run: whether ``nsys-analyze run`` has the option. Other options are passed on by ``--target-option``.
+        in_name: the part of a result's name for a value other than the default; empty if names do not include it.
+        column: the column in the report; empty if another table shows the value.
     """
 
     default: Any
@@ -61,28 +61,28 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """``--warmup``."""
+        """Returns the option on a command line, such as ``--warmup``."""
         return "--" + (self.spelling or self.name).replace("_", "-")
 
     @property
     def kind(self) -> type:
-        """The type of a value."""
-        first = self.default[0] if isinstance(self.default, tuple) else self.default
-        return str if first is None else type(first)
+        """Returns the type of a value."""
+        value = self.default[0] if isinstance(self.default, tuple) else self.default
+        return str if value is None else type(value)
 
     def default_on(self, device: str) -> Any:
         """Returns the default on ``cuda`` or ``cpu``."""
         return self.default_on_cpu if device == "cpu" and self.default_on_cpu is not None else self.default
 
-    def words(self, value: Value) -> list[str]:
-        """The words of a command line that ask for a value, none where it is what every machine does by default."""
+    def arguments(self, value: Value) -> list[str]:
+        """Returns the command-line arguments for a value; none if it is the default on every machine."""
         if self.kind is bool:
             return [self.flag] if value else []
-        usual = not self.several and self.default_on_cpu is None and value == self.default
-        return [] if usual else [self.flag, str(value)]
+        is_default = not self.several and self.default_on_cpu is None and value == self.default
+        return [] if is_default else [self.flag, str(value)]
 
-    def in_a_name(self, value: Value) -> str:
-        """How the name of a result says this value, empty where it does not."""
+    def name_part(self, value: Value) -> str:
+        """Returns the part of a result's name for this value; empty if the name does not include it."""
         if value == self.default or self.in_name == "":
             return ""
         word = self.name.replace("_", "-")
@@ -90,7 +90,7 @@ class Option:
 
 
 def option(default: Value | None, help: str, choices: tuple[str, ...] = (), **more: Any) -> Any:
-    """A field of :class:`Options` with its :class:`Option`; None where the value is not known."""
+    """Returns a dataclass field of :class:`Options` with its :class:`Option`; its default, None, means unknown."""
     return field(default=None, metadata={"option": Option(default, help, choices, **more)})
 
 
@@ -98,15 +98,15 @@ def option(default: Value | None, help: str, choices: tuple[str, ...] = (), **mo
 class Options(Generic[Unknown]):
     """The options of the transformer target: each field is an option of ``nsys-analyze run`` and of the target.
 
-    ``Options[None]`` is what is known of a run, ``Options[NoReturn]`` is complete. A new option is a new field here
-    and the line of the target that uses it. Their order is that of words on the command line, in names and in tables.
+    ``Options[None]`` may have unknown values, ``Options[NoReturn]`` is complete. A new option needs a new field here,
+    and a line in the target that uses it. The order of the fields is the order on command lines, in names and in tables.
     """
 
     context_length: Count | Unknown = option(
         256, "Context length.", default_on_cpu=128, unit="TOKENS", several=True, in_name="", column=""
     )
     mode: str | Unknown = option(
-        "train", "Phases of a step: forward; with loss and backward; and with the optimizer.", MODES, several=True,
+        "train", "Phases of a step: forward, also loss and backward, or also the optimizer.", MODES, several=True,
         in_name="", column="",
     )  # fmt: skip
     precision: str | Unknown = option("fp32", "Precision; bf16 is autocast.", PRECISIONS, several=True, in_name="")
@@ -116,14 +116,12 @@ class Options(Generic[Unknown]):
         in_name="{}",
     )  # fmt: skip
     compile: bool | Unknown = option(
-        False, "torch.compile the model; there are no ranges inside forward then.", column="compiled"
+        False, "Compile the model with torch.compile. Forward then has no inner ranges.", column="compiled"
     )
-    cuda_graph: bool | Unknown = option(
-        False, "Capture each phase as a CUDA graph, then replay it.", column="CUDA graph"
-    )
-    seed: Seed | Unknown = option(0, "Seed of weights and data.", in_run=False, least=-LARGEST_EXACT_INTEGER)
+    cuda_graph: bool | Unknown = option(False, "Capture each phase as a CUDA graph and replay it.", column="CUDA graph")
+    seed: Seed | Unknown = option(0, "Seed for weights and data.", in_run=False, least=-LARGEST_EXACT_INTEGER)
     device: str | Unknown = option(
-        None, "Where to run. Default: cuda where there is a GPU.", ("cuda", "cpu"), in_name="", column=""
+        None, "Device to run on. Default: cuda if there is a GPU.", ("cuda", "cpu"), in_name="", column=""
     )
     steps: CountOrNone | Unknown = option(10, "Measured steps.", default_on_cpu=2, in_name="", column="")
     warmup_steps: CountOrNone | Unknown = option(
@@ -131,79 +129,82 @@ class Options(Generic[Unknown]):
     )
 
 
-OPTIONS: dict[str, Option] = {one.name: replace(one.metadata["option"], name=one.name) for one in fields(Options)}
-"""Every option by the name of its field."""
+#: The options by the names of their fields.
+OPTIONS: dict[str, Option] = {
+    declared.name: replace(declared.metadata["option"], name=declared.name) for declared in fields(Options)
+}
 
 
-#: FLOPs are more than other counts: a step of a large model has 1e16.
+#: A number of FLOPs. A step of a large model has 1e16, more than other counts may be.
 Flops = Annotated[float, Meta(ge=0, le=1e24)]
-#: FLOPs by one word and another: a phase and a class of kernels, a module and a phase.
-FlopsByTwo: TypeAlias = dict[str, dict[str, Flops]]
+#: FLOPs by two keys: by phase and kernel class, or by module and phase.
+NestedFlops: TypeAlias = dict[str, dict[str, Flops]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedFlops:
-    """The FLOPs of one step of a program, counted as its operators ran.
+    """The FLOPs of one step of a program, counted while its operators ran.
 
     Attributes:
-        passes: how often each phase ran in the step.
-        classes: by phase and class of kernels; ``recomputed`` is a forward pass that runs again in backward.
-        modules: by module (``GPT/h.0.attn: Attention``) and phase.
-        softmax, attention_matmul: of all forward passes; 5 for each score.
-        unknown: operators that may compute, and that no formula is known for.
+        passes: the number of times that each phase ran in the step.
+        classes: FLOPs by phase and kernel class. The phase ``recomputed`` is a forward pass that runs again in backward.
+        modules: FLOPs by module (``GPT/h.0.attn: Attention``) and phase.
+        softmax: FLOPs of softmax in all forward passes, 5 per score.
+        attention_matmul: FLOPs of the attention matmuls in all forward passes.
+        unknown: operators that may compute something, but whose FLOPs are not known.
     """
 
     passes: dict[str, CountOrNone]
-    classes: FlopsByTwo
-    modules: FlopsByTwo = field(default_factory=dict)
+    classes: NestedFlops
+    modules: NestedFlops = field(default_factory=dict)
     softmax: Flops = 0
     attention_matmul: Flops = 0
     unknown: list[str] = field(default_factory=list)
 
-    def of(self, phase: str) -> float:
-        """Of all passes of a phase."""
+    def flops_of_phase(self, phase: str) -> float:
+        """Returns the FLOPs of all passes of a phase."""
         return sum(self.classes.get(phase, {}).values())
 
-    def of_pass(self, phase: str) -> Mapping[str, float]:
-        """Of one pass, by class of kernels; empty where there is none."""
+    def flops_per_pass(self, phase: str) -> Mapping[str, float]:
+        """Returns the FLOPs of one pass by kernel class; empty if the phase has no pass."""
         passes = self.passes.get(phase)
         return {name: flops / passes for name, flops in self.classes.get(phase, {}).items()} if passes else {}
 
     @property
-    def of_step(self) -> float:
-        """Of the model in one step: what is computed again is left out, and what the optimizer does."""
-        return sum(self.of(phase) for phase in self.classes if phase not in ("recomputed", "optimizer"))
+    def flops_per_step(self) -> float:
+        """Returns the FLOPs of the model in one step, without recomputed passes and without the optimizer."""
+        return sum(self.flops_of_phase(phase) for phase in self.classes if phase not in ("recomputed", "optimizer"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Options[None]):
-    """The manifest of a run, flat JSON of these keys: each is optional, None is unknown.
+    """The manifest of a run, which is flat JSON with these keys. Each key is optional, None is unknown.
 
     Attributes:
-        model: its name, which its dimensions outrank.
-        optimizer: its name.
-        status: one of ``STATUSES``; ``message`` says why where it is not ``ok``.
-        profiler: ``nsys``, ``torch`` or ``none``, which leaves no trace.
+        model: the name of the model. Its dimensions take precedence over the name.
+        optimizer: the name of the optimizer.
+        status: one of ``STATUSES``; ``message`` says why it is not ``ok``.
+        profiler: ``nsys``, ``torch``, or ``none`` for a run that leaves no trace.
         python, torch, cuda, driver, nsys: versions.
         git_dirty: whether tracked files differ from the commit of the working folder.
-        command, profile_command: the command line of the target alone, and under its profiler.
-        run: the ``nsys-analyze run`` that did both.
-        capture: the file name of the trace that it belongs to.
-        stacks: those of the stacks that were sampled while that was recorded.
-        rank: the rank of the capture's process among those of the run.
-        world_size: how many ranks the run has.
-        rank_pids: the process ID of each rank, where one capture is of all.
-        group: the same word for all ranks of one run, and for no other run.
-        peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
-        weights_bytes: what each pass of a model that decodes reads of its weights.
-        cache_bytes: what keys and values of one position take, in all layers.
-        flops: counted while a program of the user's ran.
-        waits: how often each line of it waits for the GPU in a step, as PyTorch warns of it.
-        lines: file and line of ``forward`` of its own classes of modules, and of the first call of each phase.
-        hooks_ms: the time of the CPU that the hooks took in a step of that run.
-        stopped_after: the step of the user's program after which it was ended, for all was recorded that was asked for.
-        not_annotated: what of the user's program was not found, and why.
-        timed_by: ``hooks`` where the times without a profiler were taken from outside of the program.
+        command, profile_command: the command lines of the target without and with the profiler.
+        run: the ``nsys-analyze run`` command that started both.
+        capture: the file name of the trace that the manifest belongs to.
+        stacks: the file names of the stacks that were sampled during the recording.
+        rank: the rank of the capture's process.
+        world_size: the number of ranks of the run.
+        rank_pids: the process ID of each rank, if one capture records all of them.
+        group: a word that all ranks of one run share, and no other run.
+        peak_memory_bytes: the most device memory of tensors, without a profiler.
+        weights_bytes: the bytes of weights that each pass of a decoding model reads.
+        cache_bytes: the bytes of keys and values of one position in all layers.
+        flops: the FLOPs that were counted while the user's program ran.
+        waits: how often each line of the program waits for the GPU in a step, according to PyTorch's warnings.
+        lines: file and line of ``forward`` of the program's module classes, and of the first call of each phase.
+        hooks_ms: the CPU time of the hooks in a step of that run.
+        stopped_after: the step after which the user's program was ended, because the recording was complete.
+        not_annotated: the parts of the user's program that were not found, and the reason.
+        timed_by: ``hooks`` if hooks timed the run without a profiler.
     """
 
     schema_version: Count = SCHEMA_VERSION
@@ -247,16 +248,21 @@ class Run(Options[None]):
     not_annotated: str | None = None
 
 
-#: What a run says of its model beside the name.
+#: The keys of a run that describe its model besides the name.
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 
 
-def overlaid(run: Run, more: Run) -> Run:
-    """The run with whatever another description of it knows."""
-    return replace(run, **{one.name: value for one in fields(more) if (value := getattr(more, one.name)) is not None})
+def update_run(run: Run, update: Run) -> Run:
+    """Returns the run with all values that the other description of it knows."""
+    names = [declared.name for declared in fields(update)]
+    return replace(run, **{name: value for name in names if (value := getattr(update, name)) is not None})
 
 
-def as_json(run: Run) -> dict[str, Any]:
-    """The known keys of a manifest, with their values."""
-    known = {one.name: value for one in fields(run) if (value := getattr(run, one.name)) is not None}
-    return {name: asdict(value) if isinstance(value, CountedFlops) else value for name, value in known.items()}
+def manifest_values(run: Run) -> dict[str, Any]:
+    """Returns the known keys of a manifest with their values."""
+    values = {declared.name: getattr(run, declared.name) for declared in fields(run)}
+    return {
+        name: asdict(value) if isinstance(value, CountedFlops) else value
+        for name, value in values.items()
+        if value is not None
+    }

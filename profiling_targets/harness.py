@@ -31,7 +31,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, list_model_names
-from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, as_json
+from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, manifest_values
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.rows import CaseTarget, written
 from nsys_analyzer.system.atomic_write import write_text
@@ -169,7 +169,9 @@ def run_measured(
         print(f"Out of memory: {message}", file=sys.stderr)
     ended = replace(described, **machine(device), status=status, message=message)
     if results:
-        write_text(results, json.dumps({**as_json(ended), **further_results, "times_ms": times}, indent=1) + "\n")
+        write_text(
+            results, json.dumps({**manifest_values(ended), **further_results, "times_ms": times}, indent=1) + "\n"
+        )
     for phase, values in times.items():
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         print(f"{phase:10} {statistics.mean(values):10.3f} ms ± {spread:.3f} over {len(values)} steps")

@@ -16,7 +16,7 @@ import pytest
 
 from nsys_analyzer import configuration
 from nsys_analyzer.cli.run import run
-from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Options, Run, as_json
+from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Options, Run, manifest_values
 
 ROOT = Path(__file__).parent.parent
 FIELD = '    dropout: float | Unknown = option(0.0, "Share of activations that are dropped.")\n'
@@ -71,11 +71,16 @@ def test_every_option_of_a_sweep_is_on_the_command_line() -> None:
     ],
 )
 def test_how_an_option_is_spelled(name: str, value: configuration.Value, words: list[str], in_a_name: str) -> None:
-    assert (OPTIONS[name].words(value), OPTIONS[name].in_a_name(value)) == (words, in_a_name)
+    assert (OPTIONS[name].arguments(value), OPTIONS[name].name_part(value)) == (words, in_a_name)
 
 
 def test_what_is_not_known_is_none() -> None:
     names = [one.name for one in fields(Options)]
     assert names == list(OPTIONS)
     assert {getattr(Run(), name) for name in (*names, *DIMENSIONS)} == {None}
-    assert as_json(Run(compile=False, seed=0)) == {"schema_version": 1, "status": "ok", "compile": False, "seed": 0}
+    assert manifest_values(Run(compile=False, seed=0)) == {
+        "schema_version": 1,
+        "status": "ok",
+        "compile": False,
+        "seed": 0,
+    }

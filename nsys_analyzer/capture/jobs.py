@@ -27,7 +27,7 @@ from typing import Any
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.nsys import PROCESS_ID
 from nsys_analyzer.capture.profilers import Profiler, annotating, importing, timed_command
-from nsys_analyzer.configuration import Run, as_json, overlaid
+from nsys_analyzer.configuration import Run, manifest_values, update_run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.inputs.manifest import MANIFEST, ManifestError, manifest_of_stem, read_manifest, run_from
 from nsys_analyzer.inputs.rows import Row, Task, add_row, written
@@ -218,7 +218,7 @@ def _run_target(
     run: Run,
 ) -> JobResult:  # fmt: skip
     """Times and profiles a target in a folder that is to become its place, and writes the manifest of each capture."""
-    run = replace(run, **{**as_json(target.run), **_commands(target, profiler)})
+    run = replace(run, **{**manifest_values(target.run), **_commands(target, profiler)})
     result, processes = JobResult("ok"), [(Run(), None)] * (target.ranks.count if target.ranks else 1)
     if target.is_timed:
         progress.started(target.name, "timing")
@@ -233,9 +233,9 @@ def _run_target(
     remove_unfinished(part)  # a recorder that was killed in the middle of its trace
     # One capture of all ranks has the first rank's description, and all their times.
     for number, (stem, (description, timings)) in enumerate(zip(capture_stems(ranks), processes, strict=False)):
-        made = overlaid(run, description)
+        made = update_run(run, description)
         if target.annotation:  # what the user says of a program outranks what was found in it
-            made = overlaid(made, replace(target.run, steps=None, warmup_steps=None))
+            made = update_run(made, replace(target.run, steps=None, warmup_steps=None))
         made = replace(made, status=result.status, message=result.message)
         if profiler:
             capture = f"{stem}{profiler.suffix}"
@@ -247,7 +247,7 @@ def _run_target(
             if ranks.one_report:
                 made = replace(made, rank_pids=pids or None) if profiler else made
                 manifest["rank_timings"] = [times for _, times in processes]
-        write_text(part / manifest_of_stem(stem), json.dumps({**as_json(made), **manifest}, indent=1) + "\n")
+        write_text(part / manifest_of_stem(stem), json.dumps({**manifest_values(made), **manifest}, indent=1) + "\n")
     return result
 
 

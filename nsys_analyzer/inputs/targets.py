@@ -122,9 +122,9 @@ def transformer_targets(models: Sequence[str], choices: Choices, more: Sequence[
 
 def _target(run: Run, more: Sequence[str]) -> Target:
     asked = {one: value for name, one in OPTIONS.items() if (value := getattr(run, name)) is not None}
-    words = [word for one, value in asked.items() for word in one.words(value)]
+    words = [word for one, value in asked.items() for word in one.arguments(value)]
     program = (sys.executable, "-m", "profiling_targets.transformer", "--model", str(run.model), *words, *more)
-    unusual = [word for one, value in asked.items() if (word := one.in_a_name(value))]
+    unusual = [word for one, value in asked.items() if (word := one.name_part(value))]
     name = "_".join([f"{run.model}_ctx{run.context_length}_{run.mode}_{run.precision}", *unusual])
     return Target(name, program, run, timed=True)
 

@@ -164,13 +164,15 @@ class _RatesOfCapture:
         # A prompt's pass and the passes of single tokens differ: their mean describes neither.
         has_backward = self.capture.phase("backward")
         similar_passes = [name for name in _PASSES if counted.passes.get(name) == 1 or has_backward]
-        flops: dict[str, int | None] = {name: round(sum(counted.of_pass(name).values())) for name in similar_passes}
+        flops: dict[str, int | None] = {
+            name: round(sum(counted.flops_per_pass(name).values())) for name in similar_passes
+        }
         steps = self.capture.phase(STEP) or self.capture.phase(OTHER_STEP)
         instances = {name: phase.instances for name in _PASSES if (phase := self.capture.phase(name))}
         if steps and any(count != counted.passes.get(name, 0) * steps.instances for name, count in instances.items()):
             self.notes.append(_NO_WHOLE_STEPS)
             return flops
-        return flops if self.capture.times_calls else {**flops, STEP: round(counted.of_step)}
+        return flops if self.capture.times_calls else {**flops, STEP: round(counted.flops_per_step)}
 
     def step_flops(self, flops_of_forward: int, batch_size: int) -> int | None:
         """Returns the model's FLOPs in a step: three times a forward pass for each of its backward passes.
@@ -248,8 +250,8 @@ class _RatesOfCapture:
 
         The third item, the number of elements, is not known.
         """
-        if self.counted and not (phase.phase == "backward" and self.counted.of("recomputed")):
-            for kernel_class, flops in self.counted.of_pass(phase.phase).items():
+        if self.counted and not (phase.phase == "backward" and self.counted.flops_of_phase("recomputed")):
+            for kernel_class, flops in self.counted.flops_per_pass(phase.phase).items():
                 yield kernel_class, round(flops), None
 
     def work_of_shapes(
