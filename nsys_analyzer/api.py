@@ -131,10 +131,12 @@ def _report_as_html(report: Report) -> str:
 
 def _summary_as_html(summary: CaptureSummary) -> str:
     """Returns what comes first in the report of one capture, and what would make its step shorter."""
-    from nsys_analyzer.report.sections import EXPLAINING
+    from nsys_analyzer.report.sections import EXPLAIN_SECTION_KEYS
 
     report = build_report([summary])
-    return _report_as_html(replace(report, sections=tuple(one for one in report.sections if one.key in EXPLAINING)))
+    return _report_as_html(
+        replace(report, sections=tuple(one for one in report.sections if one.key in EXPLAIN_SECTION_KEYS))
+    )
 
 
 def _comparisons_as_html(found: Comparisons) -> str:

@@ -22,7 +22,7 @@ from nsys_analyzer.experiments import results
 from nsys_analyzer.report import palette, sections
 from nsys_analyzer.report.model import Block, Paragraph
 from nsys_analyzer.report.renderers import step_bar
-from nsys_analyzer.report.sections import Question
+from nsys_analyzer.report.sections import ReportQuestion
 from tests.conftest import Main
 from tests.support import new_experiment
 from tests.support.export import Export
@@ -35,7 +35,7 @@ def test_a_question_is_a_function_and_an_entry(
         if capture.whole:
             yield Paragraph(f"There are {capture.whole.kernels_per_instance:.0f}.")
 
-    asked = Question("how-many", lambda _: "How many kernels are there?", answer)
+    asked = ReportQuestion("how-many", lambda _: "How many kernels are there?", answer)
     monkeypatch.setattr(sections, "QUESTIONS", (*sections.QUESTIONS, asked))
     assert run_main("report", step_trace, "-o", tmp_path / "report.md", "--no-figures").code == 0
     text = (tmp_path / "report.md").read_text()

@@ -119,7 +119,7 @@ def test_a_range_around_attention_alone_answers_too(tmp_path: Path) -> None:
     assert summary.attention is not None
     assert (summary.attention.per, summary.attention.occurrences) == ("capture", 1)
     assert summary.attention.fused_ms == pytest.approx(30 * MS)
-    assert " in 1 attention range," in section_e(summary)
+    assert " in 1 attention range." in section_e(summary)
 
 
 @pytest.mark.parametrize("by_operator", [True, False])
@@ -286,7 +286,10 @@ def test_softmax_is_called_memory_bound_by_its_bytes_alone(tmp_path: Path) -> No
     assert (traffic.bytes, traffic.score_bytes) == (16_896, 2048)
     assert traffic.bytes_per_s == pytest.approx(16_896 / 25e-9)
     text = section_e(summary)
-    assert "Softmax moves 676 GB/s at least, 14.1 % of the memory's peak: its scores fit into the L2 cache" in text
+    assert (
+        "Softmax moves at least 676 GB/s, 14.1 % of the memory's peak bandwidth. Its scores fit into the L2 cache"
+        in text
+    )
     assert "memory-bound" not in text
     data = report_data(Report("", (), complete_captures([summary])))["captures"][0]["attention"]
     assert data["softmax_traffic"]["peak_share"] == pytest.approx(16_896 / 25e-9 / 4.8e12)
@@ -322,4 +325,4 @@ def test_softmax_at_context_1024_is_memory_bound(real_capture: Callable[[str], P
     assert traffic.score_bytes == 4 * 12 * 1024**2 * 4
     assert traffic.peak_share == pytest.approx(0.613, abs=0.001)
     assert not traffic.fits_in_l2
-    assert "61.3 % of the memory's peak: memory-bound." in section_e(summary)
+    assert "61.3 % of the memory's peak bandwidth: it is memory-bound." in section_e(summary)

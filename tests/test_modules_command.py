@@ -71,7 +71,7 @@ def summary_of(path: Path) -> CaptureSummary:
 
 
 def blocks(path: Path, *, every: bool = False) -> tuple[Block, ...]:
-    return modules_section((summary_of(path),), every=every).blocks
+    return modules_section((summary_of(path),), each_layer=every).blocks
 
 
 def the_table(path: Path, *, every: bool = False) -> Table:
@@ -118,7 +118,7 @@ def test_the_outermost_rows_and_the_rest_are_all_of_the_time(real_summary: RealS
     assert modules is not None
     roots = {one.path for one in modules.modules if not one.depth}
     for every in (False, True):
-        (shown,) = (one for one in modules_section((summary,), every=every).blocks if isinstance(one, Table))
+        (shown,) = (one for one in modules_section((summary,), each_layer=every).blocks if isinstance(one, Table))
         shares = [row["share"] for row in rows(shown) if row["module"] in {*roots, "(no module)"}]
         assert len(shares) == len(roots) + 1
         assert sum(shares) == pytest.approx(1, abs=1e-9)
@@ -137,16 +137,16 @@ def test_the_answer_names_what_takes_most_itself(trace: Path) -> None:
     """Attention itself takes 38 of 44 ms; of 22 ms of forward 20 are in a module, of 22 of backward 19."""
     (answer,) = (one for one in blocks(trace) if isinstance(one, Answer))
     text = plain(answer.text).replace("\N{NO-BREAK SPACE}", " ")
-    assert "(44.00 ms a step)" in text
+    assert "(44.00 ms per step)" in text
     assert "h.*.attn 86.4 %, ln_f 2.3 %" in text
-    assert "90.9 % of that of forward and 86.4 % of that of backward belong to a module" in text
+    assert "90.9 % of forward and 86.4 % of backward belong to a module" in text
 
 
 def test_an_odd_layer_is_named(trace: Path) -> None:
     """Three layers take 8 ms, the last 14 ms: 75 % more. Where each has a row nothing is named."""
     (odd, *_) = (one for one in blocks(trace) if isinstance(one, Listing))
     text = plain(odd.lines[0]).replace("\N{NO-BREAK SPACE}", " ")
-    assert "h.3 takes 14.00 ms, the layers of its kind 8.000 ms (median)." in text
+    assert "h.3 takes 14.00 ms, other layers of its kind take 8.000 ms (median)." in text
     assert not any(
         "median" in plain(line) for one in blocks(trace, every=True) if isinstance(one, Listing) for line in one.lines
     )
@@ -156,7 +156,7 @@ def test_where_backward_is_not_known_the_remedy_is_said(tmp_path: Path, trace: P
     """Without ranges on autograd's thread none of the 22 ms of backward is in a module."""
     (how, _) = (one for one in blocks(gpt(backward=False).write(tmp_path / "t.sqlite")) if isinstance(one, Paragraph))
     text = plain(how.text, "`").replace("\N{NO-BREAK SPACE}", " ")
-    assert "not known for 100.0 % of its time. `nsys-analyze run --modules` records it" in text
+    assert "For 100.0 % of the backward time, the module is unknown. `nsys-analyze run --modules` records it" in text
     assert len([one for one in blocks(trace) if isinstance(one, Paragraph)]) == 1  # what the figures are
 
 
@@ -169,8 +169,8 @@ def test_small_modules_are_left_out_and_counted(tmp_path: Path) -> None:
     few, every = the_table(path), the_table(path, every=True)
     assert [row["module"] for row in rows(few)] == ["Net", "· large"]
     assert [row["module"] for row in rows(every)] == ["Net", "· large", "· small"]
-    assert plain(few.caption) == "Modules (1 small ones left out), ms of kernel time a forward:"
-    assert plain(every.caption) == "Modules, ms of kernel time a forward:"
+    assert plain(few.caption) == "Modules (1 small ones left out), ms of kernel time per forward:"
+    assert plain(every.caption) == "Modules, ms of kernel time per forward:"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -181,7 +181,9 @@ def test_the_command_prints_the_section(trace: Path, run_main: Main) -> None:
     outcome = run_main("modules", trace)
     assert (outcome.code, outcome.err) == (0, "")
     text = on_one_line(outcome.out)
-    assert text.startswith("Which modules take the time? Of the kernel time of forward and backward (44.00 ms")
+    assert text.startswith(
+        "Which modules take the time? These modules have the most own kernel time in forward and backward (44.00 ms"
+    )
     assert "· · attn 4 19.00 19.00 38.00 8 86.4 %" in text
     assert "(no module) – 2.000 3.000 5.000 2 11.4 %" in text  # 5 of 44 ms
 
@@ -273,7 +275,7 @@ def test_a_folder_of_captures_has_a_table_for_each(tmp_path: Path, run_main: Mai
         export.write(tmp_path / f"{name}.sqlite")
     outcome = run_main("modules", tmp_path)
     assert outcome.code == 0
-    shown = [line for line in outcome.out.splitlines() if line in ("a", "b", "c") or "ms of kernel time a " in line]
+    shown = [line for line in outcome.out.splitlines() if line in ("a", "b", "c") or "ms of kernel time per " in line]
     assert [line[:7] for line in shown] == ["a", "Modules", "b", "Modules"]
     captures = json.loads(run_main("modules", tmp_path, "--format", "json").out)["captures"]
     assert [(one["name"], one["modules"] is None) for one in captures] == [("a", False), ("b", False), ("c", True)]

@@ -15,7 +15,7 @@ from nsys_analyzer.api import build_report, render, summarize
 from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers.terminal import print_first_screen
-from nsys_analyzer.report.sections import first_screen
+from nsys_analyzer.report.sections import select_first_screen
 from nsys_analyzer.report.units import format_number, rounded, rounded_percent
 from tests.conftest import DATA
 
@@ -39,7 +39,7 @@ def test_every_form_says_the_same_length(capture: Path, capsys: pytest.CaptureFi
     captures = summarize(capture)
     steps = [one.step for one in captures if one.step]
     report = build_report(captures)
-    print_first_screen(report, first_screen(report))
+    print_first_screen(report, select_first_screen(report))
     page = re.sub(r"<(script|style).*?</\1>", "", render(report, "html"), flags=re.DOTALL)
     forms = {
         "terminal": capsys.readouterr().out,

@@ -234,8 +234,10 @@ def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
         plain(getattr(block, "text", "")) for block in answer_serving(replace(capture, serving=serving), {})
     )
     text = text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "The step takes 152 times as long, the GPU's work in it 60.8 times." in text  # 10 and 4 ms ÷ 0.0658
-    assert "where they have fewer (GQA, MQA), the bytes are an upper limit" in text
+    assert (
+        "The step takes 152 times as long, and the GPU is busy for 60.8 times as long." in text
+    )  # 10 and 4 ms ÷ 0.0658
+    assert "With fewer (GQA, MQA), the bytes are an upper bound" in text
     assert "6 decode steps of 10 ms (median; 95th percentile 10.8 ms), batch 4, 361 tokens/s" in text  # 22 ÷ 0.061
     # The model's own, with 2 of 12 heads of keys and values: 60 + 2000 · 0.006 = 72 MB take 0.015 ms.
     (counted,) = complete_captures([replace(capture, run=Run(weights_bytes=60_000_000, cache_bytes=6_000))])
@@ -253,8 +255,8 @@ def test_what_a_larger_batch_brings(tmp_path: Path) -> None:
 
     # 989.4 TFLOP/s ÷ 4.8 TB/s are 206 FLOPs for a byte.
     assert "Decode's batch of 4 is small" in said(capture)
-    assert "from one of about 206 on, in bf16. A step of twice the batch takes 1 to 1.2 times as long" in said(capture)
-    assert "that is 1.7 to 2 times the tokens/s" in said(capture)
+    assert "below a batch of about 206 (bf16). A step of twice the batch takes 1 to 1.2 times as long" in said(capture)
+    assert "tokens/s grow by a factor of 1.7 to 2" in said(capture)
     assert "is small" not in said(replace(capture, gpu=None, device=None))  # no peaks
     decode = kind_of(capture.serving, "decode")
     large = replace(capture, serving=Serving((replace(decode, batch=52),), False))  # a quarter of 206 are 51.5

@@ -21,7 +21,7 @@ from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import TEXT_UNITS, Column, Section, Spread, Table, unfold
 from nsys_analyzer.report.renderers.terminal import print_first_screen, print_section, print_table
 from nsys_analyzer.report.screen import SafeStream
-from nsys_analyzer.report.sections import build_report, first_screen
+from nsys_analyzer.report.sections import build_report, select_first_screen
 from nsys_analyzer.report.units import format_cell
 from nsys_analyzer.text import plain
 from tests.conftest import Main
@@ -69,7 +69,7 @@ def printed(*captures: CaptureSummary, stream: io.StringIO | None = None) -> str
     sys.stdout = SafeStream(file)  # type: ignore[assignment]
     try:
         report = build_report(Evidence(captures))
-        print_first_screen(report, first_screen(report))
+        print_first_screen(report, select_first_screen(report))
     finally:
         sys.stdout = before
     return file.getvalue()

@@ -45,7 +45,7 @@ def test_an_optimizer_alone_does_not_hide_the_rest(tmp_path: Path) -> None:
     text = answers(optimizer_alone(), tmp_path)
     assert "Matmul is 0.0 % of the optimizer, 90.0 % of the whole capture" in text
     assert "hold 10.0 % of the GPU time (kernels, copies and fills), and no forward is among them" in text
-    assert f"in the whole capture `{GEMM}`, 90.0 % in 1 launch." in text
+    assert f"`{GEMM}` in the whole capture (90.0 % of the time, 1 launch)." in text
     assert "| whole capture | 1 | – | 11.00 | 10.00 | 10.00 |" in text  # from 0.00002 to 11.00002 ms
 
 
@@ -85,7 +85,7 @@ def test_phases_with_nine_tenths_of_the_gpu_time_suffice(held: int, rest: int, s
 @pytest.mark.parametrize(("kernel", "is_model"), [("advec_cell_kernel(int, int, double *)", False), (GEMM, True)])
 def test_a_program_without_a_model_is_asked_for_none(tmp_path: Path, kernel: str, is_model: bool) -> None:
     said = answers(Export().gpu().kernel(kernel, 1, 2, MS).kernel(ADD, 3, MS, 2 * MS), tmp_path)
-    for words in ("--model", "What share is matmul", "Besides matmul", "computing softmax"):
+    for words in ("--model", "What share is matmul", "Classes other than matmul", "computing softmax"):
         assert (words in said) is is_model, words
 
 
@@ -132,7 +132,7 @@ def test_a_collective_is_no_work(tmp_path: Path) -> None:
     """Of backward's 10 ms 3 are matmul: 30 %, and 3 of 4 ms, 75 %, of what computes."""
     text = answers(with_collective(), tmp_path)
     assert "30.0 % (75.0 % without communication) of backward" in text
-    assert f"in backward `{GEMM}`, 30.0 % in 1 launch" in text
+    assert f"`{GEMM}` in backward (30.0 % of the time, 1 launch)" in text
 
 
 def test_a_phase_that_outlasts_its_range_says_so_beside_its_figures(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_phase_without_a_gpu_has_no_busy_time(tmp_path: Path) -> None:
 def test_half_a_launch(tmp_path: Path) -> None:
     """One GEMM in two forwards: half a launch in each."""
     export = Export().gpu().range("forward", 0, 2 * MS).range("forward", 3 * MS, 5 * MS)
-    assert "100.0 % in 0.5 launches" in answers(export.kernel(GEMM, 10, 20, 20 + MS), tmp_path)
+    assert "(100.0 % of the time, 0.5 launches)" in answers(export.kernel(GEMM, 10, 20, 20 + MS), tmp_path)
 
 
 def test_a_warm_up_range_inside_a_phase_is_left_out_of_it(tmp_path: Path) -> None:

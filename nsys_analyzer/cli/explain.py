@@ -45,7 +45,7 @@ def explain(
     from nsys_analyzer.report.renderers.json_report import STEP_KEYS, captures_data, in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
-    from nsys_analyzer.report.sections import EXPLAINING, build_report
+    from nsys_analyzer.report.sections import EXPLAIN_SECTION_KEYS, build_report
     from nsys_analyzer.report.sections.about import collect_warnings, format_warning_count
     from nsys_analyzer.verify.ledger import with_calibrated_intervals
 
@@ -61,7 +61,7 @@ def explain(
         click.echo(text, nl=False, file=data_stream())
         return
     report = build_report(gathered)
-    sections = tuple(section for section in report.sections if show_all or section.key in EXPLAINING)
+    sections = tuple(section for section in report.sections if show_all or section.key in EXPLAIN_SECTION_KEYS)
     if output_format == "markdown":
         click.echo(markdown.render(replace(report, sections=sections), {}), nl=False)
         return

@@ -230,7 +230,7 @@ def _tools(folders: list[Path], refused: type[Exception], *, allow_run: bool) ->
     def modules(path: _Paths) -> str:
         """Lists the modules with the most time, forward and backward; it adds up layers of one kind."""
         with read(path) as evidence:
-            section = modules_section(evidence.captures, every=False)
+            section = modules_section(evidence.captures)
         return _in_markdown(Report("The modules", (section,))) if section.blocks else str(NO_MODULES)
 
     def compare(before: str, after: str) -> str:

@@ -47,7 +47,7 @@ def modules(
     from nsys_analyzer.report.sections.modules import modules_section
 
     evidence = load_evidence((trace,), (), command_line(), tell, names, given)
-    section = modules_section(evidence.captures, every=show_all)
+    section = modules_section(evidence.captures, each_layer=show_all)
     if output_format == "json":
         data = captures_data(evidence.captures, keys=MODULE_KEYS)
         for document in data["captures"]:

@@ -76,10 +76,10 @@ def report(
     write_report(output_format, report, target, figures=not no_figures, force=force)
     if not renderer.is_data:
         from nsys_analyzer.report.renderers.terminal import print_first_screen
-        from nsys_analyzer.report.sections import first_screen
+        from nsys_analyzer.report.sections import select_first_screen
         from nsys_analyzer.report.sections.about import collect_warnings, format_warning_count
 
-        print_first_screen(report, first_screen(report))
+        print_first_screen(report, select_first_screen(report))
         count = f", with {format_warning_count(gathered)}" if collect_warnings(gathered) else ""
         click.echo(f"\n{target}{count}")
     if open_page and not webbrowser.open(target.resolve().as_uri()):

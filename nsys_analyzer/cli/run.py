@@ -102,7 +102,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.inputs.targets import capture_stems
     from nsys_analyzer.inputs.timings import timings_of_sweep
     from nsys_analyzer.report.renderers.terminal import print_first_screen
-    from nsys_analyzer.report.sections import build_report, first_screen
+    from nsys_analyzer.report.sections import build_report, select_first_screen
     from nsys_analyzer.report.writing import FOLDER_IN_USE_HINT, check_replaceable, write_report
 
     check_replaceable(folder / "report.md", FOLDER_IN_USE_HINT)
@@ -127,7 +127,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     if other_titles and len(other_titles) < len(evidence.captures):
         own_captures = tuple(capture for capture in evidence.captures if capture.name in own_names)
         report = build_report(replace(evidence, captures=own_captures, benches=(), joined=None))
-    print_first_screen(report, first_screen(report))
+    print_first_screen(report, select_first_screen(report))
     if other_titles:
         titles = shorten(", ".join(other_titles), _MAX_TITLES_WIDTH)
         click.echo(f"\n{folder} also holds other runs, which the report compares: {titles}")

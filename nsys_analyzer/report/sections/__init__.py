@@ -1,4 +1,8 @@
-"""The report: of one capture its decision, findings and answers; of several the overview first, each capture folded."""
+"""Builds the report from its sections.
+
+The report of one capture has its decision, findings and answers. That of several captures has an overview first, and
+each capture folded.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,20 @@ from nsys_analyzer.report.sections.steps import step_details
 from nsys_analyzer.report.sections.times import answer_times
 from nsys_analyzer.text import strong
 
-#: The sections that explain a step: what comes first, and what would make it shorter.
-EXPLAINING = ("decision", "overview", "ranks", "findings")
+#: The keys of the sections that explain the length of a step.
+EXPLAIN_SECTION_KEYS = ("decision", "overview", "ranks", "findings")
 
 
-class Question(NamedTuple):
-    """A question about a capture: its title, its answer's blocks, none where it has no object, and what it folds."""
+class ReportQuestion(NamedTuple):
+    """A question about a capture.
+
+    Attributes:
+        key: the key of its section.
+        title: returns the title of its section.
+        answer: yields the blocks of the answer, given the capture and the labels of kernels; none if the question does
+            not apply.
+        folded: the title of the folded details, or empty if there are none.
+    """
 
     key: str
     title: Callable[[CaptureSummary], str]
@@ -36,108 +48,130 @@ class Question(NamedTuple):
     folded: str = ""
 
 
-#: In the report's order; a new one is a function and an entry.
+#: The questions in the order of the report. A new question is a function and an entry.
 QUESTIONS = (
-    Question(
-        "times", lambda _: "How long does each phase take?", lambda capture, _: answer_times(capture),
+    ReportQuestion(
+        "times",
+        lambda _: "How long does each phase take?",
+        lambda capture, _: answer_times(capture),
         "Times: median, minimum and maximum",
     ),
-    Question("top_kernel", lambda c: f"Which {kernel_word(c)} takes the most time?", answer_top_kernel),
-    Question(
-        "kernels", lambda c: f"Which other {kernel_word(c)}s and classes matter?", answer_other_kernels, "By phase"
+    ReportQuestion(
+        "top_kernel",
+        lambda capture: f"Which {kernel_word(capture)} takes the most time?",
+        answer_top_kernel,
     ),
-    Question("matmul", lambda _: "What share is matmul?", lambda c, _: answer_matmul(c), "Share of each class"),
-    Question(
-        "attention", lambda _: "How does softmax compare with the attention matmuls?",
-        lambda capture, _: answer_attention(capture), "Times, FLOPs and bytes",
+    ReportQuestion(
+        "kernels",
+        lambda capture: f"Which other {kernel_word(capture)}s and classes take much time?",
+        answer_other_kernels,
+        "Times by phase",
     ),
-    Question(
-        "limits", lambda _: "How far is it from the hardware's limits?", lambda capture, _: answer_limits(capture),
-        "Rates, and the peaks",
+    ReportQuestion(
+        "matmul",
+        lambda _: "What share is matmul?",
+        lambda capture, _: answer_matmul(capture),
+        "Share of each class",
     ),
-    Question(
-        "modules", lambda _: "Which modules take the time?", lambda capture, _: answer_modules(capture),
-        "Module by module",
+    ReportQuestion(
+        "attention",
+        lambda _: "How does softmax compare with the attention matmuls?",
+        lambda capture, _: answer_attention(capture),
+        "Times, FLOPs and bytes",
     ),
-)  # fmt: skip
+    ReportQuestion(
+        "limits",
+        lambda _: "How far are the times from the hardware's limits?",
+        lambda capture, _: answer_limits(capture),
+        "Rates and peaks",
+    ),
+    ReportQuestion(
+        "modules",
+        lambda _: "Which modules take the time?",
+        lambda capture, _: answer_modules(capture),
+        "Times by module",
+    ),
+)
 
 
 def build_report(evidence: Evidence) -> Report:
-    """The report of captures, with the experiments after it."""
+    """Builds the report of captures, followed by the experiments."""
     benches = tuple(bench.section for bench in evidence.benches)
     if benches and not evidence.captures:
         return Report("Experiments on transformers", benches, benches=evidence.benches)
     if len(evidence.captures) == 1:
         (capture,) = evidence.captures
-        title, sections = capture.title, [*_of_one(capture, evidence)]
+        title = capture.title
+        sections = [
+            decision_section(capture, evidence),
+            ranks.answer_ranks(evidence),
+            findings_section(capture),
+            *_answer_sections(capture, evidence),
+        ]
     else:
-        members = ranks.find_rank_titles(evidence.captures, evidence.runs)
-        of_one_run = len(evidence.runs) == 1 and len(members) == len(evidence.captures)
-        title = evidence.runs[0].name if of_one_run else f"{len(evidence.captures)} captures"
-        sections = [*_of_several(evidence, members)]
-    shown = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
-    return Report(title, shown, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
+        rank_titles = ranks.find_rank_titles(evidence.captures, evidence.runs)
+        is_one_run = len(evidence.runs) == 1 and len(rank_titles) == len(evidence.captures)
+        title = evidence.runs[0].name if is_one_run else f"{len(evidence.captures)} captures"
+        sections = [*_sections_of_several(evidence, rank_titles)]
+    filled = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
+    return Report(title, filled, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
 
 
-def _of_one(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
-    """The sections of one capture, from the decision to the details."""
-    yield decision_section(capture, evidence)
-    yield ranks.answer_ranks(evidence)
-    yield findings_section(capture)
-    yield from _answers(capture, evidence)
+def _sections_of_several(evidence: Evidence, rank_titles: frozenset[str]) -> Iterator[Section]:
+    """Yields the overview, the runs of several ranks, the findings shared by captures, and the folded captures.
 
-
-def _of_several(evidence: Evidence, members: frozenset[str]) -> Iterator[Section]:
-    """The overview, the runs of several ranks, the findings that captures share, and each capture folded."""
-    others = [one for one in evidence.captures if one.title not in members]
-    of_ranks = ranks.answer_ranks(evidence)
-    if others:
+    ``rank_titles`` are the titles of the captures that belong to runs of several ranks.
+    """
+    other_captures = [capture for capture in evidence.captures if capture.title not in rank_titles]
+    ranks_section = ranks.answer_ranks(evidence)
+    if other_captures:
         yield overview(evidence.captures, evidence.labels)
-        yield of_ranks
-        yield shared_findings_section(others)
+        yield ranks_section
+        yield shared_findings_section(other_captures)
     else:
-        yield replace(of_ranks, title="")
+        yield replace(ranks_section, title="")
     folded = []
     for capture in evidence.captures:
-        own = [findings_section(capture)] if capture.title in members else []
-        sections = (decision_section(capture, evidence), *own, *_answers(capture, evidence))
-        if capture.status != "not_profiled":  # the overview has all that is known of a run that was timed alone
-            folded.append(Details(capture.title, tuple(_flat(sections)), capture.title))
+        findings = [findings_section(capture)] if capture.title in rank_titles else []
+        sections = (decision_section(capture, evidence), *findings, *_answer_sections(capture, evidence))
+        blocks: list[Block] = []
+        for section in sections:
+            blocks += [Paragraph(strong(section.title))] if section.title and section.blocks else []
+            blocks += section.blocks
+        if capture.status != "not_profiled":  # the overview has all figures of a run that was only timed
+            folded.append(Details(capture.title, tuple(blocks), capture.title))
     yield Section("captures", "Capture by capture", tuple(folded))
 
 
-def _flat(sections: Iterable[Section]) -> Iterator[Block]:
-    """Sections inside something folded: their titles are paragraphs."""
-    for section in sections:
-        if section.title and section.blocks:
-            yield Paragraph(strong(section.title))
-        yield from section.blocks
-
-
-def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
-    """The questions that have an object, a sentence in view and the rest folded."""
+def _answer_sections(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
+    """Yields a section for each question, with the answer in view and the details folded."""
     yield Section("serving", "How are requests served?", tuple(answer_serving(capture, evidence.labels)))
-    for one in QUESTIONS:
-        blocks = tuple(one.answer(capture, evidence.labels))
-        said = tuple(block for block in blocks if isinstance(block, Answer))
-        rest = tuple(block for block in blocks if block not in said)
-        folded = (Details(one.folded, rest, capture.title),) if said and rest else rest
-        yield Section(one.key, one.title(capture), (*said, *folded))
-    unknown = capture.attention is None and capture.whole and capture.holds_model and not capture.on_cpu
-    how = Details("How to compare softmax with the attention matmuls", (Paragraph(HOW_TO_ANNOTATE),), capture.title)
-    yield Section("details", "Details", (*step_details(capture), *([how] if unknown else [])))
+    for question in QUESTIONS:
+        blocks = tuple(question.answer(capture, evidence.labels))
+        answers = tuple(block for block in blocks if isinstance(block, Answer))
+        details = tuple(block for block in blocks if block not in answers)
+        if answers and details:
+            details = (Details(question.folded, details, capture.title),)
+        yield Section(question.key, question.title(capture), (*answers, *details))
+    lacks_ranges = capture.attention is None and capture.whole and capture.holds_model and not capture.on_cpu
+    hint = Details("How to compare softmax with the attention matmuls", (Paragraph(HOW_TO_ANNOTATE),), capture.title)
+    yield Section("details", "Details", (*step_details(capture), *([hint] if lacks_ranges else [])))
 
 
-def first_screen(report: Report) -> Section:
-    """What a report says first: its first section, and of its ranks the answers, the bars and the findings' titles."""
+def select_first_screen(report: Report) -> Section:
+    """Returns what a terminal shows of a report: its first section, and what limits the runs of several ranks.
+
+    Of a single run these are the answers, the bars and the titles of findings, and of several runs the answers.
+    """
     first = report.sections[0]
-    of_ranks = [block for section in report.sections if section.key == "ranks" for block in section.blocks]
-    kept: tuple[type[Block], ...] = (Answer, StepBars, Paragraph) if len(report.runs) == 1 else (Answer,)
-    # Below the title of a finding stands what was seen, which a screen has no room for.
-    titles = [isinstance(block, Paragraph) and bool(block.capture) for block in of_ranks]
-    said = [
+    rank_blocks = [block for section in report.sections if section.key == "ranks" for block in section.blocks]
+    shown_types: tuple[type[Block], ...] = (Answer, StepBars, Paragraph) if len(report.runs) == 1 else (Answer,)
+    # The evidence of a finding, which follows its title, has no room on a screen.
+    are_titles = [isinstance(block, Paragraph) and bool(block.capture) for block in rank_blocks]
+    shown = [
         block
-        for block, below_title in zip(of_ranks, (False, *titles), strict=False)
-        if not below_title and (isinstance(block, kept) or (isinstance(block, Paragraph) and not block.capture))
+        for block, follows_title in zip(rank_blocks, (False, *are_titles), strict=False)
+        if not follows_title
+        and (isinstance(block, shown_types) or (isinstance(block, Paragraph) and not block.capture))
     ]
-    return replace(first, blocks=(*(first.blocks if first.key != "ranks" else ()), *said))
+    return replace(first, blocks=(*(first.blocks if first.key != "ranks" else ()), *shown))

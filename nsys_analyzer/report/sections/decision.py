@@ -25,7 +25,7 @@ from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import SHOWN_FINDINGS, explain_no_findings, findings_of, saving_cell
 from nsys_analyzer.report.sections.limits import OPTIONS, find_step_mfu
 from nsys_analyzer.report.sections.lines import lines_of_program
-from nsys_analyzer.report.sections.serving import kinds_of_steps
+from nsys_analyzer.report.sections.serving import step_kinds_table
 from nsys_analyzer.report.units import format_ms, format_ms_range, format_number, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, Text, code, join_names, join_texts, phrase, plural, spans
 
@@ -42,7 +42,7 @@ def decision_section(capture: CaptureSummary, evidence: Evidence) -> Section:
     blocks = (
         Paragraph(describe_conditions(capture), capture.title),
         *_step_blocks(capture),
-        *(kinds_of_steps(capture) if capture.serving else _phase_table(capture, evidence.labels)),
+        *(step_kinds_table(capture) if capture.serving else _phase_table(capture, evidence.labels)),
         *_limit_blocks(capture, evidence),
     )
     return Section("decision", "", blocks)

@@ -1,4 +1,4 @@
-"""How requests are served: the steps by kind, what fills each, what lies between them, and what a request sees."""
+"""Answers how a server processes requests: its steps by kind, their parts, and the latencies of a request."""
 
 from __future__ import annotations
 
@@ -16,172 +16,184 @@ from nsys_analyzer.report.units import (
     LEAST_READ,
     TOKENS_PER_S,
     TTFT,
+    format_count,
     format_ms,
     format_number,
     rounded_percent,
 )
-from nsys_analyzer.text import StrOrText, join_texts, phrase, plural
+from nsys_analyzer.text import StrOrText, phrase
 
 _DEFINITIONS = phrase(
-    "*Prefill* is a pass over the tokens of prompts, *decode* one that makes a token for each sequence of its batch, "
-    "*mixed* does both. A step lasts from its start to the next one's. *tokens/s* counts the new tokens of a kind's "
-    "steps in their time. *Between steps* is the CPU's time from the end of one step's range to the start of the next: "
-    "the scheduler, and what else the program does there."
+    "A *prefill* step processes the tokens of prompts, a *decode* step makes one token for each sequence of its batch, "
+    "and a *mixed* step does both. A step lasts from its start to the start of the next step. *tokens/s* is the number "
+    "of new tokens divided by the time of the steps. *Between steps* is the CPU time from the end of a step's range to "
+    "the start of the next one: the scheduler, and any other work of the program."
 )
-#: What lets decode go on beside prefill, and more sequences share a step, in the engines' own options.
+#: How to let decode proceed beside prefill, and how to enlarge the batch, with the options of the engines.
 _REMEDIES = (
     "# decode beside prefill: vLLM --enable-chunked-prefill; SGLang --enable-mixed-chunk --chunked-prefill-size 2048;",
     "# TensorRT-LLM enable_chunked_prefill: true; or prefill on other GPUs (disaggregated)",
-    "# to check: serve prompts of one token; if inter-token latency stays as uneven, prefill is not the cause",
+    "# to check: serve prompts of one token; if the inter-token latency stays as uneven, prefill is not the cause",
     "# a larger batch: vLLM --max-num-seqs; SGLang --max-running-requests; TensorRT-LLM max_batch_size",
-    "# to check: serve twice as many requests at once; if tokens/s hardly rise, matmuls are not what a step waits for",
+    "# to check: serve twice as many requests at once; if tokens/s hardly rise, matmuls do not limit the step",
 )
-#: A batch of this share of the one at which a matmul's computing takes as long as its reading is small: twice as many
-#: sequences make a matmul take this much longer at most.
-_SMALL, _LONGER = 0.25, 0.4
-_BY_DIMENSIONS = (
-    " Keys and values are taken to have as many heads as queries: where they have fewer (GQA, MQA), the bytes are an "
-    "upper limit."
+#: A batch is small up to this share of the batch from which on matmuls are compute-bound.
+_SMALL_BATCH_SHARE = 0.25
+#: Doubling a small batch lengthens matmuls by at most this share.
+_MAX_MATMUL_GROWTH = 0.4
+_HEADS_ASSUMPTION = (
+    " This assumes as many key and value heads as query heads. With fewer (GQA, MQA), the bytes are an upper bound."
 )
-#: Rows of idle time of a kind, and the share of its step that each has at least.
-_ROWS, _LEAST_SHARE = 4, 0.01
+#: The number of rows of idle time for each kind of step, and the minimum share of a row in its step.
+_MAX_IDLE_ROWS, _MIN_IDLE_SHARE = 4, 0.01
 
 
-def kinds_of_steps(capture: CaptureSummary) -> Iterator[Table]:
-    """The steps of a server by kind; none of other programs."""
+def step_kinds_table(capture: CaptureSummary) -> Iterator[Table]:
+    """Yields a table of a server's steps by kind, or nothing for other programs."""
     serving = capture.serving
+    if serving is None:
+        return
+    suffix = " (inferred)" if serving.inferred else ""
     fields: tuple[Field[StepKind], ...] = (
-        Field("kind", "text", lambda one: f"{one.kind}{' (inferred)' if serving and serving.inferred else ''}"),
-        Field("steps", "count", lambda one: one.steps),
-        Field("batch", "count", lambda one: one.batch),
-        Field("tokens", "count", lambda one: one.tokens),
-        Field("ms", "ms", lambda one: one.length_ms.median),
-        Field("p95", "ms", lambda one: one.length_ms.p95),
-        Field("operators" if capture.on_cpu else "GPU busy", "percent", lambda one: one.busy_share),
-        Field("between steps", "ms", lambda one: one.between_ms),
-        Field(TOKENS_PER_S, "count", lambda one: one.tokens_per_s),
+        Field("kind", "text", lambda kind: f"{kind.kind}{suffix}"),
+        Field("steps", "count", lambda kind: kind.steps),
+        Field("batch", "count", lambda kind: kind.batch),
+        Field("tokens", "count", lambda kind: kind.tokens),
+        Field("ms", "ms", lambda kind: kind.length_ms.median),
+        Field("p95", "ms", lambda kind: kind.length_ms.p95),
+        Field("operators" if capture.on_cpu else "GPU busy", "percent", lambda kind: kind.busy_share),
+        Field("between steps", "ms", lambda kind: kind.between_ms),
+        Field(TOKENS_PER_S, "count", lambda kind: kind.tokens_per_s),
     )
-    if serving:
-        caption = "Steps by kind under the profiler; lengths are medians in ms:"
-        yield make_table(fields, serving.kinds, caption, capture=capture.title)
+    caption = "Steps by kind under the profiler; times are medians in ms:"
+    yield make_table(fields, serving.kinds, caption, capture=capture.title)
 
 
 def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
-    """The steps of each kind, the requests, and what fills each kind."""
+    """Yields the steps of each kind, the latencies of requests, and the parts of a step of each kind."""
     serving, title = capture.serving, capture.title
     if serving is None:
         return
-    works = "operators run" if capture.on_cpu else "the GPU works"
-    yield Answer("; ".join(_kind(one, works) for one in serving.kinds) + ".", title)
-    larger = next(filter(None, (_larger(one, find_peaks(capture.gpu)) for one in serving.kinds)), "")
-    for said in (*_said(serving), *map(_least, serving.kinds), larger):
-        if said:
-            yield Paragraph(said, title)
-    if serving.held_up or larger:
+    subject = "operators run" if capture.on_cpu else "the GPU is busy"
+    yield Answer("; ".join(_step_kind(kind, subject) for kind in serving.kinds) + ".", title)
+    larger_batch = next(filter(None, (_larger_batch(kind, find_peaks(capture.gpu)) for kind in serving.kinds)), "")
+    for text in (*_latencies(serving), *map(_least_time, serving.kinds), larger_batch):
+        if text:
+            yield Paragraph(text, title)
+    if serving.held_up or larger_batch:
         yield Details("What to change", (Listing(_REMEDIES, "python", title),), title)
-    fills: tuple[Field[tuple[StepKind, str, float]], ...] = (
+    part_fields: tuple[Field[tuple[StepKind, str, float]], ...] = (
         Field("kind", "text", lambda row: row[0].kind),
         Field("part", "text", lambda row: row[1]),
         Field("ms", "ms", lambda row: row[2]),
         Field("share", "percent", lambda row: row[2] / row[0].total_ms if row[0].total_ms else None),
     )
-    idle: tuple[Field[tuple[StepKind, IdleTime]], ...] = (
+    idle_fields: tuple[Field[tuple[StepKind, IdleTime]], ...] = (
         Field("kind", "text", lambda row: row[0].kind),
         Field("cause", "text", lambda row: CAUSE_WORDS[row[1].cause]),
         Field("range", "code", lambda row: row[1].range),
         Field("API call", "code", lambda row: row[1].api),
         Field("ms", "ms", lambda row: row[1].ms),
     )
-    kernels: tuple[Field[tuple[StepKind, KernelTime]], ...] = (
+    kernel_fields: tuple[Field[tuple[StepKind, KernelTime]], ...] = (
         Field("kind", "text", lambda row: row[0].kind),
         Field("top kernel", "code", lambda row: labels.get(row[1].name, row[1].name) or "in CUDA graphs, and fills"),
         Field("class", "text", lambda row: row[1].kernel_class),
         Field("launches", "count", lambda row: row[1].launches),
         Field("ms", "ms", lambda row: row[1].ms),
     )
-    why = [(one, row) for one in serving.kinds for row in one.idle_by_cause[:_ROWS]]
-    why = [(one, row) for one, row in why if row.ms >= _LEAST_SHARE * one.total_ms]
+    idle_rows = [(kind, idle) for kind in serving.kinds for idle in kind.idle_by_cause[:_MAX_IDLE_ROWS]]
+    idle_rows = [(kind, idle) for kind, idle in idle_rows if idle.ms >= _MIN_IDLE_SHARE * kind.total_ms]
+    part_rows = [(kind, name, ms) for kind in serving.kinds for name, ms in _parts(kind)]
+    kernel_rows = [(kind, kernel) for kind in serving.kinds for kernel in kind.kernels]
     tables = (
-        make_table(fills, [row for one in serving.kinds for row in _parts(one)], capture=title, names=2),
-        make_table(idle, why, capture=title, names=4),
-        make_table(kernels, [(one, row) for one in serving.kinds for row in one.kernels], capture=title, names=3),
+        make_table(part_fields, part_rows, capture=title, names=2),
+        make_table(idle_fields, idle_rows, capture=title, names=4),
+        make_table(kernel_fields, kernel_rows, capture=title, names=3),
     )
     yield Details(
-        "What fills a step of each kind, and why the GPU idles in it",
-        (Paragraph(_DEFINITIONS, title), *(one for one in tables if one.rows)),
+        "The parts of a step of each kind, and the causes of idle time",
+        (Paragraph(_DEFINITIONS, title), *(table for table in tables if table.rows)),
         title,
     )
 
 
-def _kind(kind: StepKind, works: str) -> str:
-    """412 decode steps of 12.3 ms (95th percentile 14 ms), batch 8, 650 tokens/s, the GPU works 45 % of it."""
-    said = [f"{kind.steps:,} {kind.kind} {plural(kind.steps, 'step')} of {_times(kind.length_ms, kind.steps)}"]
-    said += [f"batch {format_number(kind.batch, 'count')}"] if kind.batch is not None else []
-    said += [f"{format_number(kind.tokens, 'count')} tokens"] if kind.tokens not in (None, kind.batch) else []
-    said += [f"{kind.tokens_per_s:,.0f} {TOKENS_PER_S}"] if kind.tokens_per_s else []
-    said += [f"{works} {rounded_percent(kind.busy_share)} of it"] if kind.busy_share is not None else []
-    return ", ".join(said)
+def _parts(kind: StepKind) -> Iterator[tuple[str, float]]:
+    """Yields the name and ms of each part of a step: kernel classes, exposed copies and communication, idle time."""
+    parts = [(row.kernel_class, row.ms) for row in kind.classes]
+    parts += [("exposed copies", kind.exposed_copy_ms), ("exposed communication", kind.exposed_communication_ms)]
+    yield from ((name, ms) for name, ms in (*parts, ("idle", kind.idle_ms)) if ms)
 
 
-def _times(times: Quantiles, count: int) -> str:
+def _step_kind(kind: StepKind, subject: str) -> str:
+    """Returns a clause on the steps of a kind.
+
+    An example is "412 decode steps of 12.3 ms (median; 95th percentile 14 ms), batch 8, 650 tokens/s, the GPU is busy
+    45 % of the time".
+    """
+    parts = [f"{format_count(kind.steps, f'{kind.kind} step')} of {_quantiles(kind.length_ms, kind.steps)}"]
+    if kind.batch is not None:
+        parts.append(f"batch {format_number(kind.batch, 'count')}")
+    if kind.tokens not in (None, kind.batch):
+        parts.append(f"{format_number(kind.tokens, 'count')} tokens")
+    if kind.tokens_per_s:
+        parts.append(f"{kind.tokens_per_s:,.0f} {TOKENS_PER_S}")
+    if kind.busy_share is not None:
+        parts.append(f"{subject} {rounded_percent(kind.busy_share)} of the time")
+    return ", ".join(parts)
+
+
+def _quantiles(times: Quantiles, count: int) -> str:
     median = format_ms(times.median)
     return f"{median} (median; 95th percentile {format_ms(times.p95)})" if count > 1 else median
 
 
-def _said(serving: Serving) -> Iterator[StrOrText]:
-    """What a request sees, and whether prefill holds decode up."""
+def _latencies(serving: Serving) -> Iterator[StrOrText]:
+    """Yields the latencies of requests, and how much prefill delays decode."""
     if requests := serving.requests:
-        many, between = requests.count, requests.inter_token_ms
-        then = f", {INTER_TOKEN} {_times(between, 2)}." if between else "."
-        yield f"{TTFT} of {many:,} {plural(many, 'request')} is {_times(requests.ttft_ms, many)}{then}"
+        inter_token = f"; {INTER_TOKEN}: {_quantiles(requests.inter_token_ms, 2)}" if requests.inter_token_ms else ""
+        count = format_count(requests.count, "request")
+        yield f"{TTFT} of {count}: {_quantiles(requests.ttft_ms, requests.count)}{inter_token}."
     if held := serving.held_up:
         yield (
-            f"{held.steps:,} of {held.of:,} decode steps that follow another one wait behind prefill, each for "
-            f"{_times(held.wait_ms, held.steps)}: so much later do the sequences of the batch get their next token, "
-            f"{format_ms(held.per_step_ms)} for each decode step on average. The steps are no shorter without."
+            f"{held.steps:,} of {held.of:,} decode steps that follow another decode step wait for prefill, each for "
+            f"{_quantiles(held.wait_ms, held.steps)}. The next token of each sequence in the batch is late by this "
+            f"time, on average {format_ms(held.per_step_ms)} per decode step. Without the wait, the decode steps "
+            "themselves are no shorter."
         )
     if serving.inferred:
-        yield (
-            "No engine marks these steps: which are prefill is inferred from the shapes that the model was called with."
-        )
+        yield "No engine marks these steps. Prefill is inferred from the shapes of the model's inputs."
 
 
-def _least(kind: StepKind) -> StrOrText:
-    """How far a decode step is from reading its weights, and its cache, once; empty where that is not known."""
+def _least_time(kind: StepKind) -> StrOrText:
+    """Returns how a decode step compares with reading its weights and cache once, or "" if that is unknown."""
     if kind.least_ms is None or kind.weights_bytes is None:
         return ""
     cache = f" and {format_number(kind.cache_bytes, 'bytes')} of cache" if kind.cache_bytes is not None else ""
-    without = "" if kind.cache_bytes is not None else ", without the cache, whose size no mark says"
-    return join_texts(
-        "",
-        (
-            f"A decode step reads {format_number(kind.weights_bytes, 'bytes')} of weights{cache} at the least "
-            f"({LEAST_READ}): {format_ms(kind.least_ms)} at the memory's peak{without}. The step takes ",
-            f"{kind.length_ms.median / kind.least_ms:.3g} times as long, the GPU's work in it "
-            f"{(kind.total_ms - kind.idle_ms) / kind.least_ms:.3g} times.{'' if kind.counted else _BY_DIMENSIONS}",
-        ),
-    )
-
-
-def _larger(kind: StepKind, peaks: Peaks | None) -> str:
-    """What twice the batch brings to decode whose batch is small; empty for others."""
-    matmul = sum(row.ms for row in kind.classes if row.kernel_class == MATMUL)
-    # A weight of two bytes takes two FLOPs for each sequence.
-    even = peaks.flops_per_s["bf16"] / peaks.bytes_per_s if peaks else 0.0
-    if kind.kind != "decode" or not kind.batch or not matmul or kind.batch > _SMALL * even:
-        return ""
-    longest = 1 + (_LONGER * matmul + kind.total_ms - kind.idle_ms - matmul) / kind.total_ms
+    omission = "" if cache else " This leaves out the cache, whose size is unknown."
+    busy_ms = kind.total_ms - kind.idle_ms
     return (
-        f"Decode's batch of {kind.batch:,.0f} is small: matmuls read every weight whatever the batch, and on this GPU "
-        f"computing takes as long as reading from one of about {even:,.0f} on, in bf16. A step of twice the batch "
-        f"takes 1 to {longest:.2g} times as long (matmuls up to {1 + _LONGER:.2g} times, the rest of the GPU's work up "
-        f"to twice, idle time as now): that is {2 / longest:.2g} to 2 times the {TOKENS_PER_S}, and a sequence's "
-        f"{INTER_TOKEN} grows as the step does."
+        f"A decode step reads at least {format_number(kind.weights_bytes, 'bytes')} of weights{cache} ({LEAST_READ}), "
+        f"which takes {format_ms(kind.least_ms)} at the memory's peak bandwidth.{omission} The step takes "
+        f"{kind.length_ms.median / kind.least_ms:.3g} times as long, and the GPU is busy for "
+        f"{busy_ms / kind.least_ms:.3g} times as long.{'' if kind.counted else _HEADS_ASSUMPTION}"
     )
 
 
-def _parts(kind: StepKind) -> Iterator[tuple[StepKind, str, float]]:
-    """The classes that compute, what nothing hides of copies and communication, and idle time."""
-    parts = [(row.kernel_class, row.ms) for row in kind.classes]
-    parts += [("exposed copies", kind.exposed_copy_ms), ("exposed communication", kind.exposed_communication_ms)]
-    yield from ((kind, name, ms) for name, ms in (*parts, ("idle", kind.idle_ms)) if ms)
+def _larger_batch(kind: StepKind, peaks: Peaks | None) -> str:
+    """Returns how decode with a small batch profits from twice the batch, or "" for other steps."""
+    matmul_ms = sum(row.ms for row in kind.classes if row.kernel_class == MATMUL)
+    # For each sequence, a weight of two bytes takes two FLOPs.
+    balanced_batch = peaks.flops_per_s["bf16"] / peaks.bytes_per_s if peaks else 0.0
+    is_small = kind.batch and kind.batch <= _SMALL_BATCH_SHARE * balanced_batch
+    if kind.kind != "decode" or not kind.batch or not matmul_ms or not is_small:
+        return ""
+    other_busy_ms = kind.total_ms - kind.idle_ms - matmul_ms
+    max_ratio = 1 + (_MAX_MATMUL_GROWTH * matmul_ms + other_busy_ms) / kind.total_ms
+    return (
+        f"Decode's batch of {kind.batch:,.0f} is small. Matmuls read every weight for any batch, and are memory-bound "
+        f"on this GPU below a batch of about {balanced_batch:,.0f} (bf16). A step of twice the batch takes 1 to "
+        f"{max_ratio:.2g} times as long: matmuls up to {1 + _MAX_MATMUL_GROWTH:.2g} times, other GPU work up to twice, "
+        f"with the same idle time. So {TOKENS_PER_S} grow by a factor of {2 / max_ratio:.2g} to 2, and the "
+        f"{INTER_TOKEN} grows with the step."
+    )
