@@ -47,7 +47,7 @@ def test_cases() -> None:
          ["to the power 1.99", "2.000× to 4.000× as fast", "Nothing ran out of memory",
           "measured: 10 passes of each shape, batch 8, fp32"], ["Unsteady"]),
         ((EAGER, row(1024, True, 50, forward_cv=0.3)),
-         ["**Unsteady times**, CV above 10.0 %: forward of compile on: 30.0 %."], []),
+         ["**Unsteady times** (CV above 10.0 %): forward of compile on: 30.0 %."], []),
         ((row(1024, False, 0.492, forward_std_ms=0.145), row(1024, True, 0.246)),
          ["| off | 0.492 ± 0.145 | – |", "| on | 0.246 | 2.000× |"], []),
         ((EAGER, lost(16384, False, "oom", "CUDA out of memory")),

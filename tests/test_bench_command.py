@@ -92,7 +92,7 @@ def test_results_that_are_there_are_not_touched_unasked(run: Run, tmp_path: Path
     before = (tmp_path / "b" / NAME).read_text()
     with pytest.raises(ConfigurationError, match=r"is there already\. --resume keeps what is finished"):
         run(case("ok"))
-    with pytest.raises(ConfigurationError, match=r"holds a bench test\. Name another --output-dir"):
+    with pytest.raises(ConfigurationError, match=r"holds results of bench test\. Choose another --output-dir"):
         run(case("ok"), name="other", resume=True)
     assert (tmp_path / "b" / NAME).read_text() == before
     assert run(case("ok", 7), resume=False) == ("ok ok", True)
@@ -267,7 +267,7 @@ def test_memory_needs_a_gpu(tmp_path: Path) -> None:
 
 def test_a_resume_on_another_device_is_refused(run: Run) -> None:
     run(Task(TARGET, {"ends": "ok", "device": "cuda"}, "one"))
-    with pytest.raises(ConfigurationError, match=r"is of another --device\. Give that, or another --output-dir"):
+    with pytest.raises(ConfigurationError, match=r"was measured on another --device\. Use it, or another --output-dir"):
         run(Task(TARGET, {"ends": "ok", "device": "cpu"}, "other"), resume=True)
 
 

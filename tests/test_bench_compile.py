@@ -70,7 +70,7 @@ LOST = replace(
         ((row(False, 100), row(True, 80), row(False, 55, LARGE), row(True, 50, LARGE, first_step_ms=10_050)),
          ["10.0 s (large, repaid after 2,000 steps) to 20.0 s (small"], []),
         ((row(False, 28), row(True, 15, step_cv=0.2, loss_cv=0.3)),
-         ["**Unsteady times**, CV above 10.0 %: step of small, compile on: 20.0 %. A"], []),
+         ["**Unsteady times** (CV above 10.0 %): step of small, compile on: 20.0 %. Other"], []),
         # memory is known even so
         ((row(False, 100), LOST), ["| small | 4.0 GiB | 8.0 GiB |", "CUDA out of memory"], []),
         ((row(True, 80),), ["Nothing ran out of memory."], ["as fast"]),  # against no eager row

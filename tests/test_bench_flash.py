@@ -49,7 +49,8 @@ FP32 = {"precision": "fp32"}
         ((row("flash", 65536, 30.0), row("unfused", 65536, 0, status="oom", message="CUDA out of memory."),
           row("unfused", 32768, 9.0), row("flash", 32768, 3.0, peak_bytes=2**20)),
          ["Out of memory: unfused, context length 65,536.",
-          "At context 32,768 (bf16, d_head 64) unfused attention needs 1.0 GiB above its inputs, flash 1.0 MiB.",
+          "At context 32,768 (bf16, d_head 64), unfused attention needs 1.0 GiB beside its inputs, and flash "
+          "needs 1.0 MiB.",
           "| unfused, context length 65,536 | oom | CUDA out of memory. |", "| 65,536 | 30.00 | oom | – |"], []),
         ((row("sdpa", 128, 1.0), row("flash", 128, 0, status="failed", message="RuntimeError: wrong by 1.0e+00")),
          ["Failed: flash.", "| RuntimeError: wrong by 1.0e+00 |"], ["as fast as"]),

@@ -56,9 +56,9 @@ TOKENS = 64 * 256e3
     ("rows", "says", "says_not"),
     [
         ((row("fp32", 300, 8), row("tf32", 150, 8), row("bf16", 75, 6)),
-         ["Speed of forward-backward against fp32: small, tf32 2.000×; small, bf16 4.000×."], ["Out of memory"]),
+         ["Speed-up over fp32 in mode forward-backward: small, tf32 2.000×; small, bf16 4.000×."], ["Out of memory"]),
         ((lost("fp32"), row("bf16", 75), row("fp32", 300, batch_size=32)),
-         ["Out of memory: small, batch size 64, fp32."], ["Speed of"]),
+         ["Out of memory: small, batch size 64, fp32."], ["Speed-up over fp32"]),
     ],
 )  # fmt: skip
 def test_what_the_section_says(rows: tuple[AnyRow, ...], says: list[str], says_not: list[str]) -> None:

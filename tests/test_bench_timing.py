@@ -68,14 +68,14 @@ def test_an_unknown_model_is_refused_before_anything_runs() -> None:
     ("rows", "says", "says_not"),
     [
         ((row(10, mode="forward"), row(40), lost(context_length=1024), row(80, context_length=512)),
-         ["Of 4 configurations 3 were measured.", "Steps vary by 1.0 %",
+         ["3 of 4 configurations were measured.", "Step times vary by 1.0 %",
           "A step takes 40.00 ms (small, context length 256, train) to 80.00 ms (small, context length 512, train).",
-          "Backward takes 2.000× the forward pass.",  # half a step against a quarter
+          "The backward pass takes 2.000× the time of the forward pass.",  # half a step against a quarter
           "Out of memory: small, context length 1,024, train.",
           "| small, context length 1,024, train | oom | CUDA out of memory |"], ["**Unsteady"]),
-        ((lost(),), ["Out of memory: small."], ["Backward takes"]),
+        ((lost(),), ["Out of memory: small."], ["The backward pass takes"]),
         ((row(400), row(400, {"step_cv": 0.25}, context_length=512)),
-         ["**Unsteady times**, CV above 10.0 %: step of small, context length 512: 25.0 %."], []),
+         ["**Unsteady times** (CV above 10.0 %): step of small, context length 512: 25.0 %."], []),
     ],
 )  # fmt: skip
 def test_what_the_section_says(rows: tuple[AnyRow, ...], says: list[str], says_not: list[str]) -> None:

@@ -129,7 +129,7 @@ def test_tf32_is_not_there_on_a_cpu() -> None:
 
 
 def test_a_cache_without_room_for_the_tokens() -> None:
-    with pytest.raises(ConfigurationError, match="5 tokens more do not fit a cache of 16"):  # 13 + 5 - 1 = 17
+    with pytest.raises(ConfigurationError, match="5 more tokens do not fit into a cache of 16"):  # 13 + 5 - 1 = 17
         small_case(prompt_length=13)
     assert small_case(prompt_length=12).cache_length == 12 + 5 - 1  # it may be full
 

@@ -1,4 +1,4 @@
-"""Attention without heads, eager and compiled: how its time and its memory grow with the context length."""
+"""Defines the experiment ``attention``: time and memory of attention by context length, eager and compiled."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from nsys_analyzer.text import StrOrText, phrase
 
 PASSES = ("forward", "backward")
 _DEFINITIONS = phrase(
-    "*Saved for backward* is what is allocated between forward and backward, *peak* the most at any moment of both, "
-    "above the inputs. *Compile* is the first step minus the mean step."
+    "*Saved for backward* is the memory that is allocated between forward and backward. *Peak* is the highest memory "
+    "during both passes. Both exclude the inputs. *Compile* is the first step minus the mean step."
 )
 
 
@@ -33,14 +33,14 @@ def _answers(results: Results) -> Iterator[StrOrText]:
             saved.setdefault(row.case.d_head, []).append((row.case.context_length, size))
     powers = sorted(power for points in saved.values() if (power := fitted_exponent(points)) is not None)
     if powers:
-        written = " to ".join(dict.fromkeys(f"{power:.2f}" for power in (powers[0], powers[-1])))
-        yield f"Memory saved for backward grows with the context length to the power {written} (eager, for each d)."
+        exponents = " to ".join(dict.fromkeys(f"{power:.2f}" for power in (powers[0], powers[-1])))
+        yield f"Memory saved for backward grows with the context length to the power {exponents} (eager, for each d)."
     if gains := [gain for row in results.rows for name in PASSES if (gain := results.gain(row, name, compile=False))]:
         yield phrase("`torch.compile` makes a pass {} as fast.", span(gains))
 
 
 def _blocks(results: Results) -> Iterator[Block]:
-    """Yields time and memory of each shape, and both over the context length at one width."""
+    """Yields tables of time and memory for each shape, and curves over the context length for one d_head."""
     rows = sorted(results.rows, key=lambda row: (row.case.d_head, row.case.context_length, row.case.compile))
 
     def compile_ms(row: AnyRow) -> Cell:
@@ -56,17 +56,17 @@ def _blocks(results: Results) -> Iterator[Block]:
         ("compile ms", "ms", compile_ms),
     )  # fmt: skip
     yield rows_table(
-        rows, "Memory beside the inputs:",
+        rows, "Memory, without the inputs:",
         ("saved for backward", "bytes", "before_backward_bytes"), ("peak", "bytes", "peak_bytes"),
     )  # fmt: skip
     d = drawn_width({row.case.d_head for row in rows})
-    shown = [row for row in rows if row.case.d_head == d]
+    drawn_rows = [row for row in rows if row.case.d_head == d]
     for name in PASSES:
         title = f"Attention by context length: {name}, d {d}"
-        yield from curves(f"attention-{name}", title, shown, partial(mean_ms, path=name), "ms")
+        yield from curves(f"attention-{name}", title, drawn_rows, partial(mean_ms, path=name), "ms")
     title = f"Attention by context length: memory, d {d}"
     yield from curves(
-        "attention-memory", title, shown, lambda row: ratio(row.figures.before_backward_bytes, 2**20),
+        "attention-memory", title, drawn_rows, lambda row: ratio(row.figures.before_backward_bytes, 2**20),
         "MiB saved for backward",
     )  # fmt: skip
 
@@ -74,8 +74,7 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="attention",
     title="attention over context length, eager and compiled",
-    summary="Attention without heads over context lengths and widths, eager and compiled: time, memory, and how it "
-    "grows.",
+    summary="Measure attention by context length and d_head, eager and compiled: time, memory, and how both grow.",
     options=(
         several(PassesCase, "compile", (False, True)),
         several(PassesCase, "implementation", ("unfused",)),
@@ -88,8 +87,7 @@ BENCH = Bench(
     target=TARGET,
     how={
         "warm-up": "{warmup_steps} steps",
-        "measured": "{steps} passes of each shape, batch {batch_size}, {precision}; on a GPU compiled anew, without a "
-        "cache",
+        "measured": "{steps} passes of each shape, batch {batch_size}, {precision}; on a GPU compiled without a cache",
         "synchronized": "at the end of each pass",
     },
     answers=_answers,

@@ -1,4 +1,4 @@
-"""The whole model eager and with torch.compile: time of each phase, and what compiling costs."""
+"""Defines the experiment ``compile``: the time of each phase, eager and with torch.compile, and the compile time."""
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.schema import MS_PER_S
 
-#: Parts of a step whose speed-up is shown.
+#: The parts of a step whose speed-up the report shows.
 PARTS = ("forward", "backward", "step")
 _WORDS = {False: "eager", True: "compiled"}
-#: On a CPU one narrow layer, its attention PyTorch's: the C++ compiler needs seconds for each kernel.
+#: The defaults on a CPU are one narrow layer with PyTorch's attention, because compiling a kernel there takes seconds.
 _ON_CPU: dict[str, Any] = {"attention": "sdpa", "d_model": 256, "d_ff": 1024, "num_layers": 1, "num_heads": 4}
 _DEFINITIONS = phrase(
-    "*Speed-up* is the eager time ÷ the compiled one, each the median of unprofiled steps. `torch.compile(model)` "
-    "compiles forward and backward; loss and optimizer stay eager. *Compile s* is the first compiled step without the "
-    "median of the measured ones: it holds the start of PyTorch's libraries, and in the first row of a process the "
-    "import of the compiler. *Repaid after* is compile time ÷ what a step saves. Which kernels changed: "
-    "`nsys-analyze run` with and without `--compile`, then `nsys-analyze compare`."
+    "*Speed-up* is the eager time ÷ the compiled time, each the median of unprofiled steps. `torch.compile(model)` "
+    "compiles forward and backward. Loss and optimizer stay eager. *Compile s* is the first compiled step minus the "
+    "median of the measured steps. It includes the start of PyTorch's libraries, and in the first row of a process the "
+    "import of the compiler. *Repaid after* is the compile time ÷ the time that each step saves. To see which kernels "
+    "changed, use `nsys-analyze run` with and without `--compile`, then `nsys-analyze compare`."
 )
 
 
 def speed_up(pair: dict[bool, AnyRow], part: str) -> float | None:
-    """Returns eager ÷ compiled time of a phase, of rows by whether they were compiled."""
+    """Returns the eager time of a part ÷ its compiled time.
+
+    Args:
+        pair: the eager row (False) and the compiled row (True).
+        part: forward, backward or step.
+    """
     eager, compiled = (figure(pair.get(key), f"{part}.median_ms") for key in (False, True))
     return ratio(eager, compiled)
 
 
 def compile_s(pair: dict[bool, AnyRow]) -> float | None:
-    """Returns the first step of the compiled run without the median of the measured ones, in seconds."""
+    """Returns the first step of the compiled run minus the median of its measured steps, in seconds."""
     first, step = (figure(pair.get(True), name) for name in ("first_step_ms", "step.median_ms"))
     return None if first is None or step is None else (first - step) / MS_PER_S
 
 
 def repaid_after(pair: dict[bool, AnyRow]) -> int | None:
-    """Returns the steps whose savings make up for compiling; None where a compiled step is no faster."""
+    """Returns the number of steps that save the compile time, or None if a compiled step is not faster."""
     gain, seconds = speed_up(pair, "step"), compile_s(pair)
     if seconds is None or not gain or gain <= 1:
         return None
@@ -51,7 +56,7 @@ def repaid_after(pair: dict[bool, AnyRow]) -> int | None:
 
 
 def _answers(results: Results) -> Iterator[StrOrText]:
-    """Yields the span of speed-ups of each part of a step, and the cost of compiling."""
+    """Yields the range of speed-ups of each part of a step, and the compile time."""
     rows = results.rows
     name, pairs = namer(rows, ["compile"]), groups(rows, "compile")
     for part in reversed(PARTS):
@@ -60,16 +65,16 @@ def _answers(results: Results) -> Iterator[StrOrText]:
             text = extremes(gains, lambda gain: format_number(gain, "factor"))
             yield phrase("`torch.compile` makes {} {} as fast.", "a step" if part == "step" else part, text)
     if costs := [(seconds, pair) for pair in pairs if (seconds := compile_s(pair)) is not None]:
-        named = []
+        described_costs = []
         for seconds, pair in costs:
             steps = repaid_after(pair)
             repaid = f"repaid after {steps:,} steps" if steps else "never repaid"
-            named.append((seconds, f"{name(pair[True])}, {repaid}"))
-        yield f"Compiling takes {extremes(named, '{:.1f} s'.format)}."
+            described_costs.append((seconds, f"{name(pair[True])}, {repaid}"))
+        yield f"Compiling takes {extremes(described_costs, '{:.1f} s'.format)}."
 
 
 def _blocks(results: Results) -> Iterator[Block]:
-    """Yields speed-ups and the cost of compiling, their bars, and the time of each phase."""
+    """Yields the speed-ups and the compile time, their bars, and the time of each phase."""
     rows = results.rows
 
     def gain(part: str) -> tuple[str, Any, Any]:
@@ -79,7 +84,7 @@ def _blocks(results: Results) -> Iterator[Block]:
         return (part, "factor", of_pair)
 
     yield side_by_side(
-        rows, "compile", phrase("Speed-up by `torch.compile`, and what compiling costs:"),
+        rows, "compile", phrase("Speed-up by `torch.compile`, and the compile time:"),
         {compiled: (f"{word} peak", "bytes", "peak_allocated_bytes") for compiled, word in _WORDS.items()},
         *(gain(part) for part in PARTS),
         ("compile s", "count", compile_s), ("repaid after steps", "count", repaid_after),
@@ -100,7 +105,7 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="compile",
     title="the model eager and compiled",
-    summary="The whole model eager and with torch.compile: speed-up of each phase, and compile time.",
+    summary="Measure the model eager and with torch.compile: the speed-up of each phase, and the compile time.",
     options=(
         several(StepCase, "compile", (False, True)),
         several(StepCase, "model", ("small", "medium", "large"), ("small",), help="sizes"),
@@ -111,7 +116,7 @@ BENCH = Bench(
         *(replace(option, default_on_cpu=_ON_CPU.get(option.name, option.default_on_cpu)) for option in SHARED),
     ),
     target=TARGET,
-    how={**HOW, "compiled": "anew, without a cache, on a GPU"},
+    how={**HOW, "compiled": "without a cache, on a GPU"},
     answers=_answers,
     blocks=_blocks,
     definitions=_DEFINITIONS,

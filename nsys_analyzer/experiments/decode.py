@@ -1,4 +1,4 @@
-"""Making tokens with a cache of keys and values and without: time to first token, and inter-token latency."""
+"""Defines the experiment ``decode``: time to first token and inter-token latency, with and without a KV cache."""
 
 from __future__ import annotations
 
@@ -17,51 +17,52 @@ from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TT
 from nsys_analyzer.text import phrase
 
 _DEFINITIONS = phrase(
-    "*TTFT*, the time to first token, is prefill (a pass over the prompt) and the choice of the likeliest token; "
-    "*inter-token* is the time from one token to the next, by Python's clock. *tokens/s* counts the tokens after the "
-    "first, of all sequences. With the cache a token is a pass over that token alone, which reads the keys and values "
-    "of those before it; without, over the whole sequence. *bf16* is that of weights, activations and cache, not "
-    "autocast. "
-    "The least memory traffic of a token is {}.",
+    "*TTFT*, the time to first token, is prefill (a pass over the prompt) and the choice of the most likely token. "
+    "*Inter-token* latency is the time from one token to the next on Python's clock. *tokens/s* counts the tokens of "
+    "all sequences after the first token. With the cache, each token needs a pass over that token only, which reads "
+    "the keys and values of earlier tokens. Without the cache, each token needs a pass over the whole sequence. "
+    "*bf16* means weights, activations and cache in bf16, not autocast. The lower bound of a token's memory traffic "
+    "is {}.",
     LEAST_READ,
 )
 
 
 @dataclass(frozen=True)
 class DecodeCase(OfModel):
-    """One model, and how its tokens are made.
+    """One model, and how it generates tokens.
 
     Raises:
-        ConfigurationError: the cache has no room for the tokens.
+        ConfigurationError: the tokens do not fit into the cache.
     """
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
     num_layers: int = option(0, "0 is the model's own", least=0, cpu=2)
     batch_size: int = option(16, "batch size", cpu=2)
-    prompt_length: int = option(1024, "tokens of each sequence before the first that is made", cpu=32)
-    cache_length: int = option(2048, "positions that the cache has room for", cpu=64)
-    tokens: int = option(100, "tokens to make, the first among them", least=3, cpu=10)
-    warmup_tokens: int = option(100, "tokens made before anything is timed", cpu=10)
-    precision: str = option("fp32", "bf16 is that of weights, activations and cache", PRECISIONS)
+    prompt_length: int = option(1024, "tokens in the prompt of each sequence", cpu=32)
+    cache_length: int = option(2048, "positions in the cache", cpu=64)
+    tokens: int = option(100, "tokens to generate, including the first", least=3, cpu=10)
+    warmup_tokens: int = option(100, "tokens to generate before the measured ones", cpu=10)
+    precision: str = option("fp32", "precision of weights, activations and cache", PRECISIONS)
     attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ATTENTIONS)
-    cache: bool = option(True, "keep keys and values; without, each token is a pass over the whole sequence")
-    seed: int = option(0, "of weights and tokens", least=0)
+    cache: bool = option(True, "use a KV cache; without it each token needs a pass over the whole sequence")
+    seed: int = option(0, "seed of weights and tokens", least=0)
 
     def __post_init__(self) -> None:
         if self.cache_length < self.prompt_length + self.tokens - 1:  # the last token is never fed back
-            raise ConfigurationError(f"{self.tokens} tokens more do not fit a cache of {self.cache_length}")
+            raise ConfigurationError(f"{self.tokens} more tokens do not fit into a cache of {self.cache_length}")
 
 
 @dataclass
 class DecodeFigures:
-    """Times of tokens, and memory.
+    """Times and memory of generated tokens.
 
     Attributes:
-        cache_bytes: room for keys and values; 0 without a cache.
-        first_token: prefill and the choice of a token, of several generations.
-        token_times_ms: each token of one generation.
-        between_tokens, between_tokens_p95_ms, tokens_per_s: of the tokens after the first, of all sequences.
+        cache_bytes: the size of the KV cache, or 0 without a cache.
+        first_token: the time to first token in several generations.
+        token_times_ms: the time of each token of one generation.
+        between_tokens, between_tokens_p95_ms: the inter-token latency after the first token.
+        tokens_per_s: the throughput of all sequences after the first token.
     """
 
     peak_bytes: int | None = None
@@ -78,17 +79,17 @@ TARGET = CaseTarget("profiling_targets.decoding", DecodeCase, DecodeFigures)
 
 
 def next_ms(row: AnyRow | None) -> float | None:
-    """Returns the median inter-token latency, None where it was not measured to its end."""
+    """Returns the median inter-token latency in ms, or None if the row was not measured to its end."""
     return figure(row, "between_tokens.median_ms") if row and row.ok else None
 
 
 def cache_gain(results: Results, row: AnyRow) -> float | None:
-    """Returns the inter-token latency without the cache ÷ that with it."""
+    """Returns the inter-token latency without the cache ÷ the latency with it."""
     return ratio(next_ms(results.beside(row, cache=False)), next_ms(row))
 
 
 def sdpa_gain(results: Results, row: AnyRow) -> float | None:
-    """Returns the inter-token latency of unfused attention ÷ that of SDPA."""
+    """Returns the inter-token latency of unfused attention ÷ the latency of SDPA."""
     return ratio(next_ms(results.beside(row, attention="unfused")), next_ms(row))
 
 
@@ -97,20 +98,20 @@ def _answers(results: Results) -> Iterator[str]:
     name, cached = namer(rows), [row for row in rows if row.case.cache]
     if gains := [(gain, row) for row in cached if (gain := cache_gain(results, row))]:
         _, best = max(gains, key=lambda gain: gain[0])
-        without = next_ms(results.beside(best, cache=False))
+        uncached_ms = next_ms(results.beside(best, cache=False))
         yield (
-            f"With the cache inter-token latency is {span(gain for gain, _ in gains)} shorter: {name(best)} needs "
-            f"{format_precise_ms(next_ms(best))} a token, {format_precise_ms(without)} without."
+            f"The cache makes tokens after the first {span(gain for gain, _ in gains)} as fast: {name(best)} needs "
+            f"{format_precise_ms(next_ms(best))} per token with it and {format_precise_ms(uncached_ms)} without it."
         )
     parts = {
         "prefill": [gain for row in cached if (gain := results.gain(row, "first_token", attention="unfused"))],
         INTER_TOKEN: [gain for row in cached if (gain := sdpa_gain(results, row))],
     }
-    if known := [f"{words} {span(gains)}" for words, gains in parts.items() if gains]:
-        yield f"With the cache, unfused attention ÷ PyTorch's SDPA, in time: {', '.join(known)}."
-    if made := [(tokens, name(row)) for row in rows if row.ok and (tokens := row.figures.tokens_per_s)]:
-        tokens, which = max(made)
-        yield f"The highest throughput is {tokens:,.0f} {TOKENS_PER_S} ({which})."
+    if speed_ups := [f"{part} {span(gains)}" for part, gains in parts.items() if gains]:
+        yield f"Speed-up of PyTorch's SDPA over unfused attention, with the cache: {', '.join(speed_ups)}."
+    if rates := [(tokens, name(row)) for row in rows if row.ok and (tokens := row.figures.tokens_per_s)]:
+        tokens, configuration = max(rates)
+        yield f"The highest throughput is {tokens:,.0f} {TOKENS_PER_S} ({configuration})."
 
 
 def _blocks(results: Results) -> Iterator[Block]:
@@ -122,21 +123,21 @@ def _blocks(results: Results) -> Iterator[Block]:
         ("inter-token ms", "ms", next_ms),
         ("p95", "ms", "between_tokens_p95_ms"),
         (TOKENS_PER_S, "count", "tokens_per_s"),
-        ("by the cache", "factor", lambda row: cache_gain(results, row)),
-        ("by SDPA", "factor", lambda row: sdpa_gain(results, row)),
+        ("speed-up by the cache", "factor", lambda row: cache_gain(results, row)),
+        ("speed-up by SDPA", "factor", lambda row: sdpa_gain(results, row)),
     )
-    # Each token's time of the model with the most measured rows, the largest of those; and tokens/s of all.
-    measured = [row for row in rows if row.figures.token_times_ms]
-    group = namer(measured, ["attention", "cache"])
-    counts = Counter(map(group, measured))
-    for shown in [model for model, count in counts.items() if count == max(counts.values())][-1:]:
+    # The curves show the model with the most measured rows, and the largest of several such models.
+    measured_rows = [row for row in rows if row.figures.token_times_ms]
+    group = namer(measured_rows, ["attention", "cache"])
+    counts = Counter(map(group, measured_rows))
+    for model in [model for model, count in counts.items() if count == max(counts.values())][-1:]:
         series = tuple((_variant(row), tuple(enumerate(row.figures.token_times_ms or [], 1)))
-                       for row in measured if group(row) == shown)  # fmt: skip
-        yield Lines("decode-token-times", f"Time of each token, {shown}", series, "token", "ms", log_y=True)
-    throughput = {(group(row), _variant(row)): row.figures.tokens_per_s for row in measured}
+                       for row in measured_rows if group(row) == model)  # fmt: skip
+        yield Lines("decode-token-times", f"Time of each token, {model}", series, "token", "ms", log_y=True)
+    throughput = {(group(row), _variant(row)): row.figures.tokens_per_s for row in measured_rows}
     yield from bars("decode-throughput", "Throughput after prefill", throughput, "tokens/s")
     memory = rows_table(
-        rows, "Peak memory, and in it weights and cache:",
+        rows, "Peak memory, which includes weights and cache:",
         ("peak", "bytes", "peak_bytes"), ("weights", "bytes", "weights_bytes"), ("cache", "bytes", "cache_bytes"),
     )  # fmt: skip
     yield Details("Memory", (memory,))
@@ -149,7 +150,7 @@ def _variant(row: AnyRow) -> str:
 BENCH = Bench(
     name="decode",
     title="decoding with and without a cache",
-    summary="Decoding with and without a cache of keys and values: time to the first token, and between tokens.",
+    summary="Measure decoding with and without a KV cache: time to first token, and inter-token latency.",
     options=(
         several(DecodeCase, "model", ("small", "medium", "large"), ("small",), help="sizes"),
         several(DecodeCase, "precision", ("fp32", "bf16"), ("fp32",)),
@@ -161,10 +162,10 @@ BENCH = Bench(
     target=TARGET,
     how={
         "warm-up": "{warmup_tokens} tokens",
-        "measured": "{tokens} tokens behind a prompt of {prompt_length}, batch {batch_size}, cache of {cache_length}; "
+        "measured": "{tokens} tokens after a prompt of {prompt_length}, batch {batch_size}, cache of {cache_length}; "
         "TTFT five times",
         "synchronized": "after each token",
-        "gradients": "none (inference_mode)",
+        "gradients": "not recorded (inference_mode)",
     },
     answers=_answers,
     blocks=_blocks,

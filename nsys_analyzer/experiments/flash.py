@@ -1,4 +1,4 @@
-"""FlashAttention-2 in Triton against unfused attention and PyTorch's own: latency, memory, FLOP/s."""
+"""Defines the experiment ``flash``: FlashAttention-2 in Triton against unfused attention and PyTorch's SDPA."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from nsys_analyzer.trace.schema import MS_PER_S
 _IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
 _CONTEXTS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
-#: FLOPs for each visible score and feature of a head: two matmuls forward, and five backward with one recomputed.
+#: FLOPs per visible score and feature of a head. Forward has two matmuls; backward has five, of which one is repeated.
 _FLOPS = {"forward": 4, "backward": 10, "end_to_end": 14}
 _DEFINITIONS = phrase(
-    "*Latency* is the median of do_bench's calls on a GPU, else the mean; *end to end* is forward and backward "
-    "measured as one. At short contexts it is the fixed "
-    "cost of a call, Python and launches. *÷ fastest peer* is flash's time ÷ the least time of the others: below 1 "
-    "flash is faster. *FLOP/s* are those of the matmuls of the visible scores, 4·d_head for each forward and 10·d_head "
-    "backward, where they are recomputed; a causal mask leaves S·(S + 1) ÷ 2 of S² scores. *Error* is the largest "
-    "difference from attention in higher precision ÷ its largest number, over the output and each gradient; what "
-    "exceeds its tolerance is not timed."
+    "*Latency* is the median of do_bench's calls on a GPU, and the mean elsewhere. *End to end* is forward and "
+    "backward together. At short contexts the latency is the fixed cost of Python and of launches. *÷ fastest peer* "
+    "is flash's time ÷ the shortest time of the other implementations: below 1, flash is faster. *FLOP/s* count the "
+    "matmuls of the visible scores: 4·d_head per score forward, and 10·d_head per score backward, which recomputes "
+    "the scores. A causal mask leaves S·(S + 1) ÷ 2 of S² scores visible. *Error* is the largest difference from "
+    "attention in fp64 ÷ the largest value, over the output and each gradient. An implementation whose error exceeds "
+    "the tolerance is not timed."
 )
 
 
 def flops_per_s(row: AnyRow, name: str) -> float | None:
-    """Returns the matmuls' FLOP/s of a pass."""
+    """Returns the FLOP/s of the matmuls of a pass, or None if it was not measured."""
     case, ms = row.case, mean_ms(row, name)
     length = case.context_length
     scores = case.batch_size * case.heads * (length * (length + 1) / 2 if case.causal else length**2)
@@ -49,41 +49,46 @@ def flops_per_s(row: AnyRow, name: str) -> float | None:
 
 
 def over_peers(rows: dict[str, AnyRow], name: str) -> float | None:
-    """Returns flash's time ÷ that of the fastest other implementation, of rows by implementation."""
-    times = [ms for which, row in rows.items() if which != "flash" and (ms := mean_ms(row, name))]
+    """Returns flash's time ÷ the time of the fastest other implementation.
+
+    Args:
+        rows: the rows by implementation.
+        name: the pass.
+    """
+    times = [ms for implementation, row in rows.items() if implementation != "flash" and (ms := mean_ms(row, name))]
     return ratio(mean_ms(rows.get("flash"), name), min(times, default=None))
 
 
 def _answers(results: Results) -> Iterator[StrOrText]:
-    """Yields flash's time against its peers, its FLOP/s, and its memory beside unfused attention."""
+    """Yields flash's speed-up over the others, its FLOP/s, and its memory beside that of unfused attention."""
     for precision in dict.fromkeys(row.case.precision for row in results.rows):
-        ours = [row for row in results.rows
-                if row.ok and (row.case.implementation, row.case.precision) == ("flash", precision)]  # fmt: skip
-        if not ours:
+        flash_rows = [row for row in results.rows
+                      if row.ok and (row.case.implementation, row.case.precision) == ("flash", precision)]  # fmt: skip
+        if not flash_rows:
             continue
         for peer, words in (("unfused", "unfused attention"), ("sdpa", "PyTorch's SDPA")):
-            gains = [(row.case.context_length, gain) for row in ours
+            gains = [(row.case.context_length, gain) for row in flash_rows
                      if (gain := results.gain(row, "end_to_end", implementation=peer))]  # fmt: skip
             if gains:
                 longest, _ = max(gains)
                 at = span(gain for length, gain in gains if length == longest)
                 where = f"At context {longest:,} in {precision}, forward and backward"
                 yield f"{where}, flash is {at} as fast as {words}."
-        rates = [max(flops_per_s(row, name) or 0.0 for row in ours) for name in ("forward", "backward")]
+        rates = [max(flops_per_s(row, name) or 0.0 for row in flash_rows) for name in ("forward", "backward")]
         forward, backward = (format_number(rate, "flop/s") for rate in rates)
         yield f"In {precision} flash reaches {forward} forward and {backward} backward."
-        # The longest context at which the memory of both is known.
-        for row in sorted(ours, key=lambda row: -row.case.context_length):
+        # The memory is compared at the longest context that both were measured at.
+        for row in sorted(flash_rows, key=lambda row: -row.case.context_length):
             unfused = figure(results.beside(row, implementation="unfused"), "peak_bytes")
             if unfused and row.figures.peak_bytes:
                 needs, fused = (format_number(size, "bytes") for size in (unfused, row.figures.peak_bytes))
-                of = f"context {row.case.context_length:,} ({precision}, d_head {row.case.d_head})"
-                yield f"At {of} unfused attention needs {needs} above its inputs, flash {fused}."
+                where = f"context {row.case.context_length:,} ({precision}, d_head {row.case.d_head})"
+                yield f"At {where}, unfused attention needs {needs} beside its inputs, and flash needs {fused}."
                 break
 
 
 def _blocks(results: Results) -> Iterator[Block]:
-    """Yields the latency of both passes, figures, errors, and the rest folded away."""
+    """Yields latency and memory end to end, curves over the context length, and details of each pass."""
     rows = results.rows
     implementations = [name for name in _IMPLEMENTATIONS if any(row.case.implementation == name for row in rows)]
     tables = []
@@ -97,34 +102,34 @@ def _blocks(results: Results) -> Iterator[Block]:
 
         latency = side_by_side(
             rows, "implementation", f"Latency {title}:",
-            {one: (f"{one} ms", "ms", f"{name}.ms") for one in implementations},
+            {implementation: (f"{implementation} ms", "ms", f"{name}.ms") for implementation in implementations},
             ("÷ fastest peer", "factor", over), ("flash FLOP/s", "flop/s", rate),
         )  # fmt: skip
         tables.append(latency)
     memory = side_by_side(
-        rows, "implementation", "Peak memory of forward and backward above the inputs:",
-        {one: (one, "bytes", "peak_bytes") for one in implementations},
+        rows, "implementation", "Peak memory of forward and backward, without the inputs:",
+        {implementation: (implementation, "bytes", "peak_bytes") for implementation in implementations},
     )  # fmt: skip
     yield tables[-1]
     yield memory
     d = drawn_width({row.case.d_head for row in rows})
     for precision in dict.fromkeys(row.case.precision for row in rows):
-        shown = [row for row in rows if (row.case.d_head, row.case.precision) == (d, precision)]
+        drawn_rows = [row for row in rows if (row.case.d_head, row.case.precision) == (d, precision)]
         for name, title in PASSES.items():
             key = f"flash-{precision}-{name.replace('_', '-')}"
             title = f"Latency of attention, {title}, {precision}, d_head {d}"
-            yield from curves(key, title, shown, partial(mean_ms, path=name), "ms")
+            yield from curves(key, title, drawn_rows, partial(mean_ms, path=name), "ms")
     checked = rows_table(
         rows, "Errors up to context 4,096, and kernels:",
         ("error", "text", lambda row: scientific(row.figures.max_error)), ("kernel", "text", "kernel"),
     )  # fmt: skip
-    yield Details("Forward and backward alone, errors and kernels", (*tables[:-1], checked))
+    yield Details("Forward, backward, errors and kernels", (*tables[:-1], checked))
 
 
 BENCH = Bench(
     name="flash",
     title="FlashAttention-2 against unfused attention and SDPA",
-    summary="FlashAttention-2 in Triton against unfused attention and SDPA: latency, memory, and FLOP/s.",
+    summary="Measure FlashAttention-2 in Triton against unfused attention and SDPA: latency, memory, and FLOP/s.",
     options=(
         several(PassesCase, "implementation", _IMPLEMENTATIONS, ("tiled", "unfused", "sdpa")),
         several(PassesCase, "precision", ("bf16", "fp32"), ("fp32",)),
@@ -136,10 +141,10 @@ BENCH = Bench(
     ),
     target=TARGET,
     how={
-        "measured": "on a GPU {measured_ms} ms of each pass by triton.testing.do_bench, else {steps} calls; batch "
+        "measured": "each pass for {measured_ms} ms by triton.testing.do_bench on a GPU, else {steps} calls; batch "
         "{batch_size}, {heads} heads, causal {causal}",
         "synchronized": "after each call; on a GPU the L2 cache is cleared before it",
-        "gradients": "of queries, keys and values; backward alone is repeated from one forward",
+        "gradients": "of queries, keys and values; the backward pass is repeated from one forward pass",
     },
     answers=_answers,
     blocks=_blocks,

@@ -1,4 +1,4 @@
-"""Memory of a forward pass and of a full step over time: peaks, and what layers save for backward, line by line."""
+"""Defines the experiment ``memory``: the memory of a step over time, its peaks, and the activations by source line."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from nsys_analyzer.report.model import Block, Cell, Details, Field, Lines, make_
 from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import phrase
 
-#: Time in ms, and the bytes allocated from then on.
+#: A time in ms, and the bytes that are allocated from then on.
 Point: TypeAlias = tuple[float, int]
-_UNFOLDED = 2
-#: How far two peaks that pass for equal may lie apart.
-_TOLERANCE = 0.001
+#: Timelines that the report shows in full view.
+_UNFOLDED_TIMELINES = 2
+#: Two peaks count as equal if they differ by at most this share.
+_EQUAL_PEAKS_TOLERANCE = 0.001
 _DEFINITIONS = phrase(
-    "*Definitions.* Memory is what tensors asked for, before the allocator rounds it up; a peak is the most at any "
-    "moment, as the history of PyTorch's allocator has it. Where backward begins, the gradients of the step before are "
-    "freed. A layer saves what its lines allocate in forward and what is alive at forward's end, without parameters. "
-    "*Reserved* is what the allocator took of the GPU."
+    "*Definitions.* Memory is the size that tensors requested, before the allocator rounds it up. A peak is the "
+    "highest memory in the history of PyTorch's allocator. The gradients of the previous step are released when "
+    "backward begins. The activations of a layer are the memory that its lines allocate in forward and that is still "
+    "allocated when forward ends, without parameters. *Reserved* is the memory that the allocator holds on the GPU."
 )
 _LONGEST_CODE = 52
 
@@ -36,17 +37,17 @@ class MemoryCase(OfModel):
     """One configuration of the transformer.
 
     Raises:
-        ConfigurationError: no step to warm up.
+        ConfigurationError: there is no warm-up step.
     """
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
-    num_layers: int = option(0, "in place of the model's; 0 is its own", least=0)
-    context_length: int = option(256, "tokens")
+    num_layers: int = option(0, "0 is the model's own", least=0)
+    context_length: int = option(256, "tokens in a sequence")
     batch_size: int = option(4, "batch size")
-    mode: str = option("train", "forward under no_grad, or all phases of a step", ("forward", "train"))
+    mode: str = option("train", "forward (under no_grad), or all phases of a step", ("forward", "train"))
     precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
-    warmup_steps: int = option(3, "steps before the recorded one; the first makes the optimizer's moments")
+    warmup_steps: int = option(3, "steps before the recorded one; the first allocates the optimizer's state")
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 1:
@@ -55,7 +56,7 @@ class MemoryCase(OfModel):
 
 @dataclass(frozen=True)
 class PhaseFigures:
-    """Memory in one phase: at its start, and its peak."""
+    """The memory at the start of a phase, and its peak in the phase."""
 
     name: str
     start_ms: float
@@ -66,7 +67,7 @@ class PhaseFigures:
 
 @dataclass(frozen=True)
 class SavedLine:
-    """Tensors and bytes that a line of a layer saves for backward, means of the layers."""
+    """The tensors and bytes that a source line saves for backward, as means over the layers."""
 
     source: str
     code: str
@@ -79,9 +80,10 @@ class MemoryFigures:
     """Memory of the recorded step.
 
     Attributes:
-        base_bytes: allocated before the step.
-        timeline_ms_bytes: time since the step began, and bytes from then on.
-        kept_bytes, layer_saves_bytes: allocated in forward and alive at its end: all, and that of a layer.
+        base_bytes: the memory that was allocated before the step.
+        timeline_ms_bytes: times since the step began, and the bytes that are allocated from then on.
+        kept_bytes: the memory that forward allocates and that is still allocated when it ends.
+        layer_saves_bytes: the same of one layer, as a mean over the layers.
     """
 
     base_bytes: int | None = None
@@ -103,21 +105,21 @@ def _answers(results: Results) -> Iterator[str]:
     if rows:
         top = max(rows, key=lambda row: row.figures.step_peak_bytes or 0)
         peak = format_number(top.figures.step_peak_bytes or 0, "bytes")
-        yield f"Memory is highest in {name(top)}: {peak}, in {phase_of_peak(top)}."
+        yield f"The highest memory is {peak}: {name(top)}, in {phase_of_peak(top)}."
     if steps := [row for row in rows if row.case.mode == "train"]:
-        counted = Counter(map(phase_of_peak, steps)).most_common()
-        listed = ", ".join(f"{phase} ({count} of {len(steps)})" for phase, count in counted)
-        yield f"The peak of a full step is in {listed}."
+        counts = Counter(map(phase_of_peak, steps)).most_common()
+        phases = ", ".join(f"{phase} ({count} of {len(steps)})" for phase, count in counts)
+        yield f"The memory of a full step peaks in {phases}."
         top = max(steps, key=_saved)
         yield f"A layer saves up to {format_number(_saved(top), 'bytes')} of activations for backward ({name(top)})."
 
 
 def phase_of_peak(row: AnyRow) -> str:
-    """Returns the phase in which memory is highest; of several with the same peak those that rise to it."""
+    """Returns the phase in which memory peaks, or all phases that rise to the peak if several have it."""
     phases = row.figures.phases or []
     top = max(phase.peak_bytes for phase in phases)
-    tied = [phase for phase in phases if phase.peak_bytes >= top * (1 - _TOLERANCE)]
-    rising = [phase.name for phase in tied if phase.peak_bytes > phase.start_bytes * (1 + _TOLERANCE)]
+    tied = [phase for phase in phases if phase.peak_bytes >= top * (1 - _EQUAL_PEAKS_TOLERANCE)]
+    rising = [phase.name for phase in tied if phase.peak_bytes > phase.start_bytes * (1 + _EQUAL_PEAKS_TOLERANCE)]
     return " and ".join(rising or [tied[0].name])
 
 
@@ -129,35 +131,35 @@ def _blocks(results: Results) -> Iterator[Block]:
     rows = results.rows
     name, ok = namer(rows), [row for row in rows if row.ok]
     yield rows_table(
-        rows, "Memory of tensors before the step and the peak of each phase, and what was reserved:",
+        rows, "Memory of tensors before the step, the peak of each phase, and the reserved memory:",
         ("before", "bytes", "base_bytes"), *(_peak_of(phase) for phase in PHASES),
         ("reserved", "bytes", "reserved_peak_bytes"),
     )  # fmt: skip
-    # Of each model, mode and precision the row of the longest context, full steps and those of most memory first.
+    # A timeline shows the longest context of each model, mode and precision. Full steps and large models come first.
     ordered = sorted(ok, key=lambda row: row.case.context_length)
     longest = {(row.case.model, row.case.mode, row.case.precision): row for row in ordered}.values()
-    shown = sorted(longest, key=lambda row: (row.case.mode != "train", -(row.figures.base_bytes or 0)))
-    timelines = tuple(_timeline(row, name(row)) for row in shown)
-    yield from timelines[:_UNFOLDED]
-    if timelines[_UNFOLDED:]:
-        yield Details("More timelines", timelines[_UNFOLDED:])
+    drawn_rows = sorted(longest, key=lambda row: (row.case.mode != "train", -(row.figures.base_bytes or 0)))
+    timelines = tuple(_timeline(row, name(row)) for row in drawn_rows)
+    yield from timelines[:_UNFOLDED_TIMELINES]
+    if timelines[_UNFOLDED_TIMELINES:]:
+        yield Details("More timelines", timelines[_UNFOLDED_TIMELINES:])
     if trained := [row for row in ok if row.case.mode == "train"]:
         yield rows_table(
             trained,
-            "The memory that one layer, all layers and all of forward save for backward:",
-            ("a layer saves", "bytes", "layer_saves_bytes"),
+            "Memory saved for backward (activations):",
+            ("one layer", "bytes", "layer_saves_bytes"),
             ("all layers", "bytes", lambda row: _saved(row) * row.case.size.num_layers),
-            ("forward", "bytes", "kept_bytes"),
+            ("whole forward pass", "bytes", "kept_bytes"),
         )
         top = max(trained, key=_saved)
-        by_line = f"{name(top)}: alive at the end of forward, by the line that asked for it, mean of the layers:"
+        by_line = f"{name(top)}: activations by the source line that allocated them, mean over the layers:"
         lines = [*(top.figures.layer_saves or ()), SavedLine("sum", "", 0, _saved(top))]
-        yield Details("What a layer saves for backward", (make_table(_SAVED_LINES, lines, by_line),))
+        yield Details("Activations of a layer by source line", (make_table(_SAVED_LINES, lines, by_line),))
 
 
 def _peak_of(phase: str) -> Column:
     def peak(row: AnyRow) -> Cell:
-        return next((one.peak_bytes for one in row.figures.phases or () if one.name == phase), None)
+        return next((figures.peak_bytes for figures in row.figures.phases or () if figures.name == phase), None)
 
     return phase, "bytes", peak
 
@@ -167,9 +169,9 @@ def _timeline(row: AnyRow, name: str) -> Lines:
     spans = tuple((phase.name, phase.start_ms, phase.end_ms) for phase in row.figures.phases or ())
     return Lines(
         f"memory-{row.case.model}-{row.case.context_length}-{row.case.mode}-{row.case.precision}",
-        f"Memory of tensors over a step: {name}, batch {row.case.batch_size}",
+        f"Memory of tensors during a step: {name}, batch {row.case.batch_size}",
         (("memory", points),),
-        "ms since the step began, on the host's clock, while recording",
+        "ms since the step began, while recording",
         "GiB",
         spans=spans,
         steps=True,
@@ -177,8 +179,8 @@ def _timeline(row: AnyRow, name: str) -> Lines:
 
 
 def _code(line: SavedLine) -> Cell:
-    plain = line.code.partition("  #")[0]
-    return plain if len(plain) <= _LONGEST_CODE else f"{plain[: _LONGEST_CODE - 1]}…"
+    code = line.code.partition("  #")[0]
+    return code if len(code) <= _LONGEST_CODE else f"{code[: _LONGEST_CODE - 1]}…"
 
 
 _SAVED_LINES: tuple[Field[SavedLine], ...] = (
@@ -192,8 +194,7 @@ _SAVED_LINES: tuple[Field[SavedLine], ...] = (
 BENCH = Bench(
     name="memory",
     title="memory over a step",
-    summary="Memory of a forward pass and of a full step over time, on a GPU: peaks, and what a layer saves for "
-    "backward.",
+    summary="Record the memory of a forward pass and of a full step on a GPU: peaks, and activations by source line.",
     options=(
         several(MemoryCase, "model", ("small", "large"), ("small",), help="models"),
         several(MemoryCase, "context_length", (128, 256, 512)),
@@ -206,7 +207,7 @@ BENCH = Bench(
         "warm-up": "{warmup_steps} steps",
         "measured": "one step, recorded",
         "synchronized": "at the end of each phase",
-        "gradients": "none in forward alone (no_grad), recorded in a full step",
+        "gradients": "not recorded in mode forward (no_grad), recorded in a full step",
     },
     answers=_answers,
     blocks=_blocks,

@@ -1,4 +1,4 @@
-"""Attention alone: the case and figures of its target, which three experiments measure."""
+"""Declares the case and the figures of one attention pass, which three experiments measure."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ from dataclasses import dataclass
 from nsys_analyzer.experiments.model import option
 from nsys_analyzer.inputs.rows import CaseTarget, Times
 
-#: ``flash`` needs a GPU; the last two are PyTorch's own.
+#: ``flash`` needs a GPU. The last two implementations are PyTorch's own.
 IMPLEMENTATIONS = ("unfused", "naive", "blocked", "fused", "tiled", "flash", "sdpa", "sdpa_flash")
 
 
 @dataclass(frozen=True)
 class PassesCase:
-    """One implementation and shape: queries, keys and values of (batch_size, heads, context_length, d_head)."""
+    """One implementation and shape. Queries, keys and values are (batch_size, heads, context_length, d_head)."""
 
     device: str
     implementation: str = option("naive", "the implementations", IMPLEMENTATIONS)
     compile: bool = option(False, "unfused attention with torch.compile (on), or eager (off)")
-    precision: str = option("fp32", "of the tensors and matmuls", ("fp32", "bf16"))
+    precision: str = option("fp32", "precision of tensors and matmuls", ("fp32", "bf16"))
     batch_size: int = option(1, "batch size")
     heads: int = option(8, "heads", spelling="num-heads")
-    context_length: int = option(1024, "tokens")
-    d_head: int = option(64, "features of a head; flash takes 16, 32, 64 or 128")
-    causal: bool = option(True, "with a causal mask")
-    measured_ms: int = option(0, "milliseconds that do_bench measures for, on a GPU; 0 takes steps", least=0)
+    context_length: int = option(1024, "tokens in a sequence")
+    d_head: int = option(64, "features of a head; flash supports 16, 32, 64 and 128")
+    causal: bool = option(True, "use a causal mask")
+    measured_ms: int = option(0, "time for which do_bench measures on a GPU, in ms; 0: measure --steps calls", least=0)
     warmup_steps: int = option(3, "calls before the measured ones, without do_bench", cpu=1, least=0)
     steps: int = option(10, "measured calls, without do_bench", cpu=5)
 
 
 @dataclass
 class PassesFigures:
-    """Error, times and memory of an implementation; memory is above the inputs, on a GPU.
+    """Error, times and memory of an implementation. Memory is measured on a GPU and excludes the inputs.
 
     Attributes:
-        first_step_ms: the first forward and backward, with compilation.
-        max_error: the largest difference from attention in fp64 ÷ its largest number, the worst tensor's.
-        forward, backward, end_to_end: forward without gradients, backward again and again from one forward, both.
-        forward_peak_bytes, before_backward_bytes, peak_bytes: the peak of forward, what is allocated between forward
-            and backward, and the peak of both.
-        kernel: of PyTorch's own what it chose.
+        first_step_ms: the first forward and backward pass, including compilation.
+        max_error: the largest difference from attention in fp64 ÷ the largest value, of the worst tensor.
+        forward: the forward pass without gradients.
+        backward: the backward pass, repeated from one forward pass.
+        end_to_end: the forward and the backward pass together.
+        forward_peak_bytes: the peak memory of the forward pass.
+        before_backward_bytes: the memory that is allocated between the forward and the backward pass.
+        peak_bytes: the peak memory of both passes.
+        kernel: the kernel that PyTorch's scaled_dot_product_attention chose.
     """
 
     first_step_ms: float | None = None
@@ -58,5 +61,5 @@ TARGET = CaseTarget("profiling_targets.attention", PassesCase, PassesFigures)
 
 
 def drawn_width(widths: set[int]) -> int:
-    """Returns the width of heads that figures show: 64, or the largest."""
+    """Returns the d_head that the figures show: 64 if it was measured, else the largest."""
     return 64 if 64 in widths else max(widths)

@@ -1,4 +1,4 @@
-"""Steps in fp32, TF32 and bf16 autocast: speed and memory."""
+"""Defines the experiment ``precision``: speed and memory of steps in fp32, TF32 and bf16 autocast."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import phrase
 
 _DEFINITIONS = phrase(
-    "*Speed-up* is the step time in fp32 of the same configuration ÷ this one's, *memory* this peak of allocated "
-    "memory ÷ that in fp32; on a CPU memory is not counted. *tf32* lets matmuls of fp32 tensors keep 10 bits of their "
-    "operands; *bf16* is autocast: matmuls in bf16, parameters and gradients in fp32, the casts a part of the step; "
-    "autocast keeps its bf16 cast of every weight beside it, which may be more memory than small activations save."
+    "*Speed-up* is the step time of the same configuration in fp32 ÷ the step time in this precision. *Memory* is the "
+    "peak of allocated memory in this precision ÷ the peak in fp32. It is not counted on a CPU. *tf32* rounds the "
+    "operands of fp32 matmuls to 10 bits of mantissa. *bf16* is autocast: matmuls run in bf16, parameters and "
+    "gradients stay in fp32, and the casts are a part of the step. Autocast keeps a bf16 copy of every weight, which "
+    "may need more memory than small activations save."
 )
 
 
 def _answers(results: Results) -> Iterator[str]:
-    """Yields the speed-up of each precision in the last mode."""
+    """Yields the speed-up of each precision in the mode with the most phases."""
     last = max((row.case.mode for row in results.rows), key=MODES.index, default="")
     name = namer(results.rows, ["mode"])
     gains = [(name(row), gain) for row in results.rows if row.case.mode == last and (gain := _speed_up(results, row))]
     if gains:
-        listed = "; ".join(f"{what} {format_number(gain, 'factor')}" for what, gain in gains)
-        yield f"Speed of {last} against fp32: {listed}."
+        speed_ups = "; ".join(f"{configuration} {format_number(gain, 'factor')}" for configuration, gain in gains)
+        yield f"Speed-up over fp32 in mode {last}: {speed_ups}."
 
 
 def _speed_up(results: Results, row: AnyRow) -> float | None:
@@ -42,7 +43,7 @@ def _blocks(results: Results) -> Iterator[Block]:
         return ratio(row.figures.peak_allocated_bytes, figure(base, "peak_allocated_bytes"))
 
     yield rows_table(
-        rows, "Time and memory of a step by precision:",
+        rows, "Step time and memory by precision:",
         ("step ms", "ms", "step"), ("speed-up", "factor", lambda row: _speed_up(results, row)),
         ("tokens/s", "count", "tokens_per_s"), ("peak", "bytes", "peak_allocated_bytes"), ("memory", "factor", memory),
     )  # fmt: skip
@@ -55,7 +56,7 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="precision",
     title="fp32, TF32 and bf16 autocast",
-    summary="Steps in fp32, TF32 and bf16 autocast: speed and memory.",
+    summary="Measure training steps in fp32, TF32 and bf16 autocast: speed and memory.",
     options=(
         several(StepCase, "model", ("small", "large"), ("small",), help="sizes"),
         several(StepCase, "mode", MODES[:2]),

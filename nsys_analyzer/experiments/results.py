@@ -1,6 +1,6 @@
-"""The list of the experiments, and the folder of one: its rows and its section.
+"""Lists the experiments, and reads the rows of a finished experiment from its folder.
 
-How an experiment is added: see ``model``.
+The module ``model`` says how to add an experiment.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ BENCHES: tuple[Bench, ...] = (
 
 
 def read_finished(folder: Path) -> FinishedBench:
-    """Returns a bench that was run into a folder, with its section.
+    """Returns the experiment whose results a folder holds, with its section.
 
     Raises:
-        ConfigurationError: the file of rows is damaged or of another version, or its bench is unknown.
+        ConfigurationError: the file of rows is damaged or of another version, or its experiment is unknown.
     """
     bench, header, rows = read_rows(folder / NAME)
     commands = tuple(header["runs"])
-    nothing = Paragraph(phrase("Nothing was measured yet: the same command with `--resume` goes on."))
-    section = Section(f"bench-{bench.name}", f"Bench: {bench.name}", (nothing,))
+    no_rows = Paragraph(phrase("Nothing was measured yet. Continue with the same command and `--resume`."))
+    section = Section(f"bench-{bench.name}", f"Bench: {bench.name}", (no_rows,))
     try:
         section = make_section(bench, Results(rows)) if rows else section
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -51,21 +51,25 @@ def read_finished(folder: Path) -> FinishedBench:
 
 
 def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
-    """Returns the bench, the header and the rows of its target, each case once; raises as ``read_finished``."""
+    """Returns the experiment, the header of its file, and the last row of each case.
+
+    Raises:
+        ConfigurationError: as for :func:`read_finished`.
+    """
     header, rows = read_file(path)
     by_name = {bench.name: bench for bench in BENCHES}
     if header["bench"] not in by_name:
         raise ConfigurationError(f"Unknown bench {header['bench']!r}", f"Known benches: {', '.join(by_name)}")
     bench = by_name[header["bench"]]
     try:
-        found = [typed(row, bench.target) for row in rows if row.module == bench.target.module]
+        typed_rows = [typed(row, bench.target) for row in rows if row.module == bench.target.module]
     except (ConfigurationError, TypeError, ValueError) as error:
         raise _unreadable(path, bench, error) from error
-    return bench, header, tuple({row.key: row for row in found}.values())
+    return bench, header, tuple({row.key: row for row in typed_rows}.values())
 
 
 def _unreadable(path: Path, bench: Bench, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"{path} has rows that this version cannot read ({type(error).__name__}: {error})",
-        f"Rows of this version come from nsys-analyze bench {bench.name} --output-dir ANOTHER",
+        f"Measure again with nsys-analyze bench {bench.name} --output-dir ANOTHER",
     )

@@ -1,4 +1,4 @@
-"""The section of an experiment, made of its description and its rows: the parts, tables and figures that all share."""
+"""Makes the section of an experiment from its description and its rows, with the parts that all experiments share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nsys_analyzer.experiments.model import (
     configuration,
     describe,
     figure,
+    format_value,
     options_of,
     spelled,
-    told,
     words,
 )
 from nsys_analyzer.report.model import (
@@ -39,25 +39,33 @@ from nsys_analyzer.report.model import (
 from nsys_analyzer.report.units import format_number, format_percent
 from nsys_analyzer.text import StrOrText, emphasis, join_texts, phrase
 
-#: A column: its heading, its unit, and a figure's path or what makes the cell of a row.
+#: A column: its heading, its unit, and the path of a figure, or a function that makes the cell.
 Column: TypeAlias = tuple[str, Unit, str | Callable[[Any], Cell]]
 
-_ENDINGS = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
-_MOST_NAMED = 4
-#: Letters of a message that a table has room for; the file of rows has all of them.
+_STATUS_WORDS = {
+    "oom": "Out of memory",
+    "timeout": "Out of time",
+    "failed": "Failed",
+    "unsupported": "Not supported here",
+}
+_MOST_LISTED_ROWS = 4
+#: Characters of a message that fit into a table. The file of rows holds the whole message.
 _MESSAGE_LENGTH = 160
-#: The standard deviation ÷ mean above which a mean says little.
-_UNSTEADY = 0.1
+#: Times are unsteady if their standard deviation ÷ mean exceeds this value.
+_UNSTEADY_CV = 0.1
 
 
 def make_section(bench: Bench, results: Results) -> Section:
-    """Returns the section of a bench: answers, conditions, what is suspect, tables, figures, what was not measured."""
+    """Returns the section of an experiment.
+
+    It holds answers, conditions, unsteady times, tables, figures, and the messages of rows that failed.
+    """
     rows = results.rows
-    suspect = tuple(_unsteady(rows))
+    unsteady = tuple(_unsteady_times(rows))
     blocks: tuple[Block, ...] = (
-        Paragraph(join_texts(" ", (*bench.answers(results), *_endings(rows)))),
+        Paragraph(join_texts(" ", (*bench.answers(results), *_sentences_on_statuses(rows)))),
         _conditions(bench, results),
-        *([Listing(suspect)] if suspect else []),
+        *([Listing(unsteady)] if unsteady else []),
         *bench.blocks(results),
         *_messages(rows),
         *([Paragraph(bench.definitions)] if bench.definitions else []),
@@ -66,10 +74,14 @@ def make_section(bench: Bench, results: Results) -> Section:
 
 
 def _conditions(bench: Bench, results: Results) -> Paragraph:
-    """Says the device, versions, and how it was timed."""
+    """Returns a paragraph on the device, the versions, and the conditions of the measurement."""
     machine = next((row.machine for row in results.rows if row.machine), {})
     device = machine.get("gpu") or f"CPU, {machine.get('threads', '?')} threads"
-    values = {option: each(results.rows, option) for option in options_of(bench.target.case)} if bench.how else {}
+    values = (
+        {option: values_of_option(results.rows, option) for option in options_of(bench.target.case)}
+        if bench.how
+        else {}
+    )
     parts = {
         "Device": f"{device}, PyTorch {machine.get('torch', '?')}, Python {machine.get('python', '?')}",
         **{name: how.format(**values) for name, how in bench.how.items()},
@@ -77,164 +89,178 @@ def _conditions(bench: Bench, results: Results) -> Paragraph:
     return Paragraph(emphasis("Conditions.") + f" {'; '.join(f'{name}: {how}' for name, how in parts.items())}.")
 
 
-def _unsteady(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
-    """Yields a line on times whose coefficient of variation is above ``_UNSTEADY``."""
+def _unsteady_times(rows: Sequence[AnyRow]) -> Iterator[StrOrText]:
+    """Yields a line on the times whose coefficient of variation exceeds ``_UNSTEADY_CV``."""
     name = namer(rows)
     times: dict[str, float] = {}
     for row in rows:
-        known = vars(row.figures) if is_dataclass(row.figures) else {}
-        # Of a step that is timed as a whole its phases may be short.
-        chosen = {"step": known["step"]} if "step" in known else known
-        times |= {f"{words(key)} of {name(row)}": getattr(found, "cv", None) or 0 for key, found in chosen.items()}
-    if far := {what: cv for what, cv in times.items() if cv > _UNSTEADY}:
-        which = _named(f"{what}: {format_percent(cv)}" for what, cv in far.items())
+        figures = vars(row.figures) if is_dataclass(row.figures) else {}
+        # The phases of a step may be too short to be steady, so only the step is checked.
+        checked = {"step": figures["step"]} if "step" in figures else figures
+        times |= {f"{words(key)} of {name(row)}": getattr(value, "cv", None) or 0 for key, value in checked.items()}
+    if unsteady := {time: cv for time, cv in times.items() if cv > _UNSTEADY_CV}:
         yield phrase(
-            "**Unsteady times**, CV above {}: {}. A busy machine adds to it.", format_percent(_UNSTEADY), which
-        )
+            "**Unsteady times** (CV above {}): {}. Other work on the machine makes times unsteady.",
+            format_percent(_UNSTEADY_CV), _list_first(f"{time}: {format_percent(cv)}" for time, cv in unsteady.items()),
+        )  # fmt: skip
 
 
-def _endings(rows: Sequence[AnyRow]) -> Iterator[str]:
-    """Yields a sentence for each status that is not ok, with the rows that ended so."""
+def _sentences_on_statuses(rows: Sequence[AnyRow]) -> Iterator[str]:
+    """Yields a sentence for each status other than ok, with the rows that have it."""
     name = namer(rows)
-    for status, word in _ENDINGS.items():
-        if ended := [name(row) for row in rows if row.status == status]:
-            yield f"{word}: {_named(ended)}."
+    for status, word in _STATUS_WORDS.items():
+        if names := [name(row) for row in rows if row.status == status]:
+            yield f"{word}: {_list_first(names)}."
     if all(row.ok for row in rows):
         yield "Nothing ran out of memory."
 
 
 def _messages(rows: Sequence[AnyRow]) -> Iterator[Block]:
-    """Yields why rows are not ok, folded away."""
+    """Yields a folded table with the messages of the rows whose status is not ok."""
 
     def shortened(row: AnyRow) -> str:
         return row.message if len(row.message) <= _MESSAGE_LENGTH else f"{row.message[:_MESSAGE_LENGTH]}…"
 
-    if lacking := [row for row in rows if not row.ok]:
+    if unmeasured := [row for row in rows if not row.ok]:
         columns: tuple[Field[AnyRow], ...] = (
             Field("what", "text", namer(rows)),
             Field("status", "text", lambda row: row.status),
             Field("message", "text", shortened),
         )
-        yield Details(f"What was not measured, and why: {len(lacking)} rows", (make_table(columns, lacking),))
+        yield Details(f"Rows without a measurement: {len(unmeasured)}", (make_table(columns, unmeasured),))
 
 
-def _named(names: Iterable[str]) -> str:
-    """Returns the names for a sentence, of many the first, and how many more there are."""
-    every = list(names)
-    more = f"; {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
-    return "; ".join(every[:_MOST_NAMED]) + more
+def _list_first(names: Iterable[str]) -> str:
+    """Returns the first names for a sentence, and the number of further names."""
+    all_names = list(names)
+    remaining = len(all_names) - _MOST_LISTED_ROWS
+    return "; ".join(all_names[:_MOST_LISTED_ROWS]) + (f"; {remaining} more" if remaining > 0 else "")
 
 
-# --- what rows are called
+# --- names of rows
 
 
 def differing(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> list[str]:
-    """Returns the options that tell the rows apart, the model always among them."""
+    """Returns the options whose values differ among the rows, and the model in any case.
+
+    Args:
+        rows: the rows.
+        without: options to leave out.
+    """
     if not rows or not is_dataclass(rows[0].case):
         return []
-    keys = [known.name for known in fields(rows[0].case) if known.name not in (*CONDITIONS, *without)]
+    keys = [field.name for field in fields(rows[0].case) if field.name not in (*CONDITIONS, *without)]
     several = [key for key in keys if len({getattr(row.case, key, None) for row in rows}) > 1]
     return [key for key in keys if key == "model" or key in several]
 
 
 def namer(rows: Sequence[AnyRow], without: Iterable[str] = ()) -> Callable[[AnyRow], str]:
-    """Returns what names a row in a sentence: by the options in which it differs from others."""
+    """Returns a function that names a row in a sentence by the options that differ among the rows."""
     keys = differing(rows, without)
     return lambda row: describe(row.case, keys) or row.module.rpartition(".")[2]
 
 
-def each(rows: Iterable[AnyRow], option: str) -> str:
-    """Returns the values that an option has in the rows, for a sentence."""
+def values_of_option(rows: Iterable[AnyRow], option: str) -> str:
+    """Returns the values of an option in the rows, for a sentence."""
     values = dict.fromkeys(getattr(row.case, option) for row in rows)
-    return ", ".join(map(told, values))
+    return ", ".join(map(format_value, values))
 
 
 def span(values: Iterable[float], unit: Unit = "factor") -> str:
-    """Returns the least and the largest value, for a sentence: ``1.2× to 3.4×``, or one of two that read alike."""
-    known = sorted(values)
-    return " to ".join(dict.fromkeys(format_number(value, unit) for value in (known[0], known[-1])))
+    """Returns the smallest and the largest value for a sentence, such as ``1.2× to 3.4×``.
+
+    Two values with the same text are written once.
+    """
+    ordered = sorted(values)
+    return " to ".join(dict.fromkeys(format_number(value, unit) for value in (ordered[0], ordered[-1])))
 
 
 def extremes(values: Iterable[tuple[float, str]], write: Callable[[float], str]) -> str:
-    """Returns the least and the largest value with their names, for a sentence: ``1.2× (small) to 3.4× (large)``."""
-    known = sorted(values)
-    return " to ".join(dict.fromkeys(f"{write(value)} ({name})" for value, name in (known[0], known[-1])))
+    """Returns the smallest and the largest value with their names, such as ``1.2× (small) to 3.4× (large)``."""
+    ordered = sorted(values)
+    return " to ".join(dict.fromkeys(f"{write(value)} ({name})" for value, name in (ordered[0], ordered[-1])))
 
 
 def scientific(value: float | None) -> str | None:
-    """Returns an error as text: ``1.2e-05``; None where it is missing."""
+    """Returns a number in scientific notation, such as ``1.2e-05``, or None if it is missing."""
     return None if value is None else f"{value:.1e}"
 
 
 # --- tables
 
 
-def cell(of: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
-    """Returns what makes the cell of a row: times are their mean and standard deviation."""
-    if not isinstance(of, str):
-        return of
+def cell(source: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
+    """Returns a function that makes the cell of a row.
 
-    def found(row: AnyRow | None) -> Cell:
-        value = figure(row, of)
+    Args:
+        source: the path of a figure, or the function itself. The cell of times shows mean and standard deviation.
+    """
+    if not isinstance(source, str):
+        return source
+
+    def figure_cell(row: AnyRow | None) -> Cell:
+        value = figure(row, source)
         if not is_dataclass(value):
             return value  # type: ignore[no-any-return]
         times: Any = value
         return None if times.ms is None else Spread(times.ms, getattr(times, "std_ms", None))
 
-    return found
+    return figure_cell
 
 
 def rows_table(rows: Sequence[AnyRow], caption: StrOrText, *columns: Column, status: bool = True) -> Table:
-    """Returns a line for each row: the options that tell it apart, the columns, and how it ended."""
-    names = _names(rows, differing(rows), lambda row: row.case)
-    cells: list[Field[AnyRow]] = [Field(title, unit, cell(of)) for title, unit, of in columns]
+    """Returns a table with a line for each row: the options that differ, the columns, and the status."""
+    names = _option_columns(rows, differing(rows), lambda row: row.case)
+    cells: list[Field[AnyRow]] = [Field(title, unit, cell(source)) for title, unit, source in columns]
     if status and not all(row.ok for row in rows):
         cells.append(Field("status", "text", lambda row: row.status))
     return make_table([*names, *cells], rows, caption, names=len(names))
 
 
 def groups(rows: Sequence[AnyRow], option: str) -> list[dict[Any, AnyRow]]:
-    """Returns the rows that differ in this option alone, by its value."""
-    found: dict[Any, dict[Any, AnyRow]] = {}
+    """Returns groups of rows that differ only in this option. Each group holds its rows by the option's value."""
+    groups_by_configuration: dict[Any, dict[Any, AnyRow]] = {}
     for row in rows:
-        found.setdefault(configuration(row.case, option), {})[getattr(row.case, option)] = row
-    return list(found.values())
+        group = groups_by_configuration.setdefault(configuration(row.case, option), {})
+        group[getattr(row.case, option)] = row
+    return list(groups_by_configuration.values())
 
 
 def side_by_side(
-    rows: Sequence[AnyRow], option: str, caption: StrOrText, columns: Mapping[Any, Column], *more: Column
+    rows: Sequence[AnyRow], option: str, caption: StrOrText, columns: Mapping[Any, Column], *group_columns: Column
 ) -> Table:
-    """Returns a line for the rows that differ in one option alone.
+    """Returns a table with one line for the rows that differ only in one option.
 
     Args:
-        rows, caption: what is shown.
-        option: stands in columns, by its value.
-        columns: of each value of the option.
-        more: columns whose cells are made of all rows of a line, by the option's value.
+        rows: the rows.
+        option: the option, each of whose values has a column.
+        caption: the caption of the table.
+        columns: the column of each value of the option.
+        group_columns: further columns, whose cells are made from all rows of a line by the option's value.
     """
 
-    def of_one(value: Any, of: str | Callable[[Any], Cell]) -> Callable[[dict[Any, AnyRow]], Cell]:
-        def found(group: dict[Any, AnyRow]) -> Cell:
+    def cell_of_value(value: Any, source: str | Callable[[Any], Cell]) -> Callable[[dict[Any, AnyRow]], Cell]:
+        def group_cell(group: dict[Any, AnyRow]) -> Cell:
             row = group.get(value)
-            made = cell(of)(row) if row else None
-            return row.status if row and not row.ok and made is None else made
+            content = cell(source)(row) if row else None
+            return row.status if row and not row.ok and content is None else content
 
-        return found
+        return group_cell
 
-    names = _names(rows, differing(rows, [option]), lambda group: next(iter(group.values())).case)
-    cells = [Field(title, unit, of_one(value, of)) for value, (title, unit, of) in columns.items()]
-    last: list[Field[Any]] = [Field(title, unit, cell(of)) for title, unit, of in more]
+    names = _option_columns(rows, differing(rows, [option]), lambda group: next(iter(group.values())).case)
+    cells = [Field(title, unit, cell_of_value(value, source)) for value, (title, unit, source) in columns.items()]
+    last: list[Field[Any]] = [Field(title, unit, cell(source)) for title, unit, source in group_columns]
     return make_table([*names, *cells, *last], groups(rows, option), caption, names=len(names))
 
 
-def _names(rows: Sequence[AnyRow], options: Iterable[str], case: Callable[[Any], Any]) -> list[Field[Any]]:
-    """Returns the columns of some options; ``case`` takes the case out of what a line is made of."""
+def _option_columns(rows: Sequence[AnyRow], options: Iterable[str], case: Callable[[Any], Any]) -> list[Field[Any]]:
+    """Returns the columns of some options. ``case`` returns the case of a line's row or group."""
 
-    def of(option: str) -> Field[Any]:
+    def column(option: str) -> Field[Any]:
         is_number = type(getattr(rows[0].case, option)) is int
-        return Field(words(option), "count" if is_number else "text", lambda one: spelled(getattr(case(one), option)))
+        return Field(words(option), "count" if is_number else "text", lambda line: spelled(getattr(case(line), option)))
 
-    return [of(option) for option in options]
+    return [column(option) for option in options]
 
 
 # --- figures
@@ -244,18 +270,21 @@ def bars(
     key: str, title: str, values: Mapping[tuple[str, str], float | None], axis: str,
     kind: Literal["grouped", "stacked"] = "grouped",
 ) -> Iterator[Bars]:  # fmt: skip
-    """Yields a bar chart of values by group and series; nothing where no value is known."""
+    """Yields a bar chart of values by group and series, or nothing if all values are None."""
     names = dict.fromkeys(name for (_, name), value in values.items() if value is not None)
-    of = tuple(dict.fromkeys(group for group, _ in values))
+    chart_groups = tuple(dict.fromkeys(group for group, _ in values))
     if names:
-        series = tuple((name, tuple(values.get((group, name)) for group in of)) for name in names)
-        yield Bars(key, title, of, series, axis, kind)
+        series = tuple((name, tuple(values.get((group, name)) for group in chart_groups)) for name in names)
+        yield Bars(key, title, chart_groups, series, axis, kind)
 
 
 def curves(
     key: str, title: str, rows: Sequence[AnyRow], value: Callable[[AnyRow], float | None], y_axis: str
 ) -> Iterator[Lines]:
-    """Yields values over the context length: a curve for the rows that differ in it alone, of two at least."""
+    """Yields a chart of values over the context length.
+
+    Each curve connects the rows that differ only in the context length, and has at least two points.
+    """
     name = namer(rows, ["context_length"])
     points: dict[str, list[tuple[float, float]]] = {}
     for row in sorted(rows, key=lambda row: row.case.context_length):
@@ -266,9 +295,9 @@ def curves(
 
 
 def fitted_exponent(points: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the exponent p of y = c · xᵖ that fits positive points best, by least squares of log y over log x.
+    """Returns the exponent p of the curve y = c · xᵖ that fits positive points best.
 
-    None below two different x.
+    The fit is by least squares of log y over log x. The result is None if there are fewer than two different x.
     """
     logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
     if len({x for x, _ in logs}) < 2:

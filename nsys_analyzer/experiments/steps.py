@@ -1,4 +1,4 @@
-"""Training steps: the case and figures of their target, which three experiments measure."""
+"""Declares the case and the figures of a training step, which three experiments measure."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.text import phrase
 
 PHASES = ("forward", "loss", "backward", "optimizer")
-#: Conditions of every bench of training steps.
+#: The conditions that the report of each experiment on training steps states.
 HOW = {
     "warm-up": "{warmup_steps} steps",
     "measured": "{steps} steps, batch {batch_size}, context {context_length}, {precision}, {attention} attention",
     "synchronized": "at the end of each phase",
-    "gradients": "off in forward alone (no_grad), recorded in the other modes",
+    "gradients": "not recorded in mode forward (no_grad), recorded in the other modes",
 }
 
 
 class OfModel:
-    """A case that is of a transformer."""
+    """A case that measures a transformer."""
 
     model: str
 
     @property
     def size(self) -> ModelSize:
-        """The model's dimensions, or the case's own where it has some that are not 0."""
-        own: dict[str, Any] = {name: value for name in DIMENSIONS if (value := getattr(self, name, 0))}
-        return replace(find_model(self.model), **own)
+        """The dimensions of the model. Dimensions of the case that are not 0 replace the model's."""
+        changed: dict[str, Any] = {name: value for name in DIMENSIONS if (value := getattr(self, name, 0))}
+        return replace(find_model(self.model), **changed)
 
 
 @dataclass(frozen=True)
 class StepCase(OfModel):
-    """One configuration of the transformer, and how many steps of it."""
+    """One configuration of the transformer, and how many of its steps to measure."""
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
@@ -44,20 +44,23 @@ class StepCase(OfModel):
     num_layers: int = option(0, "0 is the model's own", least=0, cpu=2)
     num_heads: int = option(0, "0 is the model's own", least=0)
     vocab_size: int = option(0, "0 is the model's own", least=0)
-    context_length: int = option(256, "tokens of a sequence", cpu=32)
+    context_length: int = option(256, "tokens in a sequence", cpu=32)
     batch_size: int = option(4, "batch size", cpu=1)
-    mode: str = option("train", "the phases of a step: forward; loss and backward too; the optimizer too", MODES)
+    mode: str = option("train", "phases of a step; forward-backward adds the loss, train adds the optimizer", MODES)
     precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
     attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ATTENTIONS)
     compile: bool = option(False, "torch.compile the model")
     warmup_steps: int = option(5, "steps before the measured ones", least=0, cpu=1)
     steps: int = option(10, "measured steps", cpu=2)
-    seed: int = option(0, "of weights and tokens", least=0)
+    seed: int = option(0, "seed of weights and tokens", least=0)
 
 
 @dataclass
 class StepFigures:
-    """Times and memory of the steps of one configuration; ``first_step_ms`` is the very first, with its warm-up."""
+    """Times and memory of one configuration's steps.
+
+    ``first_step_ms`` is the first step of the process, which includes one-time work such as compilation.
+    """
 
     first_step_ms: float | None = None
     forward: Times | None = None
@@ -71,9 +74,10 @@ class StepFigures:
 
 TARGET = CaseTarget("profiling_targets.training_steps", StepCase, StepFigures)
 DEFINITIONS = phrase(
-    "*A step* is the phases of its mode, by Python's clock, which waits for the device at the end of each phase: "
-    "*forward* is the forward pass alone, *forward-backward* adds loss and backward, *train* the optimizer. *CV* is "
-    "standard deviation ÷ mean of the measured steps. *Peak* is the most memory of tensors; on a CPU it is not counted."
+    "*A step* consists of the phases of its mode. Python's clock times it, and waits for the device at the end of each "
+    "phase. The mode *forward* is the forward pass only, *forward-backward* adds loss and backward, and *train* adds "
+    "the optimizer. *CV* is the standard deviation of the measured steps ÷ their mean. *Peak* is the peak memory of "
+    "tensors, which is not counted on a CPU."
 )
-#: Options of every bench of training steps that each case of it shares; on a CPU two layers are enough.
+#: Options that all cases of an experiment on training steps share.
 SHARED = single(StepCase, "attention", *DIMENSIONS, "warmup_steps", "steps", "seed")

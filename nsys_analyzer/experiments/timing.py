@@ -1,4 +1,4 @@
-"""Steps of every size over context lengths and modes: time, spread, throughput and memory."""
+"""Defines the experiment ``timing``: training steps by model size, context length and mode."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ def _of_longest_mode(rows: Sequence[_Row]) -> list[_Row]:
 
 def _answers(results: Results) -> Iterator[str]:
     rows = results.rows
-    name, measured = namer(rows), [row for row in rows if row.ok]
-    yield f"Of {len(rows)} configurations {len(measured)} were measured."
+    name, measured_rows = namer(rows), [row for row in rows if row.ok]
+    yield f"{len(measured_rows)} of {len(rows)} configurations were measured."
     if steps := [(step.ms, name(row)) for row in _of_longest_mode(rows) if (step := row.figures.step)]:
         yield f"A step takes {extremes(steps, format_precise_ms)}."
-    both = [(row.figures.forward, row.figures.backward) for row in rows]
-    if ratios := [backward.ms / forward.ms for forward, backward in both if forward and backward]:
-        yield f"Backward takes {span(ratios)} the forward pass."
+    passes = [(row.figures.forward, row.figures.backward) for row in rows]
+    if ratios := [backward.ms / forward.ms for forward, backward in passes if forward and backward]:
+        yield f"The backward pass takes {span(ratios)} the time of the forward pass."
     if varied := [(step.cv, name(row)) for row in rows if (step := row.figures.step) and step.cv is not None]:
-        most, where = max(varied)
-        yield f"Steps vary by {format_percent(most)} at most (CV; {where})."
+        largest, configuration = max(varied)
+        yield f"Step times vary by {format_percent(largest)} at most (CV; {configuration})."
 
 
 def _blocks(results: Results) -> Iterator[Block]:
     rows = results.rows
     last = _of_longest_mode(rows)
     yield side_by_side(
-        rows, "mode", "Time of a step by mode, mean ± standard deviation:",
+        rows, "mode", "Step time by mode, mean ± standard deviation:",
         {mode: (f"{mode} ms", "ms", "step") for mode in MODES},
     )  # fmt: skip
-    yield from curves("timing-step", "Time of a step by context length", last, lambda row: mean_ms(row, "step"), "ms")
+    yield from curves("timing-step", "Step time by context length", last, lambda row: mean_ms(row, "step"), "ms")
     lengths = [row.case.context_length for row in last]
-    # The longest of those that most models have.
+    # The figure shows the longest context length among those that most models were measured with.
     length = max(lengths, key=lambda length: (lengths.count(length), length), default=0)
-    shown = [row for row in last if row.case.context_length == length]
-    name = namer(shown)
+    drawn_rows = [row for row in last if row.case.context_length == length]
+    name = namer(drawn_rows)
     shares = {
         (name(row), phase): 100 * ms / row.figures.step.ms if row.figures.step and (ms := mean_ms(row, phase)) else None
-        for row in shown
+        for row in drawn_rows
         for phase in PHASES
     }
     title = f"Phases of a step, context {length:,}"
@@ -66,7 +66,7 @@ def _blocks(results: Results) -> Iterator[Block]:
 BENCH = Bench(
     name="timing",
     title="timing of training steps",
-    summary="Steps of every size over context lengths and modes: time, spread, tokens/s and memory.",
+    summary="Measure training steps by model size, context length and mode: time, spread, tokens/s and memory.",
     options=(
         several(StepCase, "model", ("small", "medium", "large", "xl", "2.7B"), ("small",), help="sizes"),
         several(StepCase, "context_length", (128, 256, 512, 1024), (32, 64)),

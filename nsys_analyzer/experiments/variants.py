@@ -1,4 +1,4 @@
-"""Attention in several ways with the same result: error, time and memory of each, and its gain over the naive one."""
+"""Defines the experiment ``variants``: error, time and memory of several implementations of attention."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from nsys_analyzer.report.model import Block, Cell, Details, Paragraph
 from nsys_analyzer.text import StrOrText, phrase
 
 _VARIANTS = phrase(
-    "*Variants.* naive is matmul, mask, softmax, matmul over all N² scores; blocked makes the matmuls in tiles of 256; "
-    "fused goes by blocks of 128 queries, whose scores backward recomputes; tiled is FlashAttention-2 in PyTorch's "
-    "operators, flash the same as Triton kernels; sdpa is PyTorch's scaled_dot_product_attention. Naive, blocked and "
-    "fused make their mask in each call."
+    "*Variants.* naive computes matmul, mask, softmax and matmul over all N² scores. blocked computes the matmuls in "
+    "tiles of 256. fused computes blocks of 128 queries, and recomputes their scores in backward. tiled is "
+    "FlashAttention-2 with PyTorch's operators, and flash is the same algorithm as Triton kernels. sdpa is PyTorch's "
+    "scaled_dot_product_attention. naive, blocked and fused make their mask in each call."
 )
 _DEFINITIONS = phrase(
-    "*Error* is the largest difference from PyTorch's attention in fp64 ÷ the largest value. A variant above its "
-    "tolerance is not timed. *Peak* is the most memory at once above the inputs, with the output and every "
-    "temporary. *Over naive* is naive's time ÷ the variant's; "
-    "naive and blocked compute what the mask hides, the others skip it."
+    "*Error* is the largest difference from PyTorch's attention in fp64 ÷ the largest value. A variant whose error "
+    "exceeds the tolerance is not timed. *Peak* is the peak memory without the inputs. It includes the output and all "
+    "temporaries. *Over naive* is the time of naive ÷ the time of the variant. naive and blocked also compute masked "
+    "scores, and the other variants skip them."
 )
 
 
 def _answers(results: Results) -> Iterator[StrOrText]:
-    """Yields gains over naive without a mask, and the largest errors."""
+    """Yields the speed-ups over naive without a mask, and the largest errors."""
     rows = results.rows
     gains: dict[str, list[float]] = {}
     for row in rows:
@@ -49,33 +49,34 @@ def _blocks(results: Results) -> Iterator[Block]:
         return results.gain(row, name, implementation="naive")
 
     forward = rows_table(
-        rows, "Forward: time, mean ± standard deviation, memory above the inputs, and error:",
+        rows, "Forward: time (mean ± standard deviation), memory without the inputs, and error:",
         ("ms", "ms", "forward"), ("over naive", "factor", partial(over_naive, name="forward")),
         ("peak", "bytes", "forward_peak_bytes"), ("error", "text", lambda row: scientific(row.figures.max_error)),
     )  # fmt: skip
-    both = rows_table(
+    end_to_end = rows_table(
         rows, "Forward and backward:", ("ms", "ms", "end_to_end"),
         ("over naive", "factor", partial(over_naive, name="end_to_end")), ("peak", "bytes", "peak_bytes"), status=False,
     )  # fmt: skip
     yield forward
-    yield Details("Forward and backward", (both,))
+    yield Details("Forward and backward", (end_to_end,))
     for causal, mask in ((False, "not causal"), (True, "causal")):
-        shown = [row for row in rows if row.case.causal == causal]
-        shape = namer(shown, ["implementation"])
+        drawn_rows = [row for row in rows if row.case.causal == causal]
+        shape = namer(drawn_rows, ["implementation"])
         gains = {(shape(row), row.case.implementation): results.gain(row, "forward", implementation="naive")
-                 for row in shown if row.case.implementation != "naive"}  # fmt: skip
+                 for row in drawn_rows if row.case.implementation != "naive"}  # fmt: skip
         title = f"Speed-up over naive, forward, {mask}"
-        yield from bars(f"variants-speed-up-{mask.replace(' ', '-')}", title, gains, "naive's time ÷ the variant's")
+        key = f"variants-speed-up-{mask.replace(' ', '-')}"
+        yield from bars(key, title, gains, "time of naive ÷ time of the variant")
     yield from curves(
         "variants-memory-by-tokens", "Peak memory of forward by tokens", [row for row in rows if not row.case.causal],
-        lambda row: ratio(row.figures.forward_peak_bytes, 2**20), "MiB above the inputs",
+        lambda row: ratio(row.figures.forward_peak_bytes, 2**20), "MiB, without the inputs",
     )  # fmt: skip
 
 
 BENCH = Bench(
     name="variants",
     title="attention variants, their memory and their time",
-    summary="Attention naive, blocked, fused, flash and PyTorch's own: error, time and memory, causal and not.",
+    summary="Measure six implementations of attention, causal and not: error, time and memory.",
     options=(
         several(PassesCase, "batch_size", (1,)),
         several(PassesCase, "heads", (4,)),
@@ -93,10 +94,10 @@ BENCH = Bench(
     ),
     target=TARGET,
     how={
-        "warm-up": "the check, the count of memory, and {warmup_steps} more of each call",
-        "measured": "{steps} of each call",
+        "warm-up": "the check of the error, the count of memory, and {warmup_steps} further calls",
+        "measured": "{steps} calls",
         "synchronized": "at the end of each call",
-        "gradients": "forward under no_grad, backward to q, k and v into fresh tensors",
+        "gradients": "forward under no_grad; backward computes the gradients of q, k and v into new tensors",
     },
     answers=_answers,
     blocks=_blocks,
