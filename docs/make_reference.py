@@ -16,11 +16,11 @@ import click
 import msgspec
 
 from nsys_analyzer.analysis.kernels.class_rules import CLASSES
-from nsys_analyzer.analysis.kernels.frame import OPERATION_COLUMNS
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import STATUSES, Summary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.export import FORMATS
+from nsys_analyzer.export.frame import OPERATION_COLUMNS
 from nsys_analyzer.questions.ask import Answers, CannotAnswer
 from nsys_analyzer.questions.claims import Claims
 from nsys_analyzer.report.renderers import RENDERERS, json_comparison

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD, Comparison
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
-from nsys_analyzer.analysis.kernels.frame import kernel_frame
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.what_if import what_if as what_if
+from nsys_analyzer.export.frame import kernel_frame
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.trace import trace
 
@@ -25,14 +25,14 @@ _Path = str | Path
 class Trace(trace.Trace):
     """An nsys export: ``Trace.load(path).kernels`` is its kernel table.
 
-    For other phase names than the default ones see :func:`nsys_analyzer.analysis.kernels.frame.kernel_frame`.
+    For other phase names than the default ones see :func:`nsys_analyzer.export.frame.kernel_frame`.
     """
 
     @property
     def kernels(self) -> pd.DataFrame:
         """Returns one row for each kernel, with its phase, instance, range path and class.
 
-        The columns and their units are ``nsys_analyzer.analysis.kernels.frame.COLUMNS``.
+        The columns and their units are ``nsys_analyzer.export.frame.COLUMNS``.
 
         Raises:
             MissingTableError: the export has no GPU activity table.

@@ -39,7 +39,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     "findings/kernels": ("findings",),
     "findings/waits": ("findings", "faults"),
     "intervals": ("axis", "timeline", "intervals", "steps_anatomy"),
-    "kernels/frame": ("attribution", "kernels"),
     "ranges/inference": ("inference",),
     "ranges/instances": (*_TRACE, "class_operators", "whole_capture", "attention_summary", "inference"),
     "ranks/collectives": ("nccl_calls", "ranks", "parallel_runs"),

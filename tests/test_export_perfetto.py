@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from nsys_analyzer.analysis.attribution.processes import find_processes
-from nsys_analyzer.analysis.kernels.frame import operation_frame
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.export import FORMATS
+from nsys_analyzer.export.frame import operation_frame
 from nsys_analyzer.export.perfetto import is_ours
 from nsys_analyzer.export.writing import Capture, on_one_clock
 from nsys_analyzer.trace.trace import Trace

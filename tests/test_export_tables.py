@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 from pyarrow import parquet
 
-from nsys_analyzer.analysis.kernels.frame import COLUMNS, OPERATION_COLUMNS, kernel_frame, operation_frame
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.export import FORMATS
+from nsys_analyzer.export.frame import COLUMNS, OPERATION_COLUMNS, kernel_frame, operation_frame
 from nsys_analyzer.export.tables import column_reference
 from nsys_analyzer.export.writing import Capture
 from nsys_analyzer.trace.trace import Trace
@@ -145,5 +145,5 @@ def test_the_rank_of_the_manifest(form: str, step_trace: Path, tmp_path: Path) -
 
 def test_without_gpu_work_there_is_no_table(tmp_path: Path) -> None:
     path = Export().range("forward", 0, 10).write(tmp_path / "t.sqlite")
-    with pytest.raises(MissingTableError, match="holds no CUDA kernels"):
+    with pytest.raises(MissingTableError, match="contains no CUDA kernels"):
         exported("csv", tmp_path, path)

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.classes import classify
-from nsys_analyzer.analysis.kernels.frame import kernel_frame
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.summary.kernel_tables import merge_kernels
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
+from nsys_analyzer.export.frame import kernel_frame
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export
 from tests.support.kineto import Kineto
 

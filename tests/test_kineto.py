@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.classes import classify
-from nsys_analyzer.analysis.kernels.frame import kernel_frame, operation_frame
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.export.frame import kernel_frame, operation_frame
 from nsys_analyzer.inputs.captures import find_traces
 from nsys_analyzer.trace.columns import COPY_KINDS
 from nsys_analyzer.trace.kineto import find_own_stretches, is_operator, read_tables

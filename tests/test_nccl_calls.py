@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.kernels.frame import operation_frame
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.member import COLLECTIVE_KINDS, Collectives
 from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.export.frame import operation_frame
 from nsys_analyzer.trace.ranks import NcclCalls
 from tests.support.export import GEMM, Export, global_tid, shared_copy
 from tests.support.kineto import Kineto

@@ -11,12 +11,12 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process, is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.kernels.frame import operation_frame
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.tracks import memory_levels
 from nsys_analyzer.analysis.steps.windows import find_steps
+from nsys_analyzer.export.frame import operation_frame
 from nsys_analyzer.export.perfetto_packets import (
     MARK,
     Arguments,

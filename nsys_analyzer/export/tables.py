@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsys_analyzer.analysis.kernels.frame import OPERATION_COLUMNS, operation_frame
+from nsys_analyzer.export.frame import OPERATION_COLUMNS, operation_frame
 from nsys_analyzer.export.writing import Capture
 from nsys_analyzer.text import FORMULA
 

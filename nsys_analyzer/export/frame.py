@@ -1,4 +1,4 @@
-"""The GPU operations of a trace as a pandas DataFrame: a row for each, with all that was found out about it."""
+"""Makes a pandas DataFrame of the GPU operations of a trace: one row for each, with all that is known about it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of operations: what its values are, their unit (empty for none), and what they say.
+    """A column of the table of GPU operations.
 
-    ``of_kernels``: whether :func:`kernel_frame` has it, too.
+    Attributes:
+        type: the type of its values.
+        unit: their unit, empty if they have none.
+        doc: their meaning.
+        of_kernels: whether :func:`kernel_frame` has the column, too.
     """
 
     type: Literal["category", "integer", "flag"]
@@ -41,10 +45,10 @@ class Column:
 #: The columns of :func:`operation_frame`.
 OPERATION_COLUMNS = {
     "capture": Column("category", "", "file name of the capture", of_kernels=False),
-    "rank": Column("integer", "", "rank of its process among those of the run; missing where not known", False),
+    "rank": Column("integer", "", "rank of the process in the run; missing if it is not known", False),
     "kind": Column("category", "", "kernel, memcpy, memset, or graph (a replay recorded as a whole)", of_kernels=False),
-    "name": Column("category", "", "full kernel name; missing for what is no kernel"),
-    "class": Column("category", "", "kernel class; of copies and fills memset/memcpy"),
+    "name": Column("category", "", "full kernel name; missing for other operations"),
+    "class": Column("category", "", "kernel class; memset/memcpy for copies and fills"),
     "start_ns": Column("integer", "ns", "start on the GPU, since the start of the session"),
     "end_ns": Column("integer", "ns", "end on the GPU"),
     "duration_ns": Column("integer", "ns", "end minus start"),
@@ -55,81 +59,94 @@ OPERATION_COLUMNS = {
     "launch_ns": Column("integer", "ns", "start of the API call that launched it; missing without a launch row"),
     "launch_tid": Column("integer", "", "thread ID of that call; missing without a launch row"),
     "launch_latency_ns": Column(
-        "integer", "ns", "from that call's start to its own; missing without a launch row", False
+        "integer", "ns", "time from the start of that call to its own start; missing without a launch row", False
     ),
     "operator": Column(
-        "category", "", "innermost operator of PyTorch open at its launch, such as aten::mm; or missing"
+        "category", "", "innermost PyTorch operator that was open at its launch, such as aten::mm; missing if none was"
     ),
     "phase": Column(
-        "category", "", "forward, loss, …, one of your own, or 'step' outside these; missing outside a step"
+        "category", "", "forward, loss, …, a phase of your own, or 'step' outside these; missing outside a step"
     ),
-    "instance": Column("integer", "", "which occurrence of that phase in its process, from 0; missing outside phases"),
+    "instance": Column("integer", "", "number of the phase's instance in its process, from 0; missing outside phases"),
     "warmup": Column("flag", "", "true in a warm-up instance"),
-    "range_path": Column("category", "", "names of the ranges open at its launch, outermost first, joined by ' / '"),
+    "range_path": Column(
+        "category", "", "names of the ranges that were open at its launch, outermost first, joined by ' / '"
+    ),
     "how": Column("category", "", "how the ranges were found: same thread, other thread, graph, or none"),
-    "ambiguous": Column("flag", "", "true where several threads had phases open"),
+    "ambiguous": Column("flag", "", "true if several threads had phases open"),
     "graph_node_id": Column("integer", "", "CUDA graph node ID, 0 outside graph replays"),
     "continues": Column("flag", "", "true for a later part of an operator on the CPU that calls others"),
-    "precision": Column("category", "", "what a matmul multiplies in; missing where its name does not say", False),
-    "thread_blocks": Column("integer", "blocks", "grid of a kernel; missing where not known", of_kernels=False),
-    "bytes": Column("integer", "bytes", "size of a copy or a fill; missing for others", of_kernels=False),
-    "copy": Column("category", "", "way and memory of a copy, such as pageable to device; missing for others", False),
+    "precision": Column(
+        "category", "", "precision that a matmul multiplies in; missing if its name does not show it", False
+    ),
+    "thread_blocks": Column("integer", "blocks", "grid of a kernel; missing if it is not known", of_kernels=False),
+    "bytes": Column("integer", "bytes", "size of a copy or a fill; missing for other operations", of_kernels=False),
+    "copy": Column(
+        "category",
+        "",
+        "direction and memory of a copy, such as pageable to device; missing for other operations",
+        False,
+    ),
 }
 
-#: The columns of :func:`kernel_frame`, with their units.
+#: The columns of :func:`kernel_frame`, with their meanings and units.
 COLUMNS = {
-    name: one.doc + (f", {one.unit}" if one.unit else "") + (" (categorical)" if one.type == "category" else "")
-    for name, one in OPERATION_COLUMNS.items()
-    if one.of_kernels
+    name: column.doc
+    + (f", {column.unit}" if column.unit else "")
+    + (" (categorical)" if column.type == "category" else "")
+    for name, column in OPERATION_COLUMNS.items()
+    if column.of_kernels
 }
 
 
 def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
-    """The kernels of a trace with possible times, in the order of the file; the columns are those of ``COLUMNS``.
+    """Returns the kernels of a trace that have possible times, in the order of the file; the columns are ``COLUMNS``.
+
+    Args:
+        names: names of the ranges of phases, in place of the default names.
 
     Raises:
-        MissingTableError: the export has no GPU activity table at all.
+        MissingTableError: the export has no table of GPU activity.
     """
     attributed = AttributedTrace(trace, names)
     return operation_frame(attributed).iloc[attributed.trace.operations.kernels][list(COLUMNS)]
 
 
 def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
-    """All operations, kernels first, else as of :func:`kernel_frame`; the columns are those of ``OPERATION_COLUMNS``.
+    """Returns all GPU operations of a trace, with the columns of ``OPERATION_COLUMNS``.
+
+    Kernels come first; apart from that, the order is that of :func:`kernel_frame`.
 
     Raises:
-        MissingTableError: the export has no GPU activity table at all.
+        MissingTableError: the export has no table of GPU activity.
     """
     import pandas as pd
 
     if not attributed.as_recorded.tables & {"kernel", "graph"}:
-        why = plain(explain_missing_cuda(attributed.as_recorded.metadata.diagnostics), "`")
+        explanation = plain(explain_missing_cuda(attributed.as_recorded.metadata.diagnostics), "`")
         path = attributed.as_recorded.path
-        raise MissingTableError(f"{path} holds no CUDA kernels", why or "Capture again with --trace=cuda,nvtx")
+        raise MissingTableError(
+            f"{path} contains no CUDA kernels", explanation or "Capture again with --trace=cuda,nvtx"
+        )
     trace, attribution, instances = attributed.trace, attributed.attribution, attributed.instances
     operations, kind, size = trace.operations, trace.operations.kind, trace.operations.size
-    classes, code = list(known_classes()), attributed.kernels.code
-    fallback = np.where(kind == GRAPH, classes.index(UNKNOWN), classes.index(FILLS))
-    class_of_kernel = np.array([*(classes.index(one) for one in attributed.kernels.classes), NONE], np.int64)[code]
-    operator = find_launching_operators(trace, attribution, np.arange(len(operations)))
-    leaf, step = attributed.instances_of_operations
-    instance = np.where(leaf == NONE, step, leaf)
+    phase_instance, step = attributed.instances_of_operations
+    instance = np.where(phase_instance == NONE, step, phase_instance)
     by_phase = pd.Series(instances.phase).groupby([instances.process, instances.phase])
     paths, path_names = make_range_paths(trace, attribution)
-    found = [find_precision(name) for name in attributed.kernels.names]
-    precisions = sorted({one for one in found if one})
-    precision = np.array([*(precisions.index(one) if one else NONE for one in found), NONE], np.int64)[code]
-    rank_of = {one.global_pid: NONE if one.rank is None else one.rank for one in find_processes(trace)}
-    processes = distinct(operations.process)
-    ranks = np.array([rank_of.get(one, NONE) for one in processes.tolist()], np.int64)
-    rank = ranks[np.searchsorted(processes, operations.process)]
-    capture = trace.path.name.encode("utf-8", "replace").decode()  # a name of a file need not be text
+    operator = find_launching_operators(trace, attribution, np.arange(len(operations)))
+    kernel = attributed.kernels.code
+    precisions = [find_precision(name) or "" for name in attributed.kernels.names]
+    precision_names = sorted({precision for precision in precisions if precision})
+    precision_of_kernel = [precision_names.index(precision) if precision else NONE for precision in precisions]
+    rank = _find_ranks(trace)
+    capture = trace.path.name.encode("utf-8", "replace").decode()  # a file name need not be valid text
     columns = {
         "capture": _categorical(np.zeros(len(kind), np.int8), [capture]),
         "rank": _masked(rank, rank == NONE),
         "kind": _categorical(kind, list(OPERATION_KINDS)),
         "name": _categorical(operations.name, list(operations.names)),
-        "class": _categorical(np.where(class_of_kernel == NONE, fallback, class_of_kernel), classes),
+        "class": _classes(attributed),
         "start_ns": operations.start,
         "end_ns": operations.end,
         "duration_ns": operations.end - operations.start,
@@ -149,7 +166,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
         "ambiguous": attribution.ambiguous,
         "graph_node_id": operations.graph_node,
         "continues": operations.continues != 0,
-        "precision": _categorical(precision, precisions),
+        "precision": _categorical(np.array([*precision_of_kernel, NONE], np.int64)[kernel], precision_names),
         "thread_blocks": _masked(size, (kind != KERNEL) | (size == 0)),
         "bytes": _masked(size, (kind == KERNEL) | (kind == GRAPH)),
         "copy": _categorical(np.where(kind == MEMCPY, operations.copy, NONE), list(COPY_KINDS)),
@@ -157,21 +174,44 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     return pd.DataFrame(columns, columns=list(OPERATION_COLUMNS), copy=False)
 
 
+def _find_ranks(trace: Trace) -> Any:
+    """Returns the rank of the process of each operation, -1 if it is not known; shape (operations,)."""
+    rank_of_process = {process.global_pid: process.rank for process in find_processes(trace)}
+    processes = distinct(trace.operations.process)
+    ranks = (rank_of_process.get(process) for process in processes.tolist())
+    codes = np.array([NONE if rank is None else rank for rank in ranks], np.int64)
+    return codes[np.searchsorted(processes, trace.operations.process)]
+
+
+def _classes(attributed: AttributedTrace) -> Any:
+    """Returns the class of each operation; a graph that is recorded as a whole has the unknown class."""
+    classes = list(known_classes())
+    class_of_kernel = np.array([*map(classes.index, attributed.kernels.classes), NONE], np.int64)
+    is_graph = attributed.trace.operations.kind == GRAPH
+    codes = class_of_kernel[attributed.kernels.code]
+    return _categorical(
+        np.where(codes == NONE, np.where(is_graph, classes.index(UNKNOWN), classes.index(FILLS)), codes), classes
+    )
+
+
 def _categorical(codes: Any, names: list[str]) -> Any:
+    """Returns a categorical of codes into ``names``, in which a name may occur several times; -1 is missing."""
     import pandas as pd
 
-    place: dict[str, int] = {}  # of each text, which may stand for several codes
-    recode = [place.setdefault(name, len(place)) for name in names]
-    if len(place) < len(names):
+    position: dict[str, int] = {}
+    recode = [position.setdefault(name, len(position)) for name in names]
+    if len(position) < len(names):
         codes = np.array([*recode, NONE], np.int64)[codes]
-    return pd.Categorical.from_codes(codes, pd.Index(list(place), dtype=object))
+    return pd.Categorical.from_codes(codes, pd.Index(list(position), dtype=object))
 
 
 def _nullable(values: Any, index: Any) -> Any:
+    """Returns the integer at each index; the value is missing if the index is -1."""
     return _masked(np.append(values, 0)[index], index == NONE)
 
 
 def _masked(values: Any, missing: Any) -> Any:
+    """Returns integers, of which the masked ones are missing."""
     import pandas as pd
 
     return pd.arrays.IntegerArray(values.astype(np.int64), missing)
