@@ -99,7 +99,7 @@ class Options(Generic[Unknown]):
     """The options of the transformer target: each field is an option of ``nsys-analyze run`` and of the target.
 
     ``Options[None]`` may have unknown values, ``Options[NoReturn]`` is complete. A new option needs a new field here,
-    and a line in the target that uses it. The order of the fields is the order on command lines, in names and in tables.
+    and a line in the target that uses it. Command lines, names and tables list options in the order of the fields.
     """
 
     context_length: Count | Unknown = option(
@@ -147,7 +147,7 @@ class CountedFlops:
 
     Attributes:
         passes: the number of times that each phase ran in the step.
-        classes: FLOPs by phase and kernel class. The phase ``recomputed`` is a forward pass that runs again in backward.
+        classes: FLOPs by phase and kernel class. The phase ``recomputed`` is a forward pass that backward runs again.
         modules: FLOPs by module (``GPT/h.0.attn: Attention``) and phase.
         softmax: FLOPs of softmax in all forward passes, 5 per score.
         attention_matmul: FLOPs of the attention matmuls in all forward passes.
