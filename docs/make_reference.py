@@ -115,6 +115,8 @@ def schema() -> dict[str, Any]:
     """The JSON Schema of a report."""
     (capture, run), types = msgspec.json.schema_components((Summary, ParallelRun), schema_hook=_text)
     of_run = types[run["$ref"].rpartition("/")[2]]["properties"]
+    of_run["run_notes"]["items"] = {"type": "string"}  # the report's sentences, in place of the notes
+    del types["JoinNote"]
     whole = {
         "schema_version": {"const": SCHEMA_VERSION},
         "generator": {"const": GENERATOR},

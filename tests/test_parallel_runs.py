@@ -17,6 +17,7 @@ from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.report.renderers.json_report import captures_data
+from nsys_analyzer.report.sections.ranks import join_sentences
 from nsys_analyzer.text import plain
 from tests.support.export import Export
 from tests.support.ranks import (
@@ -44,7 +45,7 @@ DDP = (
     "compute 20-200, all-reduce 200-400, compute 420-500",
     "compute 20-300, all-reduce 300-400, compute 420-500",
 )
-UNMATCHED = "No collective of a rank can be told to be one of another rank, so nothing is known to wait."
+UNMATCHED = "No collective could be matched with one of another rank, so waiting is not known."
 
 
 def steps(
@@ -89,7 +90,7 @@ def seen(run: ParallelRun, *names: str) -> dict[str, Any]:
     """Of figures of ranks, those of each in µs of a step, of statistics the median; else what the run says."""
     values: dict[str, Any] = {}
     for name in names:
-        of_run = {"skew": us(run.skew_ms), "notes": [plain(note, "`") for note in run.notes]}
+        of_run = {"skew": us(run.skew_ms), "notes": [plain(note, "`") for note in join_sentences(run)]}
         if hasattr(run.ranks[0], f"{name}_ms"):
             every = [getattr(rank, f"{name}_ms") for rank in run.ranks]
             values[name] = [us(getattr(value, "median", value)) for value in every]
@@ -350,7 +351,7 @@ def test_clocks_without_a_shared_collective(tmp_path: Path) -> None:
     run = joined(do(ranks, *["all-reduce 200-300"] * 2, *["all-gather 200-300"] * 2), tmp_path)
     expected = {"slowest": None, "alignment": None, "communication": [100] * 4, "waiting": [None] * 4}
     assert seen(run, *expected) == expected
-    said = "The clocks cannot be aligned: rank 1, rank 2, rank 3 shares no collective with the other ranks."
+    said = "The clocks cannot be aligned: rank 1, rank 2, rank 3 share no collective with the other ranks."
     assert said in seen(run, "notes")["notes"]
 
 
@@ -392,8 +393,8 @@ def test_steps_are_joined_by_their_numbers(name: str, first: range, second: rang
     assert seen(run, "steps", "waiting", "own", "notes") == {
         "steps": common, "waiting": [100, 0], "own": [900, 1000],
         "notes": [
-            f"The ranks have different steps (rank 0 has {len(first)}, rank 1 has {len(second)}): {common} of all are "
-            "looked at."
+            f"The ranks have different steps (rank 0 has {len(first)}, rank 1 has {len(second)}). "
+            f"The {common} steps that all have are analysed."
         ],
     }  # fmt: skip
 
@@ -416,7 +417,7 @@ def test_no_step_in_common(tmp_path: Path) -> None:
     expected = {
         "steps": 0, "slowest": None, "skew": None, "alignment": None, "collectives": (), "step": [1000, 1000],
         "compute": [260, 360], "waiting": [None, None], "own": [None, None],
-        "notes": ["The ranks have no step of one number in common: each is shown by its own steps, and none compared."],
+        "notes": ["The ranks have no step number in common. Each rank shows its own steps, and none are compared."],
     }  # fmt: skip
     assert seen(joined(ranks, tmp_path), *expected) == expected
 
@@ -450,7 +451,7 @@ def test_collectives_that_differ_in_a_step(tmp_path: Path) -> None:
         ([0, 1, 2], {
             "steps": 3, "slowest": None, "alignment": None, "communication": [200, 100], "waiting": [None, None],
             "own": [None, None],
-            "notes": ["The collectives of every step differ from rank to rank, so nothing is known to wait."],
+            "notes": ["The collectives of every step differ from rank to rank, so waiting is not known."],
         }),
     ],
 )  # fmt: skip
@@ -520,7 +521,7 @@ def test_each_communicator_waits_for_its_own_ranks(made: Ranks, tmp_path: Path) 
 
 def test_unnamed_communicators_of_many_ranks_are_said_to_be_of_all(tmp_path: Path) -> None:
     (note,) = seen(joined(tensor_and_data(one_capture(4, "none")), tmp_path), "notes")["notes"]
-    assert "each collective is taken to be of all 4 ranks, which is wrong where groups of them have their own" in note
+    assert "Each collective is taken to be of all 4 ranks, which is wrong if groups of them have communicators" in note
 
 
 def pipeline(ranks: Sequence[Rank]) -> list[Rank]:
@@ -656,12 +657,12 @@ def test_a_loss_that_is_averaged_is_no_strategy(tmp_path: Path) -> None:
         # of one capture alone nothing is known to wait
         (DDP, [0], {
             "missing": (1,), "world_size": 2, "slowest": None, "exposed_communication": [200], "waiting": [None],
-            "own": [None], "notes": ["No capture is of rank 1: who waits for it is unknown."],
+            "own": [None], "notes": ["There is no capture of rank 1: who waits for it is unknown."],
         }),
         # of ranks 0 and 2 of four one waits for the other at least
         ([f"all-reduce {200 + 20 * rank}-400" for rank in range(4)], [0, 2], {
             "missing": (1, 3), "waiting": [40, 0], "transfer": [160, 160],
-            "notes": ["No capture is of ranks 1, 3: time spent waiting for it counts as transferring."],
+            "notes": ["There is no capture of ranks 1, 3: time spent waiting for it counts as transferring."],
         }),
     ],
 )  # fmt: skip
@@ -709,7 +710,7 @@ APART: list[tuple[str, Callable[[], Sequence[Rank]]]] = [
     ("both hold rank 0", lambda: [of(0, 2), of(0, 2, offsets=[500], communicator=OTHER)]),
     # reports of one process that nsys wrote one after another share the communicator
     ("both hold rank 0", lambda: [of(0, 2), of(0, 2, offsets=[500])]),
-    ("one is of 2 ranks, one of 4", lambda: [of(0, 2), of(1, 4, communicator=OTHER)]),
+    ("one belongs to a run of 2 ranks, the other to a run of 4", lambda: [of(0, 2), of(1, 4, communicator=OTHER)]),
     ("they share no communicator", lambda: [of(0, 2), of(1, 2, communicator=OTHER)]),
     ("the rank of one is not known", lambda: do(own_captures(2, "none"), *DDP)),
     # The other session began 60 s later: a clock that far ahead would be seen on no host.
@@ -768,7 +769,7 @@ def test_a_world_of_no_size_that_there_is(tmp_path: Path) -> None:
     (run,) = load_captures([tmp_path]).runs
     assert (run.missing[0], len(run.missing)) == (1, 10**6 - 1)
     listed = ", ".join(map(str, range(1, 17)))
-    assert f"No capture is of ranks {listed} and 999,983 more: " in seen(run, "notes")["notes"][0]
+    assert f"There is no capture of ranks {listed} and 999,983 more: " in seen(run, "notes")["notes"][0]
     assert captures_data((), [run])["missing_ranks"] == list(range(1, 1_001))
 
 

@@ -126,7 +126,7 @@ def read(ranks: Sequence[Rank]) -> list[Member]:
 
 def only(members: Sequence[Member]) -> ParallelRun:
     (join,) = join_members(members)
-    return join.run()
+    return join.summarize()
 
 
 # --- by definition
@@ -266,7 +266,7 @@ def test_the_order_of_captures_changes_nothing(case: Case, random: Random) -> No
     members = read(build(case, own_captures(len(case), offsets=[0, 333, 777])))
     turned = list(members)
     random.shuffle(turned)
-    assert [join.run() for join in join_members(turned)] == [join.run() for join in join_members(members)]
+    assert [join.summarize() for join in join_members(turned)] == [join.summarize() for join in join_members(members)]
 
 
 @given(cases())

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace, summarize
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranks.together import join_replays
+from nsys_analyzer.analysis.ranks.joined_study import join_replays
 from nsys_analyzer.analysis.steps.replay import OF_CALLS, OF_PIECES, Replay, run_together
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.summarize import summarize_steps

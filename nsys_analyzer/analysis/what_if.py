@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.findings.diagnosis import baselines_of, interval_of,
 from nsys_analyzer.analysis.findings.finding import Change, saved_work
 from nsys_analyzer.analysis.findings.waits import cheaper_launches, pageable_copies, pinned_copies
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
-from nsys_analyzer.analysis.ranks.together import ReplayedCaptures, join_replays
+from nsys_analyzer.analysis.ranks.joined_study import ReplayedCaptures, join_replays
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study

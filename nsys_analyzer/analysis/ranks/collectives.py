@@ -1,4 +1,4 @@
-"""What the collectives of a run cost: who waits for whom, how fast each transfers, and the strategy that they tell."""
+"""The collectives of a run: who waits for whom, how fast they transfer, and which parallel strategy they show."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from nsys_analyzer.analysis.steps.member import (
 from nsys_analyzer.trace.arrays import Ints, distinct_rows
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
-#: A message of so few bytes carries a loss, a norm or a flag, not activations, gradients or weights.
-_SMALL = 4096
-#: Without sizes, collectives that are so much rarer than the usual ones are taken to be such, too.
-_RARE = 0.1
+#: The most bytes of a message that carries a loss, a norm or a flag: activations, gradients and weights are larger.
+_SMALL_MESSAGE_BYTES = 4096
+#: Without sizes, collectives that are rarer than this share of the most frequent ones count as small messages.
+_RARE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Waits:
-    """The waiting of one rank, on its own clock.
+    """The waiting of one rank for others, on its own clock.
 
     Attributes:
-        until: shape (collectives,), ns: when the last rank has started each; its start where that is this rank.
-        waiting, exposed_waiting: shape (steps,), ns in which collectives run and all of them wait: of any moment, and
-            of those in which nothing else runs.
+        transfer_start: when the last rank has started each collective, shape (collectives,), ns.
+        waiting: the time in each step in which all running collectives wait, shape (steps,), ns.
+        exposed_waiting: the part of it in which nothing else runs on the GPU, shape (steps,), ns.
     """
 
-    until: Ints
+    transfer_start: Ints
     waiting: Ints
     exposed_waiting: Ints
 
 
 def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock]) -> list[Waits]:
-    """Returns the waiting of each member. A collective that is no match transfers from its start on."""
+    """Returns the waiting of each member. Collectives without a match are taken to transfer from their start."""
     starts = [clock.aligned(member.collectives.start) for member, clock in zip(members, clocks, strict=True)]
     last_starts = [start.copy() for start in starts]
     for match in matches:
@@ -58,19 +58,19 @@ def find_waits(members: Sequence[Member], matches: Sequence[Match], clocks: Sequ
     waits = []
     for member, start, last_start in zip(members, starts, last_starts, strict=True):
         collectives = member.collectives
-        until = np.minimum(collectives.start + last_start - start, collectives.end)
-        order = np.argsort(until, kind="stable")
-        transfers = Cover.from_intervals(until[order], collectives.end[order])
+        transfer_start = np.minimum(collectives.start + last_start - start, collectives.end)
+        order = np.argsort(transfer_start, kind="stable")
+        transfers = Cover.from_intervals(transfer_start[order], collectives.end[order])
         running = Cover.from_intervals(collectives.start, collectives.end)
         all_wait = (transfers.find_gaps(*stretches) for stretches in ((running.start, running.end), member.exposed))
         in_steps = (
             Cover.from_intervals(begin, end).covered_within(member.start, member.end) for _, begin, end in all_wait
         )
-        waits.append(Waits(until, *in_steps))
+        waits.append(Waits(transfer_start, *in_steps))
     return waits
 
 
-#: Kind, phase, bytes, and how many ranks take part, 0 where that is not known.
+#: The kind, the phase, the bytes, and the number of ranks that take part; 0 if it is not known.
 _Key = tuple[int, str, int, int]
 
 
@@ -78,68 +78,73 @@ def summarize_collectives(
     members: Sequence[Member], matches: Sequence[Match], steps: Sequence[Ints], waits: Sequence[Waits],
     *, lacks_ranks: bool,
 ) -> tuple[CollectiveFigures, ...]:  # fmt: skip
-    """Returns the collectives of some steps by kind, phase and size, those that take longest in all first.
+    """Returns the figures of the collectives by kind, phase and size. Those with the longest total time come first.
 
     Args:
-        members: of the run.
-        matches: their collectives that are one.
-        steps: the places of the steps among those of each member, as many of each.
-        waits: of each member; empty where that is not known.
-        lacks_ranks: whether ranks of the run are no members, so that nobody knows how long these wait.
+        members: the members of the run.
+        matches: the collectives that members share.
+        steps: the indices of the steps in the steps of each member, the same number for all members.
+        waits: the waiting of each member; empty if it is not known.
+        lacks_ranks: whether some ranks of the run are not among the members, so that waiting for them is not known.
     """
     durations = [member.collectives.end - member.collectives.start for member in members]
-    until = [each.until for each in waits] if waits else [member.collectives.start for member in members]
-    waited = [end - member.collectives.start for end, member in zip(until, members, strict=True)]
+    transfer_starts = (
+        [wait.transfer_start for wait in waits] if waits else [member.collectives.start for member in members]
+    )
+    waited = [start - member.collectives.start for start, member in zip(transfer_starts, members, strict=True)]
     is_match = [np.zeros(len(member.collectives), np.bool_) for member in members]
     for match in matches:
         for position, index in match.items():
             is_match[position][index] = True
     figures = []
-    for (kind, phase, size, ranks), rows in _alike(members, steps, lacks_ranks=lacks_ranks).items():
+    for (kind, phase, size, ranks), rows in _group_alike(members, steps, lacks_ranks=lacks_ranks).items():
         duration, waiting, matched = (
             np.concatenate([columns[position][index] for position, index in rows])
             for columns in (durations, waited, is_match)
         )
-        takers = len({position for position, _ in rows})
-        in_all = takers * len(steps[0]) * NS_PER_MS  # to ms of one step of one rank
-        known = bool(waits) and bool(matched.any()) and not lacks_ranks
-        transfer = Stats.of_ns((duration - waiting)[matched]) if known else Stats()
-        link = _bytes_over_a_link(kind, size, ranks)
+        participants = len({position for position, _ in rows})
+        divisor = participants * len(steps[0]) * NS_PER_MS  # from a total in ns to ms per step and rank
+        is_known = bool(waits) and bool(matched.any()) and not lacks_ranks
+        transfer = Stats.of_ns((duration - waiting)[matched]) if is_known else Stats()
+        link_bytes = _bytes_per_link(kind, size, ranks)
         figures.append(
             CollectiveFigures(
                 kind=COLLECTIVE_KINDS[kind],
                 phase=phase,
                 bytes=size if size >= 0 else None,
                 ranks=ranks or None,
-                count=len(duration) / takers / len(steps[0]),
+                count=len(duration) / participants / len(steps[0]),
                 duration_ms=Stats.of_ns(duration),
-                waiting_ms=float(waiting.sum()) / in_all if known else None,
-                transfer_ms=float((duration - waiting).sum()) / in_all if known else None,
-                bus_bytes_per_s=link / (transfer.median / MS_PER_S) if link and transfer.median else None,
+                waiting_ms=float(waiting.sum()) / divisor if is_known else None,
+                transfer_ms=float((duration - waiting).sum()) / divisor if is_known else None,
+                bus_bytes_per_s=link_bytes / (transfer.median / MS_PER_S) if link_bytes and transfer.median else None,
             )
         )
     return tuple(sorted(figures, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
 
 
-def _alike(
+def _group_alike(
     members: Sequence[Member], steps: Sequence[Ints], *, lacks_ranks: bool
 ) -> dict[_Key, list[tuple[int, Ints]]]:
-    """Returns the collectives of some steps that are alike: the positions of members, and the indices into theirs.
+    """Returns the collectives of the steps, grouped by key: positions of members, and indices into their collectives.
 
-    A communicator with an ID is of as many ranks as NCCL notes, else of as many as there are members that use it. Where
-    these are not the whole run they are no measure, and it is not known.
+    The number of ranks of a communicator with an ID is the one that NCCL records, else the number of members that use
+    it. It is not known if NCCL does not record it and ranks of the run are not among the members.
     """
     is_whole = not lacks_ranks and (len(members) > 1 or members[0].world_size == 1)
     users: dict[int, int] = defaultdict(int)
-    noted: dict[int, int] = {}
+    recorded_sizes: dict[int, int] = {}
     for member in members:
         ids, sizes = member.collectives.communicator, member.collectives.ranks
         first, _ = distinct_rows(ids, sizes)
-        noted |= {int(ids[at]): int(sizes[at]) for at in first if sizes[at]}
+        recorded_sizes |= {int(ids[at]): int(sizes[at]) for at in first if sizes[at]}
         for communicator in np.unique(ids[ids > 0]).tolist():
             users[communicator] += 1
-    ranks_of = {each: noted.get(each, count if is_whole else 0) for each, count in users.items()}
-    of_all = len(members) if is_whole else 0
+    ranks_of = {
+        communicator: recorded_sizes.get(communicator, count if is_whole else 0)
+        for communicator, count in users.items()
+    }
+    all_ranks = len(members) if is_whole else 0
     alike: dict[_Key, list[tuple[int, Ints]]] = defaultdict(list)
     for position, member in enumerate(members):
         collectives = member.collectives
@@ -153,16 +158,16 @@ def _alike(
         for at, begin, end in zip(index[first], ends - count, ends, strict=True):
             kind, phase, size, communicator, ranks = (int(column[at]) for column in columns)
             name = collectives.names[phase] if phase != NONE else ""
-            key = kind, name, size, ranks or ranks_of.get(communicator, of_all)
+            key = kind, name, size, ranks or ranks_of.get(communicator, all_ranks)
             alike[key].append((position, in_groups[begin:end]))
     return alike
 
 
-def _bytes_over_a_link(kind: int, size: int, ranks: int) -> float | None:
+def _bytes_per_link(kind: int, size: int, ranks: int) -> float | None:
     """Returns the bytes that pass each rank's link, as nccl-tests (PERFORMANCE.md) defines bus bandwidth.
 
-    NCCL counts the message of an all-reduce, a broadcast and a reduce as a whole, that of the others on one rank or
-    between two.
+    For an all-reduce, a broadcast and a reduce, NCCL's message size is that of the whole message. For the others it is
+    the part of one rank, or the part between two ranks. Returns None if the bytes are not known.
     """
     if size <= 0 or ranks < 2 or kind == OTHER_KIND:
         return None
@@ -174,28 +179,28 @@ def _bytes_over_a_link(kind: int, size: int, ranks: int) -> float | None:
 
 
 def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
-    """Returns how the members share the work, by each communicator's pattern; empty where none can be told."""
+    """Returns how the members share the work, inferred from their collectives; empty if it is not known."""
     if len(members) > 1 and len({(member.capture, member.process) for member in members}) == 1:
         return ("several GPUs in one process",)
     patterns: dict[int, set[tuple[str, str]]] = defaultdict(set)
     for member in members:
         collectives = member.collectives
-        counted = (collectives.step != NONE) & ((collectives.bytes < 0) | (collectives.bytes > _SMALL))
-        columns = [column[counted] for column in (collectives.communicator, collectives.kind, collectives.phase)]
+        is_counted = (collectives.step != NONE) & ((collectives.bytes < 0) | (collectives.bytes > _SMALL_MESSAGE_BYTES))
+        columns = [column[is_counted] for column in (collectives.communicator, collectives.kind, collectives.phase)]
         first, pattern = distinct_rows(*columns)
         times = np.bincount(pattern, minlength=len(first))
-        sized = bool((collectives.bytes[counted] >= 0).all())
-        least = 0 if sized else _RARE * times.max(initial=0)
+        has_sizes = bool((collectives.bytes[is_counted] >= 0).all())
+        least = 0 if has_sizes else _RARE_SHARE * times.max(initial=0)
         usual = first[times >= least]
         for communicator, kind, phase in zip(*(column[usual].tolist() for column in columns), strict=True):
             name = collectives.names[phase] if phase != NONE else ""
-            # One communicator may use several streams: those without an ID are looked at together.
+            # One communicator may use several streams, so communicators without an ID are taken together.
             patterns[max(communicator, 0)].add((COLLECTIVE_KINDS[kind], name))
-    return tuple(dict.fromkeys(name for pattern in patterns.values() if (name := _strategy(pattern))))
+    return tuple(dict.fromkeys(name for pattern in patterns.values() if (name := _name_strategy(pattern))))
 
 
-def _strategy(pattern: set[tuple[str, str]]) -> str:
-    """Returns what the collectives of one communicator, by kind and phase, are for."""
+def _name_strategy(pattern: set[tuple[str, str]]) -> str:
+    """Returns the strategy that one communicator's kinds of collectives and their phases show; empty if none."""
     phases: dict[str, set[str]] = defaultdict(set)
     for kind, phase in pattern:
         phases[kind].add("forward" if phase == "loss" else phase)

@@ -1,4 +1,4 @@
-"""From the records of ranks to the figures of each run: joined on the steps' numbers and on shared collectives."""
+"""Joins the records of ranks into runs, by their step numbers and shared collectives, and computes the figures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
+from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.ranks.collectives import find_waits, name_strategies, summarize_collectives
+from nsys_analyzer.analysis.ranks.collectives import Waits, find_waits, name_strategies, summarize_collectives
 from nsys_analyzer.analysis.ranks.findings import find_in_run, find_losses
 from nsys_analyzer.analysis.ranks.matching import (
     Clock,
@@ -21,11 +23,11 @@ from nsys_analyzer.analysis.ranks.matching import (
     missing_ranks,
     step_numbers,
 )
-from nsys_analyzer.analysis.ranks.pace import own_steps_ms
 from nsys_analyzer.analysis.ranks.run import (
     LATE_SHARE,
     Alignment,
     CollectiveFigures,
+    JoinNote,
     ParallelRun,
     RankFigures,
     RanksFrom,
@@ -33,47 +35,52 @@ from nsys_analyzer.analysis.ranks.run import (
 )
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.member import BY_ORDER, Member
+from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.windows import near_median
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.text import StrOrText, phrase, plural
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-#: Clocks whose error is a larger share of a step tell nothing of who waits for whom.
-_TOO_FAR = 0.05
-#: A rank that is the slowest in fewer of the steps is so by chance as well.
-_STEADY = 0.75
-#: The profiler makes no step longer if the step takes at least this share of its length without the profiler.
-_AS_LONG = 0.97
-#: At most this many ranks have their steps replayed.
+#: Clocks are aligned if their spread is at most this share of a step. Else they do not show who waits for whom.
+_MAX_SPREAD_SHARE = 0.05
+#: The ranks take turns in being the slowest if the slowest rank is the slowest in a smaller share of the steps.
+_STEADY_SHARE = 0.75
+#: The profiler does not make the step longer if the step without it takes at least this share of the step under it.
+_UNSLOWED_SHARE = 0.97
+#: The most ranks whose steps are replayed.
 _MOST_REPLAYED_RANKS = 8
-#: Steps that are named, and missing ranks.
-_NAMED, _LISTED = 3, 16
+#: The costs of an event at which steps are replayed, as multiples of its highest cost. Values between are interpolated.
+_EVENT_COSTS = (0.0, 1.0, 3.0)
 _RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
 
 
-def find_runs(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
-    """Returns the runs that captures are of, as far as these exchange something with others; that of most ranks first.
+def find_runs(
+    captures: Sequence[CaptureSummary], joins: Sequence[JoinedRanks] | None = None
+) -> tuple[ParallelRun, ...]:
+    """Returns the runs of the captures whose ranks exchange data, with their findings. The largest run comes first.
 
-    Each has its findings, and where its ranks lose time to the one with least own time.
+    Args:
+        captures: the captures.
+        joins: the ranks of the captures, if they have been joined already.
     """
     pairs = [(member, capture) for capture in captures for member in capture.members]
     capture_of = {(member.capture, member.process, member.device): capture for member, capture in pairs}
     runs = []
-    for join in join_members([member for member, _ in pairs]):
+    for join in join_members([member for member, _ in pairs]) if joins is None else joins:
         of_ranks = [capture_of[member.capture, member.process, member.device] for member in join.members]
-        run = _at_unprofiled_pace(_with_losses(join.run(), of_ranks), join, of_ranks)
+        run = _at_unprofiled_pace(_with_losses(join.summarize(), of_ranks), join, of_ranks)
         runs.append(structs.replace(run, findings=find_in_run(run)))
     return tuple(runs)
 
 
-def join_members(members: Sequence[Member]) -> list[Join]:
-    """Returns the members of each run joined, the run of most ranks first."""
-    return [Join(*group) for group in group_members(members)]
+def join_members(members: Sequence[Member]) -> list[JoinedRanks]:
+    """Returns the joined members of each run. The largest run comes first."""
+    return [JoinedRanks(*group) for group in group_members(members)]
 
 
 def find_clocks(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
-    """Returns, by capture of a run whose clocks agree, the one whose clock is the run's, and its own against that."""
+    """Returns, for each capture of a run with aligned clocks, the capture with the reference clock and its clock."""
     clocks: dict[str, tuple[str, Clock]] = {}
     for join in join_members(members):
         if join.alignment:
@@ -84,89 +91,73 @@ def find_clocks(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
 
 
 def _with_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelRun:
-    """Returns the run with where its ranks lose time to the fastest one, and how late each of them is by that."""
+    """Returns the run with the time that ranks lose to the fastest one, and with their lateness corrected by it."""
     if run.slowest is None or run.fastest is None or run.slowest == run.fastest:
         return run
     pairs = list(zip(run.ranks, captures, strict=True))
     losses = [find_losses(pair, pairs[run.fastest]) for pair in pairs]
-    most = losses[run.slowest]
-    if most is None:
+    largest = losses[run.slowest]
+    if largest is None:
         return run
     ranks = list(run.ranks)
     for position, (rank, loss) in enumerate(zip(run.ranks, losses, strict=True)):
         if loss and rank.late_ms and position != run.fastest:
             _, slowed_ms = loss
             ranks[position] = replace(rank, late_ms=rank.late_ms.shifted(slowed_ms))
-    lost, slowed_ms = most
+    lost, slowed_ms = largest
     skew = (run.skew_ms or 0.0) + slowed_ms
     return structs.replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost, slowed_ms=slowed_ms)
 
 
-def _at_unprofiled_pace(run: ParallelRun, join: Join, captures: Sequence[CaptureSummary]) -> ParallelRun:
-    """Returns the run with its step without the profiler, and, if that is shorter, how late each rank is without it.
+class JoinedRanks:
+    """The members of one run, the steps that they share, and who waited for whom.
 
-    The ranks' pace without the profiler is uncertain: of the two possible ones, that counts by which the slowest rank
-    is least late.
+    Attributes:
+        members: in order of rank.
+        missing: the ranks without a member.
+        numbers: the step numbers of each member.
+        matches: the collectives that ranks share.
+        common: the numbers of the steps that all members have.
+        differing: the numbers of the steps whose collectives differ from rank to rank.
+        shared: the numbers of the steps that are compared: common without differing ones, if there are any.
+        steps: the indices of the shared steps in the steps of each member; of all its steps if none are shared.
+        walls: the lengths of these steps, shape (steps,) for each member, ns.
+        clocks: the clock of each member.
+        alignment: how well the clocks agree; None if they could not be aligned.
+        waits: the waiting of each member; empty if it is not known.
+        own: the steps without exposed waiting, shape (members, steps), ns; empty if waiting is not known.
+        ranks_from: where the rank numbers come from, if neither captures nor manifests hold them.
     """
-    times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in captures]
-    run = structs.replace(run, unprofiled_ms=max(filter(None, times)) if all(times) else None)
-    studies = [capture.study for capture in captures if capture.study]
-    profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
-    is_known = join.waits and run.slowest is not None and len({id(study) for study in studies}) == len(run.ranks)
-    may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
-    if not may_be_late or (run.unprofiled_ms or 0.0) >= _AS_LONG * profiled_ms:
-        return run
-    # Of many ranks, a few that are evenly spread over the ranks' own times tell as much as all.
-    order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own[place]))
-    replayed = order[:: -(-len(order) // _MOST_REPLAYED_RANKS)]
-    rows = list(zip(studies, join.members, join.waits, strict=True))
-    recorded, *unprofiled = own_steps_ms([rows[place] for place in replayed], run.unprofiled_ms)
-    if not run.unprofiled_ms and max(unprofiled[0]) > _AS_LONG * max(recorded):
-        return run
-    own_ms = min(unprofiled, key=lambda steps_ms: steps_ms[0] - float(np.median(steps_ms[1:])))
-    ranks = list(run.ranks)
-    for place, ms in zip(replayed, own_ms, strict=True):
-        ranks[place] = replace(ranks[place], late_unprofiled_ms=ms - min(own_ms))
-    return structs.replace(run, ranks=tuple(ranks))
 
-
-class Join:
-    """The members of one run, the steps that they share, and who waited for whom."""
-
-    def __init__(self, members: tuple[Member, ...], notes: tuple[StrOrText, ...]) -> None:
-        self.members, self.notes = members, notes
+    def __init__(self, members: tuple[Member, ...], notes: tuple[JoinNote, ...]) -> None:
+        self.members, self._group_notes = members, notes
         self.missing = missing_ranks(self.members)
         self.numbers = step_numbers(self.members)
-        self.matches, self.common, self.apart = match_collectives(self.members)
-        alike: Ints = np.setdiff1d(self.common, self.apart)
-        #: Whether there is no step of all ranks in which their collectives are the same.
-        self.all_apart = bool(self.apart) and not len(alike)
-        shared = self.shared = self.common if self.all_apart else alike
-        #: The places of the shared steps among those of each member; where they share none, of all that it has.
+        self.matches, self.common, self.differing = match_collectives(self.members)
+        alike: Ints = np.setdiff1d(self.common, self.differing)
+        self._all_differ = bool(self.differing) and not len(alike)
+        shared = self.shared = self.common if self._all_differ else alike
         self.steps = [np.flatnonzero(np.isin(numbers, shared if len(shared) else numbers)) for numbers in self.numbers]
-        #: Shape (steps,) of each member: the lengths of these steps, ns.
         self.walls = [(m.end - m.start)[steps] for m, steps in zip(self.members, self.steps, strict=True)]
         self.clocks = align_clocks(self.members, self.matches)
-        self.alignment = self._alignment()
+        self.alignment = self._find_alignment()
         clocks = [clock or Clock() for clock in self.clocks]
-        #: Empty where waiting is not known, as is ``own``.
         self.waits = find_waits(self.members, self.matches, clocks) if self.alignment else []
         rows = zip(self.waits, self.walls, self.steps, strict=False)
-        #: Shape (members, steps): the steps without exposed waiting, ns.
         self.own = np.array([walls - waits.exposed_waiting[steps] for waits, walls, steps in rows])
-        named = any(member.name_without_rank for member in self.members)
+        by_name = any(member.name_without_rank for member in self.members)
         by_order = any(member.run == BY_ORDER for member in self.members)
-        self.ranks_from: RanksFrom | None = "file names" if named else "order of the call" if by_order else None
+        self.ranks_from: RanksFrom | None = "file names" if by_name else "order of the call" if by_order else None
 
-    def run(self) -> ParallelRun:
-        """Returns the figures."""
+    def summarize(self) -> ParallelRun:
+        """Returns the figures of the run, without losses and findings."""
         slowest = fastest = skew = None
         takes_turns = False
         if self.own.size:
             median = np.median(self.own, axis=1)
             slowest, fastest = int(np.argmax(median)), int(np.argmin(median))
             skew = max(float(np.median(self.own[slowest] - self.own[fastest])), 0.0) / NS_PER_MS
-            takes_turns = float((self.own.argmax(axis=0) == slowest).mean()) < _STEADY
+            takes_turns = float((self.own.argmax(axis=0) == slowest).mean()) < _STEADY_SHARE
         collectives: tuple[CollectiveFigures, ...] = ()
         if len(self.shared):
             lacks_ranks = len(self.missing) > 0
@@ -174,12 +165,12 @@ class Join:
                 self.members, self.matches, self.steps, self.waits, lacks_ranks=lacks_ranks
             )
         return ParallelRun(
-            name=run_name(self.members),
+            name=name_run(self.members),
             strategies=name_strategies(self.members),
             world_size=max(member.world_size for member in self.members) or None,
             missing=self.missing,
             steps=len(self.shared),
-            ranks=tuple(self._rank(position) for position in range(len(self.members))),
+            ranks=tuple(self._summarize_rank(position) for position in range(len(self.members))),
             collectives=collectives,
             slowest=slowest,
             fastest=fastest,
@@ -187,22 +178,23 @@ class Join:
             skew_ms=skew,
             alignment=self.alignment,
             ranks_from=self.ranks_from,
-            notes=(*self.notes, *self._notes()),
+            notes=(*self._group_notes, *self._find_notes()),
         )
 
-    def _alignment(self) -> Alignment | None:
-        """Returns how well the clocks agree; None where they do not, or where there is nothing to align."""
-        others = [clock for clock in self.clocks[1:] if clock]
-        if not others or len(others) < len(self.members) - 1 or not self.matches or self.all_apart:
+    def _find_alignment(self) -> Alignment | None:
+        """Returns how well the clocks agree; None if they do not, or if there is nothing to align."""
+        clocks = [clock for clock in self.clocks[1:] if clock]
+        if not clocks or len(clocks) < len(self.members) - 1 or not self.matches or self._all_differ:
             return None
-        spread = max(clock.spread_ns for clock in others)
-        if spread > _TOO_FAR * np.median(self.walls[0]):
+        spread_ns = max(clock.spread_ns for clock in clocks)
+        if spread_ns > _MAX_SPREAD_SHARE * np.median(self.walls[0]):
             return None
         one_clock = len({member.capture for member in self.members}) == 1
-        return Alignment(one_clock, spread / NS_PER_MS, min(clock.collectives for clock in others if clock.collectives))
+        collectives = min(clock.collectives for clock in clocks if clock.collectives)
+        return Alignment(one_clock, spread_ns / NS_PER_MS, collectives)
 
-    def _rank(self, position: int) -> RankFigures:
-        """Returns the figures of a member: means of the shared steps near the median, and all of these one by one."""
+    def _summarize_rank(self, position: int) -> RankFigures:
+        """Returns the figures of a member: means of the shared steps near the median, and every shared step."""
         member, steps, walls = self.members[position], self.steps[position], self.walls[position]
         step_ms, near = Stats.of_ns(walls), steps
         length_ms = step_ms.median or 0.0
@@ -210,15 +202,16 @@ class Join:
             shortest, longest = near_median(walls)
             near = steps[(walls >= shortest) & (walls <= longest)]
 
-        def ms(ns: Ints) -> float:
+        def mean_ms(ns: Ints) -> float:
             return float(ns[near].mean()) / NS_PER_MS if len(near) else 0.0
 
-        # What means of exposed communication and idle time are multiplied by, so that parts add up to a step's length:
-        # the mean of the steps near the median is not quite the median.
-        works, rest = ms(member.compute + member.exposed_copy), ms(member.exposed_communication + member.idle)
-        scale = max(length_ms - works, 0.0) / rest if rest else 1.0
+        # The mean of the steps near the median is not exactly the median. Exposed communication and idle time are
+        # scaled so that the parts add up to the length of the step.
+        work_ms = mean_ms(member.compute + member.exposed_copy)
+        scaled_ms = mean_ms(member.exposed_communication + member.idle)
+        scale = max(length_ms - work_ms, 0.0) / scaled_ms if scaled_ms else 1.0
 
-        exposed_ms = ms(member.exposed_communication)
+        exposed_ms = mean_ms(member.exposed_communication)
         columns = [walls, self.own[position]] if self.waits else [walls]
         rows = zip(*((column / NS_PER_MS).tolist() for column in columns), strict=True)
         numbers = self.numbers[position][steps].tolist()
@@ -230,26 +223,26 @@ class Join:
             source=member.source,
             device=member.device,
             step_ms=step_ms,
-            compute_ms=ms(member.compute),
-            exposed_copy_ms=ms(member.exposed_copy),
-            communication_ms=ms(member.communication) + (scale - 1) * exposed_ms,
+            compute_ms=mean_ms(member.compute),
+            exposed_copy_ms=mean_ms(member.exposed_copy),
+            communication_ms=mean_ms(member.communication) + (scale - 1) * exposed_ms,
             exposed_communication_ms=scale * exposed_ms,
-            idle_ms=scale * ms(member.idle),
-            cpu_ms=ms(member.cpu),
+            idle_ms=scale * mean_ms(member.idle),
+            cpu_ms=mean_ms(member.cpu),
             steps=tuple(RankStep(number, *row) for number, row in zip(numbers, rows, strict=True)),
         )
         if not self.waits:
             return figures
         own, clock = self.own[position], self.clocks[position]
-        exposed_waiting = ms(self.waits[position].exposed_waiting)
-        waiting = ms(self.waits[position].waiting) + (scale - 1) * exposed_waiting
+        exposed_waiting_ms = mean_ms(self.waits[position].exposed_waiting)
+        waiting_ms = mean_ms(self.waits[position].waiting) + (scale - 1) * exposed_waiting_ms
         own_ms = Stats.of_ns(own)
         return replace(
             figures,
-            waiting_ms=waiting,
-            transfer_ms=figures.communication_ms - waiting,
-            exposed_waiting_ms=scale * exposed_waiting,
-            exposed_transfer_ms=figures.exposed_communication_ms - scale * exposed_waiting,
+            waiting_ms=waiting_ms,
+            transfer_ms=figures.communication_ms - waiting_ms,
+            exposed_waiting_ms=scale * exposed_waiting_ms,
+            exposed_transfer_ms=figures.exposed_communication_ms - scale * exposed_waiting_ms,
             own_ms=replace(own_ms, median=min(own_ms.median or 0.0, length_ms)),
             late_ms=Stats.of_ns(own - self.own[int(np.argmin(np.median(self.own, axis=1)))]),
             slowest_steps=int((self.own.argmax(axis=0) == position).sum()),
@@ -258,84 +251,138 @@ class Join:
         )
 
     def _offset_ms(self, member: Member, clock: Clock) -> float:
-        """Returns by how much a member's clock is ahead of the first one's: absolute times where both are known."""
+        """Returns how far a member's clock is ahead of the first one's, in absolute time if both starts are known."""
         first = self.members[0]
         starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
         return (clock.offset_ns + starts) / NS_PER_MS
 
-    def _notes(self) -> Iterator[StrOrText]:
-        """Yields what a reader must know of the join."""
-        if self.ranks_from == "file names":
-            yield "Which capture is of which rank is taken from the files' names: nothing in them says it."
-        elif self.ranks_from:
-            yield phrase("The captures are taken for ranks in the order of the call (`--ranks`).")
+    def _find_notes(self) -> Iterator[JoinNote]:
+        """Yields what a reader must know about how the members were joined."""
+        if self.ranks_from:
+            yield JoinNote("ranks from file names" if self.ranks_from == "file names" else "ranks from order")
         if self.missing:
-            more = f" and {len(self.missing) - _LISTED:,} more" if len(self.missing) > _LISTED else ""
-            named = ", ".join(map(str, self.missing[:_LISTED]))
-            ranks = f"{plural(len(self.missing), 'rank')} {named}{more}"
-            counted = "time spent waiting for it counts as transferring"
-            yield phrase("No capture is of {}: {}.", ranks, counted if self.waits else "who waits for it is unknown")
-        common = len(self.common)
-        if common and any(len(member) != common for member in self.members):
-            counts = ", ".join(f"{member.label} has {len(member)}" for member in self.members)
-            yield phrase("The ranks have different steps ({}): {} of all are looked at.", counts, common)
-        if self.apart and not self.all_apart:
-            named = ", ".join(map(str, self.apart[:_NAMED]))
-            more = ", …" if len(self.apart) > _NAMED else ""
-            count = len(self.apart)
-            steps, left_out = ("step", "it is") if count == 1 else ("steps", "they are")
-            yield phrase(
-                "The collectives of {} {} differ from rank to rank ({} {}{}): {} left out of all figures.",
-                count, steps, steps, named, more, left_out,
-            )  # fmt: skip
+            yield JoinNote("missing ranks", numbers=self.missing)
+        labels = tuple(member.label for member in self.members)
+        if len(self.common) and any(len(member) != len(self.common) for member in self.members):
+            yield JoinNote("different steps", labels, (len(self.common), *map(len, self.members)))
+        if self.differing and not self._all_differ:
+            yield JoinNote("differing collectives", numbers=tuple(self.differing))
         if self.waits and len(self.members) > 2 and not all(map(knows_communicators, self.members)):
-            yield phrase(
-                "The captures do not name communicators: each collective is taken to be of all {} ranks, which is "
-                "wrong where groups of them have their own. Of reports of nsys, `nsys export --include-blobs=true` "
-                "keeps them.",
-                len(self.members),
-            )  # fmt: skip
-        if far := self._far_apart_ms():
-            yield phrase(
-                "The captures' clocks are {:,.0f} ms apart, more than half a step. If the captures did not begin with "
-                "one step, put its number into the range of each: `step 17`.",
-                far,
-            )
+            yield JoinNote("unknown communicators", labels)
+        if distance_ms := self._clock_distance_ms():
+            yield JoinNote("distant clocks", ms=distance_ms)
         if len(self.members) > 1 and self.alignment is None:
-            yield self._why_not_aligned()
+            yield self._explain_missing_alignment()
 
-    def _far_apart_ms(self) -> float:
-        """Returns how far apart clocks are that are known, where steps joined by their places may be others; else 0."""
+    def _clock_distance_ms(self) -> float:
+        """Returns how far apart the clocks are if so far that steps may be joined with wrong ones, else 0.
+
+        This can only happen if the ranges' names hold no step numbers, so that steps are joined by their positions.
+        """
         if all(member.has_numbers for member in self.members) or not self.alignment:
             return 0.0
         pairs = zip(self.members, self.clocks, strict=True)
         offsets_ms = [abs(self._offset_ms(m, clock)) for m, clock in pairs if clock and m.started_utc_ns]
-        far = max(offsets_ms, default=0.0) if self.members[0].started_utc_ns else 0.0
-        return far if far > float(np.median(self.walls[0])) / NS_PER_MS / 2 else 0.0
+        distance_ms = max(offsets_ms, default=0.0) if self.members[0].started_utc_ns else 0.0
+        return distance_ms if distance_ms > float(np.median(self.walls[0])) / NS_PER_MS / 2 else 0.0
 
-    def _why_not_aligned(self) -> StrOrText:
+    def _explain_missing_alignment(self) -> JoinNote:
         """Returns why the clocks of several members are not aligned."""
         if not len(self.common):
-            return "The ranks have no step of one number in common: each is shown by its own steps, and none compared."
+            return JoinNote("no common step")
         if None in self.clocks:
-            labels = (m.label for m, clock in zip(self.members, self.clocks, strict=True) if clock is None)
-            alone = ", ".join(labels)
-            return phrase("The clocks cannot be aligned: {} shares no collective with the other ranks.", alone)
-        if self.all_apart:
-            return "The collectives of every step differ from rank to rank, so nothing is known to wait."
+            pairs = zip(self.members, self.clocks, strict=True)
+            return JoinNote("no shared collective", tuple(m.label for m, clock in pairs if clock is None))
+        if self._all_differ:
+            return JoinNote("all collectives differ")
         if not self.matches:
-            return "No collective of a rank can be told to be one of another rank, so nothing is known to wait."
-        spread = max(clock.spread_ns for clock in self.clocks if clock) / NS_PER_MS
-        return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", spread)
+            return JoinNote("no matched collective")
+        spread_ms = max(clock.spread_ns for clock in self.clocks if clock) / NS_PER_MS
+        return JoinNote("ends differ", ms=spread_ms)
 
 
-def run_name(members: Sequence[Member]) -> str:
-    """Returns what a run is called: as its capture, or as its captures begin."""
+def name_run(members: Sequence[Member]) -> str:
+    """Returns the name of a run: that of its only capture, or the common start of the captures' names."""
     captures = tuple(dict.fromkeys(member.capture for member in members))
     if len(captures) == 1:
         return captures[0]
-    # The names are sorted so that the first and the last differ soonest.
+    # What the first and the last of the sorted names have in common, all names have.
     first, *_, last = sorted(captures)
     length = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
-    alike = _RANK_AT_END.sub("", first[:length])
-    return f"{alike} ({len(captures)} captures)" if alike else f"{captures[0]} and {len(captures) - 1} more"
+    common_start = _RANK_AT_END.sub("", first[:length])
+    return (
+        f"{common_start} ({len(captures)} captures)" if common_start else f"{captures[0]} and {len(captures) - 1} more"
+    )
+
+
+# --- lateness without the profiler
+#
+# A profiler makes launching slower, and not by the same factor on all ranks. If launching limits the ranks, the rank
+# that is late under the profiler may not be late without it.
+
+
+def _at_unprofiled_pace(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureSummary]) -> ParallelRun:
+    """Returns the run with its step without the profiler and, if that is shorter, the lateness of ranks without it.
+
+    There are two estimates of the ranks' pace without the profiler. The one in which the slowest rank is least late
+    counts.
+    """
+    times = [capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None for capture in captures]
+    run = structs.replace(run, unprofiled_ms=max(filter(None, times)) if all(times) else None)
+    studies = [capture.study for capture in captures if capture.study]
+    profiled_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
+    is_known = join.waits and run.slowest is not None and len({id(study) for study in studies}) == len(run.ranks)
+    may_be_late = is_known and not run.takes_turns and (run.skew_ms or 0.0) >= LATE_SHARE * profiled_ms
+    if not may_be_late or (run.unprofiled_ms or 0.0) >= _UNSLOWED_SHARE * profiled_ms:
+        return run
+    # Of many ranks, a few that are evenly spread over the range of own times are enough.
+    order = sorted(range(len(run.ranks)), key=lambda place: -np.median(join.own[place]))
+    replayed = order[:: -(-len(order) // _MOST_REPLAYED_RANKS)]
+    rows = list(zip(studies, join.members, join.waits, strict=True))
+    recorded, *unprofiled = _replay_alone([rows[place] for place in replayed], run.unprofiled_ms)
+    if not run.unprofiled_ms and max(unprofiled[0]) > _UNSLOWED_SHARE * max(recorded):
+        return run
+    own_ms = min(unprofiled, key=lambda steps_ms: steps_ms[0] - float(np.median(steps_ms[1:])))
+    ranks = list(run.ranks)
+    for place, ms in zip(replayed, own_ms, strict=True):
+        ranks[place] = replace(ranks[place], late_unprofiled_ms=ms - min(own_ms))
+    return structs.replace(run, ranks=tuple(ranks))
+
+
+def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float | None) -> list[list[float]]:
+    """Returns the step of each rank if it waits for no other rank, ms: as recorded, and as estimated without profiler.
+
+    There are two estimates because it is not known how much the profiler slowed each rank down. In the first one, an
+    event costs the same on every rank. In the second one, all ranks launch as fast as the fastest one. In both, the
+    longest step takes ``timed_ms``; without that measurement, the highest cost of recording is subtracted.
+    """
+    replays = []
+    for study, member, waits in ranks:
+        piece, work = find_pieces(study, member), study.replay.work.copy()
+        work[piece[piece != NONE]] = (member.collectives.end - waits.transfer_start)[piece != NONE]
+        replays.append(replace(study.replay, work=work))
+    pace = [max(float(np.median(replay.after)), 1.0) for replay in replays]
+    rows = zip(replays, pace, ranks, strict=True)
+    at_one_pace = [replay.at_pace(min(pace) / of_rank, study.unrecorded_ns) for replay, of_rank, (study, *_) in rows]
+    return [_steps_ms(replays, 0.0), _unprofiled_ms(replays, timed_ms), _unprofiled_ms(at_one_pace, timed_ms)]
+
+
+def find_pieces(study: Study, member: Member) -> Ints:
+    """Returns the index of each collective of a rank in the pieces of the studied steps, or -1."""
+    index = np.flatnonzero(study.of_class(COMMUNICATION))
+    piece_of = dict(zip(study.begin[index].tolist(), index.tolist(), strict=True))
+    return np.array([piece_of.get(start, NONE) for start in member.collectives.start.tolist()], np.int64)
+
+
+def _unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -> list[float]:
+    """Returns the steps of all ranks at the cost of an event at which the longest step takes the measured time, ms."""
+    if timed_ms is None:
+        return _steps_ms(replays, 1.0)
+    steps = np.array([_steps_ms(replays, cost) for cost in _EVENT_COSTS])
+    cost = np.interp(-timed_ms, -steps.max(axis=1), _EVENT_COSTS)
+    return [float(np.interp(cost, _EVENT_COSTS, of_rank)) for of_rank in steps.T]
+
+
+def _steps_ms(replays: Sequence[Replay], cost: float) -> list[float]:
+    """Returns the step of each rank, ms, if recording an event takes ``cost`` times the highest cost."""
+    return [replay.with_events_costing(cost).step_ns / NS_PER_MS for replay in replays]

@@ -1,6 +1,6 @@
-"""What belongs together in the records of ranks: members of one run, collectives that are one, and times of one moment.
+"""Finds what belongs together in the records of ranks: the members of each run, collectives, and clocks.
 
-A collective ends on all of its ranks at once, by which their clocks are compared.
+Clocks are aligned on the ends of collectives, because a collective ends on all of its ranks at the same time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.ranks.run import JoinNote, Separation
 from nsys_analyzer.analysis.steps.member import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -23,100 +24,102 @@ from nsys_analyzer.analysis.steps.member import (
     SEND_RECEIVE,
     Member,
 )
-from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.arrays import Ints, dense_codes
 
-#: Clocks of hosts that run for one job differ by less, ns.
-_CLOCKS_DIFFER_NS = 10_000_000_000
-#: No run has more: a file that says so is broken.
+#: The clocks of the hosts of one job differ by less than this, ns.
+_LARGEST_CLOCK_DIFFERENCE_NS = 10_000_000_000
+#: A larger world size is taken for an error in the file.
 _MOST_RANKS = 1_000_000
-#: Those that no rank leaves before all have come, and all leave at about the same time.
+#: The kinds of collectives in which every rank waits for all others, so that all ranks finish at about the same time.
 END_TOGETHER = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
-#: Clocks drift if they do so by more than the measure's own error, this many times.
-_SURELY = 3
-#: The median absolute deviation of what is normally distributed, to its standard deviation.
-_TO_DEVIATION = 1.4826
+#: A clock drifts if its drift over the capture exceeds the error of the measurement by this factor.
+_DRIFT_TO_ERROR = 3
+#: The standard deviation of a normal distribution ÷ its median absolute deviation.
+_DEVIATION_TO_MEDIAN_DEVIATION = 1.4826
 
 
-# --- which members are of one run
+# --- the members of each run
 
 
-def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], tuple[StrOrText, ...]]]:
-    """Returns the members of each run in order of rank, and what a reader must know of how they came together.
+def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], tuple[JoinNote, ...]]]:
+    """Returns the members of each run in order of rank, with notes on the grouping. The largest run comes first.
 
-    Those of most members come first. Members of one run share a communicator, a capture, or a run of their manifests.
-    Where neither communicators nor manifests tell, captures of different ranks of as many are of one run, if they
-    were recorded at one time as far as that is known.
+    Members of one run share a communicator, a capture, or the run that their manifests name. If neither communicators
+    nor manifests identify the run, captures of different ranks belong to one run if they have the same world size and,
+    as far as it is known, were recorded at the same time.
     """
-    once: list[Member] = []
-    originals: dict[str, str] = {}  # the capture that stays, by that which is its copy
+    originals: list[Member] = []
+    original_of_copy: dict[str, str] = {}  # names of captures
     for member in members:
-        original = next((other for other in once if _is_copy(member, other)), None)
+        original = next((candidate for candidate in originals if _is_copy(member, candidate)), None)
         if original is None:
-            once.append(member)
+            originals.append(member)
         else:
-            originals[member.capture] = original.capture
-    runs: list[tuple[list[Member], list[StrOrText]]] = []
-    for part in (part for joined in _join_by_keys(once) for part in _split_by_rank(joined)):
-        reasons = [_why_apart(part, run) for run, _ in runs]
-        if None in reasons:
-            runs[reasons.index(None)][0].extend(part)
+            original_of_copy[member.capture] = original.capture
+    runs: list[tuple[list[Member], list[JoinNote]]] = []
+    for part in (part for joined in _join_by_keys(originals) for part in _split_by_rank(joined)):
+        separations = [_find_separation(part, run) for run, _ in runs]
+        if None in separations:
+            runs[separations.index(None)][0].extend(part)
         else:
-            runs.append((part, [reason for reason in reasons if reason]))
+            runs.append((part, [separation for separation in separations if separation]))
     groups = []
-    for run, why_apart in runs:
+    for run, separated in runs:
         captures = {member.capture for member in run}
-        copies = [(copy, original) for copy, original in originals.items() if original in captures]
-        notes: list[StrOrText] = [
-            phrase("`{}` is the same capture as `{}`, and counts once.", *pair) for pair in copies
-        ]
-        # A run that has all of its ranks is nobody's rest.
+        notes = [JoinNote("copy", names) for names in original_of_copy.items() if names[1] in captures]
+        # A run with all of its ranks lacks no members that another run could have.
         if missing_ranks(run) or len(run) == 1:
-            notes += why_apart[:1]
-        run.sort(key=lambda one: (one.rank is None, one.rank or 0, one.device, one.capture, one.process))
+            notes += separated[:1]
+        run.sort(key=_rank_order)
         groups.append((_with_all_to_all(run), tuple(notes)))
     return sorted(groups, key=lambda group: -len(group[0]))
 
 
+def _rank_order(member: Member) -> tuple[object, ...]:
+    """Returns the sort key of a member: ranks in order, then members without a rank by their devices."""
+    return member.rank is None, member.rank or 0, member.device, member.capture, member.process
+
+
 def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
-    """Returns the ranks that no member is, as far as it is known how many there are, and which the members are."""
+    """Returns the ranks of a run without a member; nothing if the world size or the ranks of members are not known."""
     size = min(max(member.world_size for member in group), _MOST_RANKS)
     ranks = _ranks(group)
     return () if not ranks and len(group) >= size else tuple(sorted(set(range(size)) - ranks))
 
 
 def knows_communicators(member: Member) -> bool:
-    """Returns whether it is known which communicators a member's collectives are of."""
+    """Returns whether the communicators of a member's collectives are known."""
     return bool((member.collectives.communicator > 0).any())
 
 
-def _is_copy(member: Member, other: Member) -> bool:
-    """Returns whether two members are one, of captures of different names, from which their ranks may be taken."""
-    alike = (member.process, member.device) == (other.process, other.device)
-    columns = [(each.start, each.collectives.start, each.collectives.communicator) for each in (member, other)]
-    return alike and member.capture != other.capture and all(map(np.array_equal, *columns))
+def _is_copy(first: Member, second: Member) -> bool:
+    """Returns whether two members are the same one, in two copies of a capture with different names."""
+    if first.capture == second.capture or (first.process, first.device) != (second.process, second.device):
+        return False
+    columns = [(member.start, member.collectives.start, member.collectives.communicator) for member in (first, second)]
+    return all(map(np.array_equal, *columns))
 
 
 def _join_by_keys(members: Sequence[Member]) -> Iterator[list[Member]]:
-    """Yields the members in groups that share a communicator, a capture, or a run of their manifests."""
+    """Yields the members in groups that share a communicator, a capture, or the run that their manifests name."""
     groups: list[tuple[set[Hashable], list[Member]]] = []
     for member in members:
         ids = np.unique(member.collectives.communicator)
         keys: set[Hashable] = {("capture", member.capture), *(("communicator", i) for i in ids[ids > 0].tolist())}
         if member.run:
             keys.add(("run", member.run))
-        joined, rest = [member], []
-        for other_keys, group in groups:
-            if other_keys.isdisjoint(keys):
-                rest.append((other_keys, group))
+        joined, separate = [member], []
+        for group_keys, group in groups:
+            if group_keys.isdisjoint(keys):
+                separate.append((group_keys, group))
             else:
-                keys, joined = keys | other_keys, [*group, *joined]
-        groups = [*rest, (keys, joined)]
+                keys, joined = keys | group_keys, [*group, *joined]
+        groups = [*separate, (keys, joined)]
     return (group for _, group in groups)
 
 
 def _split_by_rank(group: Sequence[Member]) -> list[list[Member]]:
-    """Returns several parts where several captures are of one rank, the first capture of each in the first."""
+    """Returns the group in parts that hold each rank once. The first part has the earliest capture of each rank."""
     parts: list[list[Member]] = []
     for member in sorted(group, key=lambda member: (member.started_utc_ns, member.capture)):
         free = [part for part in parts if member.rank is None or member.rank not in _ranks(part)]
@@ -127,31 +130,33 @@ def _split_by_rank(group: Sequence[Member]) -> list[list[Member]]:
     return parts
 
 
-def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> StrOrText | None:
-    """Returns why two groups that share nothing are not taken to be of one run; None where they are."""
-    members = (*group, *other)
-    both = _ranks(group) & _ranks(other)
+def _find_separation(group: Sequence[Member], earlier_group: Sequence[Member]) -> JoinNote | None:
+    """Returns why two groups without a common key do not belong to one run; None if they do."""
+    members = (*group, *earlier_group)
+    shared_ranks = _ranks(group) & _ranks(earlier_group)
     sizes = sorted({member.world_size for member in members if member.world_size})
-    firsts = group[0], other[0]
+    firsts = group[0], earlier_group[0]
     begin = max(int(member.start[0]) + member.started_utc_ns for member in firsts)
     end = min(int(member.end[-1]) + member.started_utc_ns for member in firsts)
-    if both:
-        why = f"both hold rank {min(both)}"
+    reason: Separation
+    numbers: tuple[int, ...] = ()
+    if shared_ranks:
+        reason, numbers = "same rank", (min(shared_ranks),)
     elif any(member.rank is None for member in members):
-        why = "the rank of one is not known"
+        reason = "unknown rank"
     elif len(sizes) > 1:
-        why = f"one is of {sizes[0]} ranks, one of {sizes[-1]}"
+        reason, numbers = "different world sizes", (sizes[0], sizes[-1])
     elif all(map(knows_communicators, members)):
-        why = "they share no communicator"
+        reason = "no common communicator"
     elif len({member.run for member in members if member.run}) > 1:
-        why = "their manifests name different runs"
+        reason = "different runs"
     elif len({member.name_without_rank for member in members if member.name_without_rank}) > 1:
-        why = "their names differ in more than the rank"
-    elif all(member.started_utc_ns for member in firsts) and begin - end > _CLOCKS_DIFFER_NS:
-        why = "one had ended before the other began"
+        reason = "different names"
+    elif all(member.started_utc_ns for member in firsts) and begin - end > _LARGEST_CLOCK_DIFFERENCE_NS:
+        reason = "different times"
     else:
         return None
-    return phrase("`{}` and `{}` are not joined: {}.", other[0].capture, group[0].capture, why)
+    return JoinNote(reason, (earlier_group[0].capture, group[0].capture), numbers)
 
 
 def _ranks(group: Sequence[Member]) -> set[int]:
@@ -159,17 +164,17 @@ def _ranks(group: Sequence[Member]) -> set[int]:
 
 
 def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
-    """Returns the members, with exchanges of every rank with every rank as what they are.
+    """Returns the members with sends and receives between all ranks turned into the all-to-all that they carry out.
 
-    NCCL sends and receives for them. A message then is what passes between two ranks.
+    NCCL carries out an all-to-all by sends and receives. The message size becomes the bytes between two ranks.
     """
-    size: dict[int, int] = defaultdict(lambda: 2)  # ranks of each communicator with an ID
+    size: dict[int, int] = defaultdict(lambda: 2)  # the number of ranks of each communicator with an ID
     for member in members:
         ids, peer, ranks = (getattr(member.collectives, name) for name in ("communicator", "peer", "ranks"))
         for communicator in np.unique(ids[ids > 0]).tolist():
-            users = sum(communicator in other.collectives.communicator for other in members)
-            mine = ids == communicator
-            size[communicator] = max(size[communicator], users, int(peer[mine].max()) + 1, int(ranks[mine].max()))
+            users = sum(communicator in user.collectives.communicator for user in members)
+            uses = ids == communicator
+            size[communicator] = max(size[communicator], users, int(peer[uses].max()) + 1, int(ranks[uses].max()))
     changed = []
     for member in members:
         collectives = member.collectives
@@ -182,27 +187,27 @@ def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
     return tuple(changed)
 
 
-# --- which collectives of several ranks are one
+# --- the collectives that ranks share
 
 
-#: Collectives of one communicator that several members took part in: a member's position among those of the run, and
-#: the indices into its collectives, as many of each where they are matched.
+#: Collectives of one communicator: for the position of each member in the run, the indices into its collectives. In a
+#: match all members have the same number of indices, and those at the same place are one collective.
 Match: TypeAlias = "dict[int, Ints]"
 
 
 def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, list[int]]:
-    """Returns the collectives that are one: of one place in a step of one communicator, in the steps of all members.
+    """Returns the collectives that ranks share, the step numbers that all members have, and those of differing steps.
 
-    Beside the matches, of one communicator each, these are the numbers of the steps that all members have, and of those
-    whose collectives differ from rank to rank: who waits in them is not known.
+    The n-th collective of a step in a communicator is the same one on all ranks. Each match is of one communicator. A
+    step differs if its collectives are not the same on all ranks: it is not known who waits in it.
 
-    Those that a program launches between two steps, such as a loss that is averaged, are matched among themselves. They
-    are of no step, but a rank may wait for them when the next one has begun.
+    Collectives that a program launches between two steps, such as the average of a loss, are matched among themselves.
+    They belong to no step, but a rank may still wait for them in the next one.
     """
-    numbers, *others = step_numbers(members)
-    for other in others:
-        numbers = np.intersect1d(numbers, other)
-    # A communicator without an ID is known by the place of its stream among such.
+    numbers, *numbers_of_others = step_numbers(members)
+    for member_numbers in numbers_of_others:
+        numbers = np.intersect1d(numbers, member_numbers)
+    # A communicator without an ID is identified by the position of its stream among the streams without an ID.
     users_of: dict[tuple[str, int], Match] = defaultdict(dict)
     for position, member in enumerate(members):
         communicator = member.collectives.communicator
@@ -212,52 +217,52 @@ def match_collectives(members: Sequence[Member]) -> tuple[list[Match], Ints, lis
             key = ("id", number) if number > 0 else ("stream", next(streams))
             users_of[key][position] = np.flatnonzero(communicator == number)
     matches: list[Match] = []
-    apart: set[int] = set()
+    differing_steps: set[int] = set()
     for users in users_of.values():
-        for group in _groups(members, users):
-            match, differing = _match(members, group, numbers)
-            apart |= differing
+        for candidates in _split_exchanges(members, users):
+            match, differing = _match_in_communicator(members, candidates, numbers)
+            differing_steps |= differing
             if all(map(len, match.values())):
                 matches.append(match)
-    return matches, numbers, sorted(apart)
+    return matches, numbers, sorted(differing_steps)
 
 
 def step_numbers(members: Sequence[Member]) -> list[Ints]:
-    """Returns the number of each step of each member; their places, where the ranges of some alone say the numbers."""
+    """Returns the step numbers of each member; positions if the ranges' names hold numbers for some members only."""
     alike = len({member.has_numbers for member in members}) == 1
     return [member.number if alike else np.arange(len(member)) for member in members]
 
 
-def _groups(members: Sequence[Member], users: Match) -> Iterator[Match]:
-    """Yields the collectives to match with each other: those of all users, and of exchanges those of each pair."""
+def _split_exchanges(members: Sequence[Member], users: Match) -> Iterator[Match]:
+    """Yields the collectives to match with each other: first those of all users, then the exchanges of each pair."""
     for is_exchange in (False, True):
         kinds = {position: members[position].collectives.kind[index] for position, index in users.items()}
-        kept = {at: index[(kinds[at] == SEND_RECEIVE) == is_exchange] for at, index in users.items()}
-        kept = {position: index for position, index in kept.items() if len(index)}
-        if not is_exchange or len(kept) <= 2:
-            if len(kept) > 1:
-                yield kept
+        selected = {at: index[(kinds[at] == SEND_RECEIVE) == is_exchange] for at, index in users.items()}
+        selected = {position: index for position, index in selected.items() if len(index)}
+        if not is_exchange or len(selected) <= 2:
+            if len(selected) > 1:
+                yield selected
             continue
-        # A peer is known by its rank in the communicator: that of the run, if the communicator is of all.
-        ranks = sorted(kept, key=lambda position: (members[position].rank or 0, members[position].device))
-        peers = {at: members[at].collectives.peer[index] for at, index in kept.items()}
+        # A peer is a rank of the communicator, which is a rank of the run if the communicator has all ranks.
+        ranks = sorted(selected, key=lambda position: (members[position].rank or 0, members[position].device))
+        peers = {at: members[at].collectives.peer[index] for at, index in selected.items()}
         for (low, first), (high, second) in combinations(enumerate(ranks), 2):
-            pair = {first: kept[first][peers[first] == high], second: kept[second][peers[second] == low]}
+            pair = {first: selected[first][peers[first] == high], second: selected[second][peers[second] == low]}
             if all(map(len, pair.values())):
                 yield pair
 
 
-def _match(members: Sequence[Member], users: Match, numbers: Ints) -> tuple[Match, set[int]]:
-    """Returns the matches of one communicator, and the steps by number in which its ranks' collectives differ.
+def _match_in_communicator(members: Sequence[Member], users: Match, numbers: Ints) -> tuple[Match, set[int]]:
+    """Returns the shared collectives of one communicator, and the numbers of the steps in which its ranks differ.
 
-    There are two places for collectives in each step: launched in it, and launched behind it, before the next one.
+    Each step has two places for collectives: launched in the step, or launched between it and the next step.
     """
-    numbers_of_member = step_numbers(members)
+    numbers_by_member = step_numbers(members)
     indices, places = [], []
-    for position, every in users.items():
+    for position, candidates in users.items():
         collectives = members[position].collectives
-        index = every[collectives.since[every] != NONE]
-        number = numbers_of_member[position][collectives.since[index]]
+        index = candidates[collectives.since[candidates] != NONE]
+        number = numbers_by_member[position][collectives.since[index]]
         step = np.searchsorted(numbers, number)
         is_common = np.append(numbers, NONE)[step] == number
         index, step = index[is_common], step[is_common]
@@ -267,7 +272,7 @@ def _match(members: Sequence[Member], users: Match, numbers: Ints) -> tuple[Matc
         places.append(place[order])
     counts = np.array([np.bincount(place, minlength=2 * len(numbers)) for place in places])
     alike = (counts == counts[0]).all(axis=0)
-    # Of the places that are left all members have as many collectives.
+    # In the remaining places, all members have the same number of collectives.
     indices = [index[alike[place]] for index, place in zip(indices, places, strict=True)]
     place = places[0][alike[places[0]]]
     kinds = np.array([members[at].collectives.kind[index] for at, index in zip(users, indices, strict=True)])
@@ -276,19 +281,19 @@ def _match(members: Sequence[Member], users: Match, numbers: Ints) -> tuple[Matc
     return dict(zip(users, matched, strict=True)), set(numbers[~alike[::2]].tolist())
 
 
-# --- which times of several clocks are one
+# --- the alignment of clocks
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A member's clock against that of the first member.
+    """The clock of a member compared with that of the first member.
 
     Attributes:
-        offset_ns: what it is ahead by, in the middle of the capture.
-        drift: by how much that grows, ns per ns.
+        offset_ns: how far it is ahead in the middle of the capture.
+        drift: the growth of the offset, ns per ns.
         middle: the middle of the capture on its own clock, ns.
-        spread_ns: how far ends that should be one are apart then, a standard deviation; 0 where none was seen.
-        collectives: on how many that rests.
+        spread_ns: the standard deviation of the ends of shared collectives after alignment; 0 without any.
+        collectives: the number of shared collectives that the alignment rests on.
     """
 
     offset_ns: float = 0.0
@@ -298,75 +303,81 @@ class Clock:
     collectives: int = 0
 
     def aligned(self, time: Ints) -> Ints:
-        """Returns times of the member on the first one's clock."""
-        whole = int(self.offset_ns // 1)  # a sum with days of offset would round the fractions of the drift
+        """Returns times of the member on the first member's clock, ns."""
+        whole = int(self.offset_ns // 1)  # in one sum, an offset of days would round away the fractions of the drift
         shift = self.offset_ns - whole + self.drift * (time - self.middle)
-        aligned: Ints = time - whole - np.floor(shift + 0.5).astype(np.int64)  # halves go one way, whatever the offset
+        aligned: Ints = time - whole - np.floor(shift + 0.5).astype(np.int64)  # halves round up for every offset
         return aligned
 
 
 def align_clocks(members: Sequence[Member], matches: Sequence[Match]) -> list[Clock | None]:
-    """Returns the clock of each member; None for one that shares no collective with the first, nor with one that does.
+    """Returns the clock of each member; None if no chain of shared collectives connects it with the first member.
 
     Members of one capture have one clock.
     """
     clocks: list[Clock | None] = [Clock(), *(None for _ in members[1:])]
-    for _ in members:  # as often as a chain of shared collectives can be long
+    for _ in members:  # a chain of shared collectives has fewer links than there are members
         for position in range(1, len(members)):
             if clocks[position] is None:
-                clocks[position] = _clock(members, matches, clocks, position)
+                clocks[position] = _align_clock(members, matches, clocks, position)
     return clocks
 
 
-def _clock(
+def _align_clock(
     members: Sequence[Member], matches: Sequence[Match], clocks: Sequence[Clock | None], position: int
 ) -> Clock | None:
-    """Returns the clock of a member by the collectives that it shares with one whose clock is known: with whom most."""
-    known = [other for other, clock in enumerate(clocks) if clock]
-    ends = {other: _ends(members, matches, position, other) for other in known}
-    alike = [other for other in known if members[other].capture == members[position].capture]
-    other = max(alike or known, key=lambda other: len(ends[other][0]))
-    (own, others), clock = ends[other], clocks[other]
+    """Returns the clock of a member, compared with the known clock with which it shares the most collectives."""
+    candidates = [place for place, clock in enumerate(clocks) if clock]
+    ends_by_candidate = {place: _shared_ends(members, matches, position, place) for place in candidates}
+    same_capture = [place for place in candidates if members[place].capture == members[position].capture]
+    reference = max(same_capture or candidates, key=lambda place: len(ends_by_candidate[place][0]))
+    (ends, reference_ends), clock = ends_by_candidate[reference], clocks[reference]
     assert clock
-    if alike:
-        # On one clock, ends that are far apart are not those of one collective.
-        spread = _deviation((own - others).astype(np.float64)) if len(own) else 0.0
-        return Clock(clock.offset_ns, clock.drift, clock.middle, spread, len(own))
-    return _fitted(own, clock.aligned(others)) if len(own) else None
+    if same_capture:
+        # On one clock, ends that are far apart show that different collectives were matched.
+        spread = _robust_deviation((ends - reference_ends).astype(np.float64)) if len(ends) else 0.0
+        return Clock(clock.offset_ns, clock.drift, clock.middle, spread, len(ends))
+    return _fit_clock(ends, clock.aligned(reference_ends)) if len(ends) else None
 
 
-def _fitted(own: Ints, others: Ints) -> Clock:
-    """Returns the line through the middles of the first and the last third of the differences.
+def _fit_clock(ends: Ints, reference_ends: Ints) -> Clock:
+    """Returns the clock whose drift is the slope from the median of the first third to that of the last third.
 
-    It is level where it drifts little.
+    The drift is 0 if it is not significant.
     """
-    order = np.argsort(own)
-    own, apart = own[order], (own - others)[order]
-    offset, middle = float(np.median(apart)), float(np.median(own))
-    level = Clock(offset, 0.0, middle, _deviation(apart - offset), len(own))
-    third = len(own) // 3
+    order = np.argsort(ends)
+    ends, difference = ends[order], (ends - reference_ends)[order]
+    offset, middle = float(np.median(difference)), float(np.median(ends))
+    constant = Clock(offset, 0.0, middle, _robust_deviation(difference - offset), len(ends))
+    third = len(ends) // 3
     run, rise = (
-        float(np.median(times[-third:]) - np.median(times[:third])) if third else 0.0 for times in (own, apart)
+        float(np.median(times[-third:]) - np.median(times[:third])) if third else 0.0 for times in (ends, difference)
     )
     if not run:
-        return level
+        return constant
     drift = rise / run
-    drifting = Clock(offset, drift, middle, _deviation(apart - offset - drift * (own - middle)), len(own))
-    return drifting if _SURELY * drifting.spread_ns < abs(rise) else level
+    residual = difference - offset - drift * (ends - middle)
+    drifting = Clock(offset, drift, middle, _robust_deviation(residual), len(ends))
+    return drifting if _DRIFT_TO_ERROR * drifting.spread_ns < abs(rise) else constant
 
 
-def _deviation(apart: npt.NDArray[np.floating[Any]]) -> float:
-    return _TO_DEVIATION * float(np.median(np.abs(apart)))
+def _robust_deviation(differences: npt.NDArray[np.floating[Any]]) -> float:
+    """Returns the standard deviation, estimated by the median absolute deviation so that outliers do not count."""
+    return _DEVIATION_TO_MEDIAN_DEVIATION * float(np.median(np.abs(differences)))
 
 
-def _ends(members: Sequence[Member], matches: Sequence[Match], position: int, other: int) -> tuple[Ints, Ints]:
-    """Returns when shared collectives ended on two members: those that end together where there are any."""
-    none = np.zeros(0, np.int64)
-    rows = [(none, none, none)]
+def _shared_ends(
+    members: Sequence[Member], matches: Sequence[Match], position: int, reference: int
+) -> tuple[Ints, Ints]:
+    """Returns when shared collectives ended on two members. Only kinds that end together count, if there are any."""
+    empty = np.zeros(0, np.int64)
+    rows = [(empty, empty, empty)]
     for match in matches:
-        if position in match and other in match:
-            own, others = (members[place].collectives.select(match[place]) for place in (position, other))
-            rows.append((own.end, others.end, own.kind))
-    end, other_end, kind = (np.concatenate(column) for column in zip(*rows, strict=True))
+        if position in match and reference in match:
+            collectives, reference_collectives = (
+                members[place].collectives.select(match[place]) for place in (position, reference)
+            )
+            rows.append((collectives.end, reference_collectives.end, collectives.kind))
+    end, reference_end, kind = (np.concatenate(column) for column in zip(*rows, strict=True))
     together = np.isin(kind, END_TOGETHER)
-    return (end[together], other_end[together]) if together.any() else (end, other_end)
+    return (end[together], reference_end[together]) if together.any() else (end, reference_end)

@@ -11,10 +11,22 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import Cause
-from nsys_analyzer.text import StrOrText
 
 RanksFrom = Literal["file names", "order of the call"]
 Part = Literal["compute", "copies", "idle", "transferring"]
+#: Why captures are not joined with those of another run.
+Separation = Literal[
+    "same rank", "unknown rank", "different world sizes", "no common communicator", "different runs", "different names",
+    "different times",
+]  # fmt: skip
+#: Why the clocks of ranks are not aligned.
+AlignmentFailure = Literal[
+    "no common step", "no shared collective", "all collectives differ", "no matched collective", "ends differ",
+]  # fmt: skip
+NoteKind = Literal[
+    "copy", "ranks from file names", "ranks from order", "missing ranks", "different steps", "differing collectives",
+    "unknown communicators", "distant clocks", Separation, AlignmentFailure,
+]  # fmt: skip
 #: The ways to share work between ranks on which findings depend.
 DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 
@@ -171,6 +183,24 @@ class Alignment:
     collectives: int
 
 
+@dataclass(frozen=True)
+class JoinNote:
+    """Something that a reader must know about how ranks were joined. ``report.sections.ranks`` puts it into words.
+
+    Attributes:
+        kind: what the note is about.
+        names: the captures or ranks that it is about.
+        numbers: ranks, world sizes or step numbers. For "different steps": the number of steps that all ranks have,
+            then that of each rank in ``names``.
+        ms: how far clocks or the ends of collectives are apart.
+    """
+
+    kind: NoteKind
+    names: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    ms: float = 0.0
+
+
 class ParallelRun(msgspec.Struct, frozen=True):
     """Several ranks of one run, joined step by step, as the JSON of a report holds them.
 
@@ -213,7 +243,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
     alignment: Alignment | None = msgspec.field(default=None, name="clocks")
     ranks_from: RanksFrom | None = None
     findings: tuple[Finding, ...] = msgspec.field(default=(), name="run_findings")
-    notes: tuple[StrOrText, ...] = msgspec.field(default=(), name="run_notes")
+    notes: tuple[JoinNote, ...] = msgspec.field(default=(), name="run_notes")
 
     @property
     def is_pipeline(self) -> bool:

@@ -89,11 +89,17 @@ def captures_data(
             document |= CannotAnswerError(reason, RECORD_ON_GPU_COMMAND if capture.on_cpu else command).data
     document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": documents}
     if runs:
-        first, *other_runs = (
-            to_plain_data(run) | {"missing_ranks": list(run.missing[:_MAX_MISSING_RANKS])} for run in runs
-        )
+        first, *other_runs = map(_run_data, runs)
         document |= {**first, "other_runs": other_runs}
     return document
+
+
+def _run_data(run: ParallelRun) -> dict[str, Any]:
+    """Returns a run as plain data, with its notes as sentences and not too many missing ranks."""
+    from nsys_analyzer.report.sections.ranks import join_sentences  # captures of one rank need none of it
+
+    missing = list(run.missing[:_MAX_MISSING_RANKS])
+    return {**to_plain_data(run), "missing_ranks": missing, "run_notes": to_plain_data(join_sentences(run))}
 
 
 def to_plain_data(value: object) -> Any:

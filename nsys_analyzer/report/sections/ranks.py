@@ -1,4 +1,4 @@
-"""How the ranks of a run work together: who waits for whom, and what the collectives cost."""
+"""Says how the ranks of a run work together: who waits for whom, and what the collectives cost."""
 
 from __future__ import annotations
 
@@ -12,174 +12,163 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, median_cell
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import bars_of_run
 from nsys_analyzer.report.sections.findings import run_finding_blocks
-from nsys_analyzer.report.units import format_ms, format_ms_range, format_precise_ms, rounded, rounded_percent
-from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, strong
+from nsys_analyzer.report.units import format_count, format_ms, format_ms_range, format_precise_ms
+from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, rounded, rounded_percent, strong
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
+    from nsys_analyzer.analysis.ranks.run import (
+        Alignment,
+        CollectiveFigures,
+        JoinNote,
+        LostTime,
+        ParallelRun,
+        RankFigures,
+    )
 
-#: Differences below this share of a step have no row.
+#: Losses below this share of a step are added up in one row.
 _MIN_ROW_SHARE = 0.002
-#: Rows of the tables of collectives and of losses.
+#: The most rows of the tables of collectives and of losses.
 _MOST_ROWS = 12
-_CAPTION = "The steps of each rank, profiled, ms of the median step:"
-#: The finding of what makes a rank late.
+#: The most steps and missing ranks that a sentence names.
+_MOST_NAMED_STEPS, _MOST_NAMED_RANKS = 3, 16
+_CAPTION = "The steps of each rank under the profiler, ms of the median step:"
+#: The ID of the finding about a late rank.
 _LATE_RANK = "late_rank"
 _LEGEND = (
     phrase(
-        "compute + exposed copies + waiting + transferring + idle = step, for each rank: *waiting* is exposed "
-        "communication until the last rank has started the collective, *transferring* from then on. The ranks' steps "
-        "are joined by number, and their collectives by their order in a step of a communicator."
+        "For each rank, compute + exposed copies + waiting + transferring + idle = step. *Waiting* is exposed "
+        "communication before the last rank has started the collective; *transferring* is exposed communication after "
+        "that. The steps of the ranks are joined by their numbers, and the collectives by their order in a step and "
+        "communicator."
     ),
     phrase(
-        "*own time*: the step without waiting. A rank is *late* by as much as its own time is longer than the "
-        "shortest one. *unprofiled*: by a replay without what recording costs, and with launching as slow on all ranks "
-        "where that makes the latest rank less late."
+        "*Own time* is the step without waiting. A rank is *late* by the difference between its own time and the "
+        "shortest own time. *Unprofiled* lateness comes from a replay without the cost of recording. If the latest "
+        "rank is less late when all ranks launch at the same pace, that pace is used."
     ),
     phrase(
-        "*bytes*: the message of one rank, as NCCL counts it. *bus bandwidth*: the bytes over each link ÷ the median "
-        "time of transferring, as nccl-tests defines them."
+        "*Bytes* is the message size of one rank, as NCCL counts it. *Bus bandwidth* is the bytes over each link ÷ the "
+        "median transfer time, as nccl-tests defines it."
     ),
 )
 _NO_SIZES = phrase(
-    "The sizes of messages are not known: the capture does not hold them. Of nsys repeat `nsys export` with "
-    "`--include-blobs=true`; newer versions of PyTorch note them."
+    "The message sizes are not known, because the capture does not hold them. For Nsight Systems, repeat `nsys export` "
+    "with `--include-blobs=true`. For PyTorch, use a newer version, which records them."
 )
 
 
 def answer_ranks(evidence: Evidence) -> Section:
-    """Each run of several ranks: its steps, the rank that the others wait for, and what would make a step shorter."""
+    """Makes the section on each run: its steps, the rank that the others wait for, and what would shorten a step."""
     blocks: list[Block] = []
     for run in evidence.runs:
         blocks += [Paragraph(strong(run.name))] if len(evidence.runs) > 1 else []
-        blocks += _of_run(run)
-    return Section("ranks", "Ranks", (*note_unjoined_captures(evidence), *blocks))
+        blocks += _run_blocks(run)
+    return Section("ranks", "Ranks", (*_note_unjoined_captures(evidence), *blocks))
 
 
-def note_unjoined_captures(evidence: Evidence) -> list[Paragraph]:
-    """What captures with collectives leave open that are joined with no other one, and the line that joins them."""
-    # A process may be the only one of its run; of others each is one side.
-    alone = [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]
-    named = join_texts(", ", [phrase("`{}`", one.capture) for one in alone])
+def _note_unjoined_captures(evidence: Evidence) -> list[Paragraph]:
+    """Returns what is not known about captures with collectives that could not be joined with others."""
+    unjoined = [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]
+    names = join_texts(", ", [phrase("`{}`", rank.capture) for rank in unjoined])
     text = phrase(
-        "The collectives of {} are joined with those of no other rank: whether they transfer or wait for a late rank, "
-        "and what a change would save, is not known. Give the captures of all ranks, in order, with `--ranks`.",
-        named,
+        "The collectives of {} could not be joined with those of another rank. It is therefore not known whether they "
+        "transfer data or wait for a late rank, nor what a change would save. Give the captures of all ranks, in "
+        "order, with `--ranks`.",
+        names,
     )
-    return [Paragraph(text)] if alone else []
+    return [Paragraph(text)] if unjoined else []
 
 
-def _of_run(run: ParallelRun) -> Iterator[Block]:
-    """What is said of a run."""
-    yield Answer(_sentence(run), run.name)
-    yield Answer(_communication(run), run.name)
+def _run_blocks(run: ParallelRun) -> Iterator[Block]:
+    yield Answer(_summarize_run(run), run.name)
+    yield Answer(_describe_communication(run), run.name)
     if bars := bars_of_run(run):
         yield bars
     yield from run_finding_blocks(run)
-    tables: list[Block] = [make_table(_RANKS, run.ranks, _CAPTION, capture=run.name)]
-    tables += _losses(run)
-    tables += _collectives(run)
-    said = [*([_clocks(run.alignment)] if run.alignment else []), *run.notes]
-    tables += [Listing((*said, *_LEGEND), capture=run.name)]
-    yield Details(f"Rank by rank: {run.name}", tuple(tables), run.name)
+    details: list[Block] = [make_table(_RANK_FIELDS, run.ranks, _CAPTION, capture=run.name)]
+    details += _tabulate_losses(run)
+    details += _tabulate_collectives(run)
+    clocks = [_describe_clocks(run.alignment)] if run.alignment else []
+    details += [Listing((*clocks, *join_sentences(run), *_LEGEND), capture=run.name)]
+    yield Details(f"Rank by rank: {run.name}", tuple(details), run.name)
 
 
 def find_rank_titles(captures: Iterable[CaptureSummary], runs: Iterable[ParallelRun]) -> frozenset[str]:
-    """Returns the titles of the captures that are ranks of a run of several."""
+    """Returns the titles of the captures that are ranks of a run with several ranks."""
     ranks = {(rank.capture, rank.process) for run in runs if len(run.ranks) > 1 for rank in run.ranks}
     return frozenset(c.title for c in captures if any((rank.capture, rank.process) in ranks for rank in c.members))
 
 
-def _sentence(run: ParallelRun) -> StrOrText:
+# --- the sentences about a run
+
+
+def _summarize_run(run: ParallelRun) -> StrOrText:
     """Returns how many ranks share the work and how, how long a step takes, and which rank is late and why."""
     count = max(len(run.ranks), run.world_size or 0)
     noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
-    shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
+    strategies = f", {' and '.join(run.strategies)}" if run.strategies else ""
     profiled = rounded(max((rank.step_ms.median or 0.0) for rank in run.ranks))
     measurement = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
-    first = f"{count} {noun}{shared}: {format_ms(run.step_ms)} a step {measurement}."
-    return join_texts(" ", (first, describe_late_rank(run)))
+    step = f"{count} {noun}{strategies}: {format_ms(run.step_ms)} per step {measurement}."
+    return join_texts(" ", (step, describe_late_rank(run)))
 
 
 def describe_late_rank(run: ParallelRun) -> StrOrText:
     """Returns the sentence on the rank that the others wait for, or that there is none."""
     slowest = run.slowest_rank
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
-        return "Who waits for whom is not known."
+        return "It is not known which rank waits for which."
     skew = format_ms(run.skew_ms)
     if run.skew_ms < LATE_SHARE * slowest.step_ms.median:
         return f"No rank is late: their own times differ by {skew}."
     profiled = " under the profiler" if run.unprofiled_ms or run.later_than_others_ms else ""
     if run.takes_turns:
-        return f"No rank is late throughout: they take turns, and their own times differ by {skew}{profiled}."
+        return f"No rank is always late: the latest rank changes, and the own times differ by {skew}{profiled}."
     if not run.is_late_unprofiled:
-        none = "No stage is known to be the longest" if run.is_pipeline else "No rank is late"
-        none = none if run.unprofiled_ms or run.is_pipeline else "No rank is known to be late"
-        under_it = f"the longest is {slowest.label}'s," if run.is_pipeline else f"{slowest.label} is late"
-        why = "launching limits the ranks, and the profiler makes it slower"
-        return f"{none} without the profiler. Under it {under_it} by {skew}: {why}."
+        if run.is_pipeline:
+            conclusion = "It is not known which stage is the longest"
+            observation = f"{slowest.label} has the longest stage,"
+        else:
+            conclusion = "No rank is late" if run.unprofiled_ms else "No rank is known to be late"
+            observation = f"{slowest.label} is late"
+        reason = "launching limits the ranks, and the profiler makes launching slower"
+        return f"{conclusion} without the profiler. Under the profiler {observation} by {skew}: {reason}."
     if run.is_pipeline:
-        return f"The longest stage is {slowest.label}'s, by {skew} of own time{profiled}."
-    most = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
+        return f"{slowest.label.capitalize()} has the longest stage, by {skew} of own time{profiled}."
+    largest = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
     if run.later_than_others_ms:
         unprofiled = format_ms(run.later_than_others_ms[-1])
-        skew = f"{unprofiled} without the profiler, by a replay, and under it by {skew}"
-    late: list[StrOrText] = [
+        skew = f"{unprofiled} without the profiler (by a replay), and by {skew} under it"
+    sentence: list[StrOrText] = [
         f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps"
     ]
-    late += [join_texts("", (", ", _loss(most)))] if most else []
-    finding = next((one for one in run.findings if one.id == _LATE_RANK), None)
-    own = slowest.own_ms.median if slowest.own_ms else None
-    is_bound = own and own - run.least_cpu_ms < run.skew_ms / 2
+    sentence += [join_texts("", (", ", _describe_loss(largest)))] if largest else []
+    finding = next((finding for finding in run.findings if finding.id == _LATE_RANK), None)
+    own_ms = slowest.own_ms.median if slowest.own_ms else None
+    are_others_bound = own_ms and own_ms - run.least_cpu_ms < run.skew_ms / 2
     if finding:
-        shorter = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
-        late.append(f"; without that a step is {shorter} shorter")
-    elif is_bound:
-        late.append("; but a step would hardly be shorter")
-    late.append(".")
-    if is_bound:
+        saving = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
+        sentence.append(f"; without this delay a step is {saving} shorter")
+    elif are_others_bound:
+        sentence.append(", but without this delay a step would hardly be shorter")
+    sentence.append(".")
+    if are_others_bound:
         needed = f"{format_ms(run.least_cpu_ms)}{profiled}"
-        late.append(f" The CPU limits the other ranks, too: each needs {needed} for a step.")
-    return join_texts("", late)
+        sentence.append(f" The other ranks are limited by the CPU: each needs {needed} for a step.")
+    return join_texts("", sentence)
 
 
-def _loss(row: LostTime) -> StrOrText:
-    """A loss in words: "13.5 ms of idle (launching) in forward"."""
-    why, lost = _why(row), f"{format_ms(row.ms)} of {row.part}"
-    what = phrase("{} ({})", lost, why) if plain(why) else lost
+def _describe_loss(row: LostTime) -> StrOrText:
+    """Returns a loss in words: "13.5 ms of idle (launching) in forward"."""
+    reason, lost = _describe_reason(row), f"{format_ms(row.ms)} of {row.part}"
+    loss = phrase("{} ({})", lost, reason) if plain(reason) else lost
     if row.part == "transferring":
-        return what
-    return join_texts(" ", (what, row.phase if row.phase == OUTSIDE else f"in {row.phase}"))
+        return loss
+    return join_texts(" ", (loss, row.phase if row.phase == OUTSIDE else f"in {row.phase}"))
 
 
-def _communication(run: ParallelRun) -> str:
-    """How much of a step is communication that nothing hides, on the rank with most of it."""
-    most = max(run.ranks, key=lambda one: one.exposed_communication_ms)
-    ms, step, waits = most.exposed_communication_ms, most.step_ms.median, most.exposed_waiting_ms
-    share = f", {rounded_percent(ms / step)} of it" if step else ""
-    a_step = "Under the profiler a step" if run.unprofiled_ms else "A step"
-    sentence = f"{a_step} of {most.label} has {format_ms(ms)} of exposed communication{share}"
-    return f"{sentence}." if waits is None else f"{sentence}: {format_ms(waits)} of waiting."
-
-
-def _losses(run: ParallelRun) -> Iterator[Block]:
-    slowest = run.slowest_rank
-    if slowest is None or run.fastest is None or run.skew_ms is None:
-        return
-    if run.skew_ms < LATE_SHARE * (slowest.step_ms.median or 0.0):
-        return
-    step = slowest.step_ms.median or 0.0
-    shown = [row for row in run.lost if abs(row.ms) >= _MIN_ROW_SHARE * step][:_MOST_ROWS]
-    rest = sum(row.ms for row in run.lost) - sum(row.ms for row in shown)
-    rows: list[tuple[str, StrOrText, StrOrText, float]] = [(row.phase, row.part, _why(row), row.ms) for row in shown]
-    rows += [("", "smaller ones", "", rest)] if abs(rest) >= _MIN_ROW_SHARE * step else []
-    rows += [("", "all", "", sum(row.ms for row in run.lost))]
-    fast = run.ranks[run.fastest].label
-    caption = f"Where {slowest.label} loses time to {fast}, profiled, ms of a step (below zero: where it needs less):"
-    yield make_table(_LOSSES, rows, caption, capture=run.name, names=3)
-
-
-def _why(row: LostTime) -> StrOrText:
+def _describe_reason(row: LostTime) -> StrOrText:
+    """Returns what causes most of a loss: its cause, range, class, module and line, as far as they are known."""
     words: list[StrOrText] = [CAUSE_WORDS[row.cause]] if row.cause else []
     words += [phrase("range `{}`", row.range)] if row.range else []
     words += [row.kernel_class] if row.kernel_class else []
@@ -188,30 +177,136 @@ def _why(row: LostTime) -> StrOrText:
     return join_texts(", ", words)
 
 
-def _collectives(run: ParallelRun) -> Iterator[Block]:
+def _describe_communication(run: ParallelRun) -> str:
+    """Returns the sentence on the exposed communication of a step, on the rank that has the most of it."""
+    rank = max(run.ranks, key=lambda rank: rank.exposed_communication_ms)
+    exposed_ms, step_ms, waiting_ms = rank.exposed_communication_ms, rank.step_ms.median, rank.exposed_waiting_ms
+    share = f", {rounded_percent(exposed_ms / step_ms)} of the step" if step_ms else ""
+    step = "Under the profiler a step" if run.unprofiled_ms else "A step"
+    sentence = f"{step} of {rank.label} has {format_ms(exposed_ms)} of exposed communication{share}"
+    return f"{sentence}." if waiting_ms is None else f"{sentence}: {format_ms(waiting_ms)} of it is waiting."
+
+
+def _describe_clocks(alignment: Alignment) -> str:
+    """Returns the sentence on how well the clocks agree."""
+    collectives = format_count(alignment.collectives, "collective")
+    if alignment.one_clock:
+        return f"All ranks use one clock: the ends of {collectives} agree to {format_precise_ms(alignment.spread_ms)}."
+    return (
+        f"The clocks of the captures were aligned on the ends of {collectives} that the ranks share. After the "
+        f"alignment they differ by {format_precise_ms(alignment.spread_ms)} (standard deviation)."
+    )
+
+
+# --- the sentences about how ranks were joined
+
+#: Why two captures are not joined; numbers of the note go into the braces.
+_SEPARATIONS = {
+    "same rank": "both hold rank {}",
+    "unknown rank": "the rank of one is not known",
+    "different world sizes": "one belongs to a run of {} ranks, the other to a run of {}",
+    "no common communicator": "they share no communicator",
+    "different runs": "their manifests name different runs",
+    "different names": "their names differ in more than the rank",
+    "different times": "one had ended before the other began",
+}
+#: The notes without figures.
+_PLAIN_NOTES: dict[str, StrOrText] = {
+    "ranks from file names": "The rank of each capture is taken from its file name, because no capture holds it.",
+    "ranks from order": phrase("The captures are taken for ranks in the order of the call (`--ranks`)."),
+    "no common step": "The ranks have no step number in common. Each rank shows its own steps, and none are compared.",
+    "all collectives differ": "The collectives of every step differ from rank to rank, so waiting is not known.",
+    "no matched collective": "No collective could be matched with one of another rank, so waiting is not known.",
+}
+
+
+def join_sentences(run: ParallelRun) -> tuple[StrOrText, ...]:
+    """Returns what a reader must know about how the ranks were joined, a sentence for each note."""
+    return tuple(_describe_note(note, run) for note in run.notes)
+
+
+def _describe_note(note: JoinNote, run: ParallelRun) -> StrOrText:
+    numbers, count = note.numbers, len(note.numbers)
+    if note.kind in _PLAIN_NOTES:
+        return _PLAIN_NOTES[note.kind]
+    if note.kind in _SEPARATIONS:
+        return phrase("`{}` and `{}` are not joined: {}.", *note.names, _SEPARATIONS[note.kind].format(*numbers))
+    if note.kind == "copy":
+        return phrase("`{}` is the same capture as `{}`, and counts once.", *note.names)
+    if note.kind == "missing ranks":
+        more = f" and {count - _MOST_NAMED_RANKS:,} more" if count > _MOST_NAMED_RANKS else ""
+        ranks = f"{plural(count, 'rank')} {', '.join(map(str, numbers[:_MOST_NAMED_RANKS]))}{more}"
+        effect = "time spent waiting for it counts as transferring" if run.alignment else "who waits for it is unknown"
+        return phrase("There is no capture of {}: {}.", ranks, effect)
+    if note.kind == "different steps":
+        common, *steps = numbers
+        counts = ", ".join(f"{label} has {number}" for label, number in zip(note.names, steps, strict=True))
+        return phrase("The ranks have different steps ({}). The {} steps that all have are analysed.", counts, common)
+    if note.kind == "differing collectives":
+        steps_named = ", ".join(map(str, numbers[:_MOST_NAMED_STEPS]))
+        more = ", …" if count > _MOST_NAMED_STEPS else ""
+        noun, left_out = ("step", "it is") if count == 1 else ("steps", "they are")
+        return phrase(
+            "The collectives of {} {} differ from rank to rank ({} {}{}): {} left out of all figures.",
+            count, noun, noun, steps_named, more, left_out,
+        )  # fmt: skip
+    if note.kind == "unknown communicators":
+        return phrase(
+            "The captures do not name communicators. Each collective is taken to be of all {} ranks, which is wrong if "
+            "groups of them have communicators of their own. For Nsight Systems, `nsys export --include-blobs=true` "
+            "keeps the communicators.",
+            len(note.names),
+        )
+    if note.kind == "distant clocks":
+        return phrase(
+            "The captures' clocks are {:,.0f} ms apart, more than half a step. If the captures did not begin with the "
+            "same step, put its number into the name of its range: `step 17`.",
+            note.ms,
+        )
+    if note.kind == "no shared collective":
+        verb = "shares" if len(note.names) == 1 else "share"
+        labels = ", ".join(note.names)
+        return phrase("The clocks cannot be aligned: {} {} no collective with the other ranks.", labels, verb)
+    return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", note.ms)
+
+
+# --- the tables
+
+
+def _tabulate_losses(run: ParallelRun) -> Iterator[Block]:
+    """Yields the table of where the slowest rank loses time to the fastest one, if a rank is late."""
+    slowest = run.slowest_rank
+    if slowest is None or run.fastest is None or run.skew_ms is None:
+        return
+    step_ms = slowest.step_ms.median or 0.0
+    if run.skew_ms < LATE_SHARE * step_ms:
+        return
+    large = [row for row in run.lost if abs(row.ms) >= _MIN_ROW_SHARE * step_ms][:_MOST_ROWS]
+    smaller_ms = sum(row.ms for row in run.lost) - sum(row.ms for row in large)
+    rows: list[tuple[str, StrOrText, StrOrText, float]] = [
+        (row.phase, row.part, _describe_reason(row), row.ms) for row in large
+    ]
+    rows += [("", "smaller losses", "", smaller_ms)] if abs(smaller_ms) >= _MIN_ROW_SHARE * step_ms else []
+    rows += [("", "all", "", sum(row.ms for row in run.lost))]
+    fastest = run.ranks[run.fastest].label
+    caption = f"Time that {slowest.label} loses to {fastest} under the profiler, ms per step (negative: it needs less):"
+    yield make_table(_LOSS_FIELDS, rows, caption, capture=run.name, names=3)
+
+
+def _tabulate_collectives(run: ParallelRun) -> Iterator[Block]:
+    """Yields the table of the collectives, and how to record message sizes if the capture has none."""
     rows = run.collectives
     if not rows:
         return
-    rest = f" ({len(rows) - _MOST_ROWS} smaller rows left out)" if len(rows) > _MOST_ROWS else ""
-    caption = f"The collectives{rest}; waiting and transferring: ms of a step, mean of the ranks; of one: median ms:"
-    fields = [one for one in _COLLECTIVES if one.title != "ranks" or len({row.ranks for row in rows}) > 1]
+    left_out = f" ({len(rows) - _MOST_ROWS} smaller rows left out)" if len(rows) > _MOST_ROWS else ""
+    caption = f"The collectives{left_out}. Waiting and transferring are ms per step, as a mean over the ranks:"
+    fields = [field for field in _COLLECTIVE_FIELDS if field.title != "ranks" or len({row.ranks for row in rows}) > 1]
     yield make_table(fields, rows[:_MOST_ROWS], caption, capture=run.name)
     if all(row.bytes is None for row in rows):
         yield Paragraph(_NO_SIZES, capture=run.name)
 
 
-def _clocks(known: Alignment) -> str:
-    """How well the clocks agree."""
-    counted = f"{known.collectives:,} {plural(known.collectives, 'collective')}"
-    if known.one_clock:
-        return f"All ranks are on one clock: the ends of {counted} agree to {format_precise_ms(known.spread_ms)}."
-    return (
-        f"The captures' clocks were aligned on the ends of {counted} that the ranks share; aligned, they differ by "
-        f"{format_precise_ms(known.spread_ms)} (standard deviation)."
-    )
-
-
-_RANKS: tuple[Field[RankFigures], ...] = (
+_RANK_FIELDS: tuple[Field[RankFigures], ...] = (
     Field("rank", "text", lambda row: row.label),
     Field("step", "ms", lambda row: row.step_ms.median),
     Field("compute", "ms", lambda row: row.compute_ms),
@@ -227,18 +322,18 @@ _RANKS: tuple[Field[RankFigures], ...] = (
     Field("GPU", "text", lambda row: str(row.device)),
     Field("capture", "text", lambda row: row.capture),
 )
-_LOSSES: tuple[Field[tuple[str, StrOrText, StrOrText, float]], ...] = (
+_LOSS_FIELDS: tuple[Field[tuple[str, StrOrText, StrOrText, float]], ...] = (
     Field("phase", "text", lambda row: row[0]),
-    Field("what", "text", lambda row: row[1]),
-    Field("why", "text", lambda row: row[2]),
+    Field("part", "text", lambda row: row[1]),
+    Field("reason", "text", lambda row: row[2]),
     Field("ms", "ms", lambda row: row[3]),
 )
-_COLLECTIVES: tuple[Field[CollectiveFigures], ...] = (
+_COLLECTIVE_FIELDS: tuple[Field[CollectiveFigures], ...] = (
     Field("collective", "text", lambda row: f"{row.kind}, {row.phase}" if row.phase else row.kind),
     Field("bytes", "bytes", lambda row: row.bytes),
     Field("ranks", "count", lambda row: row.ranks),
-    Field("a step", "count", lambda row: row.count),
-    Field("ms of one", "ms", lambda row: row.duration_ms.median),
+    Field("per step", "count", lambda row: row.count),
+    Field("duration (median)", "ms", lambda row: row.duration_ms.median),
     Field("waiting", "ms", lambda row: row.waiting_ms),
     Field("transferring", "ms", lambda row: row.transfer_ms),
     Field("bus bandwidth", "bytes/s", lambda row: row.bus_bytes_per_s),
