@@ -1,1 +1,1 @@
-"""The kernel table: class and precision of each kernel."""
+"""Kernels: the class, the precision and the short label that follow from a name."""

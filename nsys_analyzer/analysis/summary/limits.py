@@ -336,9 +336,9 @@ class _RatesOfCapture:
             assumption = f"the configuration ({model.name}, context length {context}, batch size {batch})"
             forward = self.capture.phase("forward")
             matmuls = forward.launches_of(MATMUL) if forward and not forward.opaque else 0
-            if 0 < matmuls < model.fewest_matmuls:
+            if 0 < matmuls < model.min_matmuls:
                 return (
-                    f"{model.name} needs at least {model.fewest_matmuls} matmuls per forward pass, but the capture "
+                    f"{model.name} needs at least {model.min_matmuls} matmuls per forward pass, but the capture "
                     f"launches {matmuls:,.0f}. It does not belong to {assumption}, so its FLOPs are not known."
                 )
         shares = [(rate.phase, rate.mfu, self.precision) for rate in phases]

@@ -344,10 +344,10 @@ def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSu
     model = configuration.model if configuration and configuration.source.startswith("file name") else None
     forwards = [phase for phase in phases if phase.phase == "forward" and phase.instances]
     matmuls = sum(phase.launches_of(MATMUL) for phase in forwards)
-    if model is None or not 0 < matmuls < model.fewest_matmuls:
+    if model is None or not 0 < matmuls < model.min_matmuls:
         return ""
     return (
-        f"The file name says {model.name}, which needs at least {model.fewest_matmuls} matmuls per forward pass, but "
+        f"The file name says {model.name}, which needs at least {model.min_matmuls} matmuls per forward pass, but "
         f"the capture launches {matmuls:,.0f}. The name is ignored."
     )
 

@@ -1,1 +1,1 @@
-"""The arithmetic of transformers: models, FLOPs, bytes, attention, hardware limits."""
+"""Transformers: sizes of models, FLOPs and bytes, attention, and peaks of GPUs."""

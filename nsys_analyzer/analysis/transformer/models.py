@@ -1,4 +1,4 @@
-"""The known transformers, and the known configuration of a capture."""
+"""Describes the known sizes of transformers, and the configuration of a capture as far as it is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_VOCAB_SIZE = 10_000
 
 @dataclass(frozen=True)
 class ModelSize:
-    """One size of the pre-norm transformer: RMSNorm, RoPE, SwiGLU, no biases, embedding and head not tied.
+    """One size of the pre-norm transformer: RMSNorm, RoPE, SwiGLU, no biases, and separate embedding and head.
 
     Raises:
         ConfigurationError: a dimension is not positive, or ``d_model`` is not a multiple of ``num_heads``.
@@ -40,9 +40,9 @@ class ModelSize:
                 "Give a num_heads that divides d_model",
             )
 
-    @cached_property  # asked for at each of very many timings
+    @cached_property  # every row of a table of times asks for it
     def dimensions(self) -> tuple[int, int, int, int]:
-        """``(d_model, d_ff, num_layers, num_heads)``: the same for the same model, whatever its name."""
+        """``(d_model, d_ff, num_layers, num_heads)``; equal for equal models with different names."""
         return self.d_model, self.d_ff, self.num_layers, self.num_heads
 
     @property
@@ -54,17 +54,17 @@ class ModelSize:
     def parameters(self) -> int:
         """Number of parameters: L·(4·d² + 3·d·d_ff + 2·d) + 2·V·d + d.
 
-        Per layer four projections, three SwiGLU matrices and two norms; then embedding, head and the final norm.
+        Each layer has four projections, three SwiGLU matrices and two norms. Embedding, head and final norm follow.
         """
         d = self.d_model
         layer = 4 * d * d + 3 * d * self.d_ff + 2 * d
         return self.num_layers * layer + 2 * self.vocab_size * d + d
 
     @property
-    def fewest_matmuls(self) -> int:
-        """Kernels of matmuls that one forward pass needs: 4·L + 1, where libraries fuse what they can.
+    def min_matmuls(self) -> int:
+        """The minimum of matmul kernels in one forward pass, if libraries fuse all they can: 4·L + 1.
 
-        QKV, output, gate and up, and down of each layer; and the head.
+        Each layer needs four: QKV, output, gate with up, and down. The head needs one.
         """
         return 4 * self.num_layers + 1
 
@@ -78,7 +78,7 @@ MODEL_SIZES: tuple[ModelSize, ...] = (
     ModelSize("xl-2026", 2560, 10240, 32, 32),
     ModelSize("10B", 4608, 12288, 50, 36),
 )
-"""The known sizes; dimensions alone stand for the first that has them."""
+"""The known sizes. If only dimensions are given, the first size that has them applies."""
 
 
 def list_model_names() -> str:
@@ -87,16 +87,18 @@ def list_model_names() -> str:
 
 
 def find_model(name: str) -> ModelSize:
-    """Finds the known size of this name, in any case; ``2_7B`` and ``2p7b`` are ``2.7B``, ``xl_2026`` is ``xl-2026``.
+    """Returns the known size of this name, in upper or lower case.
+
+    ``2_7B`` and ``2p7b`` are spellings of ``2.7B``, and ``xl_2026`` is one of ``xl-2026``.
 
     Raises:
-        ConfigurationError: no such size.
+        ConfigurationError: no size has this name.
     """
-    wanted = re.sub(r"^2[._p-]7b$", "2.7b", re.sub(r"[\s_]+", "-", name.strip().lower()))
-    model = next((model for model in MODEL_SIZES if model.name.lower() == wanted), None)
+    normalized = re.sub(r"^2[._p-]7b$", "2.7b", re.sub(r"[\s_]+", "-", name.strip().lower()))
+    model = next((model for model in MODEL_SIZES if model.name.lower() == normalized), None)
     if model is None:
-        meant = get_close_matches(wanted, [size.name for size in MODEL_SIZES], 1)
-        hint = f"Did you mean {meant[0]!r}? " if meant else ""
+        similar = get_close_matches(normalized, [size.name for size in MODEL_SIZES], 1)
+        hint = f"Did you mean {similar[0]!r}? " if similar else ""
         raise ConfigurationError(f"Unknown model {name!r}", f"{hint}Known models: {list_model_names()}")
     return model
 
@@ -117,30 +119,31 @@ def model_from_dimensions(
 def resolve_model(
     name: str | None, dimensions: tuple[int, int, int, int] | None, vocab_size: int | None = None
 ) -> ModelSize | None:
-    """Returns the model that a name, its four dimensions or both describe; ``None`` where neither is given.
+    """Returns the model that a name, four dimensions or both describe; None if neither is given.
 
-    The dimensions decide. A known name used for other dimensions (the 2026 course calls the 2.7B ``xl``) gives way to
-    the name they stand for.
+    The dimensions decide. If a known name has other dimensions, the name that belongs to the dimensions replaces it.
+    For example, the 2026 course calls the size 2.7B ``xl``.
 
     Raises:
-        ConfigurationError: an unknown name without dimensions, or impossible dimensions.
+        ConfigurationError: the name is unknown and there are no dimensions, or the dimensions are impossible.
     """
     vocabulary = vocab_size or DEFAULT_VOCAB_SIZE
     if dimensions is None:
         return replace(find_model(name), vocab_size=vocabulary) if name else None
     model = model_from_dimensions(*dimensions, vocabulary)
     try:
-        named = find_model(name) if name else model
+        model_of_name = find_model(name) if name else model
     except ConfigurationError:
         return replace(model, name=name or model.name)
-    return replace(model, name=named.name) if named.dimensions == dimensions else model
+    return replace(model, name=model_of_name.name) if model_of_name.dimensions == dimensions else model
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """The known configuration of a capture; ``None`` is unknown.
+    """The configuration of a capture as far as it is known; ``None`` is unknown.
 
-    ``precision`` and ``mode`` are spelled as ``precision_from_text`` and ``mode_from_text`` return them; ``source`` is
-    ``manifest``, ``command line``, ``file name``, ``timings`` or ``unknown``. In JSON ``model`` is the name.
+    ``precision`` and ``mode`` are spelled as ``precision_from_text`` and ``mode_from_text`` return them. ``source`` is
+    ``manifest``, ``command line``, ``file name``, ``timings`` or ``unknown``. In JSON, ``model`` is the name of the
+    model.
     """
 
     model: ModelSize | None = msgspec.field(name="size", default=None)
@@ -153,7 +156,7 @@ class Configuration(msgspec.Struct, frozen=True):
     model_name: str | None = msgspec.field(name="model", default=None)
 
     def __post_init__(self) -> None:
-        """Takes the name of the model."""
+        """Sets ``model_name``."""
         if self.model:
             msgspec.structs.force_setattr(self, "model_name", self.model.name)
 
@@ -177,17 +180,17 @@ def _canonical(text: str, synonyms: dict[str, tuple[str, ...]]) -> str:
 
 
 def precision_from_text(text: str) -> str:
-    """Reads ``fp32``, ``tf32``, ``bf16`` or ``fp16`` from a dtype's spelling; an unknown spelling in lower case."""
+    """Returns ``fp32``, ``tf32``, ``bf16`` or ``fp16`` for a spelling of a dtype; lowercases an unknown spelling."""
     return _canonical(text.strip().lower().removeprefix("torch."), _PRECISIONS)
 
 
 def mode_from_text(text: str) -> str:
-    """Reads ``forward``, ``forward+backward`` or ``train`` from its usual spellings; an unknown one in lower case."""
+    """Returns ``forward``, ``forward+backward`` or ``train`` for a usual spelling; lowercases an unknown spelling."""
     return _canonical(text, _MODES)
 
 
-# A number alone after the model is a context length only where it can be nothing else: a power of two from 32,
-# which no day, month or year is. `xl-2026` is a model, `xl-2026-03-01` is the model xl and a date.
+# A bare number after the model is a context length only if it is a power of two from 32 on, which no day, month or year
+# is. `xl-2026` is a model, but `xl-2026-03-01` is the model xl and a date.
 _MODEL = re.compile(
     r"(?<![a-z0-9])(?<!x[-_])(?P<model>2[._p]7b|xl[-_]?2026(?![-_]\d\d(?!\d))|10b|small|medium|large|xl)"
     r"(?:[-_ ]?(?P<context>[1-9][0-9]{0,8}))?(?![a-z0-9])"
@@ -205,27 +208,36 @@ _OTHER_FAMILY = re.compile(r"(?<![a-z0-9])(?:[a-z]*bert|gpt|t5|opt|llama|vit|whi
 
 
 def configuration_from_name(stem: str) -> Configuration | None:
-    """Reads the configuration in a capture's file name, without its extension: ``train_small256``, ``2.7B_ctx256_b4``.
+    """Reads the configuration from a capture's file name, such as ``train_small256`` or ``2.7B_ctx256_b4``.
 
-    A size word counts beside another detail (context, batch, precision, mode, attention) or alone as the whole name.
-    ``None`` when unsure: two sizes or two context lengths in one name, another family of models, nothing recognised.
+    The name of a size counts only together with another detail (context, batch, precision, mode, attention), or as the
+    whole file name.
+
+    Args:
+        stem: the file name without its extension.
+
+    Returns:
+        None if the name is ambiguous (it contains two sizes, two context lengths, or another family of models) or if it
+        contains no configuration.
     """
     name = stem.strip().lower()
     matches = list(_MODEL.finditer(name))
     models = {re.sub(r"[_-]?2026", "-2026", match["model"]) for match in matches}
     numbers = {int(match["context"]) for match in matches if match["context"]}
-    contexts = {length for length in map(int, _CONTEXT.findall(name)) if length >= 16}  # "seq_3" counts files
+    contexts = {
+        length for length in map(int, _CONTEXT.findall(name)) if length >= 16
+    }  # "seq_3" is the number of a file
     contexts |= {length for length in numbers if 32 <= length <= 131_072 and length.bit_count() == 1}
     if len(models) > 1 or len(contexts) > 1 or _OTHER_FAMILY.search(name):
         return None
-    mode = _only(_MODE.findall(name))
+    mode = _single_value(_MODE.findall(name))
     configuration = Configuration(
         model=find_model(models.pop()) if models else None,
         context_length=contexts.pop() if contexts else None,
-        batch_size=int(batch) if (batch := _only(_BATCH.findall(name))) else None,
-        precision=_only(_PRECISION.findall(name)),
+        batch_size=int(batch) if (batch := _single_value(_BATCH.findall(name))) else None,
+        precision=_single_value(_PRECISION.findall(name)),
         mode=mode_from_text(mode) if mode else None,
-        attention=_only(_ATTENTION.findall(name)),
+        attention=_single_value(_ATTENTION.findall(name)),
         source="file name",
     )
     is_whole_name = configuration.model is not None and name.replace("_", "-") == configuration.model.name.lower()
@@ -234,5 +246,5 @@ def configuration_from_name(stem: str) -> Configuration | None:
     return configuration if is_sure else None
 
 
-def _only(values: list[str]) -> str | None:
+def _single_value(values: list[str]) -> str | None:
     return values[0] if len(set(values)) == 1 else None

@@ -1,4 +1,4 @@
-"""What GPUs can do, from their datasheets: dense rates, memory bandwidth and L2; and whether one is busy or waits."""
+"""The peaks of GPUs from their datasheets (dense FLOP/s, memory bandwidth, L2 cache), and when a GPU counts as busy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Peaks:
-    """The peaks of one GPU, by the document ``source``; None where that is silent.
+    """The peaks of one GPU.
 
     Attributes:
-        name: as ``torch.cuda.get_device_name`` and ``nvidia-smi`` call it, without NVIDIA before it.
-        flops_per_s: dense FLOP/s by precision of the operands: fp32 (CUDA cores), and what tensor cores multiply.
+        name: its name in ``torch.cuda.get_device_name`` and ``nvidia-smi``, without the word NVIDIA.
+        flops_per_s: dense FLOP/s by the precision of the operands: fp32 on CUDA cores, the others on tensor cores.
+        bytes_per_s: bandwidth of its memory.
+        source: the document that states these peaks.
+        l2_bytes: size of its L2 cache; None if the document does not state it.
     """
 
     name: str
@@ -26,7 +29,7 @@ class Peaks:
     l2_bytes: int | None = None
 
 
-#: The order of the rates in ``PEAKS``; bf16 and fp16 have one rate on all of these.
+#: The precisions in the order of the rates in ``PEAKS``. bf16 and fp16 have the same rate on all of these GPUs.
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
@@ -34,7 +37,7 @@ def _peaks(
     name: str, fp32: float, tf32: float | None, half: float, fp8: float | None, fp4: float | None, bandwidth: float,
     source: str, l2_mib: int | None = None,
 ) -> Peaks:  # fmt: skip
-    """Makes a row from TFLOP/s, TB/s and MiB."""
+    """Makes a row from TFLOP/s, TB/s and MiB; None is a rate that the GPU or its datasheet does not have."""
     rates = zip(_PRECISIONS, (fp32, tf32, half, half, fp8, fp4), strict=True)
     flops = {precision: rate * 1e12 for precision, rate in rates if rate}
     return Peaks(name, flops, bandwidth * 1e12, source, l2_mib and l2_mib << 20)
@@ -42,12 +45,12 @@ def _peaks(
 
 _NVL72 = "NVIDIA {0} NVL72 datasheet, a 72nd"
 
-# Datasheets give tensor rates "with sparsity": twice the dense ones, which stand here. Of GeForce those that add up in
-# fp32, as libraries do. fp4 is NVFP4 or MXFP4, where the GPU has it; of the B300 an eighth of the 108 PFLOP/s of HGX.
-# L2: NVIDIA's architecture whitepapers of A100, H100, Ada and RTX Blackwell; of the H200 what the driver says
-# (62,914,560 bytes).
+# Datasheets give tensor rates with sparsity, which are twice the dense rates below. The rates of GeForce are those with
+# accumulation in fp32, which libraries use. fp4 is NVFP4 or MXFP4; that of the B300 is an eighth of the 108 PFLOP/s of
+# HGX. The sizes of L2 come from NVIDIA's architecture whitepapers of A100, H100, Ada and RTX Blackwell. That of the
+# H200 is the driver's (62,914,560 bytes).
 PEAKS: tuple[Peaks, ...] = (
-    # name, TFLOP/s in fp32 (CUDA cores), tf32, bf16 and fp16, fp8, fp4; TB/s; datasheet; MiB of L2
+    # name; TFLOP/s in fp32 (CUDA cores), tf32, bf16 and fp16, fp8, fp4; TB/s; source; MiB of L2
     _peaks("GB300", 80, 1250, 2500, 5000, 15000, 8.0, _NVL72.format("GB300")),
     _peaks("B300 SXM6 AC", 75, 1100, 2250, 4500, 13500, 7.7, "NVIDIA Blackwell Ultra datasheet, HGX B300"),
     _peaks("GB200", 80, 1250, 2500, 5000, 10000, 8.0, _NVL72.format("GB200")),
@@ -79,34 +82,36 @@ PEAKS: tuple[Peaks, ...] = (
 
 
 def find_peaks(gpu: str | None) -> Peaks | None:
-    """Finds the peaks of the GPU of exactly this name; None where the table has no row for it.
+    """Returns the peaks of the GPU of exactly this name; None if the table has no row for it.
 
-    A name that only holds another one, such as ``NVIDIA H200 NVL`` or ``NVIDIA L40``, is of another GPU.
+    A name that only contains the name of a row, such as ``NVIDIA H200 NVL``, belongs to another GPU.
     """
     name = (gpu or "").strip().lower().removeprefix("nvidia ")
     return next((peaks for peaks in PEAKS if peaks.name.lower() == name), None)
 
 
 def find_memory_bandwidth(gpu: Gpu | None) -> float | None:
-    """Finds the peak bandwidth of a GPU's memory: its datasheet's, else the trace's; None where neither says."""
+    """Returns the peak bandwidth of a GPU's memory, from its datasheet, otherwise from the trace; None if unknown."""
     peaks = find_peaks(gpu.name if gpu else None)
     return peaks.bytes_per_s if peaks else (gpu.memory_bytes_per_s or None if gpu else None)
 
 
 def find_l2_bytes(gpu: Gpu | None) -> int | None:
-    """Returns the size of the L2 cache of a GPU: what the trace says, else its datasheet; None where neither does."""
+    """Returns the size of a GPU's L2 cache, from the trace, otherwise from its datasheet; None if unknown."""
     peaks = find_peaks(gpu.name if gpu else None)
     return (gpu.l2_bytes if gpu else 0) or (peaks.l2_bytes if peaks else None)
 
 
-#: From this share of the wall on, busy, a phase is GPU-bound; from this share on, idle, the GPU waits for the CPU.
-GPU_BOUND, IDLE = 0.9, 0.3
+#: A phase is GPU-bound if the GPU is busy for at least this share of its wall time.
+GPU_BOUND = 0.9
+#: The GPU waits for the CPU if it is idle for at least this share of the wall time.
+IDLE = 0.3
 
 Verdict = Literal["GPU-bound", "GPU waits", "neither", "undecided"]
 
 
 def judge_busy_share(share: float) -> Verdict:
-    """Whether a share is that of a GPU with work, of one that waits, or of neither."""
+    """Returns the verdict on a GPU that is busy for this share of the wall time."""
     if share >= GPU_BOUND:
         return "GPU-bound"
     return "GPU waits" if 1 - share >= IDLE else "neither"
