@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
-    with pytest.raises(ExportError, match=r"cannot be written: .*Export it to another place: nsys export"):
+    with pytest.raises(ExportError, match=r"cannot be written: .*Export it to another folder: nsys export"):
         ensure_export(report)
 
 
@@ -173,7 +173,7 @@ FAILURES = {
     "disk": (
         r'sys.stderr.write("\rExporting 93 events: [=6%  ]\rExporting 93 events: [=7%  ]\n'
         r'Exportation error: unable to open database file\n"); sys.exit(1)',
-        "nsys export failed: Exportation error: unable to open database file. Try it by hand: nsys export",
+        "nsys export failed: Exportation error: unable to open database file. Run it yourself: nsys export",
     ),
     "silent": ("sys.exit(3)", "nsys export failed: exit status 3"),
     "stdout only": ('print("no licence"); sys.exit(1)', "nsys export failed: no licence"),
@@ -218,7 +218,7 @@ def test_a_report_newer_than_nsys(report: Path, fake_nsys: Callable[..., Path]) 
     with pytest.raises(ExportError) as caught:
         ensure_export(report)
     assert caught.value.message == (
-        f"{report} was taken by Nsight Systems 2023.4.4.54, and {nsys} is 2022.4.2.1: too old to read it"
+        f"{report} was recorded with Nsight Systems 2023.4.4.54, and {nsys} is 2022.4.2.1: too old to read it"
     )
     assert caught.value.hint.endswith("nsys export --type sqlite run.nsys-rep")
 

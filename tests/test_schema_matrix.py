@@ -297,7 +297,7 @@ def test_rows_in_another_order_change_no_figure(random: Random) -> None:
     # Of the five launches of each step only the first four of the capture tell how long a launch takes: those of one
     # step last 2 ns, and those of the two behind it 7 and 12.
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_module, "_FIRST_CALLS", 4)
+        patch.setattr(trace_module, "_CALLS_FOR_MEDIAN", 4)
         export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
         for step in range(3):
             training_step(export, 1000 * step)

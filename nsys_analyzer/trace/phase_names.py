@@ -1,4 +1,4 @@
-"""The names that people and frameworks give to the ranges of a training step's phases, and of attention's parts."""
+"""Recognizes the names that people and frameworks give to ranges: phases, attention's parts, serving steps, modules."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal, TypeAlias, TypeVar
 
-#: The name that PyTorch's profiler gives the span of its recording; a number follows it.
+#: The name of the event with which PyTorch's profiler marks the span of its recording. A number follows it.
 RECORDING_RANGE = "PyTorch Profiler"
 
-#: New tokens of prompts, one token or few for each sequence, or both in one pass.
+#: Prefill processes the tokens of prompts, decode one or a few tokens of each sequence, and mixed both in one pass.
 ServedStepKind: TypeAlias = Literal["prefill", "decode", "mixed"]
 
-#: The spellings found without options, as ``normalized_name`` writes them.
+#: The spellings that are recognized without options, as ``normalize_name`` returns them.
 DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     "forward": (
         "forward", "fwd", "fw", "forward pass", "fwd pass", "forward step", "fwd step", "model forward",
@@ -51,11 +51,11 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-#: How the parts of a pipeline's schedule end, as in ``attn(F)``: B is the gradient of the input, W that of the weights.
+#: The suffixes of ranges in a pipeline schedule, as in ``attn(F)``: forward, input gradient (B), weight gradient (W).
 PIPELINE_PASS_SUFFIXES = {"(F)": "forward", "(B)": "backward", "(W)": "backward"}
 
-#: How engines that serve models call their steps, a row for each spelling. ``c`` and ``g`` are sequences in prefill
-#: (context) and in decode (generation), ``sq`` new tokens, ``sk`` all that these attend to.
+#: The names that serving engines give to their steps, one pattern for each spelling. ``c`` and ``g`` are the sequences
+#: in prefill (context) and in decode (generation). ``sq`` are new tokens, ``sk`` the tokens that they attend to.
 ENGINE_STEPS: tuple[re.Pattern[str], ...] = (
     # vLLM: execute_context_1(80)_generation_31(31), execute_32_context_0(sq0sk0..)_generation_32(sq32sk55086..)
     re.compile(
@@ -71,27 +71,30 @@ ENGINE_STEPS: tuple[re.Pattern[str], ...] = (
         r"(?:(?:\[Executor\] )?_forward_step(?: \d+)?|executeStep): (?P<c>\d+) ctx reqs, "
         r"(?:(?P<c_sq>\d+) ctx tokens, )?(?P<g>\d+) gen reqs"
     ),
-    # a program's own, and our hooks': prefill bs=1 toks=512, decode step 3
+    # the user's program, and the capture hooks: prefill bs=1 toks=512, decode step 3
     re.compile(
         r"(?P<mode>(?i:prefill|decode|mixed))(?:[ _](?i:step|phase|batch|pass))?(?:[ _#:]{1,2}\d{1,6})?"
         r"(?P<inferred> \(inferred\))?(?: (?:bs|toks|sk)=\d{1,9})*"
     ),
 )
-#: An executor's step lies around one of the engine, and waits for more than that.
+#: The prefixes of an executor's step and of an engine's step. The executor's step encloses the engine's, and also waits
+#: for other things.
 EXECUTOR_STEP_PREFIX, ENGINE_STEP_PREFIX = "execute_", "step["
-#: A request from its arrival to its last token, and from its arrival to its first token.
+#: The range of a request from its arrival to its last token, or to its first token.
 REQUEST_RANGE = re.compile(r"(?P<first>first token of )?(?P<request>(?i:request)[ _#:]{0,2}[\w.-]{1,40})")
 
 
 @dataclass(frozen=True)
 class ServedStep:
-    """What a mark says of the step of an engine; None is not said.
+    """The information in the name of a serving step. Values that the name does not tell are None.
 
     Attributes:
-        batch: sequences.
-        tokens: new tokens of all of them.
-        positions: what these attend to in the cache, summed over the sequences.
-        certain: whether the mark alone shows that it is a step: "decode" without a batch may be that of an image.
+        kind: prefill, decode or mixed.
+        batch: number of sequences.
+        tokens: new tokens of all sequences.
+        positions: cached positions that the new tokens attend to, summed over the sequences.
+        inferred: whether the name is from the capture hooks, which inferred the step.
+        certain: whether the name alone shows that it is a serving step: "decode" without a batch may decode an image.
     """
 
     kind: ServedStepKind
@@ -104,66 +107,70 @@ class ServedStep:
 
 @cache
 def parse_served_step(name: str) -> ServedStep | None:
-    """Reads the mark of a step that serves requests; None of another name."""
-    found = next((match for one in ENGINE_STEPS if (match := one.fullmatch(name))), None)
-    if found is None:
+    """Parses the name of a serving step; returns None for any other name."""
+    match = next((match for pattern in ENGINE_STEPS if (match := pattern.fullmatch(name))), None)
+    if match is None:
         return None
-    groups = found.groupdict()
-    said = {key: int(value) for key, value in _PAIR.findall(name)}
-    said |= {key: int(value) for key, value in groups.items() if value and value.isdecimal()}
+    groups = match.groupdict()
+    counts = {key: int(value) for key, value in _PAIR.findall(name)}
+    counts |= {key: int(value) for key, value in groups.items() if value and value.isdecimal()}
     mode = (groups.get("mode") or "").lower()
-    if "c" in said and "g" in said:
-        kind: ServedStepKind = "mixed" if said["c"] and said["g"] else "prefill" if said["c"] else "decode"
+    if "c" in counts and "g" in counts:
+        kind: ServedStepKind = "mixed" if counts["c"] and counts["g"] else "prefill" if counts["c"] else "decode"
     else:
         kind = "mixed" if mode == "mixed" else "prefill" if "extend" in mode or "prefill" in mode else "decode"
-    batch = said.get("bs", said["c"] + said["g"] if "c" in said else None)
-    # A sequence in decode has one new token where nothing else is said.
-    new = None if said.get("c") and "c_sq" not in said else said.get("c_sq", 0) + said.get("g_sq", said.get("g", 0))
-    tokens = said.get("toks", said.get("tok", new or (batch if kind == "decode" else None)))
-    positions = [said[key] for key in ("sk", "c_sk", "g_sk") if key in said]
+    batch = counts.get("bs", counts["c"] + counts["g"] if "c" in counts else None)
+    if counts.get("c") and "c_sq" not in counts:
+        new_tokens = None
+    else:  # a sequence in decode has one new token unless the name tells another number
+        new_tokens = counts.get("c_sq", 0) + counts.get("g_sq", counts.get("g", 0))
+    tokens = counts.get("toks", counts.get("tok", new_tokens or (batch if kind == "decode" else None)))
+    positions = [counts[key] for key in ("sk", "c_sk", "g_sk") if key in counts]
     inferred, certain = bool(groups.get("inferred")), batch is not None
     return ServedStep(kind, batch, tokens, sum(positions) if positions else None, inferred, certain)
 
 
-#: How the range of a module's call begins: ``nn.Module: Linear_3`` of PyTorch's profiler, ``nn.Module: GPT/h.0: Block``
-#: of our hooks.
+#: The prefix of the range of a module's call: ``nn.Module: Linear_3`` by PyTorch's profiler,
+#: ``nn.Module: GPT/h.0: Block`` by the capture hooks.
 MODULE_RANGE_PREFIX = "nn.Module: "
-#: The second kind, with the path and the class of the module.
+#: A module range by the capture hooks, with the path and the class of the module.
 MODULE_RANGE_WITH_PATH = re.compile(rf"{re.escape(MODULE_RANGE_PREFIX)}(?P<path>[^:]+): (?P<kind>[^:]+)")
-#: The class of a module where nobody says it.
+#: The class of a module if the range does not tell it.
 UNKNOWN_MODULE_CLASS = "Module"
-#: A call as vLLM and SGLang mark it layer by layer: {'Module': 'LlamaForCausalLM.model.layers.0.mlp', 'Inputs': ..}
+#: A module range by vLLM or SGLang: {'Module': 'LlamaForCausalLM.model.layers.0.mlp', 'Inputs': ..}
 _MODULE_OF_ENGINE = re.compile(r"\{'Module': '(?P<path>[\w.]+)'")
 
 
 _DIGITS = str.maketrans("123456789", "0" * 9)
-_Answer = TypeVar("_Answer")
+_Mapped = TypeVar("_Mapped")
 
 
-def map_by_shape(names: tuple[str, ...], function: Callable[[str], _Answer]) -> list[_Answer]:
-    """Returns a function's answer for each name; the answer must not depend on the value of any digit.
+def map_by_shape(names: tuple[str, ...], function: Callable[[str], _Mapped]) -> list[_Mapped]:
+    """Returns the function's result for each name. The result must not depend on the value of any digit.
 
-    The function is called once for all names that differ only in digits: a capture may hold a million such names.
+    The function is called once for all names that differ only in digits. A capture may contain a million such names.
     """
-    shapes, place = _shapes_of(names)
-    answers = [function(shape) for shape in shapes]
-    return [answers[code] for code in place]
+    shapes, codes = _find_shapes(names)
+    results = [function(shape) for shape in shapes]
+    return [results[code] for code in codes]
 
 
 @lru_cache(maxsize=2)
-def _shapes_of(names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
-    code: dict[str, int] = {}
-    place = [code.setdefault(name.translate(_DIGITS), len(code)) for name in names]
-    return tuple(code), place
+def _find_shapes(names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int]]:
+    """Returns the distinct names with every digit replaced by 0, and the code of each name among them."""
+    code_of: dict[str, int] = {}
+    codes = [code_of.setdefault(name.translate(_DIGITS), len(code_of)) for name in names]
+    return tuple(code_of), codes
 
 
 def normalize_module_name(name: str) -> str:
-    """Returns the name of a range; that of a module's call in an engine as our hooks write it."""
-    found = _MODULE_OF_ENGINE.match(name)
-    return f"{MODULE_RANGE_PREFIX}{found['path']}: {UNKNOWN_MODULE_CLASS}" if found else name
+    """Returns the name of a range, with a serving engine's module range in the spelling of the capture hooks."""
+    match = _MODULE_OF_ENGINE.match(name)
+    return f"{MODULE_RANGE_PREFIX}{match['path']}: {UNKNOWN_MODULE_CLASS}" if match else name
 
 
-_LONGEST_NAME = 500
+#: Only the start of a very long name is used.
+_MAX_NAME_CHARACTERS = 500
 _PAIR = re.compile(r"(\w+)=(\d+)")
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
@@ -171,16 +178,16 @@ _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
 
 def strip_counter(name: str) -> str:
     """Returns a range's name without the counter at its end: ``micro_step_3`` is ``micro_step``."""
-    return _COUNTER.sub("", name[:_LONGEST_NAME]).rstrip(" _-:=#/") or name
+    return _COUNTER.sub("", name[:_MAX_NAME_CHARACTERS]).rstrip(" _-:=#/") or name
 
 
 def normalize_name(name: str) -> str:
-    """Returns a range's name without case, punctuation and counters: ``Forward_Pass #3`` is ``forward pass``.
+    """Returns a range's name in lower case without punctuation and counters.
 
-    So is ``epoch_0_forward_pass_3``. PyTorch's own ``Optimizer.step#AdamW.step`` becomes ``optimizer step``. Of an
-    endless name the start counts.
+    ``Forward_Pass #3`` and ``epoch_0_forward_pass_3`` become ``forward pass``. PyTorch's ``Optimizer.step#AdamW.step``
+    becomes ``optimizer step``.
     """
-    name = name[:_LONGEST_NAME]
+    name = name[:_MAX_NAME_CHARACTERS]
     text = name.split("#", 1)[0] if name.startswith("Optimizer.") else name.split(",", 1)[0]
     text = re.sub(r"([a-z])([A-Z])", r"\1 \2", _COUNTER.sub("", text)).lower()
     return _EPOCH.sub("", re.sub(r"[\W_]+", " ", text)).strip()

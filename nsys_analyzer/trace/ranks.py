@@ -1,4 +1,4 @@
-"""What an export tells of the run of several ranks: the rank of each process, and the calls of NCCL's functions."""
+"""Reads what an export tells about a run of several ranks: the rank of each process and the calls of NCCL."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from nsys_analyzer.trace.columns import PROCESS_MASK, Columns
 from nsys_analyzer.trace.reader import Reader
 
 INIT_COMMUNICATOR = "ncclCommInit"
-"""The start of the names of NCCL functions that make a communicator, and note the rank in it beside their range."""
+"""The prefix of NCCL functions that create a communicator. The payload of their range contains the rank in it."""
 UNKNOWN_NUMBER = -1
-_MOST = 2**63 - 1  # IDs have 64 bits, the columns' integers a sign
+_ID_MASK = 2**63 - 1  # IDs are unsigned 64-bit integers, but columns contain signed ones
 
-#: The fields of payloads, in small letters.
+#: The fields of payloads, in lower case.
 RANK, RANKS, COMMUNICATOR, BYTES, PEER = (
     "rank", "no. of ranks", "nccl communicator id", "message size [bytes]", "peer rank",
 )  # fmt: skip
-_PEERS = (PEER, "peer")
-_SIZES = (BYTES, "bytes")  # of a broadcast and an exchange in older versions of NCCL
-#: The functions that send messages, not those that make communicators, group calls or ask for something.
-_SENDS = re.compile(
+_PEER_FIELDS = (PEER, "peer")
+_SIZE_FIELDS = (BYTES, "bytes")  # the second one is from broadcasts and exchanges of older versions of NCCL
+#: The functions that send messages. Others create communicators, group calls or query something.
+_MESSAGE_FUNCTION = re.compile(
     "nccl(?:AllReduce|AllGather|All[Tt]o[Aa]ll|ReduceScatter|Reduce|Broadcast|Bcast|Send|Recv|Gather|Scatter)"
 )
-_WHOLE = re.compile(r"[0-9]{1,20}")
-#: What nsys writes before a binary payload: domain, schema, size and offset, 8 bytes each.
+_INTEGER = re.compile(r"[0-9]{1,20}")
+#: nsys writes this header before a binary payload: domain, schema, size and offset, 8 bytes each.
 _HEADER = struct.Struct("<QQQQ")
-#: NVTX's numbers of the types of fields: int, int32_t, uint64_t and size_t.
+#: NVTX's codes of the types int, int32_t, uint64_t and size_t.
 _TYPES = {5: struct.Struct("<i"), 15: struct.Struct("<i"), 18: struct.Struct("<Q"), 22: struct.Struct("<Q")}
 
 
 @dataclass(frozen=True)
 class NcclCalls(Columns):
-    """Calls of NCCL's functions, in order of start.
+    """Calls of NCCL's functions that send messages, sorted by start.
 
     Attributes:
         start: ns.
         thread: global thread ID.
-        communicator: its ID (63 bits of it), one for all of its ranks; 0 where it is not known.
-        bytes: the message as NCCL counts it, of one rank; -1 where it is not known.
-        peer: of a send or a receive, the other's rank in the communicator; -1 where it is not known.
-        ranks: how many the communicator is of; 0 where that is not known, as where it was made before the capture.
+        communicator: ID of the communicator (63 bits of it), equal on all of its ranks; 0 if unknown.
+        bytes: message size of one rank, as NCCL counts it; -1 if unknown.
+        peer: peer's rank in the communicator, for a send or receive; -1 if unknown.
+        ranks: number of ranks in the communicator; 0 if unknown, because it was created before the capture.
         name: code into ``names``.
     """
 
@@ -70,7 +70,7 @@ class NcclCalls(Columns):
 
 
 class NcclRange(NamedTuple):
-    """A call with the numbers that NCCL notes of it, by their names in small letters."""
+    """The range of an NCCL function, with the numbers of its payload by field name in lower case."""
 
     start: int
     thread: int
@@ -78,9 +78,14 @@ class NcclRange(NamedTuple):
     numbers: dict[str, int]
 
 
-def read_nccl_calls(reader: Reader, noted: Sequence[NcclRange]) -> NcclCalls:
-    """Returns the calls of NCCL's functions that send messages. Raises TraceError for a damaged file."""
-    rows = sorted(iterate_rows(reader.read(schema.NCCL_CALLS)) if reader.name_of(schema.NCCL_CALLS) else _sent(noted))
+def read_nccl_calls(reader: Reader, nccl_ranges: Sequence[NcclRange]) -> NcclCalls:
+    """Returns the calls of NCCL's functions that send messages, from their own table or from ``nccl_ranges``.
+
+    Raises:
+        TraceError: the file is damaged.
+    """
+    has_table = reader.name_of(schema.NCCL_CALLS)
+    rows = sorted(iterate_rows(reader.read(schema.NCCL_CALLS)) if has_table else _message_rows(nccl_ranges))
     if not rows:
         return NcclCalls.none()
     start, thread, functions, *numbers = zip(*rows, strict=True)
@@ -99,142 +104,149 @@ def read_nccl_calls(reader: Reader, noted: Sequence[NcclRange]) -> NcclCalls:
     )
 
 
-def _sent(noted: Sequence[NcclRange]) -> Iterator[tuple[Any, ...]]:
-    """Yields start, thread, function and numbers of the calls that send messages, by what is noted of each."""
+def _message_rows(nccl_ranges: Sequence[NcclRange]) -> Iterator[tuple[Any, ...]]:
+    """Yields the calls that send messages as rows of ``schema.NCCL_CALLS``."""
 
     def number(call: NcclRange, default: int, *fields: str) -> int:
         value = next((call.numbers[field] for field in fields if field in call.numbers), default)
-        return value & _MOST if value > 0 else value
+        return value & _ID_MASK if value > 0 else value
 
-    made = (call for call in noted if call.name.startswith(INIT_COMMUNICATOR))
-    ranks = {number(call, 0, COMMUNICATOR): number(call, 0, RANKS) for call in made}
-    for call in noted:
-        if sends := _SENDS.match(call.name):
+    creations = (call for call in nccl_ranges if call.name.startswith(INIT_COMMUNICATOR))
+    ranks = {number(call, 0, COMMUNICATOR): number(call, 0, RANKS) for call in creations}
+    for call in nccl_ranges:
+        if match := _MESSAGE_FUNCTION.match(call.name):
             communicator = number(call, 0, COMMUNICATOR)
-            sizes = number(call, UNKNOWN_NUMBER, *_SIZES), number(call, UNKNOWN_NUMBER, *_PEERS)
-            yield call.start, call.thread, sends[0], communicator, *sizes, ranks.get(communicator, 0)
+            size, peer = number(call, UNKNOWN_NUMBER, *_SIZE_FIELDS), number(call, UNKNOWN_NUMBER, *_PEER_FIELDS)
+            yield call.start, call.thread, match[0], communicator, size, peer, ranks.get(communicator, 0)
 
 
 def read_nccl_ranges(reader: Reader, strings: Mapping[int, str]) -> list[NcclRange]:
-    """Returns the ranges of NCCL's functions, with what stands beside them; ``strings`` are the export's by ID.
+    """Returns the ranges of NCCL's functions with their payloads; ``strings`` are the export's strings by ID.
 
     Raises:
         TraceError: the file is damaged.
     """
     events = reader.name_of(schema.NVTX)
-    named = any(text.startswith("nccl") for text in strings.values())
-    if not events or not named or "textId" not in reader.columns_of[events]:
+    has_nccl_names = any(text.startswith("nccl") for text in strings.values())
+    if not events or not has_nccl_names or "textId" not in reader.columns_of[events]:
         return []
     rows = list(iterate_rows(reader.read(schema.PAYLOADS)))
-    fields = _fields(reader) if any(binary for *_, binary in rows) else {}
+    layouts = _read_payload_layouts(reader) if any(binary for *_, binary in rows) else {}
     return [
         NcclRange(start, thread, strings.get(name, ""), {
-            **_numbers(json), **_numbers(strings.get(json_id, "")), **_decoded(binary, fields),
+            **_parse_json_payload(json),
+            **_parse_json_payload(strings.get(json_id, "")),
+            **_parse_binary_payload(binary, layouts),
         })
         for start, name, thread, json, json_id, binary in rows
     ]  # fmt: skip
 
 
-def _numbers(text: str) -> dict[str, int]:
-    """Returns the whole numbers of a payload as JSON."""
+def _parse_json_payload(text: str) -> dict[str, int]:
+    """Returns the integers of a JSON payload, by field name in lower case."""
     try:
         payload = decode_json(text.encode())
     except ValueError:
-        return {}  # of a program that names its own ranges as NCCL does
+        return {}  # the range is from another program that uses NCCL's names
     pairs = payload.items() if isinstance(payload, dict) else ()
-    return {name.lower(): int(value) for name, value in pairs if _WHOLE.fullmatch(str(value))}
+    return {name.lower(): int(value) for name, value in pairs if _INTEGER.fullmatch(str(value))}
 
 
-_Fields = dict[int, dict[str, tuple[struct.Struct, int]]]
+_PayloadLayouts = dict[int, dict[str, tuple[struct.Struct, int]]]
 
 
-def _fields(reader: Reader) -> _Fields:
-    """Returns where the numbers of each payload schema are: schema ID to names to type and offset in bytes."""
-    fields: _Fields = defaultdict(dict)
+def _read_payload_layouts(reader: Reader) -> _PayloadLayouts:
+    """Returns the type and the offset (bytes) of each integer field, by schema ID and field name in lower case."""
+    layouts: _PayloadLayouts = defaultdict(dict)
     for schema_id, kind, name, offset in iterate_rows(reader.read(schema.PAYLOAD_FIELDS)):
         if kind in _TYPES:
-            fields[schema_id][name.lower()] = _TYPES[kind], offset
-    return fields
+            layouts[schema_id][name.lower()] = _TYPES[kind], offset
+    return layouts
 
 
-def _decoded(blob: bytes, fields: _Fields) -> dict[str, int]:
-    """Returns the numbers of a binary payload."""
+def _parse_binary_payload(blob: bytes, layouts: _PayloadLayouts) -> dict[str, int]:
+    """Returns the integers of a binary payload, by field name in lower case."""
     if len(blob) < _HEADER.size:
         return {}
     schema_id = _HEADER.unpack_from(blob)[1] & 0xFFFFFFFF
     payload = blob[_HEADER.size :]
     return {
         name: kind.unpack_from(payload, offset)[0]
-        for name, (kind, offset) in fields.get(schema_id, {}).items()
+        for name, (kind, offset) in layouts.get(schema_id, {}).items()
         if 0 <= offset <= len(payload) - kind.size
     }
 
 
-#: The variables of each launcher: rank, and how many ranks there are. A local rank is another thing.
-_VARIABLES = (
+#: The environment variables of each launcher: the global rank and the number of ranks.
+_RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-_NAMES = tuple(name for pair in _VARIABLES for name in pair)
-_SETTINGS = tuple(f"{name}=" for name in _NAMES)
-_VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_NAMES)})="?([0-9]{{1,9}})"?(?=\0|$)')
+_VARIABLE_NAMES = tuple(name for pair in _RANK_VARIABLES for name in pair)
+_VARIABLE_PREFIXES = tuple(f"{name}=" for name in _VARIABLE_NAMES)
+_VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_VARIABLE_NAMES)})="?([0-9]{{1,9}})"?(?=\0|$)')
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A process's rank among all of its run, and how many there are, 0 where that is not known."""
+    """A process's rank in its run, and the number of ranks of the run, 0 if unknown."""
 
     number: int
     world_size: int = 0
 
 
-def read_ranks(reader: Reader, strings: Iterable[str], noted: Sequence[NcclRange]) -> dict[int, Rank]:
-    """Returns the ranks that an export tells, by global process ID; by 0 that of the process that was launched.
+def read_ranks(reader: Reader, strings: Iterable[str], nccl_ranges: Sequence[NcclRange]) -> dict[int, Rank]:
+    """Returns the ranks that an export tells, by global process ID. The key 0 is the process that nsys launched.
 
     Args:
         reader: the export.
         strings: the values of its ``StringIds``.
-        noted: the calls of NCCL's functions.
+        nccl_ranges: the ranges of NCCL's functions.
 
     Raises:
         TraceError: the file is damaged.
     """
     if reader.name_of(schema.RANKS):
         return {process: Rank(rank, size) for process, rank, size in iterate_rows(reader.read(schema.RANKS))}
-    launched = _launched(reader, strings)
-    return _of_communicators(noted) | ({0: launched} if launched else {})
+    launched = _launched_rank(reader, strings)
+    return _ranks_in_communicators(nccl_ranges) | ({0: launched} if launched else {})
 
 
-def _launched(reader: Reader, strings: Iterable[str]) -> Rank | None:
-    """Returns the rank in the environment that nsys kept of the program it launched; None where two are different.
+def _launched_rank(reader: Reader, strings: Iterable[str]) -> Rank | None:
+    """Returns the rank in the environment of the program that nsys launched; None if there is none.
 
-    Blocks of variables may come from other processes: they count only if the capture's properties say nothing. Slurm
-    also calls a shell, or a program that runs alone, task 0: such a program is a rank only if it uses NCCL.
+    Environment blocks among the strings may be from other processes. They are used only if the capture's properties
+    contain no rank.
     """
-    variables = (value for _, value in iterate_rows(reader.read(schema.VARIABLES)) if value.startswith(_SETTINGS))
+    properties = iterate_rows(reader.read(schema.VARIABLES))
+    variables = (value for _, value in properties if value.startswith(_VARIABLE_PREFIXES))
     blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
     uses_nccl = any("nccl" in text for text in strings)
-    return _rank_in(variables, uses_nccl=uses_nccl) or _rank_in(blocks, uses_nccl=uses_nccl)
+    return _parse_rank(variables, uses_nccl=uses_nccl) or _parse_rank(blocks, uses_nccl=uses_nccl)
 
 
-def _rank_in(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:
+def _parse_rank(texts: Iterable[str], *, uses_nccl: bool) -> Rank | None:
+    """Returns the rank in some environment variables; None if a variable has several values.
+
+    Slurm gives task number 0 to shells and single programs, too. So a Slurm task 0 is a rank only if it uses NCCL.
+    """
     values: dict[str, set[int]] = defaultdict(set)
     for name, value in _VARIABLE.findall("\0".join(texts)):
         values[name].add(int(value))
     if not uses_nccl and values["SLURM_PROCID"] == {0}:
         values.pop("SLURM_PROCID")
-    for rank, size in _VARIABLES:
+    for rank, size in _RANK_VARIABLES:
         if len(values[rank]) == 1:
             return Rank(min(values[rank]), min(values[size], default=0))
     return None
 
 
-def _of_communicators(noted: Sequence[NcclRange]) -> dict[int, Rank]:
-    """Returns the rank of each process in the largest communicator that it made."""
+def _ranks_in_communicators(nccl_ranges: Sequence[NcclRange]) -> dict[int, Rank]:
+    """Returns the rank of each process in the largest communicator that it created."""
     pairs_of: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for call in noted:
+    for call in nccl_ranges:
         if call.name.startswith(INIT_COMMUNICATOR) and RANK in call.numbers and RANKS in call.numbers:
             pairs_of[call.thread & PROCESS_MASK].add((call.numbers[RANKS], call.numbers[RANK]))
     largest = {process: max(size for size, _ in pairs) for process, pairs in pairs_of.items()}
@@ -243,13 +255,13 @@ def _of_communicators(noted: Sequence[NcclRange]) -> dict[int, Rank]:
 
 
 def distinct_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[int, Rank]:
-    """Returns the ranks of some processes of one capture; a number that two of them have is the rank of neither.
+    """Returns the ranks of some processes of one capture, without ranks that two processes share.
 
-    What is told of the launched process is told of the only one.
+    The rank of the launched process (key 0) is used if there is only one process.
     """
     processes = list(processes)
-    told = {process: ranks[process] for process in processes if process in ranks}
+    ranks_of_processes = {process: ranks[process] for process in processes if process in ranks}
     if len(processes) == 1 and 0 in ranks:
         return {processes[0]: ranks[0]}
-    times = Counter(rank.number for rank in told.values())
-    return {process: rank for process, rank in told.items() if times[rank.number] == 1}
+    counts = Counter(rank.number for rank in ranks_of_processes.values())
+    return {process: rank for process, rank in ranks_of_processes.items() if counts[rank.number] == 1}

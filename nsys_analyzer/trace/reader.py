@@ -1,7 +1,7 @@
-"""Reads tables of an nsys export as columns, never as rows: of SQLite through Arrow (ADBC), of Parquet and Arrow.
+"""Reads the tables of an nsys export as columns: from SQLite through Arrow (ADBC), and from Parquet and Arrow files.
 
-A folder is what ``nsys export --type parquetdir`` or ``arrowdir`` writes, with a file for each table; only the columns
-that are asked for are read from the disk.
+``nsys export --type parquetdir`` and ``arrowdir`` write a folder with one file per table. Only the requested columns
+are read from the disk.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from nsys_analyzer.trace.schema import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The name of a table, and the number of its version.
+#: The name of a table and its version number.
 _NUMBERED = re.compile(r"(.*?)(?:_V([0-9]{1,6}))?")
 
 
 class Reader(ABC):
-    """An nsys export that is only read.
+    """An nsys export that is opened for reading.
 
     Attributes:
         path: the file or the folder.
-        columns_of: the columns of each of its tables, by the tables' names.
+        columns_of: the names of the columns of each table, by the table's name in the export.
     """
 
     path: Path
@@ -54,83 +54,94 @@ class Reader(ABC):
 
     @abstractmethod
     def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
-        """Returns rows of some tables, by their names in the export."""
+        """Returns the numbers of rows of some tables, by their names in the export."""
 
     @abstractmethod
     def has_rows(self, name: str) -> bool:
-        """Returns whether a table of the export, by its name there, holds a row."""
+        """Returns whether a table, given by its name in the export, has any row."""
 
     @abstractmethod
-    def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
-        """Returns the columns of a table called ``name``, each by its own name there or None, of the rows wanted."""
+    def _read_columns(
+        self, name: str, table: Table, names_in_file: Mapping[Column, str | None], row_filter: Filter | None
+    ) -> Frame:
+        """Returns the columns of a table.
 
-    def _check_signature(self, what: str, remedy: str) -> None:
+        Args:
+            name: the table's name in the export.
+            table: its declaration.
+            names_in_file: the columns to read, with their names in the export, or None for a missing column.
+            row_filter: selects the rows to read; None for all rows.
+        """
+
+    def _check_signature(self, description: str, remedy: str) -> None:
         if not any(name in self.columns_of for name in SIGNATURE_TABLES):
-            raise TraceError(f"{self.path} is {what}, but not an nsys export", remedy)
+            raise TraceError(f"{self.path} is {description}, but not an nsys export", remedy)
 
     def _damaged(self, error: Exception) -> TraceError:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return TraceError(f"{self.path} is damaged or truncated ({reason})", "Export the report again")
 
     def name_of(self, table: Table) -> str | None:
-        """Returns the name of a table in this export; None where it is absent or empty (``nsys export --lazy=false``).
+        """Returns the name of a table in this export; None if it is missing or empty (``nsys export --lazy=false``).
 
-        Some nsys number a table whose columns changed (``NVTX_EVENTS_V2``): the newest that holds a row counts.
+        Some versions of nsys number a table whose columns changed (``NVTX_EVENTS_V2``). The newest version with rows
+        is used.
         """
         numbered = [match for name in self.columns_of if (match := _NUMBERED.fullmatch(name))]
         for alias in table.aliases:
             required = [c for c in table.columns if alias != table.aliases[0] and c.name in table.required]
             versions = {int(match[2] or 0): match[0] for match in numbered if match[1] == alias}
             for _, name in sorted(versions.items(), reverse=True):
-                if self.has_rows(name) and all(column_in(column, self.columns_of[name]) for column in required):
+                if self.has_rows(name) and all(find_alias(column, self.columns_of[name]) for column in required):
                     return name
         return None
 
     def unread_tables(self) -> tuple[str, ...]:
-        """Returns the names of the tables of events that were recorded, and of which nothing is read."""
+        """Returns the names of the tables of events that have rows but are not read."""
         unread = [name for name in self.columns_of if (_NUMBERED.fullmatch(name) or [name])[1] not in TABLE_ALIASES]
         events = [name for name in unread if {"start", "timestamp"} & {*self.columns_of[name]}]
         return tuple(sorted(filter(self.has_rows, events)))
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
-        """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""
+        """Reads several tables in parallel, fastest with the largest first, and returns them by their keys."""
         tables = tuple(tables)
-        with ThreadPoolExecutor(2) as pool:  # whatever decodes a file releases the GIL
+        with ThreadPoolExecutor(2) as pool:  # decoding a file releases the GIL
             return dict(zip((t.key for t in tables), pool.map(self.read, tables), strict=True))
 
     def read(self, table: Table) -> Frame:
-        """Returns one table as columns; an absent table has columns of length 0, an absent column its default.
+        """Returns a table as columns. A missing table has columns of length 0, a missing column has its default.
 
         Raises:
-            MissingTableError: the table lacks a column the analysis cannot do without.
+            MissingTableError: the table lacks a required column.
         """
         name = self.name_of(table)
         if name is None:
             return empty_frame(table.columns)
-        present = {column: column_in(column, self.columns_of[name]) for column in table.columns}
-        for column, alias in present.items():
+        names_in_file = {column: find_alias(column, self.columns_of[name]) for column in table.columns}
+        for column, alias in names_in_file.items():
             if alias is None and column.name in table.required:
                 raise MissingTableError(
                     f"{self.path}: table {name} has no column {column.aliases[0]}",
                     f"Capture again with --trace={table.trace_option} and a current nsys",
                 )
-        return self._columns(name, table, present, self.filter_of(table, name))
+        return self._read_columns(name, table, names_in_file, self.filter_of(table, name))
 
     def filter_of(self, table: Table, name: str) -> Filter | None:
-        """Returns the rows worth reading of a table with this name in the file; None for all."""
-        wanted = table.filter
-        usable = wanted and wanted.column in self.columns_of[name] and (wanted.table or name) in self.columns_of
-        return wanted if usable else None
+        """Returns the filter of a table with this name in the file; None if all rows must be read."""
+        row_filter = table.filter
+        if row_filter is None or row_filter.column not in self.columns_of[name]:
+            return None
+        return row_filter if (row_filter.table or name) in self.columns_of else None
 
 
-def column_in(column: Column, columns: Sequence[str]) -> str | None:
-    """Returns the name that a column has among those of a table in a file, None where it is not there."""
+def find_alias(column: Column, columns: Sequence[str]) -> str | None:
+    """Returns the name of a column in a file, given the file's columns; None if it is missing."""
     return next((alias for alias in column.aliases if alias in columns), None)
 
 
-_BATCH_ROWS = 16_384  # the driver's 1,024 costs three times as long on a million rows
-#: How packed files and archives begin: bytes by their place.
-_PACKED = {
+_BATCH_ROWS = 16_384  # the driver's default of 1,024 takes three times as long for a million rows
+#: The magic bytes of compressed files and archives, by their offset.
+_COMPRESSED = {
     (0, b"\x1f\x8b"): "gzip",
     (0, b"PK\x03\x04"): "zip",
     (0, b"\xfd7zXZ"): "xz",
@@ -140,8 +151,8 @@ _PACKED = {
 }
 _RECORD = f"Record the program with: {RECORD_COMMAND}"
 _CHROME_TRACE = "With PyTorch's profiler, write a Chrome trace: prof.export_chrome_trace('trace.json.gz')"
-#: Files that people take for captures, by the endings of their names: a description, and what to do.
-_FOREIGN = {
+#: Other files that users mistake for captures, by the endings of their names: a description, and a remedy.
+_UNSUPPORTED = {
     (".pftrace", ".perfetto-trace"): ("a trace in Perfetto's own format", _CHROME_TRACE),
     (".xplane.pb",): ("an XPlane file, as the profilers of TensorFlow and JAX write it", _RECORD),
     (".pickle", ".pkl"): ("a pickle, as PyTorch's memory snapshots are (see https://pytorch.org/memory_viz)", _RECORD),
@@ -153,13 +164,13 @@ _NOT_SQLITE = "export it with: nsys export --type sqlite FILE.nsys-rep"
 
 
 class SqliteReader(Reader):
-    """An export in SQLite, opened read-only and immutable; ``uri`` is what SQLite opens."""
+    """An export in SQLite, opened read-only and immutable. ``uri`` is the URI that SQLite opens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         _check_header(path)
         self.uri = immutable_uri(path)
-        self._filled: dict[str, bool] = {}
+        self._has_rows: dict[str, bool] = {}
         query = "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p WHERE m.type = 'table'"
         columns: dict[str, list[str]] = defaultdict(list)
         for table, column in self.rows(query):
@@ -168,33 +179,35 @@ class SqliteReader(Reader):
         self._check_signature("a SQLite file", f"To make one, {_NOT_SQLITE}")
 
     def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
-        """Returns rows of some tables, by their names in the file."""
+        """Returns the numbers of rows of some tables, by their names in the file."""
         return {name: self.rows(f"SELECT count(*) FROM {quote_identifier(name)}")[0][0] for name in tables}
 
     def rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
-        """Returns the few rows that a query finds, for no large table; raises TraceError for a damaged file."""
+        """Returns the rows of a query, which must be few; raises TraceError for a damaged file."""
         try:
             with closing(sqlite3.connect(self.uri, uri=True)) as connection:
                 connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
                 return connection.execute(query, parameters).fetchall()
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # of SQLite's own message, where it quotes a broken name
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError if SQLite's message quotes a bad name
             raise self._damaged(error) from error
-        except MemoryError as error:  # a broken size: these queries find few rows
-            raise self._damaged(sqlite3.DatabaseError("it asks for more memory than there is")) from error
+        except MemoryError as error:  # a damaged size, because these queries return few rows
+            raise self._damaged(sqlite3.DatabaseError("it requires more memory than there is")) from error
 
     def has_rows(self, name: str) -> bool:
-        """Returns whether a table of the file, by its name there, holds a row."""
-        if name not in self._filled:
-            self._filled[name] = bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {quote_identifier(name)})")[0][0])
-        return self._filled[name]
+        """Returns whether a table, given by its name in the file, has any row."""
+        if name not in self._has_rows:
+            self._has_rows[name] = bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {quote_identifier(name)})")[0][0])
+        return self._has_rows[name]
 
-    def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
+    def _read_columns(
+        self, name: str, table: Table, names_in_file: Mapping[Column, str | None], row_filter: Filter | None
+    ) -> Frame:
         import adbc_driver_sqlite
         import pyarrow as pa
         from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
-        where = f" WHERE {wanted.column} {wanted.predicate}" if wanted else ""
-        selected = ", ".join(_expression(column, alias) for column, alias in present.items())
+        where = f" WHERE {row_filter.column} {row_filter.predicate}" if row_filter else ""
+        selected = ", ".join(_expression(column, alias) for column, alias in names_in_file.items())
         try:
             with (
                 adbc_driver_sqlite.connect(self.uri) as database,
@@ -212,12 +225,12 @@ class SqliteReader(Reader):
 
 
 def immutable_uri(path: Path) -> str:
-    """Returns the URI by which SQLite reads a database as it is: no lock, no checkpoint, nothing written beside it."""
+    """Returns the URI with which SQLite reads a database unchanged: without locks, checkpoints and new files."""
     return f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
 
 
 def _check_header(path: Path) -> None:
-    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
         raise TraceError(f"{path} is no regular file", "Give the path of a .sqlite or .nsys-rep file")
     try:
         with path.open("rb") as file:
@@ -227,17 +240,17 @@ def _check_header(path: Path) -> None:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .sqlite or .nsys-rep file") from error
     if not header:
         raise TraceError(f"{path} is empty", "Export the report again")
-    if packed := next((name for (at, magic), name in _PACKED.items() if header.startswith(magic, at)), None):
+    if packed := next((name for (at, magic), name in _COMPRESSED.items() if header.startswith(magic, at)), None):
         raise TraceError(f"{path} is an archive or packed ({packed})", "Unpack it and give what is in it")
     if header[:16] != b"SQLite format 3\x00":
-        for endings, (description, remedy) in _FOREIGN.items():
+        for endings, (description, remedy) in _UNSUPPORTED.items():
             if path.name.lower().endswith(endings):
                 raise TraceError(f"{path} cannot be read: it is {description}", remedy)
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
     page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
-    says_its_size = header[24:28] == header[92:96]  # the change counter, as it was when the count was written
-    # SQLite reads what a half-written last page lacks as zeros.
-    if size < 100 or (says_its_size and size < (65_536 if page == 1 else page) * pages):
+    page_count_is_valid = header[24:28] == header[92:96]  # the change counter when the page count was written
+    # SQLite does not report a truncated last page: it reads the missing bytes as zeros.
+    if size < 100 or (page_count_is_valid and size < (65_536 if page == 1 else page) * pages):
         raise TraceError(f"{path} is damaged or truncated ({size:,} bytes are left of it)", "Export the report again")
 
 
@@ -245,14 +258,14 @@ def _expression(column: Column, alias: str | None) -> str:
     literal = "''" if column.is_text else str(column.default)
     source = literal if alias is None else quote_identifier(alias)
     if column.is_text:
-        # The driver takes a column's type from its first batch: a text that is NULL there must not be. As bytes,
-        # since a name cut in the middle of a character is no valid text.
+        # The driver takes a column's type from its first batch, so NULL texts are replaced. Texts are read as bytes,
+        # because a name that is cut in the middle of a character is not a valid text.
         source = f"CAST(coalesce({source}, {literal}) AS BLOB)"
     return f"{source} AS {column.name}_"
 
 
 def quote_identifier(identifier: str) -> str:
-    """Returns a name of a table or column as SQL takes it, whatever is in it."""
+    """Returns the name of a table or column quoted for SQL, with any characters in it."""
     escaped = identifier.replace('"', '""')
     return f'"{escaped}"'
 
@@ -262,11 +275,11 @@ _EXPORT_AGAIN = "Export the report again: nsys export --type parquetdir FILE.nsy
 
 
 class ArrowReader(Reader):
-    """An export as tables of Arrow.
+    """An export as Arrow tables or Parquet files.
 
     Args:
-        path: the file or the folder that the tables are of.
-        tables: the tables, or files of Parquet, by the tables' names.
+        path: the file or the folder that contains the tables.
+        tables: the tables, or their Parquet files, by the tables' names.
     """
 
     def __init__(self, path: Path, tables: Mapping[str, Path | pa.Table]) -> None:
@@ -287,11 +300,11 @@ class ArrowReader(Reader):
         self._check_signature("a folder", _EXPORT_AGAIN)
 
     def count_rows(self, tables: Sequence[str]) -> dict[str, int]:
-        """Returns the rows of some tables, by their names."""
+        """Returns the numbers of rows of some tables, by their names."""
         return {name: self._rows[name] for name in tables}
 
     def has_rows(self, name: str) -> bool:
-        """Returns whether a table, by its name, holds a row."""
+        """Returns whether a table, given by its name, has any row."""
         return self._rows[name] > 0
 
     @contextmanager
@@ -302,17 +315,19 @@ class ArrowReader(Reader):
             yield
         except MemoryError:
             raise  # Arrow's is an ArrowException, too, and says nothing of the file
-        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, KeyError) as error:  # of columns' names
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, KeyError) as error:  # KeyError: column names
             raise self._damaged(error) from error
 
-    def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
-        is_wanted = self._row_filter(wanted) if wanted else None
-        names = (*present.values(), *((wanted.column,) if wanted else ()))
+    def _read_columns(
+        self, name: str, table: Table, names_in_file: Mapping[Column, str | None], row_filter: Filter | None
+    ) -> Frame:
+        is_wanted = self._make_row_test(row_filter) if row_filter else None
+        names = (*names_in_file.values(), *((row_filter.column,) if row_filter else ()))
         with self._reading():
             return build_frame(self._batches(name, names), table.columns, is_wanted)
 
     def _batches(self, name: str, columns: Sequence[str | None]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a table, with these columns in this order; a column without a name is of nulls."""
+        """Yields the rows of a table in batches, with the given columns in their order; None is a column of nulls."""
         import pyarrow as pa
 
         present = list(dict.fromkeys(column for column in columns if column is not None))
@@ -329,21 +344,22 @@ class ArrowReader(Reader):
             arrays = [nulls if column is None else part.column(column) for column in columns]
             yield pa.RecordBatch.from_arrays(arrays, names=[str(i) for i in range(len(columns))])
 
-    def _row_filter(self, wanted: Filter) -> Callable[[pa.RecordBatch], Bools]:
-        """Returns what tells which rows of a batch are wanted: by its last column, which is that of the filter."""
-        globs = re.compile("|".join(map(translate, wanted.globs)) or "(?!)")
-        listed: Sequence[int | str] = wanted.values
-        if wanted.of_strings:
-            listed = [number for number, text in iterate_rows(self.read(STRINGS)) if globs.match(text)]
-        are_texts = not wanted.of_strings and any(isinstance(value, str) for value in (*wanted.values, *wanted.globs))
+    def _make_row_test(self, row_filter: Filter) -> Callable[[pa.RecordBatch], Bools]:
+        """Returns a function that returns the mask of a batch's rows to read. It tests the last column of the batch."""
+        globs = re.compile("|".join(map(translate, row_filter.globs)) or "(?!)")
+        values: Sequence[int | str] = row_filter.values
+        if row_filter.of_strings:
+            values = [number for number, text in iterate_rows(self.read(STRINGS)) if globs.match(text)]
+        tests = (*row_filter.values, *row_filter.globs)
+        are_texts = not row_filter.of_strings and any(isinstance(value, str) for value in tests)
 
         def is_wanted(batch: pa.RecordBatch) -> Bools:
             column = batch.columns[-1]
             if are_texts:
                 texts = column.to_pylist()
-                return np.array([t is not None and bool(t in listed or globs.match(t)) for t in texts], np.bool_)
+                return np.array([t is not None and bool(t in values or globs.match(t)) for t in texts], np.bool_)
             numbers = arrow_to_integers(column, NO_TIME)
-            are_wanted: Bools = np.isin(numbers, np.array(listed, np.int64), invert=wanted.without)
+            are_wanted: Bools = np.isin(numbers, np.array(values, np.int64), invert=row_filter.without)
             are_wanted &= numbers != NO_TIME
             return are_wanted
 
@@ -351,7 +367,11 @@ class ArrowReader(Reader):
 
 
 def open_folder(path: Path) -> ArrowReader:
-    """Opens an export with one file for each table; lists of nsys's own codes (``ENUM_…``) are left out."""
+    """Opens an export that is a folder with one file per table. It ignores nsys's tables of codes (``ENUM_…``).
+
+    Raises:
+        TraceError: a file is damaged, the folder cannot be read, or it is not an export.
+    """
     import pyarrow as pa
 
     tables: dict[str, Path | pa.Table] = {}
@@ -368,7 +388,7 @@ def open_folder(path: Path) -> ArrowReader:
 
 
 def write_sqlite(tables: Mapping[str, pa.Table], output: Path) -> None:
-    """Writes tables to a new SQLite file, as an export of nsys has them; raises OSError where it cannot be written."""
+    """Writes tables to a new SQLite file, like an export of nsys; raises OSError if it cannot be written."""
     import adbc_driver_sqlite
     from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
