@@ -145,7 +145,7 @@ def test_captures_without_a_common_clock_are_told(here: Path, run_main: Main) ->
     training_step(Export()).write(here / "other.sqlite")
     ended = run_main("export", "step.sqlite", "other.sqlite", "--format", "perfetto")
     assert ended.code == 0
-    assert ended.err == "Not aligned by collectives, each begins at its own 0: step.sqlite, other.sqlite\n"
+    assert ended.err == "Not aligned by collectives, so each starts at its own time 0: step.sqlite, other.sqlite\n"
     aligned = run_main("export", *ranks(here, 1_000_000), "--format", "perfetto")
     assert (aligned.code, aligned.err) == (0, "")
 

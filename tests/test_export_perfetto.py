@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.export.frame import operation_frame
 from nsys_analyzer.export.perfetto import is_ours
-from nsys_analyzer.export.writing import Capture, on_one_clock
+from nsys_analyzer.export.writing import Capture, align_captures
 from nsys_analyzer.trace.trace import Trace
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, Export, global_pid, training_step
@@ -40,7 +40,7 @@ SLICES = """
 def opened(paths: Sequence[Path], target: Path, **names: Sequence[str]) -> TraceProcessor:
     """The trace of some captures; ``names`` are those of phases' ranges."""
     phases = PhaseNames({phase: tuple(ranges) for phase, ranges in names.items()})
-    captures = on_one_clock([Capture(path, phases) for path in paths], lambda _: None)
+    captures = align_captures([Capture(path, phases) for path in paths], lambda _: None)
     FORMATS["perfetto"].write(captures, target)
     assert is_ours(target)
     return trace_processor(target)
@@ -297,8 +297,8 @@ def test_processes_of_one_id(tmp_path: Path) -> None:
         export = training_step(Export().thread(AUTOGRAD, "pt_autograd_0"))
         paths.append(export.range(name, 2_000, 2_100).write(tmp_path / f"{name}.sqlite"))
     said: list[str] = []
-    captures = on_one_clock([Capture(path, PhaseNames()) for path in paths], said.append)
-    assert said == ["Not aligned by collectives, each begins at its own 0: one.sqlite, other.sqlite"]
+    captures = align_captures([Capture(path, PhaseNames()) for path in paths], said.append)
+    assert said == ["Not aligned by collectives, so each starts at its own time 0: one.sqlite, other.sqlite"]
     FORMATS["perfetto"].write(captures, tmp_path / "t.pftrace")
     trace = trace_processor(tmp_path / "t.pftrace")
     check_sound(trace)

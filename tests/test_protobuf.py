@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-from nsys_analyzer.export.perfetto_packets import encoded, fixed64, message, number, taken, text, where
+from nsys_analyzer.export.perfetto_packets import (
+    encode_fixed64,
+    encode_if,
+    encode_message,
+    encode_number,
+    encode_text,
+    take_rows,
+    to_bytes,
+)
 
 times = st.integers(0, 2**63 - 1)
 values = st.integers(-(2**63), 2**63 - 1)
@@ -32,15 +40,15 @@ def test_messages_are_those_of_the_library(found: list[tuple[int, int, bool, int
             packet.track_event.debug_annotations.add(name_iid=chosen, int_value=count)
             packet.track_event.flow_ids.append(at)
         packet.track_event.name = TEXTS[3]
-    annotation = message(4, number(1, column(which)), number(4, column(value)))
-    event = message(
+    annotation = encode_message(4, encode_number(1, column(which)), encode_number(4, column(value)))
+    event = encode_message(
         11,
-        number(30, column(value)),
-        where(np.array(present), annotation),
-        where(np.array(present), fixed64(47, column(time))),
-        text(23, TEXTS[3]),
+        encode_number(30, column(value)),
+        encode_if(np.array(present), annotation),
+        encode_if(np.array(present), encode_fixed64(47, column(time))),
+        encode_text(23, TEXTS[3]),
     )
-    ours = encoded(message(1, number(8, column(time)), number(10, 7), event))
+    ours = to_bytes(encode_message(1, encode_number(8, column(time)), encode_number(10, 7), event))
     read = Trace()
     read.ParseFromString(ours)
     assert read == expected
@@ -49,10 +57,12 @@ def test_messages_are_those_of_the_library(found: list[tuple[int, int, bool, int
 
 @given(st.lists(st.integers(0, 3), max_size=10))
 def test_what_is_encoded_once_serves_many_messages(index: list[int]) -> None:
-    once = tuple(part for field in (number(1, column([1, 200, 70_000, 2**40])), text(2, "x")) for part in field)
-    packets = message(1, number(10, 1), message(60, taken(once, column(index))))
+    once = tuple(
+        part for field in (encode_number(1, column([1, 200, 70_000, 2**40])), encode_text(2, "x")) for part in field
+    )
+    packets = encode_message(1, encode_number(10, 1), encode_message(60, take_rows(once, column(index))))
     read = Trace()
-    read.ParseFromString(encoded(packets) if index else b"")
+    read.ParseFromString(to_bytes(packets) if index else b"")
     assert [(one.track_descriptor.uuid, one.track_descriptor.name) for one in read.packet] == [
         ([1, 200, 70_000, 2**40][i], "x") for i in index
     ]
@@ -61,5 +71,5 @@ def test_what_is_encoded_once_serves_many_messages(index: list[int]) -> None:
 @pytest.mark.parametrize("content", TEXTS)
 def test_texts(content: str) -> None:
     read = Trace()
-    read.ParseFromString(encoded(message(1, message(60, text(2, content)))))
+    read.ParseFromString(to_bytes(encode_message(1, encode_message(60, encode_text(2, content)))))
     assert read.packet[0].track_descriptor.name == content

@@ -9,7 +9,7 @@ import click
 
 from nsys_analyzer.cli.help import OUTPUT, command, option
 from nsys_analyzer.cli.options import PATH, force_option, format_of, names_options
-from nsys_analyzer.export import formats
+from nsys_analyzer.export import load_formats
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @command(epilog="Example: nsys-analyze export capture.sqlite --format perfetto -o capture.pftrace")
 @click.argument("traces", nargs=-1, required=True, type=PATH, metavar="TRACE|FOLDER...")
 @option(
-    OUTPUT, "--format", "output_format", type=click.Choice(list(formats())),
+    OUTPUT, "--format", "output_format", type=click.Choice(list(load_formats())),
     help="perfetto is a timeline for https://ui.perfetto.dev. The other formats are a table with a row for each GPU "
     "operation. Default: the format of the suffix of -o, else perfetto.",
 )  # fmt: skip
@@ -47,7 +47,7 @@ def export(
     from nsys_analyzer.report.units import format_number
     from nsys_analyzer.text import visible
 
-    suffixes = {name: exporter.suffix for name, exporter in formats().items()}
+    suffixes = {name: exporter.suffix for name, exporter in load_formats().items()}
     output_format = format_of(output, output_format, suffixes, "perfetto")
     target = output or default_name(traces[0], output_format)
     size = write(

@@ -1,7 +1,7 @@
-"""Captures in formats of other tools: a trace for ui.perfetto.dev, and the table of GPU operations.
+"""Exports captures to formats of other tools: a trace for ui.perfetto.dev, and the table of GPU operations.
 
-A new format is a module, or a class in one, with ``write(captures, path)`` and ``is_ours(path)``, and an entry in
-``FORMATS``, or in another package an entry point whose name is that of the format, and which names its ``Format``.
+A new format is a module or class with ``write(captures, path)`` and ``is_ours(path)``, and an entry in ``FORMATS``. In
+another package, the entry is an entry point that has the name of the format and refers to its ``Format``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from nsys_analyzer.system.plugins import EXPORT_FORMATS, load_plugins, skip_if_i
 
 @dataclass(frozen=True)
 class Format:
-    """A format: the place of its functions, ``module`` or ``module:class``, and what its files end in.
+    """A format of exported files.
 
-    The place is imported where it is used; captures are those of ``export.writing``. ``on_one_clock``: whether it shows
-    all captures on one timeline.
+    Attributes:
+        place: ``module`` or ``module:class`` of its functions, which is imported when they are used.
+        suffix: the suffix of its files.
+        on_one_clock: whether it shows all captures on one timeline.
     """
 
     place: str
@@ -29,18 +31,21 @@ class Format:
 
     @property
     def write(self) -> Callable[[Sequence[Any], Path], None]:
-        """Writes captures into a file; raises NsysAnalyzerError where one cannot be read, OSError else."""
+        """Returns the function that writes captures, of the type ``export.writing.Capture``, into a file.
+
+        The function raises NsysAnalyzerError if a capture cannot be read, and OSError if the file cannot be written.
+        """
         write: Callable[[Sequence[Any], Path], None] = resolve_name(self.place).write
         return write
 
     @property
     def is_ours(self) -> Callable[[Path], bool]:
-        """Returns whether a file that is not empty was written here."""
+        """Returns the function that checks whether a non-empty file was written in this format by this tool."""
         is_ours: Callable[[Path], bool] = resolve_name(self.place).is_ours
         return is_ours
 
 
-#: The formats, by the names that --format takes.
+#: The included formats, by their names in ``--format``.
 FORMATS = {
     "perfetto": Format("nsys_analyzer.export.perfetto", ".pftrace", on_one_clock=True),
     "parquet": Format("nsys_analyzer.export.tables:Parquet", ".parquet"),
@@ -49,11 +54,11 @@ FORMATS = {
 }
 
 
-def formats() -> dict[str, Format]:
-    """Returns these, and those of installed packages."""
-    found = dict(FORMATS)
+def load_formats() -> dict[str, Format]:
+    """Returns the included formats and those of installed packages."""
+    formats = dict(FORMATS)
     for point, form in load_plugins(EXPORT_FORMATS):
         with skip_if_it_fails(point):
-            _ = form.write, form.is_ours, form.suffix  # its module is there
-            found.setdefault(point.name, form)
-    return found
+            _ = form.write, form.is_ours, form.suffix  # raises an error if the module or a function is missing
+            formats.setdefault(point.name, form)
+    return formats

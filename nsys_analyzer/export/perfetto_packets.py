@@ -1,9 +1,9 @@
-"""The packets of a Perfetto trace, written by numpy: strings by ID, tracks, slices and counters, many at once.
+"""Encodes the packets of a Perfetto trace with numpy: strings, tracks, slices and counters, many at a time.
 
-The numbers of fields are those of Perfetto's ``perfetto_trace.proto``. A field is a matrix of bytes with a row for each
-message, and a mask of the bytes that the row has; a message is its fields side by side, behind the sum of their
-lengths. No object is made for a message: Google's library writes a tenth as many packets a second (100,000 of a kernel,
-in place of 1,000,000), and would be one more to install.
+The field numbers are those of Perfetto's ``perfetto_trace.proto``. A field is a matrix of bytes with a row for each
+message, and a mask of the bytes that belong to the row. A message consists of the sum of the lengths of its fields,
+followed by the fields side by side. No object is made for a message: with one, Google's library writes 100,000 packets
+of kernels per second instead of 1,000,000, and it is an additional dependency.
 """
 
 from __future__ import annotations
@@ -27,90 +27,96 @@ _GROUP_BITS = 7
 
 @dataclass(frozen=True)
 class Part:
-    """Some bytes of each message: those of ``data[i]`` where ``kept[i]``, ``length[i]`` many; one row may serve all."""
+    """A part of each message. If it is equal in all messages, the arrays have one row.
+
+    Attributes:
+        data: bytes of shape (messages, width).
+        is_used: whether each byte belongs to the message, of the same shape.
+        length: the number of bytes that belong to each message.
+    """
 
     data: npt.NDArray[np.uint8]
-    kept: Bools
+    is_used: Bools
     length: Ints
 
 
-#: What stands one behind the other in each message.
+#: The parts of each message in order.
 Parts: TypeAlias = "tuple[Part, ...]"
 
 
-def number(field: int, values: Ints | int) -> Parts:
-    """Encodes an integer, an enumeration's value or a bool: one for each message, or one for all."""
+def encode_number(field: int, values: Ints | int) -> Parts:
+    """Encodes an integer, a bool or the value of an enumeration: one for each message, or one for all messages."""
     if isinstance(values, int):
         return (_constant(_varint(field << 3 | _VARINT) + _varint(values)),)
     return (_constant(_varint(field << 3 | _VARINT)), _varints(values))
 
 
-def fixed64(field: int, values: Ints) -> Parts:
+def encode_fixed64(field: int, values: Ints) -> Parts:
     """Encodes a fixed64 for each message."""
     data = values.astype("<i8").view(np.uint8).reshape(len(values), 8)
     return _constant(_varint(field << 3 | _FIXED64)), Part(data, np.ones(data.shape, np.bool_), np.full(len(data), 8))
 
 
-def text(field: int, content: str | bytes) -> Parts:
-    """Encodes a string or bytes, the same in all messages."""
+def encode_text(field: int, content: str | bytes) -> Parts:
+    """Encodes a string or bytes, equal in all messages."""
     encoded = content.encode("utf-8", "replace") if isinstance(content, str) else content
     return (_constant(_varint(field << 3 | _BYTES) + _varint(len(encoded)) + encoded),)
 
 
-def message(field: int, *fields: Parts) -> Parts:
-    """Encodes a message inside each message."""
-    inside = tuple(part for parts in fields for part in parts)
-    length = np.sum(np.broadcast_arrays(np.zeros(1, np.int64), *(part.length for part in inside)), axis=0)
-    return (_constant(_varint(field << 3 | _BYTES)), _varints(length), *inside)
+def encode_message(field: int, *fields: Parts) -> Parts:
+    """Encodes a nested message in each message."""
+    nested = tuple(part for parts in fields for part in parts)
+    length = np.sum(np.broadcast_arrays(np.zeros(1, np.int64), *(part.length for part in nested)), axis=0)
+    return (_constant(_varint(field << 3 | _BYTES)), _varints(length), *nested)
 
 
-def where(present: Bools, parts: Parts) -> Parts:
-    """Leaves the parts out of the messages in which they are not present."""
-    return tuple(Part(one.data, one.kept & present[:, None], one.length * present) for one in parts)
+def encode_if(is_present: Bools, parts: Parts) -> Parts:
+    """Leaves the parts out of the messages in which ``is_present`` is false."""
+    return tuple(Part(part.data, part.is_used & is_present[:, None], part.length * is_present) for part in parts)
 
 
-def taken(parts: Parts, index: Integers) -> Parts:
-    """Takes the parts of some messages, by their positions: what is the same in many of them is encoded once."""
-    data, kept = _matrix(parts)
-    return (Part(data[index], kept[index], kept.sum(axis=1)[index]),)
+def take_rows(parts: Parts, index: Integers) -> Parts:
+    """Returns the parts of the messages at ``index``, which may repeat: equal messages are encoded once."""
+    data, is_used = _matrix(parts)
+    return (Part(data[index], is_used[index], is_used.sum(axis=1)[index]),)
 
 
-def encoded(*fields: Parts) -> bytes:
-    """Returns the bytes of all messages, one behind the other."""
-    data, kept = _matrix(tuple(part for parts in fields for part in parts))
-    return data[kept].tobytes()
+def to_bytes(*fields: Parts) -> bytes:
+    """Returns the bytes of all messages in sequence."""
+    data, is_used = _matrix(tuple(part for parts in fields for part in parts))
+    return data[is_used].tobytes()
 
 
 def _matrix(parts: Parts) -> tuple[npt.NDArray[np.uint8], Bools]:
-    """Lays the parts side by side."""
+    """Returns the data and the mask of the parts side by side."""
     shape = max(len(part.data) for part in parts), sum(part.data.shape[1] for part in parts)
-    data, kept = np.empty(shape, np.uint8), np.empty(shape, np.bool_)
+    data, is_used = np.empty(shape, np.uint8), np.empty(shape, np.bool_)
     first = 0
     for part in parts:
-        behind = first + part.data.shape[1]
-        data[:, first:behind], kept[:, first:behind] = part.data, part.kept
-        first = behind
-    return data, kept
+        end = first + part.data.shape[1]
+        data[:, first:end], is_used[:, first:end] = part.data, part.is_used
+        first = end
+    return data, is_used
 
 
 def _varints(values: Ints) -> Part:
-    """Encodes each number in groups of 7 bits, the lowest first; one below 0 as 64 bits of two's complement."""
+    """Encodes each number in groups of 7 bits, lowest first. A negative number is a two's complement of 64 bits."""
     numbers = values.astype(np.int64).view(np.uint64)
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // _GROUP_BITS))
-    data, kept = np.empty((len(numbers), width), np.uint8), np.ones((len(numbers), width), np.bool_)
+    data, is_used = np.empty((len(numbers), width), np.uint8), np.ones((len(numbers), width), np.bool_)
     for group in range(width):
         data[:, group] = numbers & np.uint64(0x7F)
         numbers = numbers >> np.uint64(_GROUP_BITS)
         if group + 1 < width:
-            more = numbers != 0
-            kept[:, group + 1] = more
-            data[:, group] |= more.view(np.uint8) << 7
-    return Part(data, kept, kept.sum(axis=1))
+            continues = numbers != 0
+            is_used[:, group + 1] = continues
+            data[:, group] |= continues.view(np.uint8) << 7
+    return Part(data, is_used, is_used.sum(axis=1))
 
 
 def _varint(value: int) -> bytes:
     part = _varints(np.array([value]))
-    return part.data[part.kept].tobytes()
+    return part.data[part.is_used].tobytes()
 
 
 def _constant(content: bytes) -> Part:
@@ -120,21 +126,21 @@ def _constant(content: bytes) -> Part:
 
 # --- packets
 
-#: A string in the first packet by which a file of ours is known.
+#: A string in the first packet, by which the tool recognizes its own files.
 MARK = b"written by nsys-analyze"
 
-_BEGIN, _END, _COUNTER = 1, 2, 4  # types of a track event
-_CLEARED, _NEEDED = 1, 2  # of a sequence's strings
+_BEGIN, _END, _COUNTER = 1, 2, 4  # the types of a track event
+_STRINGS_CLEARED, _STRINGS_NEEDED = 1, 2  # the flags of a sequence
 _BYTES_UNIT = 3
 _IN_GIVEN_ORDER = 3
-#: All slices are of one sequence, so that they share their strings. The tracks are of another one: of a sequence that
-#: describes a thread, Perfetto notes that thread with each slice.
-_SEQUENCE, _TRACKS = number(10, 1), number(10, 2)
-_USES_STRINGS = number(13, _NEEDED)
+#: All slices belong to one sequence, so that they share strings. Tracks belong to another sequence: Perfetto would
+#: assign every slice to a thread that is described in the same sequence.
+_SLICE_SEQUENCE, _TRACK_SEQUENCE = encode_number(10, 1), encode_number(10, 2)
+_USES_STRINGS = encode_number(13, _STRINGS_NEEDED)
 
 
 class Kind(IntEnum):
-    """The kinds of string, each with IDs of its own: the fields of ``InternedData``."""
+    """The kinds of strings, each with its own IDs: the fields of ``InternedData``."""
 
     CATEGORY = 1
     NAME = 2
@@ -143,45 +149,55 @@ class Kind(IntEnum):
 
 
 class Strings:
-    """The strings of a trace, by kind, with their IDs from 1; 0 stands for none."""
+    """The strings of a trace by kind. IDs start at 1; 0 means no string."""
 
     def __init__(self) -> None:
         self._ids: dict[Kind, dict[str, int]] = {kind: {} for kind in Kind}
         self._new: list[Parts] = []
 
-    def of(self, kind: Kind, one: str) -> int:
-        """Returns the ID of a string."""
+    def get_id(self, kind: Kind, content: str) -> int:
+        """Returns the ID of a string, and adds the string if it is new."""
         ids = self._ids[kind]
-        if one not in ids:
-            ids[one] = len(ids) + 1
-            self._new.append(message(kind, number(1, ids[one]), text(2, one)))
-        return ids[one]
+        if content not in ids:
+            ids[content] = len(ids) + 1
+            self._new.append(encode_message(kind, encode_number(1, ids[content]), encode_text(2, content)))
+        return ids[content]
 
-    def by_code(self, kind: Kind, codes: Integers, texts: Sequence[str]) -> Ints:
-        """Returns the ID of each code's text, 0 for the code -1; a text that no code stands for needs none."""
+    def get_ids(self, kind: Kind, codes: Integers, texts: Sequence[str]) -> Ints:
+        """Returns the ID of the text of each code, or 0 for the code -1. Unused texts are not added."""
         used = np.bincount(codes.astype(np.int64) + 1, minlength=len(texts) + 1)[1:]
-        ids = np.zeros(len(texts) + 1, np.int64)  # the last one is that of -1
+        ids = np.zeros(len(texts) + 1, np.int64)  # the code -1 selects the last element
         for code in np.flatnonzero(used).tolist():
-            ids[code] = self.of(kind, texts[code])
+            ids[code] = self.get_id(kind, texts[code])
         return ids[codes]
 
     def packet(self) -> bytes:
-        """Returns a packet with the strings that are new since the last one."""
-        new, self._new = self._new, []
-        return encoded(message(1, _SEQUENCE, message(12, *new), _USES_STRINGS)) if new else b""
+        """Returns a packet with the strings that were added since the last call."""
+        new_strings, self._new = self._new, []
+        if not new_strings:
+            return b""
+        return to_bytes(encode_message(1, _SLICE_SEQUENCE, encode_message(12, *new_strings), _USES_STRINGS))
 
 
 def first_packet() -> bytes:
-    """Returns the packet that begins the sequence, with our mark among its strings."""
-    mark = message(12, message(Kind.VALUE, number(1, 2**31), text(2, MARK)))
-    return encoded(message(1, _SEQUENCE, mark, number(13, _CLEARED | _NEEDED)))
+    """Returns the first packet of the sequence, which includes ``MARK`` among its strings."""
+    mark = encode_message(12, encode_message(Kind.VALUE, encode_number(1, 2**31), encode_text(2, MARK)))
+    return to_bytes(encode_message(1, _SLICE_SEQUENCE, mark, encode_number(13, _STRINGS_CLEARED | _STRINGS_NEEDED)))
 
 
 @dataclass(frozen=True)
 class Track:
-    """A track: of a process (its ID), of a thread (IDs of its process and its own), of bytes over time, or of slices.
+    """A track of a process, of a thread, of bytes over time, or of other slices.
 
-    ``place``: where it is among those of its parent, where that is ``ordered``.
+    Attributes:
+        id: the ID of the track.
+        name: the name of the track.
+        parent: the ID of the track above it, or 0.
+        process: the process ID, if it is the track of a process.
+        thread: the process ID and the thread ID, if it is the track of a thread.
+        counts_bytes: whether it shows bytes over time.
+        ordered: whether the tracks below it are in the order of ``place``.
+        place: the position among the tracks of an ordered parent.
     """
 
     id: int
@@ -194,32 +210,34 @@ class Track:
     place: int | None = None
 
     def packet(self) -> bytes:
-        """Returns the packet that describes it."""
-        fields = [number(1, self.id)]
+        """Returns the packet that describes the track."""
+        fields = [encode_number(1, self.id)]
+        name = encode_text(2, self.name)
         if self.parent:
-            fields.append(number(5, self.parent))
+            fields.append(encode_number(5, self.parent))
         if self.process is not None:
-            fields.append(message(3, number(1, self.process), text(6, self.name)))
+            name = encode_message(3, encode_number(1, self.process), encode_text(6, self.name))
         elif self.thread is not None:
-            fields.append(message(4, number(1, self.thread[0]), number(2, self.thread[1]), text(5, self.name)))
-        else:
-            fields.append(text(2, self.name))
+            pid, tid = map(encode_number, (1, 2), self.thread)
+            name = encode_message(4, pid, tid, encode_text(5, self.name))
+        fields.append(name)
         if self.counts_bytes:
-            fields.append(message(8, number(3, _BYTES_UNIT)))
+            fields.append(encode_message(8, encode_number(3, _BYTES_UNIT)))
         if self.ordered:
-            fields.append(number(11, _IN_GIVEN_ORDER))
+            fields.append(encode_number(11, _IN_GIVEN_ORDER))
         if self.place is not None:
-            fields.append(number(12, self.place))
-        return encoded(message(1, _TRACKS, message(60, *fields)))
+            fields.append(encode_number(12, self.place))
+        return to_bytes(encode_message(1, _TRACK_SEQUENCE, encode_message(60, *fields)))
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the details of slices say.
+    """The details of slices.
 
     Attributes:
-        texts: the text arguments of each distinct combination, encoded, and ``combination`` that of each slice.
-        numbers: by the ID of an argument's name, its value for each slice, and where there is one.
+        texts: the encoded text arguments of each distinct combination.
+        combination: the combination of each slice.
+        numbers: the value for each slice and whether it is present, by the ID of the argument's name.
     """
 
     texts: Parts
@@ -232,10 +250,11 @@ class Slices:
     """Slices of one or more tracks; each array has shape (slices,).
 
     Attributes:
-        start, end: ns.
-        track: the ID of its track.
-        name, category: IDs of strings.
-        flow: the ID of what leads from a launch to its operations, 0 for none.
+        start, end: times in ns.
+        track: the IDs of the tracks.
+        name, category: the IDs of strings.
+        flow: the IDs of the arrows from launches to their operations, or 0.
+        arguments: the details of the slices, if they have any.
     """
 
     start: Ints
@@ -250,58 +269,66 @@ class Slices:
         return len(self.start)
 
 
-def combinations(strings: Strings, texts: dict[str, Ints]) -> tuple[Parts, SmallInts]:
-    """Encodes the text arguments of slices, by name the IDs of their values, and returns which each slice has."""
+def find_combinations(strings: Strings, texts: dict[str, Ints]) -> tuple[Parts, SmallInts]:
+    """Encodes each distinct combination of text arguments, and returns the combination of each slice.
+
+    ``texts`` has the IDs of the values of each argument, by the argument's name.
+    """
     first, combination = distinct_rows(*texts.values())
     parts: list[Part] = []
     for name, values in texts.items():
-        argument = message(4, number(1, strings.of(Kind.ARGUMENT, name)), number(17, values[first]))
-        parts += where(values[first] != 0, argument)
+        argument = encode_message(
+            4, encode_number(1, strings.get_id(Kind.ARGUMENT, name)), encode_number(17, values[first])
+        )
+        parts += encode_if(values[first] != 0, argument)
     return tuple(parts), combination
 
 
 def slice_packets(slices: Slices) -> Iterator[bytes]:
-    """Yields the packets of slices, in some blocks.
+    """Yields the packets of slices in blocks.
 
-    The end of a slice is that of the innermost open one. So all ends stand before all beginnings: of those of one
-    moment, Perfetto takes first what stands first. What takes no time comes last, end behind beginning.
+    An end closes the innermost open slice, and Perfetto processes packets of equal times in file order. So all ends
+    precede all starts. Slices of zero duration follow, each with its start before its end.
     """
     order = np.lexsort((-slices.end, slices.start))
-    lasting = (slices.end > slices.start)[order]
-    some, moments = order[lasting], order[~lasting]
-    for block in blocks(len(some)):
-        yield encoded(_end(slices, some[block]))
-    for block in blocks(len(some)):
-        yield encoded(_begin(slices, some[block]))
-    for block in blocks(len(moments)):
-        yield encoded(_begin(slices, moments[block]), _end(slices, moments[block]))
+    has_duration = (slices.end > slices.start)[order]
+    long, instant = order[has_duration], order[~has_duration]
+    for block in blocks(len(long)):
+        yield to_bytes(_end_event(slices, long[block]))
+    for block in blocks(len(long)):
+        yield to_bytes(_begin_event(slices, long[block]))
+    for block in blocks(len(instant)):
+        yield to_bytes(_begin_event(slices, instant[block]), _end_event(slices, instant[block]))
 
 
-def _begin(slices: Slices, index: Ints) -> Parts:
+def _begin_event(slices: Slices, index: Ints) -> Parts:
     flow = slices.flow[index]
-    fields = [number(3, slices.category[index])]
+    fields = [encode_number(3, slices.category[index])]
     if slices.arguments:
-        fields.append(taken(slices.arguments.texts, slices.arguments.combination[index]))
-        for name, (values, present) in slices.arguments.numbers.items():
-            fields.append(where(present[index], message(4, number(1, name), number(4, values[index]))))
-    fields += [number(9, _BEGIN), number(10, slices.name[index]), number(11, slices.track[index])]
+        fields.append(take_rows(slices.arguments.texts, slices.arguments.combination[index]))
+        for name_id, (values, is_present) in slices.arguments.numbers.items():
+            argument = encode_message(4, encode_number(1, name_id), encode_number(4, values[index]))
+            fields.append(encode_if(is_present[index], argument))
+    fields += [encode_number(9, _BEGIN), encode_number(10, slices.name[index]), encode_number(11, slices.track[index])]
     if flow.any():
-        fields.append(where(flow != 0, fixed64(47, flow)))
-    return message(1, number(8, slices.start[index]), _SEQUENCE, message(11, *fields), _USES_STRINGS)
+        fields.append(encode_if(flow != 0, encode_fixed64(47, flow)))
+    start = encode_number(8, slices.start[index])
+    return encode_message(1, start, _SLICE_SEQUENCE, encode_message(11, *fields), _USES_STRINGS)
 
 
-def _end(slices: Slices, index: Ints) -> Parts:
-    event = message(11, number(9, _END), number(11, slices.track[index]))
-    return message(1, number(8, slices.end[index]), _SEQUENCE, event)
+def _end_event(slices: Slices, index: Ints) -> Parts:
+    event = encode_message(11, encode_number(9, _END), encode_number(11, slices.track[index]))
+    return encode_message(1, encode_number(8, slices.end[index]), _SLICE_SEQUENCE, event)
 
 
 def counter_packets(track: int, time: Ints, value: Ints) -> Iterable[bytes]:
-    """Yields the packets of a counter: its value from each moment on."""
+    """Yields the packets of a counter, whose value changes at each time."""
+    header = encode_number(9, _COUNTER), encode_number(11, track)
     for block in blocks(len(time)):
-        event = message(11, number(9, _COUNTER), number(11, track), number(30, value[block]))
-        yield encoded(message(1, number(8, time[block]), _SEQUENCE, event))
+        event = encode_message(11, *header, encode_number(30, value[block]))
+        yield to_bytes(encode_message(1, encode_number(8, time[block]), _SLICE_SEQUENCE, event))
 
 
-def compressed(content: bytes) -> bytes:
-    """Compresses packets into one that holds them."""
-    return encoded(message(1, text(50, zlib.compress(content, 1))))
+def compress_packets(content: bytes) -> bytes:
+    """Returns one packet that contains the given packets compressed."""
+    return to_bytes(encode_message(1, encode_text(50, zlib.compress(content, 1))))

@@ -1,4 +1,4 @@
-"""The table of GPU operations in three formats, Parquet, CSV and SQLite, and what its columns are."""
+"""Exports the table of GPU operations as Parquet, CSV or SQLite, and describes its columns."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _GENERATOR = {"generator": "nsys-analyze export"}
-_START_OF_PARQUET = b"PAR1"
-#: SQLite keeps it at the byte 68 of the file: "nsys" as a number.
-_APPLICATION_ID, _PLACE = b"nsys", 68
-_TABLE = "gpu_operations"
+_PARQUET_MAGIC = b"PAR1"
+#: The application ID of the SQLite files, and its offset in bytes.
+_APPLICATION_ID, _APPLICATION_ID_OFFSET = b"nsys", 68
+_TABLE_NAME = "gpu_operations"
 
 
 class Parquet:
-    """A Parquet file: the smallest, with types and units."""
+    """The table as a Parquet file, which is the smallest format, with types and units."""
 
     @staticmethod
     def write(captures: Sequence[Capture], path: Path) -> None:
-        """Writes the operations of the captures, a row group or more for each."""
+        """Writes the operations of the captures, with one or more row groups for each capture."""
         from pyarrow import parquet
 
         schema = _arrow_schema().with_metadata(_GENERATOR)
-        # Arrow takes a path for text, which not every one is.
+        # Arrow decodes a path as UTF-8, which not every path is; so it gets an open file.
         with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
             for table in _operation_tables(captures):
                 writer.write_table(table.replace_schema_metadata(_GENERATOR))
 
     @staticmethod
     def is_ours(path: Path) -> bool:
-        """Returns whether a file is a table that was written here."""
+        """Checks whether a file is a table that was written here."""
         from pyarrow import ArrowException, parquet
 
         with path.open("rb") as file:
-            if file.read(len(_START_OF_PARQUET)) != _START_OF_PARQUET:
+            if file.read(len(_PARQUET_MAGIC)) != _PARQUET_MAGIC:
                 return False
             try:
                 metadata = parquet.read_schema(file).metadata or {}
-            except (ArrowException, OSError):  # it only begins as one does
+            except (ArrowException, OSError):  # only its first bytes are those of Parquet
                 return False
         return all(metadata.get(key.encode()) == value.encode() for key, value in _GENERATOR.items())
 
 
 class Csv:
-    """CSV (RFC 4180, UTF-8): nothing between commas is a missing value, "" an empty text.
+    """The table as CSV (RFC 4180, UTF-8). An empty field is a missing value, and ``""`` is an empty text.
 
-    A text that a spreadsheet would take for a formula has an apostrophe before it.
+    A text that a spreadsheet would execute as a formula is preceded by an apostrophe.
     """
 
     @staticmethod
     def write(captures: Sequence[Capture], path: Path) -> None:
-        """Writes the operations of the captures, below one line of names."""
+        """Writes the operations of the captures below a header."""
         from pyarrow import csv
 
         options = csv.WriteOptions(include_header=False, quoting_style="needed")
@@ -69,13 +69,13 @@ class Csv:
 
     @staticmethod
     def is_ours(path: Path) -> bool:
-        """Returns whether a file has the columns of a table that was written here."""
+        """Checks whether a file has the header of a table that was written here."""
         with path.open("rb") as file:
             return file.readline(2 * len(_header())) == _header()
 
 
 class Sqlite:
-    """An SQLite database with one table."""
+    """The table in an SQLite database."""
 
     @staticmethod
     def write(captures: Sequence[Capture], path: Path) -> None:
@@ -86,9 +86,9 @@ class Sqlite:
         with closing(Database(path)) as database:
             database.execute(f"PRAGMA application_id = {int.from_bytes(_APPLICATION_ID, 'big')}")
             columns = {name: types[column.type] for name, column in OPERATION_COLUMNS.items()}
-            database.create_table(_TABLE, columns)
-            # A fifth of the time of its insert_all, which joins the values of few rows in a statement.
-            insert = f"INSERT INTO {_TABLE} VALUES ({', '.join('?' * len(columns))})"
+            database.create_table(_TABLE_NAME, columns)
+            # This takes a fifth of the time of insert_all, which inserts few rows with each statement.
+            insert = f"INSERT INTO {_TABLE_NAME} VALUES ({', '.join('?' * len(columns))})"
             for operations in _operation_tables(captures):
                 for batch in _plain_texts(operations).to_batches(20_000):
                     with database.conn as connection:
@@ -96,23 +96,23 @@ class Sqlite:
 
     @staticmethod
     def is_ours(path: Path) -> bool:
-        """Returns whether a file is a database that was written here."""
+        """Checks whether a file is a database that was written here."""
         with path.open("rb") as file:
-            file.seek(_PLACE)
+            file.seek(_APPLICATION_ID_OFFSET)
             return file.read(4) == _APPLICATION_ID
 
 
 def column_reference() -> Iterator[tuple[str, str, str, str]]:
-    """Yields name, type, unit and meaning of each column."""
+    """Returns the name, type, unit and meaning of each column."""
     types = {"category": "text", "integer": "integer", "flag": "true or false"}
     return ((name, types[column.type], column.unit, column.doc) for name, column in OPERATION_COLUMNS.items())
 
 
 def _operation_tables(captures: Sequence[Capture]) -> Iterator[pa.Table]:
-    """Yields the operations of each capture, in columns of the schema; times are on the clock of their capture.
+    """Yields the operations of each capture in the columns of the schema, with times on the clock of the capture.
 
     Raises:
-        MissingTableError: a capture has no GPU activity.
+        MissingTableError: a capture has no GPU operations.
     """
     import pyarrow as pa
 
@@ -126,7 +126,7 @@ def _operation_tables(captures: Sequence[Capture]) -> Iterator[pa.Table]:
 
 
 def _arrow_schema() -> pa.Schema:
-    """Returns the columns, each with what it says and its unit in its metadata."""
+    """Returns the columns, each with its meaning and unit in the metadata."""
     import pyarrow as pa
 
     types = {"category": pa.dictionary(pa.int32(), pa.string()), "integer": pa.int64(), "flag": pa.bool_()}
@@ -139,7 +139,10 @@ def _arrow_schema() -> pa.Schema:
 
 
 def _plain_texts(table: pa.Table, *, formulas: bool = True) -> pa.Table:
-    """Returns the table with texts in place of codes, for formats that know no codes."""
+    """Returns the table with texts in place of codes, for formats without categorical types.
+
+    Unless ``formulas``, an apostrophe precedes texts that a spreadsheet would execute.
+    """
     import pyarrow as pa
     from pyarrow.compute import replace_substring_regex
 
