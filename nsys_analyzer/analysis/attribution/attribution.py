@@ -312,9 +312,9 @@ def find_open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, li
     """
     # Ranges without a moment inside are left out: most operators launch nothing.
     index = np.flatnonzero(has_moments(thread, time, ranges.thread, ranges.start, ranges.end))
-    asked = ranges.select(index)
-    axis = Axis(asked.thread, asked.start, asked.end)
-    opened, closed = axis.place(asked.thread, asked.start), axis.place(asked.thread, asked.end)
+    entered = ranges.select(index)
+    axis = Axis(entered.thread, entered.start, entered.end)
+    opened, closed = axis.place(entered.thread, entered.start), axis.place(entered.thread, entered.end)
     boundaries = distinct(np.concatenate([opened, closed]))
     # The stack is the same from one boundary to the next. Before the first boundary and off the axis it is NONE.
     segment = np.searchsorted(boundaries, axis.place(thread, time), side="right") - 1

@@ -98,8 +98,8 @@ def use_classes(classes: OwnClasses) -> None:
 def known_classes() -> Mapping[str, str]:
     """Returns the line of the glossary of every class: those of the package, of plugins and of the user."""
     meanings = {name: row.meaning for name, row in CLASSES.items()}
-    own = {name: row.meaning for name, row in {**read_plugin_classes(), **given_classes}.items()}
-    return {**meanings, **own, **meanings}  # the order and the texts of the package take precedence
+    own_meanings = {name: row.meaning for name, row in {**read_plugin_classes(), **given_classes}.items()}
+    return {**meanings, **own_meanings, **meanings}  # the order and the texts of the package take precedence
 
 
 #: The names of ranges and operators around collectives: those that libraries write.

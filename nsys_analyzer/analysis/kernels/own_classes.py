@@ -71,7 +71,7 @@ def read_classes(path: Path) -> OwnClasses:
 def read_plugin_classes() -> OwnClasses:
     """Reads the classes that installed packages define."""
     classes: dict[str, OwnClass] = {}
-    for point, named in load_plugins(KERNEL_CLASSES):
+    for point, table in load_plugins(KERNEL_CLASSES):
         with skip_if_it_fails(point):
-            classes |= msgspec.convert(named, dict[str, OwnClass])
+            classes |= msgspec.convert(table, dict[str, OwnClass])
     return classes

@@ -90,8 +90,8 @@ class PhaseNames:
     @property
     def leaf_phases(self) -> tuple[str, ...]:
         """The phases that partition a step, in order; phases that the user defines come last."""
-        own = [phase for phase in self.extra if phase not in (*LEAF_PHASES, STEP, WARMUP, *ATTENTION_PARTS)]
-        return (*LEAF_PHASES, *own)
+        own_phases = [phase for phase in self.extra if phase not in (*LEAF_PHASES, STEP, WARMUP, *ATTENTION_PARTS)]
+        return (*LEAF_PHASES, *own_phases)
 
     def find_roles(self, names: tuple[str, ...]) -> list[str | None]:
         """Returns the phase or part of attention of each range name, or None."""

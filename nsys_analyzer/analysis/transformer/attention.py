@@ -297,9 +297,14 @@ def softmax_traffic(
     if not total_ns or sum(ns for _, ns, *_ in countable) < (1 - _MAX_UNCOUNTED_SHARE) * total_ns:
         return None
     rows = batch * heads * context
-    row_bytes = (launches * (context * (read + written) + row) for launches, _, read, written, row in countable)
+    row_bytes = (
+        launches * (context * (bytes_read + bytes_written) + bytes_of_row)
+        for launches, _, bytes_read, bytes_written, bytes_of_row in countable
+    )
     moved_bytes = rows * sum(row_bytes)
-    score_bytes = rows * context * max(max(read, written) for _, _, read, written, _ in countable)
+    score_bytes = (
+        rows * context * max(max(bytes_read, bytes_written) for _, _, bytes_read, bytes_written, _ in countable)
+    )
     rate, peak, cache = moved_bytes / total_ns * NS_PER_S, find_memory_bandwidth(gpu), find_l2_bytes(gpu)
     share = rate / peak if peak else None
     fits = score_bytes <= cache if cache else None
