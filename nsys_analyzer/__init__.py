@@ -1,8 +1,8 @@
-"""Answers from Nsight Systems captures of transformers.
+"""Analyzes Nsight Systems and PyTorch profiler captures of transformers.
 
-``load("capture.sqlite").kernels`` is the kernel table as a pandas DataFrame, and
-``render(build_report(summarize("capture.sqlite")))`` the report; ``compare("before.sqlite", "after.sqlite")`` is what
-changed between two runs.
+``load("capture.sqlite").kernels`` is the kernel table as a pandas DataFrame.
+``render(build_report(summarize("capture.sqlite")))`` is the report.
+``compare("before.sqlite", "after.sqlite")`` is the comparison of two runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Trace", "__version__", "build_report", "compare", "load", "render", 
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is in ``__all__`` when it is first asked for: ``nsys-analyze --help`` needs no numpy."""
+    """Imports a name of ``__all__`` when it is first used, so that ``nsys-analyze --help`` does not import numpy."""
     if name in __all__:
         from nsys_analyzer import api
 

@@ -1,4 +1,4 @@
-"""The steps of the command line, for use from Python."""
+"""The commands as functions, for use from Python."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _Path = str | Path
 
 
 class Trace(trace.Trace):
-    """An nsys export: ``Trace.load(path).kernels`` is its kernel table.
+    """A capture: ``Trace.load(path).kernels`` is its kernel table.
 
-    For other phase names than the default ones see :func:`nsys_analyzer.export.frame.kernel_frame`.
+    To use other phase names than the default ones, see :func:`nsys_analyzer.export.frame.kernel_frame`.
     """
 
     @property
@@ -35,7 +35,7 @@ class Trace(trace.Trace):
         The columns and their units are ``nsys_analyzer.export.frame.COLUMNS``.
 
         Raises:
-            MissingTableError: the export has no GPU activity table.
+            MissingTableError: the capture has no table of GPU operations.
         """
         return kernel_frame(self)
 
@@ -44,7 +44,7 @@ def load(path: _Path) -> Trace:
     """Returns one capture: an export (.sqlite), a report of nsys (.nsys-rep) or a trace of PyTorch (.json, .json.gz).
 
     Raises:
-        TraceError: it is absent, damaged, or of another program.
+        TraceError: the file is missing, damaged, or of another program.
     """
     return Trace.load(Path(path))
 
@@ -54,15 +54,16 @@ def summarize(
     model: str | None = None, context_length: int | None = None, batch_size: int | None = None,
     precision: str | None = None, step_ms: float | None = None, with_tracks: bool = False,
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
-    """Returns the figures of captures, ordered by model and context length, one entry for each process.
+    """Returns the summaries of captures, one for each process, ordered by model and context length.
 
     Args:
-        paths: captures, and folders that hold them.
-        timings: files of times without a profiler, as ``--csv`` takes them.
-        phases: phase to the names of its ranges, in place of the default names.
-        model, context_length, batch_size, precision: what the captures do not say of their configuration.
-        step_ms: the time of a step without a profiler, in place of ``timings``; of one capture or one run's ranks.
-        with_tracks: whether to keep every moment of the measured steps, which the timeline of a page shows.
+        paths: captures, and folders of captures.
+        timings: CSV files of times without the profiler, as for ``--csv``.
+        phases: the names of the ranges of each phase, which replace the default names.
+        model, context_length, batch_size, precision: the configuration, if the captures do not record it.
+        step_ms: the time of a step without the profiler, which replaces ``timings``; for one capture or the ranks of
+            one run.
+        with_tracks: whether to keep the events of the measured steps, which the timeline of a page shows.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -71,24 +72,26 @@ def summarize(
     from nsys_analyzer.inputs.captures import load_captures
     from nsys_analyzer.inputs.timings import read_timings
 
-    files = [Path(one) for one in ([timings] if isinstance(timings, str | Path) else timings)]
+    csv_paths = [Path(path) for path in ([timings] if isinstance(timings, str | Path) else timings)]
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
-    timed = read_timings(*files) if files else None
-    found = [Path(path) for path in paths]
-    return load_captures(found, names, given, timed, step_ms=step_ms, with_tracks=with_tracks).captures
+    unprofiled_times = read_timings(*csv_paths) if csv_paths else None
+    loaded = load_captures(
+        [Path(path) for path in paths], names, given, unprofiled_times, step_ms=step_ms, with_tracks=with_tracks
+    )
+    return loaded.captures
 
 
 def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool = False) -> Comparisons:
-    """Returns what changed from one side to the other, each a capture, a report's JSON, or a folder of captures.
+    """Returns the comparison of two sides. Each is a capture, a JSON report, or a folder of captures.
 
     Args:
-        before, after: the sides; ``timings.csv`` beside them is read, too.
+        before, after: the two sides; a ``timings.csv`` beside them is read as well.
         repeats: whether all captures of a folder are runs of one program.
-        force: whether to compare what cannot be compared.
+        force: whether to compare runs even if their configurations differ.
 
     Raises:
-        NsysAnalyzerError: one of them cannot be read, or nothing can be compared.
+        NsysAnalyzerError: a side cannot be read, or no runs can be compared.
     """
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.experiments.gather import load_runs
@@ -97,7 +100,7 @@ def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool =
 
 
 def build_report(captures: Iterable[CaptureSummary]) -> Report:
-    """Returns the report of these captures: sections for people, and the data they are written from."""
+    """Returns the report of these captures: its sections, and the data from which they are written."""
     from nsys_analyzer.report import sections
     from nsys_analyzer.report.evidence import Evidence
 
@@ -109,7 +112,7 @@ def render(report: Report, output_format: str = "markdown") -> str:
 
     Args:
         report: the report.
-        output_format: one of ``nsys_analyzer.report.renderers.RENDERERS``: "markdown", "html" or "json".
+        output_format: "markdown", "html" or "json", a key of ``nsys_analyzer.report.renderers.RENDERERS``.
 
     Raises:
         KeyError: there is no such format.
@@ -130,29 +133,28 @@ def _report_as_html(report: Report) -> str:
 
 
 def _summary_as_html(summary: CaptureSummary) -> str:
-    """Returns what comes first in the report of one capture, and what would make its step shorter."""
+    """Returns the first block and the findings of the report of one capture."""
     from nsys_analyzer.report.sections import EXPLAIN_SECTION_KEYS
 
     report = build_report([summary])
-    return _report_as_html(
-        replace(report, sections=tuple(one for one in report.sections if one.key in EXPLAIN_SECTION_KEYS))
-    )
+    sections = tuple(section for section in report.sections if section.key in EXPLAIN_SECTION_KEYS)
+    return _report_as_html(replace(report, sections=sections))
 
 
-def _comparisons_as_html(found: Comparisons) -> str:
-    """Returns what ``nsys-analyze compare`` says."""
+def _comparisons_as_html(comparisons: Comparisons) -> str:
+    """Returns the text of ``nsys-analyze compare``."""
     from nsys_analyzer.report.sections.comparison import answer_comparison
 
-    return _report_as_html(Report("", (answer_comparison(found, DEFAULT_THRESHOLD),)))
+    return _report_as_html(Report("", (answer_comparison(comparisons, DEFAULT_THRESHOLD),)))
 
 
 def _comparison_as_html(comparison: Comparison) -> str:
-    """Returns what ``nsys-analyze compare`` says of one pair."""
+    """Returns the text of ``nsys-analyze compare`` for one pair of runs."""
     return _comparisons_as_html(Comparisons((comparison,), (), ()))
 
 
-# Here, for the rooms of these types know nothing of a report; `_repr_html_` is the name that notebooks ask for.
-setattr(Report, "_repr_html_", _report_as_html)  # noqa: B010 - it is no attribute for a type checker
+# Notebooks call `_repr_html_`. It is set here because the modules of these types cannot import the report.
+setattr(Report, "_repr_html_", _report_as_html)  # noqa: B010 - a type checker refuses the assignment of an attribute
 setattr(CaptureSummary, "_repr_html_", _summary_as_html)  # noqa: B010
 setattr(Comparisons, "_repr_html_", _comparisons_as_html)  # noqa: B010
 setattr(Comparison, "_repr_html_", _comparison_as_html)  # noqa: B010

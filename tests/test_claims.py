@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.experiments.gather import load_evidence
-from nsys_analyzer.questions.claims import _is_same_or_cut, check
+from nsys_analyzer.questions.claims import _is_same_or_shortened, check
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.report.renderers.html import render_fragment
@@ -165,7 +165,7 @@ def test_each_sentence_of_a_report_is_judged_true(name: str, evidence: Callable[
     ],
 )  # fmt: skip
 def test_a_terminal_may_cut_the_start_of_a_path(cell: str, is_same: bool) -> None:
-    assert _is_same_or_cut(cell, "/home/somebody/programs/train.py:22") == is_same
+    assert _is_same_or_shortened(cell, "/home/somebody/programs/train.py:22") == is_same
 
 
 @pytest.mark.parametrize("name", ["train_small256", "cpu_train"])

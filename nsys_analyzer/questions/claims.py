@@ -1,9 +1,9 @@
-"""Whether captures hold what a text says: true, false with the right figure, or not judged.
+"""Checks the statements of a text against captures: each is true, false with the right figure, or not judged.
 
-Two kinds of lines are judged, and nothing else. A line of ``ask`` (``gpu_busy_ms phase=forward = 9.04 ms``) is compared
-with the answer to its question. A sentence or a row of a table that the report of these captures writes is compared
-with the report: its words must be the report's, letter by letter, and its numbers are judged one by one. English is
-not understood. So a line that holds anything besides is not judged, nor a sentence that goes on in words beside it.
+Two kinds of lines are judged. A line of ``ask`` (``gpu_busy_ms phase=forward = 9.04 ms``) is compared with the answer
+to its question. A sentence or a table row of the report is compared with the report of these captures: its words must
+equal the report's letter by letter, and each of its numbers is judged. Other English is not understood. So a line that
+holds anything else is not judged, and neither is a sentence that continues in other words above or below it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.questions.ask import Answer, CannotAnswer, ask, in_words
 from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.model import Answer as Quotable
+from nsys_analyzer.report.model import Answer as AnswerBlock
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Report, StepBars, Table, TimelineLink
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
 from nsys_analyzer.report.renderers.step_bar import bar_lines, legend_entries, part_letter
@@ -31,21 +31,21 @@ from nsys_analyzer.text import StrOrText, plain, spans, visible
 
 _DIGITS = r"[−+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _NUMBER = re.compile(rf"(?<![\w.]){_DIGITS}(?!\w|[.,][0-9])")
-#: What markdown adds to the words of a report: links and pictures, marks and folds, an item's bullet, a heading.
+#: The markup that markdown adds to the words of a report: links and pictures, marks and folds, bullets, headings.
 _LINK = re.compile(r"(?<!\\)!?\[([^\]]{1,500})\]\([^)\s]{1,500}\)")
 _MARKS = re.compile(r"[`*\\]|</?(?:details|summary)>")
 _BULLET, _HEADING = re.compile(r"^\s*[-*•]\s+(?![\d\s≈])"), re.compile(r"^\s*#{1,6}\s")
 _COMMENT, _FENCE_OF_CODE = re.compile(r"\s*<!--.*-->\s*"), re.compile(r"\s*```+\s*\w")
-#: The space between two sentences of a paragraph. There is none after the number in "1. The GPU …".
+#: The space between two sentences of a paragraph. The number in "1. The GPU …" does not end a sentence.
 _SENTENCE_BREAK = re.compile(r"(?<=[^\d\s][.!?])\s+(?=[A-Z0-9\"'≈(])")
-#: What separates the cells of a row in markdown, in text copied from a page, and on a terminal.
+#: The separators of cells in markdown, in text copied from a page, and on a terminal.
 _CELL_BREAK = re.compile(r"\s*(?<!\\)\|\s*|\t|\s{2,}")
 #: Line ends that announce the text below, and line ends that complete a sentence.
 _LEAD_IN_ENDS, _SENTENCE_ENDS = tuple(":：,;，；(“\"«„'"), (".", "!", "?", "…")
-#: Limits of the search for a sentence that a terminal broke over several lines: lines of one paragraph, and joins of
-#: lines in one text. Without them, a hostile text takes too long.
+#: The limits of the search for a sentence that a terminal broke over several lines: the lines of one paragraph, and the
+#: joins of lines in one text. Without these limits, a hostile text would take too long.
 _MAX_PARAGRAPH_LINES, _MAX_JOINS = 60, 20_000
-#: Letters by which a line is recognised as the start of a sentence of the report.
+#: The number of characters by which a line is recognized as the start of a sentence of the report.
 _PREFIX_LENGTH = 8
 _MAX_SENTENCES_SHOWN, _MAX_BAR_WIDTH = 5, 1000
 _ASK_LINE = re.compile(r"((\w+)(?: \w+=(?:'[^']*'|\"[^\"]*\"|\S+?))*)(?: =|:) (.+)")
@@ -54,19 +54,22 @@ _UNKNOWN_WORDS = CannotAnswer(
     "It is neither a line of ask nor a sentence that the report of these captures writes",
     "a line NAME = VALUE UNIT, as nsys-analyze ask prints it, or a sentence in the report's own words",
 )
-_AMBIGUOUS = CannotAnswer("The report says this of several things", "the name of the capture or finding above it")
-_OTHER_DIGITS = CannotAnswer("It is not written as closely as it is known, or in another unit", "nsys-analyze ask")
-_GOES_ON = CannotAnswer("It is a part of words that are not judged", "a paragraph of its own")
+_AMBIGUOUS = CannotAnswer(
+    "The report makes this statement about several subjects", "the name of the capture or finding above it"
+)
+_OTHER_DIGITS = CannotAnswer("It has too few digits or another unit", "nsys-analyze ask")
+_PART_OF_OTHER_TEXT = CannotAnswer("It is part of a text that is not judged", "a paragraph of its own")
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of a text, or a sentence of one.
+    """A line or sentence of a text, with its verdict.
 
     Attributes:
         text: the words of the line or sentence.
-        holds: whether the captures hold it; null if that is not judged.
+        holds: whether it is true of the captures; null if it is not judged.
         answers: the answer to the question of a line of ``ask``.
         report: the report's sentences or rows in these words, if the figures of the text are false.
+        cannot_answer: why it is not judged.
     """
 
     text: str
@@ -77,7 +80,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """The claims of a text in order, as ``check`` writes them."""
+    """The claims of a text in order, in the form that ``check`` writes."""
 
     claims: tuple[Claim, ...]
     schema_version: int = SCHEMA_VERSION
@@ -91,9 +94,9 @@ class _Sentence(NamedTuple):
     """A sentence of the report.
 
     Attributes:
-        capture: the capture that it tells of, or empty.
-        title_id: the number of the title above it without which it is not understood, or 0.
-        kind: "title" for such a title, and "heading" for a line that claims nothing.
+        capture: the capture that it is about, or empty.
+        title_id: the number of the title above it that it needs to be understood, or 0.
+        kind: "title" for such a title, and "heading" for a line that makes no statement.
     """
 
     text: str
@@ -103,7 +106,7 @@ class _Sentence(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """A table of the report, with the sentence that precedes it, and the number of the title above it."""
+    """A table of the report, with the sentence before it and the number of the title above it."""
 
     table: Table
     preceding: str
@@ -111,7 +114,7 @@ class _Table(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Lines of the text that belong together; those of the kind "other" are not recognised."""
+    """Lines of the text that belong together. Lines of the kind "other" are not recognized."""
 
     text: str
     kind: Literal["other", "blank", "heading", "sentences", "line"] = "other"
@@ -119,8 +122,8 @@ class _Part(NamedTuple):
 
 
 def check(evidence: Evidence, text: str) -> Claims:
-    """Returns each line or sentence of a text, with whether the captures hold it."""
-    parts = [_Part("", "blank"), *_Reader(evidence).parts(text), _Part("", "blank")]
+    """Returns each line or sentence of a text with the verdict on whether it is true of the captures."""
+    parts = [_Part("", "blank"), *_TextReader(evidence).parts(text), _Part("", "blank")]
     claims: list[Claim] = []
     is_announced = False
     for before, part, after in zip(parts, parts[1:], parts[2:], strict=False):
@@ -128,16 +131,16 @@ def check(evidence: Evidence, text: str) -> Claims:
             is_announced = part.kind == "other" and _without_markup(part.text).endswith(_LEAD_IN_ENDS)
         if part.kind == "other" and re.search(r"\w", part.text):
             claims.append(Claim(" ".join(part.text.split()), None, cannot_answer=_UNKNOWN_WORDS))
-        elif is_announced or _goes_on(before, part, after):
-            claims += [Claim(claim.text, None, cannot_answer=_GOES_ON) for claim in part.claims]
+        elif is_announced or _continues_beside(before, part, after):
+            claims += [Claim(claim.text, None, cannot_answer=_PART_OF_OTHER_TEXT) for claim in part.claims]
         else:
             claims += part.claims
     return Claims(tuple(claims))
 
 
-def _goes_on(before: _Part, part: _Part, after: _Part) -> bool:
-    """Tells whether a part goes on in lines beside it that are not recognised."""
-    above, below = map(_loose_words, (before, after))
+def _continues_beside(before: _Part, part: _Part, after: _Part) -> bool:
+    """Tells whether a part continues in the lines above or below it that are not recognized."""
+    above, below = map(_unrecognized_words, (before, after))
     first = "" if _BULLET.match(after.text) else below[:1]
     if part.kind != "sentences" or (first and not first.isalnum()):
         return bool(first) and not first.isalnum()
@@ -146,14 +149,14 @@ def _goes_on(before: _Part, part: _Part, after: _Part) -> bool:
     return starts_above or (bool(first) and not is_whole and not first.isupper() and not first.isdigit())
 
 
-def _loose_words(part: _Part) -> str:
-    """Returns the words of a part that is not recognised, unless it is a heading or a row of a table."""
+def _unrecognized_words(part: _Part) -> str:
+    """Returns the words of a part that is not recognized, unless it is a heading or a table row."""
     is_apart = part.kind != "other" or _HEADING.match(part.text) or len(_CELL_BREAK.split(part.text)) > 2
     return "" if is_apart else _without_markup(part.text)
 
 
 class _ReportIndex:
-    """The report of captures: its sentences by their words without numbers, its tables and bars."""
+    """An index of the report of captures: its sentences by their words without numbers, its tables and bars."""
 
     def __init__(self, report: Report, captures: Collection[str]) -> None:
         self.captures = captures
@@ -168,17 +171,17 @@ class _ReportIndex:
             self._add_blocks(section.blocks, "", 0)
 
     def matching(self, text: str) -> Sequence[_Sentence]:
-        """Returns the sentences that have the words of a text, whatever their numbers are."""
+        """Returns the sentences that have the same words as a text, with any numbers."""
         return self.sentences.get(_without_numbers(text)) or self.sentences.get(_without_spaces(text)) or ()
 
     def _add_blocks(self, blocks: Sequence[Block], capture: str, title_id: int) -> None:
-        """Adds the words of blocks that tell of a capture and stand below a title."""
+        """Adds the words of blocks that are about a capture, below a title."""
         for block in blocks:
             subject = getattr(block, "capture", "") or capture
             match block:
                 case Paragraph(text) if [span.kind for span in spans(text)] == ["strong"]:
                     title_id = self._add_title(plain(text), subject, 0)
-                case Paragraph(text) | Quotable(text):
+                case Paragraph(text) | AnswerBlock(text):
                     self._add(text, subject, title_id)
                 case Listing(texts, kind):
                     for text in texts:
@@ -191,12 +194,12 @@ class _ReportIndex:
                     self.tables.append(_Table(block, self._last_sentence, title_id))
                 case StepBars(parts, rows, title, note):
                     self.bars.append(block)
-                    for row in rows:  # text that is copied from a page has the names of a bar's parts in one word
+                    for row in rows:  # in text copied from a page, the names of a bar's parts are one word
                         drawn = "".join(part for part, ms in zip(parts, row.ms, strict=True) if ms)
                         self._add(drawn, subject, title_id, "heading")
                     keys = list(legend_entries(block, [sum(row.ms) for row in rows]))
                     on_a_terminal = " ".join([title, *(f"{part_letter(part)} {key}" for part, key in keys)])
-                    # A terminal has the title and the keys in one line, and a page has them apart.
+                    # On a terminal, the title and the keys share one line; on a page, they are separate.
                     for text in (on_a_terminal, title, *(key for _, key in keys), note):
                         self._add(text, subject, title_id)
                 case TimelineLink():
@@ -205,7 +208,7 @@ class _ReportIndex:
                     self._add(block.title, subject, title_id, "heading")
 
     def _add_title(self, title: str, capture: str, title_id: int) -> int:
-        """Adds a title, and returns the number for the blocks below it: a new number if the title holds a figure."""
+        """Adds a title, and returns the number for the blocks below it: a new one if the title holds a figure."""
         if title in self.captures or not _NUMBER.search(title):
             title_id = 0 if title in self.captures else title_id
             self._add(title, capture, title_id, "heading")
@@ -215,19 +218,19 @@ class _ReportIndex:
         return self._title_count
 
     def _add(self, text: StrOrText, capture: str, title_id: int, kind: _Kind = "sentence") -> None:
-        """Adds the sentences of a text, each by its words with and without its numbers."""
+        """Adds the sentences of a text by their words, with and without their numbers."""
         words = _without_markup(_HEADING.sub("", visible(plain(text))))  # a comment in Python looks like a heading
         for sentence in _SENTENCE_BREAK.split(words) if kind == "sentence" else [words]:
             self._last_sentence = _without_spaces(sentence)
-            # A terminal may break a long name anywhere, also between two digits.
+            # A terminal may break a long name anywhere, even between two digits.
             without_numbers = self._last_sentence if kind == "heading" else _without_numbers(sentence)
             for key in {self._last_sentence, without_numbers}:
                 self.sentences[key].append(_Sentence(sentence, capture, title_id, kind))
                 self.starts.add(key[:_PREFIX_LENGTH])
 
 
-class _Reader:
-    """Compares a text with the report of captures; remembers the capture, title and table that it was last about."""
+class _TextReader:
+    """Compares a text with the report of captures; remembers the capture, title and table that the text is about."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
@@ -248,12 +251,12 @@ class _Reader:
                 self._tables = self._tables if "-" in line else ()
                 part, count = _Part("", "blank"), 1
             else:
-                part, count = self._recognised(text_lines[place : place + _MAX_PARAGRAPH_LINES])
+                part, count = self._recognize(text_lines[place : place + _MAX_PARAGRAPH_LINES])
             place += count
             yield part
 
-    def _recognised(self, text_lines: Sequence[str]) -> tuple[_Part, int]:
-        """Returns the part that begins with the first of these lines, and how many of the lines it takes."""
+    def _recognize(self, text_lines: Sequence[str]) -> tuple[_Part, int]:
+        """Returns the part that begins with the first of these lines, and the number of lines in it."""
         line = text_lines[0]
         if part := self._ask_line(line) or self._table_row(line) or self._bar(line):
             return part, 1
@@ -288,7 +291,7 @@ class _Reader:
         return _Part(line, "line", (Claim(words, holds, (answer,), cannot_answer=why),))
 
     def _table_row(self, line: str) -> _Part | None:
-        """Returns the claim of a row of a table, below the titles of its columns."""
+        """Returns the claim of a table row below the titles of its columns; a heading for the row of titles."""
         stripped = line.strip(" ").removeprefix("|").removesuffix("|").strip(" ")
         cells = [*map(_without_markup, _CELL_BREAK.split(stripped))]
         if len(cells) < 2:
@@ -310,7 +313,7 @@ class _Reader:
         return _Part(line, "line", (claim,)) if verdicts else None
 
     def _bar(self, line: str) -> _Part | None:
-        """Returns a heading for a bar as the report draws it in the width of the line: its legend has the figures."""
+        """Returns a heading for a bar that the report draws in the width of the line; the legend holds its figures."""
         for bars in self._report.bars if len(line) <= _MAX_BAR_WIDTH else ():
             for _, strokes in zip(bars.rows, bar_lines(bars, len(line)), strict=False):
                 if "".join(stroke.text for stroke in strokes).rstrip() == line.rstrip():
@@ -318,7 +321,7 @@ class _Reader:
         return None
 
     def _sentences(self, text: str) -> _Part | None:
-        """Returns the claims of a text that consists of sentences of the report; None if it holds anything else."""
+        """Returns the claims of a text that consists only of sentences of the report; else None."""
         pieces = _SENTENCE_BREAK.split(_without_markup(_HEADING.sub("", _BULLET.sub("", text))))
         sentences: list[tuple[str, Sequence[_Sentence]]] = []
         while pieces:
@@ -335,7 +338,7 @@ class _Reader:
         return _Part(text, "sentences" if claims else "heading", claims)
 
     def _sentence_claim(self, words: str, matches: Sequence[_Sentence]) -> Claim | None:
-        """Returns the claim of words that match these sentences of the report; None if these are headings."""
+        """Returns the claim of words that match these sentences of the report; None if all are headings."""
         if all(sentence.kind == "heading" for sentence in matches):
             is_of_capture = any(sentence.capture for sentence in matches)
             self._capture = words if words in self._report.captures else self._capture if is_of_capture else ""
@@ -354,23 +357,23 @@ class _Reader:
         return _claim_of(words, verdicts, is_clear=len(subjects) == 1)
 
     def _may_be_about(self, capture: str, title_id: int) -> bool:
-        """Tells whether the text may be about this capture and title; an empty capture and a 0 fit everywhere."""
+        """Tells whether the text may be about this capture and title; an empty capture and a title of 0 always fit."""
         is_of_capture = not self._capture or capture in ("", self._capture)
         return is_of_capture and (not self._titles or title_id in (0, *self._titles))
 
 
 def _claim_of(text: str, verdicts: Mapping[bool | None, Sequence[str]], *, is_clear: bool) -> Claim:
-    """Returns the claim of a text, given the sentences or rows of the report for each verdict on its numbers."""
+    """Returns the claim of a text from the verdicts on its numbers, each with its sentences or rows of the report."""
     if set(verdicts) == {True} or (True in verdicts and is_clear):
         return Claim(text, True)
     if set(verdicts) == {False}:
         return Claim(text, False, report=tuple(dict.fromkeys(verdicts[False]))[:_MAX_SENTENCES_SHOWN])
-    why = _AMBIGUOUS if True in verdicts else _OTHER_DIGITS if verdicts else _GOES_ON
+    why = _AMBIGUOUS if True in verdicts else _OTHER_DIGITS if verdicts else _PART_OF_OTHER_TEXT
     return Claim(text, None, cannot_answer=why)
 
 
 def _has_value(value: str, answer: Answer) -> bool | None:
-    """Tells whether a value is that of an answer; None if its unit, digits or number of values differ."""
+    """Tells whether a value equals that of an answer; None if its unit, digits or number of values differ."""
     if isinstance(answer.value, str):
         name = _without_markup(answer.value)
         return True if value == name else None if name in value else False
@@ -383,36 +386,36 @@ def _has_value(value: str, answer: Answer) -> bool | None:
 
 
 def _cell_holds(cell: str, reported: str) -> bool | None:
-    """Tells whether a cell agrees with the report's. A bar claims nothing, and a terminal may cut a long name."""
-    if not reported.strip("\N{DARK SHADE}") or _is_same_or_cut(cell, reported):
+    """Tells whether a cell agrees with the report. A bar makes no statement; a terminal may shorten a long name."""
+    if not reported.strip("\N{DARK SHADE}") or _is_same_or_shortened(cell, reported):
         return True
     return _same_numbers(cell, reported) if _without_numbers(cell) == _without_numbers(reported) else None
 
 
 def _is_start(cells: Sequence[str], reported: Sequence[str]) -> bool:
-    """Tells whether a row begins with these cells, which a terminal may have cut."""
-    return len(cells) <= len(reported) and all(map(_is_same_or_cut, cells, reported))
+    """Tells whether a row begins with these cells, which a terminal may have shortened."""
+    return len(cells) <= len(reported) and all(map(_is_same_or_shortened, cells, reported))
 
 
-def _is_same_or_cut(cell: str, reported: str) -> bool:
-    """Tells whether a cell is the reported one, its beginning, or the end of a path with the number of a line."""
+def _is_same_or_shortened(cell: str, reported: str) -> bool:
+    """Tells whether a cell is the reported one, its beginning, or the end of a path with a line number."""
     cell, full_cell = _without_spaces(cell), _without_spaces(reported)
     is_path_end = cell.startswith("…") and ":" in cell and full_cell.endswith(cell[1:])
     return cell == full_cell or is_path_end or (cell.endswith("…") and full_cell.startswith(cell[:-1]))
 
 
 def _same_numbers(text: str, reported: str) -> bool | None:
-    """Tells whether a text has the numbers of a reported text that has the same words."""
+    """Tells whether a text has the same numbers as a reported text with the same words."""
     if _without_spaces(text) == _without_spaces(reported):
         return True
     numbers, reported_numbers = _NUMBER.findall(text), _NUMBER.findall(reported)
-    if len(numbers) != len(reported_numbers):  # a text may hold the placeholder itself
+    if len(numbers) != len(reported_numbers):  # the text itself may hold the placeholder of a number
         return None
     return _all_hold(map(_agrees, numbers, reported_numbers))
 
 
 def _agrees(number: str, reported: str) -> bool | None:
-    """Tells whether a number equals a reported one, or is it rounded to two digits or more.
+    """Tells whether a number equals the reported one, exactly or rounded to two digits or more.
 
     None if the number is the reported one rounded to a single digit.
     """
@@ -432,7 +435,7 @@ def _all_hold(verdicts: Iterable[bool | None]) -> bool | None:
 
 
 def _without_markup(text: str) -> str:
-    """Returns a text on one line, without the marks of markdown."""
+    """Returns a text on one line, without markup."""
     text = html.unescape(text) if "<summary>" in text else text
     return " ".join(_MARKS.sub("", _LINK.sub(r"\1", text)).split())
 
