@@ -15,10 +15,13 @@ from nsys_analyzer.analysis.findings.finding import Candidate, StepsToExplain, s
 from nsys_analyzer.analysis.kernels import class_rules, classes
 from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.ranges import phases
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.transformer import peaks
 from nsys_analyzer.cli import bench as cli_bench
 from nsys_analyzer.experiments import results
+from nsys_analyzer.questions import ask
+from nsys_analyzer.questions import figure as figure_module
+from nsys_analyzer.questions.named_figures import FIGURES, PHASE
 from nsys_analyzer.report import palette, sections
 from nsys_analyzer.report.model import Block, Paragraph
 from nsys_analyzer.report.renderers import step_bar
@@ -40,6 +43,21 @@ def test_a_question_is_a_function_and_an_entry(
     assert run_main("report", step_trace, "-o", tmp_path / "report.md", "--no-figures").code == 0
     text = (tmp_path / "report.md").read_text()
     assert "\n## How many kernels are there?\n\nThere are 5.\n" in text
+
+
+def test_a_named_figure_is_a_function(step_trace: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure_module, "FIGURES", known := {**FIGURES})
+    monkeypatch.setattr(ask, "FIGURES", known)
+
+    @figure_module.figure(PHASE, "count", needs=("class",))
+    def distinct_kernels(phase: PhaseSummary, kernel_class: str) -> int:
+        """Returns the number of distinct kernels of a class."""
+        return sum(row.kernel_class == kernel_class for row in phase.kernels)
+
+    answer = "distinct_kernels class=matmul = 1 count, the capture without warm-up"
+    assert run_main("ask", step_trace, "distinct_kernels class=matmul").out.startswith(answer)
+    listed = "distinct_kernels class=… [phase=…]\n    count: The number of distinct kernels of a class.\n"
+    assert run_main("ask", "--list").out.endswith(listed)
 
 
 def test_an_experiment_is_a_module_an_entry_and_a_target(

@@ -18,12 +18,10 @@ CANNOT_ANSWER = 4
 
 
 def _list_figures(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
-    from nsys_analyzer.questions.ask import usage
-    from nsys_analyzer.questions.named_figures import FIGURES, unit_of
+    from nsys_analyzer.questions.ask import list_figures
 
     if is_requested:
-        for name, figure in FIGURES.items():
-            click.echo(f"{usage(name)}\n    {unit_of(name)}: {figure.doc}")
+        click.echo(list_figures(), nl=False)
         ctx.exit()
 
 

@@ -1,9 +1,10 @@
-"""One figure of a capture by its name, and the most valuable ones in so many bytes: what a program or an agent asks."""
+"""Answers questions about single figures, and ranks the most valuable answers for a budget of bytes."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
-from nsys_analyzer.questions.named_figures import FIGURES, Case, take, unit_of
+from nsys_analyzer.questions.figure import Subject, evaluate
+from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, to_plain_data
 from nsys_analyzer.text import plain
 
@@ -21,19 +23,39 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.report.evidence import Evidence
 
-#: What tells the processes of several captures apart, in every question.
-_CHOOSING = ("capture", "process", "rank")
-#: The questions of a capture, the most valuable first; of a key with several values each one.
-_RANKED = (
-    "step_unprofiled_ms", "step_estimated_ms", "step_profiled_ms", "saves_ms finding", "step_idle_share",
-    "step_compute_ms", "step_idle_ms", "idle_cause_ms cause", "gpu", "step_class_ms class", "busy_share phase",
-    "unprofiled_ms phase", "wall_ms phase", "gpu_busy_ms phase", "top_kernel phase", "step_kernels", "step_copy_ms",
-    "step_communication_ms", "mfu phase", "softmax_ms", "peak_memory_bytes", "module_ms module",
+#: The arguments that select one process of several captures. Every question may have them.
+_SELECTING_ARGUMENTS = ("capture", "process", "rank")
+#: The figures of a capture, the most valuable first. A figure with an argument is asked for each of its values.
+_RANKED_FIGURES: tuple[tuple[str, str | None], ...] = (
+    ("step_unprofiled_ms", None), ("step_estimated_ms", None), ("step_profiled_ms", None), ("saves_ms", "finding"),
+    ("step_idle_share", None), ("step_compute_ms", None), ("step_idle_ms", None), ("idle_cause_ms", "cause"),
+    ("gpu", None), ("step_class_ms", "class"), ("busy_share", "phase"), ("unprofiled_ms", "phase"),
+    ("wall_ms", "phase"), ("gpu_busy_ms", "phase"), ("top_kernel", "phase"), ("step_kernels", None),
+    ("step_copy_ms", None), ("step_communication_ms", None), ("mfu", "phase"), ("softmax_ms", None),
+    ("peak_memory_bytes", None), ("module_ms", "module"),
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Question:
+    """The name of a figure with the arguments of a question.
+
+    Attributes:
+        text: the question as it was typed, or as it would be typed.
+    """
+
+    name: str
+    arguments: Mapping[str, str]
+    text: str
+
+    @classmethod
+    def about(cls, name: str, **arguments: str) -> Question:
+        """Returns the question about a figure with these arguments."""
+        return cls(name, arguments, " ".join((name, *(f"{key}={shlex.quote(arguments[key])}" for key in arguments))))
+
+
 class CannotAnswer(msgspec.Struct, frozen=True):
-    """Why a capture does not answer a question, and the command that would record what the answer needs."""
+    """The reason why a capture does not answer a question, and the command that would record the answer."""
 
     why: str
     needs: str
@@ -49,14 +71,14 @@ class RestsOn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer to one question: a value, or why there is none.
+    """The answer to one question: a value, or the reason why there is none.
 
     Attributes:
         figure: the question.
         value: a number, two bounds, or a name.
-        unit: ms, us, count, fraction, ratio, bytes, flop, tokens/s or text.
+        unit: ms, us, count, fraction, bytes, flop, tokens/s or text.
         of: what the value is of: "median of 5 instances of forward".
-        title: the name of a finding, or whether the slowest rank is late.
+        title: the title of a finding, or the sentence on the slowest rank.
         remedy: lines of PyTorch that may fix a finding.
     """
 
@@ -71,7 +93,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What ``ask`` and ``explain --budget`` write: answers, and how many more had no room."""
+    """The answers that ``ask`` and ``explain --budget`` write, and the number of answers that had no room."""
 
     answers: tuple[Answer, ...]
     left_out: int = 0
@@ -79,40 +101,94 @@ class Answers(msgspec.Struct, frozen=True):
     generator: str = GENERATOR
 
 
-def ask(evidence: Evidence, question: str) -> Answer:
-    """Returns the figure that a question names, as in ``gpu_busy_ms phase=forward``; or why there is none.
+def ask(evidence: Evidence, text: str) -> Answer:
+    """Returns the answer to a question as it is typed, such as ``gpu_busy_ms phase=forward``.
 
     Raises:
-        ConfigurationError: there is no such figure, or the question lacks a word, or has one too many.
+        ConfigurationError: there is no such figure, or the question lacks an argument or has one too many.
+    """
+    return answer_question(evidence, parse_question(text))
+
+
+def parse_question(text: str) -> Question:
+    """Returns the question that a text asks.
+
+    Raises:
+        ConfigurationError: there is no such figure, or the question lacks an argument or has one too many.
     """
     try:
-        name, *pairs = shlex.split(question) or [""]
+        name, *pairs = shlex.split(text) or [""]
     except ValueError as error:
-        raise ConfigurationError(f"{question} is no question ({error})", "Close the quotation marks") from error
-    words = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
+        raise ConfigurationError(f"{text} is no question ({error})", "Close the quotation marks") from error
     if name not in FIGURES:
-        near = get_close_matches(name, FIGURES, 1)
-        meant = f"Did you mean {near[0]}? " if near else ""
-        raise ConfigurationError(f"There is no figure {name!r}", f"{meant}nsys-analyze ask --list names them")
-    keys = keys_of(name)
-    if not {key for key in keys if key[0] != "["} <= words.keys() <= {key.strip("[]") for key in keys}:
-        raise ConfigurationError(f"{question!r} has a word too few or too many", f"Ask for {usage(name)}")
-    if name == "saves_ms" and [*words] == ["finding"]:
-        figure = f"saves_ms finding={words['finding']}"
-        answers = [answer for run in evidence.runs for answer in _of_run(evidence, run) if answer.figure == figure]
+        nearest = get_close_matches(name, FIGURES, 1)
+        suggestion = f"Did you mean {nearest[0]}? " if nearest else ""
+        raise ConfigurationError(f"There is no figure {name!r}", f"{suggestion}nsys-analyze ask --list names them")
+    arguments = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
+    needed = FIGURES[name].needs
+    if not {*needed} <= arguments.keys() <= {key.strip("[]") for key in _keys_of(name)}:
+        raise ConfigurationError(f"{text!r} has a word too few or too many", f"Ask for {usage(name)}")
+    return Question(name, arguments, text)
+
+
+def answer_question(evidence: Evidence, question: Question) -> Answer:
+    """Returns the answer to a question."""
+    if question.name == "saves_ms" and [*question.arguments] == ["finding"]:
+        answers = [answer for run in evidence.runs for answer in _answers_of_run(evidence, run)]
+        figure = f"saves_ms finding={question.arguments['finding']}"
+        answers = [answer for answer in answers if answer.figure == figure]
         if len(answers) == 1:
             return answers[0]
-    captures = [one for one in evidence.captures if _is_meant(one, words)]
+    captures = [capture for capture in evidence.captures if _is_selected(capture, question)]
     if len(captures) != 1:
-        titles = ", ".join(one.title for one in captures or evidence.captures)
+        titles = ", ".join(capture.title for capture in captures or evidence.captures)
         why = f"{len(captures)} processes are meant, of: {titles}"
-        needed = CannotAnswer(why, f"nsys-analyze ask CAPTURE '{question} capture=NAME process=NAME'")
-        return Answer(question, RestsOn(", ".join(dict.fromkeys(one.source for one in captures))), cannot_answer=needed)
-    return _answer(evidence, captures[0], words, name, question)
+        needs = f"nsys-analyze ask CAPTURE '{question.text} capture=NAME process=NAME'"
+        sources = ", ".join(dict.fromkeys(capture.source for capture in captures))
+        return Answer(question.text, RestsOn(sources), cannot_answer=CannotAnswer(why, needs))
+    return _answer_for(captures[0], evidence, question)
+
+
+def _is_selected(capture: CaptureSummary, question: Question) -> bool:
+    """Tells whether the question may be about this process."""
+    names = {
+        "capture": (capture.name, capture.source),
+        "process": (capture.process,),
+        "rank": (str(capture.rank),),
+    }
+    return all(question.arguments.get(key) in (None, *names[key]) for key in _SELECTING_ARGUMENTS)
+
+
+def _answer_for(capture: CaptureSummary, evidence: Evidence, question: Question) -> Answer:
+    """Returns the answer to a question about one process."""
+    figure = FIGURES[question.name]
+    same_source = [one for one in evidence.captures if (one.source, one.process) == (capture.source, capture.process)]
+    source = capture.source if len(same_source) == 1 else f"{capture.name}/{capture.source}"
+    try:
+        value, of, table, rows = evaluate(figure, Subject(capture, evidence.runs, question.arguments))
+    except CannotAnswerError as error:
+        reason = CannotAnswer(error.message, error.hint)
+        return Answer(question.text, RestsOn(source, capture.process), unit=figure.unit, cannot_answer=reason)
+    rounded: float | str | tuple[float, float]
+    if isinstance(value, tuple):
+        rounded = (_round(value[0]), _round(value[1]))
+    else:
+        rounded = value if isinstance(value, str) else _round(value)
+    rests_on = RestsOn(source, capture.process, table, rows)
+    for finding in capture.findings or ():
+        if finding.id == question.arguments.get("finding"):
+            return Answer(question.text, rests_on, rounded, figure.unit, of, finding.title, finding.remedy)
+    return Answer(question.text, rests_on, rounded, figure.unit, of)
+
+
+def _round(value: float) -> float:
+    """Returns a number rounded to six digits, which is more than any measurement has."""
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def in_words(answer: Answer) -> str:
-    """Returns an answer as a line."""
+    """Returns an answer as a line of text."""
     if answer.cannot_answer:
         needs = f". It needs: {answer.cannot_answer.needs}" if answer.cannot_answer.needs else "."
         return f"{answer.figure}: cannot be told. {answer.cannot_answer.why}{needs}"
@@ -122,103 +198,91 @@ def in_words(answer: Answer) -> str:
     return f"{answer.figure} = {value}{unit}, {answer.of} ({source})"
 
 
-def _answer(evidence: Evidence, capture: CaptureSummary, words: Mapping[str, str], name: str, question: str) -> Answer:
-    case, named = Case(capture, evidence.runs, words), FIGURES[name]
-    is_alone = sum(one.source == capture.source and one.process == capture.process for one in evidence.captures) == 1
-    source = capture.source if is_alone else f"{capture.name}/{capture.source}"
-    try:
-        value, of, table, rows = take(named, case)
-    except CannotAnswerError as error:
-        cannot = CannotAnswer(error.message, error.hint)
-        return Answer(question, RestsOn(source, capture.process), unit=unit_of(name), cannot_answer=cannot)
-    finding = next((one for one in capture.findings or () if one.id == case.words.get("finding")), None)
-    more = (finding.title, finding.remedy) if finding else ("", ())
-    short: float | str | tuple[float, float]
-    short = (_rounded(value[0]), _rounded(value[1])) if isinstance(value, tuple) else value
-    short = short if isinstance(short, str | tuple) else _rounded(short)
-    return Answer(question, RestsOn(source, capture.process, table, rows), short, unit_of(name), of, *more)
-
-
-def _rounded(value: float) -> float:
-    """A number in six digits: no measurement has more."""
-    rounded = float(f"{value:.6g}")
-    return int(rounded) if rounded.is_integer() else rounded
-
-
-def _is_meant(capture: CaptureSummary, words: Mapping[str, str]) -> bool:
-    said = {"capture": (capture.name, capture.source), "process": (capture.process,), "rank": (str(capture.rank),)}
-    return all(words[key] in said[key] for key in _CHOOSING if key in words)
-
-
-def keys_of(name: str) -> tuple[str, ...]:
-    """Returns the words of a question that follow a figure's name; in brackets those that it may do without."""
-    return (*FIGURES[name].keys, *(f"[{key}]" for key in _CHOOSING))
+def list_figures() -> str:
+    """Returns the name of each figure with the arguments of a question, its unit and its meaning."""
+    return "".join(f"{usage(name)}\n    {figure.unit}: {figure.doc}\n" for name, figure in FIGURES.items())
 
 
 def usage(name: str) -> str:
-    """Returns how a question after a figure is written: ``class_ms class=… [phase=…]``."""
-    keys = (f"[{key[1:-1]}=…]" if key[0] == "[" else f"{key}=…" for key in keys_of(name)[: -len(_CHOOSING)])
+    """Returns how a question about a figure is written: ``class_ms class=… [phase=…]``."""
+    keys = (f"[{key[1:-1]}=…]" if key[0] == "[" else f"{key}=…" for key in FIGURES[name].keys)
     return " ".join((name, *keys))
 
 
+def _keys_of(name: str) -> tuple[str, ...]:
+    """Returns the arguments that a question about a figure may have; those in brackets are optional."""
+    return (*FIGURES[name].keys, *(f"[{key}]" for key in _SELECTING_ARGUMENTS))
+
+
 def values_of(capture: CaptureSummary, key: str) -> tuple[str, ...]:
-    """Returns what a key may be in the questions of a capture: its phases, classes, causes, findings or modules."""
+    """Returns the values of an argument in questions about a capture, such as its phases or its findings."""
     if key == "phase":
-        return tuple(one.phase for one in capture.phases if one.instances)
+        return tuple(phase.phase for phase in capture.phases if phase.instances)
     if key == "class":
         return tuple(row.kernel_class for row in capture.whole.classes) if capture.whole else ()
     if key == "cause":
         return tuple(row.cause for row in capture.step.causes) if capture.step else ()
     if key == "module":
-        return tuple(one.path for one in capture.modules.modules) if capture.modules else ("MODULE",)
-    return tuple(one.id for one in capture.findings or ()) if key == "finding" else ()
-
-
-def _of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
-    """Yields which rank of a run is late, and what findings about all its ranks save."""
-    from nsys_analyzer.report.sections.ranks import describe_late_rank  # captures of one rank need none of it
-
-    late = RestsOn(run.name)
-    if rank := run.slowest_rank:
-        words = {"capture": rank.capture, "process": rank.label} | ({} if rank.rank is None else {"rank": rank.rank})
-        conditions = (f"{key}={shlex.quote(str(word))}" for key, word in words.items())
-        answer = ask(evidence, " ".join(("late_ms", *conditions)))
-        if answer.cannot_answer is None:
-            late = replace(answer.evidence, capture=run.name)
-            yield replace(answer, title=plain(describe_late_rank(run)))
-    for finding in run.findings:
-        saves, of = (_rounded(finding.saves_ms_low), _rounded(finding.saves_ms_high)), "a step of all ranks, replayed"
-        title = ". ".join((finding.title, *map(plain, finding.evidence[:1])))
-        yield Answer(f"saves_ms finding={finding.id}", late, saves, "ms", of, title, finding.remedy)
-
-
-def answers(evidence: Evidence) -> Iterator[Answer]:
-    """Yields the answers of runs of ranks and captures, the most valuable first, then each unknown figure once."""
-    for run in evidence.runs:
-        yield from _of_run(evidence, run)
-    by_capture = (list(_ranked(evidence, capture)) for capture in evidence.captures)
-    in_turn = [answer for ranked in zip_longest(*by_capture) for answer in ranked if answer]
-    yield from (answer for answer in in_turn if answer.cannot_answer is None)
-    missing = {(a.evidence, a.cannot_answer.why): a for a in reversed(in_turn) if a.cannot_answer}
-    yield from reversed(missing.values())
-
-
-def _ranked(evidence: Evidence, capture: CaptureSummary) -> Iterator[Answer]:
-    for question in _RANKED:
-        name, _, key = question.partition(" ")
-        for value in values_of(capture, key) if key else ("",):
-            words = {key: value} if key else {}
-            figure = " ".join((name, *(f"{key}={shlex.quote(value)}" for key, value in words.items())))
-            yield _answer(evidence, capture, words, name, figure)
+        return tuple(module.path for module in capture.modules.modules) if capture.modules else ("MODULE",)
+    return tuple(finding.id for finding in capture.findings or ()) if key == "finding" else ()
 
 
 def brief(evidence: Evidence, budget: int) -> str:
-    """Returns as many answers as fit into this many bytes of JSON; it stops at the first that does not fit."""
-    ranked, count = list(answers(evidence)), 0
-    while count < len(ranked) and len(_written(ranked, count + 1)) <= budget:
+    """Returns the most valuable answers as JSON of at most ``budget`` bytes; the first that does not fit ends it."""
+    ranked = list(answers(evidence))
+    count = 0
+    while count < len(ranked) and len(_to_json(ranked, count + 1)) <= budget:
         count += 1
-    return _written(ranked, count)
+    return _to_json(ranked, count)
 
 
-def _written(answers: list[Answer], count: int) -> str:
+def _to_json(answers: list[Answer], count: int) -> str:
+    """Returns the first ``count`` answers as JSON."""
     return in_json(to_plain_data(Answers(tuple(answers[:count]), len(answers) - count)), indent=None)
+
+
+def answers(evidence: Evidence) -> Iterator[Answer]:
+    """Yields the answers about runs of ranks and about captures, the most valuable first.
+
+    Questions without an answer follow, one for each capture and reason.
+    """
+    for run in evidence.runs:
+        yield from _answers_of_run(evidence, run)
+    by_capture = (list(_answers_of_capture(evidence, capture)) for capture in evidence.captures)
+    in_turn = [answer for ranked in zip_longest(*by_capture) for answer in ranked if answer]
+    yield from (answer for answer in in_turn if answer.cannot_answer is None)
+    first_by_reason: dict[tuple[RestsOn, str], Answer] = {}
+    for answer in reversed(in_turn):
+        if answer.cannot_answer:
+            first_by_reason[answer.evidence, answer.cannot_answer.why] = answer
+    yield from reversed(first_by_reason.values())
+
+
+def _answers_of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
+    """Yields how late the slowest rank of a run is, and what findings about all its ranks save."""
+    from nsys_analyzer.report.sections.ranks import describe_late_rank  # not needed for captures of one rank
+
+    rests_on = RestsOn(run.name)
+    if rank := run.slowest_rank:
+        arguments = {"capture": rank.capture, "process": rank.label}
+        if rank.rank is not None:
+            arguments["rank"] = str(rank.rank)
+        answer = answer_question(evidence, Question.about("late_ms", **arguments))
+        if answer.cannot_answer is None:
+            rests_on = replace(answer.evidence, capture=run.name)
+            yield replace(answer, title=plain(describe_late_rank(run)))
+    for finding in run.findings:
+        saving = (_round(finding.saves_ms_low), _round(finding.saves_ms_high))
+        title = ". ".join((finding.title, *map(plain, finding.evidence[:1])))
+        figure = f"saves_ms finding={finding.id}"
+        yield Answer(figure, rests_on, saving, "ms", "a step of all ranks, replayed", title, finding.remedy)
+
+
+def _answers_of_capture(evidence: Evidence, capture: CaptureSummary) -> Iterator[Answer]:
+    """Yields the answers about one process, the most valuable first."""
+    for name, argument in _RANKED_FIGURES:
+        if argument is None:
+            yield _answer_for(capture, evidence, Question.about(name))
+            continue
+        for value in values_of(capture, argument):
+            yield _answer_for(capture, evidence, Question.about(name, **{argument: value}))

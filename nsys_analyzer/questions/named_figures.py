@@ -1,236 +1,145 @@
-"""The figures of a capture that have a name: one table for ``ask``, ``check``, ``explain --budget`` and agents.
+"""The figures that have a name, for ``ask``, ``check``, ``explain --budget`` and agents.
 
-A new figure is a row of ``FIGURES``: where it stands in a summary. A key in brackets is a word of the question that
-picks a row; ``phase`` is the phase of the question, or the whole capture outside warm-up, ``rank`` one of its run's.
+Each figure is a function. A new figure is a new function here.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
+from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
-from nsys_analyzer.analysis.kernels.classes import known_classes
+from nsys_analyzer.analysis.ranks.run import RankFigures
 from nsys_analyzer.analysis.statistics import Stats
-from nsys_analyzer.analysis.steps.process import CAUSES
-from nsys_analyzer.analysis.summary.kernel_tables import find_class_share
+from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
+from nsys_analyzer.analysis.summary.kernel_tables import KernelRow, find_class_share
+from nsys_analyzer.analysis.summary.modules import Module, Modules
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Limits, PhaseSummary, Unprofiled
+from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.errors import (
     PROGRAM_ARGUMENTS,
     RECORD_COMMAND,
     RECORD_GRAPH_NODES_COMMAND,
     RECORD_ON_GPU_COMMAND,
-    CannotAnswerError,
     ConfigurationError,
 )
+from nsys_analyzer.questions.figure import COPIES, MEMORY_EVENTS, OPERATIONS, RANGES, TIMINGS, Obstacle, Part, Subject
+from nsys_analyzer.questions.figure import FIGURES as FIGURES
+from nsys_analyzer.questions.figure import figure as figure
 from nsys_analyzer.report.sections.limits import OPTIONS, explain_missing_mfu
 from nsys_analyzer.text import plain, plural
 
-if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
-    from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-
-#: A number, the two bounds of one, or a name.
-Value: TypeAlias = "float | int | str | tuple[float, float]"
+Row = TypeVar("Row", KernelRow, Module)
 
 
-class Case(NamedTuple):
-    """What is asked of: a process of a capture, the runs of ranks, and the words of the question."""
-
-    capture: CaptureSummary
-    runs: Sequence[ParallelRun]
-    words: Mapping[str, str]
-
-    @property
-    def phase(self) -> PhaseSummary | None:
-        """The phase of the question; without one the whole capture."""
-        return self.capture.phase(self.words["phase"]) if "phase" in self.words else self.capture.whole
-
-    @property
-    def rank(self) -> RankFigures | None:
-        """The rank of the process among those of its run."""
-        ranks = [rank for run in self.runs for rank in run.ranks if rank.capture == self.capture.name]
-        return next((rank for rank in ranks if len(ranks) == 1 or rank.label == self.capture.process), None)
+# --- conditions under which figures are unknown
 
 
-@dataclass(frozen=True)
-class Named:
-    """A figure with a name.
-
-    Attributes:
-        path: where it stands; of two paths with ``..`` between them its bounds, with ``/`` their quotient.
-        kinds: the ``_TABLES`` that it rests on.
-        unless: the ``_OBSTACLES`` under which it cannot be told.
-    """
-
-    path: str
-    doc: str
-    kinds: tuple[str, ...] = ("kernel", "graph")
-    unless: tuple[str, ...] = ()
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The words that a question needs beside the name, in brackets where it may do without."""
-        named = dict.fromkeys(re.findall(r"\[(\w+)\]", self.path))
-        return (*named, "[phase]") if self.path.startswith("phase") else (*named,)
+def _unprofiled_step(subject: Subject) -> UnprofiledStep | None:
+    return subject.capture.step.unprofiled_ms if subject.capture.step else None
 
 
-#: The table of nsys and the category of a trace of PyTorch that hold each kind of row.
-_TABLES = {
-    "kernel": ("CUPTI_ACTIVITY_KIND_KERNEL", "kernel"), "memcpy": ("CUPTI_ACTIVITY_KIND_MEMCPY", "gpu_memcpy"),
-    "memset": ("CUPTI_ACTIVITY_KIND_MEMSET", "gpu_memset"), "graph": ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "kernel"),
-    "range": ("NVTX_EVENTS", "user_annotation"), "memory": ("CUDA_GPU_MEMORY_USAGE_EVENTS", "[memory]"),
-    "timing": ("timings", ""),
-}  # fmt: skip
-_ALL, _COPIES, _RANGES, _TIMES = ("kernel", "memcpy", "memset", "graph"), ("memcpy",), ("range",), ("timing",)
-_GPU, _KERNELS, _NAMES = ("cpu",), ("graphs",), ("graphs", "unnamed")
-#: By what rows are picked.
-_IDENTITY = {"class": "kernel_class", "finding": "id", "module": "path", "kernel": "name", "memcpy": "kind"}
-#: How the names of figures end, and the units that these are in; all others are counts.
-_UNITS = {
-    "_ms": "ms", "_us": "us", "share": "fraction", "mfu": "fraction", "flops": "flop", "bytes": "bytes",
-    "per_s": "tokens/s", "gpu": "text", "top_kernel": "text",
-}  # fmt: skip
-_STEP, _EXPOSED = "step.unprofiled_ms", "step.exposed"
-_CLASS, _FINDING = "phase.classes[class]", "findings[finding].saves_ms"
-FIGURES: dict[str, Named] = {
-    "gpu": Named("gpu", "The GPU's name."),
-    "steps": Named("step.wall_ms.n", "Measured steps."),
-    "step_ms": Named("step.said_ms", "A step's one length: unprofiled, else estimated, else profiled."),
-    "step_unprofiled_ms": Named(f"{_STEP}.low", "A step without the profiler.", _TIMES, ("untimed",)),
-    "step_estimated_ms": Named(f"{_STEP}.low..{_STEP}.high", "The same, estimated.", unless=("timed",)),
-    "step_profiled_ms": Named("step.wall_ms", "A step under the profiler."),
-    "step_compute_ms": Named("step.compute_ms", "Of that: kernels compute.", unless=_GPU),
-    "step_copy_ms": Named(f"{_EXPOSED}_copy_ms", "Copies alone run.", _COPIES, _GPU),
-    "step_communication_ms": Named(f"{_EXPOSED}_communication_ms", "Collectives.", unless=_GPU),
-    "step_idle_ms": Named("step.idle_ms", "The GPU does nothing.", _ALL, _GPU),
-    "step_busy_share": Named("step.busy_share", "The GPU works, of the step's one length.", _ALL, _GPU),
-    "step_idle_share": Named("step.idle_ms/step.length_ms", "The share of that.", _ALL, _GPU),
-    "idle_cause_ms": Named("step.causes[cause].ms", "It does nothing for one cause.", _ALL, _GPU),
-    "step_class_ms": Named("step.classes[class].ms", "A kernel class computes.", unless=_NAMES),
-    "step_class_share": Named("step.classes[class].ms/step.length_ms", "Its share.", unless=_NAMES),
-    "step_kernels": Named("step.launches", "Kernels and fills of a step.", unless=_KERNELS),
-    "launch_latency_us": Named("step.launch_latency_us.median", "From launch to start.", _ALL, _GPU),
-    "saves_ms": Named(f"{_FINDING}_low..{_FINDING}_high", "What a finding saves.", unless=_GPU),
-    "wall_ms": Named("phase.wall_ms", "By the CPU's clock.", _RANGES),
-    "unprofiled_ms": Named("unprofiled.phases[phase]", "Not profiled.", _TIMES, ("doubt",)),
-    "gpu_busy_ms": Named("phase.gpu_busy_ms", "The union of its GPU operations.", _ALL, _GPU),
-    "gpu_span_ms": Named("phase.gpu_span_ms", "First start to last end.", _ALL, _GPU),
-    "busy_share": Named("phase.busy_share.low..phase.busy_share.high", "GPU busy ÷ wall.", _ALL, _GPU),
-    "kernel_sum_ms": Named("phase.kernel_time_ms", "Its kernels' sum.", unless=_KERNELS),
-    "kernels": Named("phase.kernels_per_instance", "Kernels in one.", unless=_KERNELS),
-    "instances": Named("phase.instances", "How many were measured.", _RANGES),
-    "copies": Named("phase.memory[=memcpy].operations_per_instance", "Copies in one.", _COPIES, _GPU),
-    "copy_ms": Named("phase.memory[=memcpy].ms_per_instance", "Their sum.", _COPIES, _GPU),
-    "class_ms": Named(f"{_CLASS}.ms_per_instance", "Kernels of a class.", unless=_NAMES),
-    "class_launches": Named(f"{_CLASS}.launches_per_instance", "How many.", unless=_NAMES),
-    "class_share": Named(f"{_CLASS}.share", "Their share of kernel time.", unless=_NAMES),
-    "top_kernel": Named("phase.kernels.0.name", "The kernel with most time.", unless=_KERNELS),
-    "kernel_ms": Named("phase.kernels[kernel].ms_per_instance", "One kernel, by a part of its name.", unless=_KERNELS),
-    "kernel_launches": Named("phase.kernels[kernel].launches_per_instance", "Its launches.", unless=_KERNELS),
-    "softmax_ms": Named("attention.softmax_ms", "The softmax of attention.", unless=_KERNELS),
-    "attention_matmul_ms": Named("attention.matmul_ms", "The matmuls of attention.", unless=_KERNELS),
-    "module_ms": Named("modules.modules[module].ms", "A module with all inside, both ways.", unless=_KERNELS),
-    "module_forward_ms": Named("modules.modules[module].forward.ms", "Forward alone.", unless=_KERNELS),
-    "mfu": Named("limits.phases[phase].mfu", "The model's FLOPs ÷ time ÷ peak."),
-    "model_flops": Named("limits.phases[phase].model_flops", "The model's FLOPs."),
-    "peak_memory_bytes": Named("peak_memory_bytes", "The most device memory.", ("memory",), _GPU),
-    "tokens_per_s": Named("unprofiled.tokens_per_second", "Tokens ÷ the unprofiled step.", _TIMES),
-    "late_ms": Named("rank.lateness_ms", "A rank's own time less that of the fastest."),
-    "collectives_ms": Named("rank.communication_ms", "Its collectives, hidden or not."),
-    "waiting_ms": Named("rank.waiting_ms", "Of these, until the last rank starts."),
-}  # fmt: skip
-#: Why a figure is not told, and what would tell it, by what its path starts with.
-_LACKS = {
-    "phase": ("It has no such measured phase, or no such time of it. Its phases: ", RECORD_COMMAND),
-    "step": ("Nothing tells its steps, or the time of one", RECORD_COMMAND),
-    "unprofiled": ("It was not timed without the profiler, or what it counts is not known", RECORD_COMMAND),
-    "findings": ("It has no such finding: ", "nsys-analyze explain CAPTURE"),
-    "attention": ("Nothing tells it apart", "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE"),
-    "modules": ("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}"),
-    "peak_memory_bytes": ("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}"),
-    "rank": ("The captures are not of several ranks of a run", f"nsys-analyze run --nproc 2 {PROGRAM_ARGUMENTS}"),
-    "gpu": ("It names no GPU", RECORD_COMMAND),
-}  # fmt: skip
-#: What keeps figures from being told: whether it does, why, and what would help.
-_OBSTACLES: Mapping[str, tuple[Callable[[Case], object], str, str]] = {
-    "cpu": (lambda case: case.capture.on_cpu, "The program ran on the CPU", RECORD_ON_GPU_COMMAND),
-    "graphs": (
-        lambda case: case.phase and case.phase.opaque,
-        "CUDA graphs hide their kernels in this capture",
-        RECORD_GRAPH_NODES_COMMAND,
-    ),
-    "unnamed": (
-        lambda case: case.phase and find_class_share(case.phase.classes, UNKNOWN) is None,
-        "It holds kernels without a name",
-        "nsys export --type sqlite REPORT",
-    ),
-    "untimed": (lambda case: not _timed(case), "The step was not timed without the profiler", RECORD_COMMAND),
-    "timed": (lambda case: _timed(case), "It is measured", "nsys-analyze ask CAPTURE step_unprofiled_ms"),
-    "doubt": (
-        lambda case: case.capture.unprofiled and case.capture.unprofiled.doubts.get(case.words["phase"]),
-        "Its times without the profiler cannot be right", RECORD_COMMAND,
-    ),
-}  # fmt: skip
-_ZERO = SimpleNamespace(ms=0.0, ms_per_instance=0.0, launches_per_instance=0.0, operations_per_instance=0.0, share=0.0)
+def _is_timed(subject: Subject) -> bool:
+    """Tells whether the step was timed without the profiler."""
+    step = _unprofiled_step(subject)
+    return step is not None and step.timed
 
 
-def unit_of(name: str) -> str:
-    """Returns the unit of a figure."""
-    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "count")
+def _has_unnamed_kernels(subject: Subject) -> bool:
+    phase = subject.phase
+    return phase is not None and find_class_share(phase.classes, UNKNOWN) is None
 
 
-def take(named: Named, case: Case) -> tuple[Value, str, str, int]:
-    """Returns the figure of a case, what it is of in words, and the table and number of rows that it rests on.
-
-    Raises:
-        CannotAnswerError: the capture does not tell it.
-        ConfigurationError: the question asks for something that there is not.
-    """
-    capture, root = case.capture, named.path.partition(".")[0].partition("[")[0]
-    if capture.whole is None:
-        why = plain(capture.message or capture.findings_missing or "Nothing of it could be read", "`")
-        raise CannotAnswerError(why.removesuffix("."), RECORD_COMMAND)
-    for is_so, why, needs in map(_OBSTACLES.__getitem__, named.unless):
-        if is_so(case):
-            raise CannotAnswerError(why, needs)
-    values = [_at(path, case) for path in re.split(r"\.\.|/", named.path)]
-    if None in (values[0], getattr(values[0], "typical", "")):
-        why, needs = _LACKS.get(root) or _lacks_rate(capture, case.words["phase"])
-        details = {
-            "findings": plain(capture.findings_missing or ", ".join(one.id for one in capture.findings or ()), "`"),
-            "phase": ", ".join(one.phase for one in capture.phases if one.instances),
-        }
-        raise CannotAnswerError(f"{why}{details.get(root, '')}", needs)
-    phase, value = case.phase or capture.whole, values[0]
-    of = _of("unprofiled" if "unprofiled" in named.path else root, case)  # a step without the profiler
-    if named.path in ("step.busy_share", "step.said_ms") and capture.step and capture.step.unprofiled_ms:
-        of = f"{_of('unprofiled', case)}{'' if _timed(case) else ', estimated'}"
-    of = of.removeprefix("near the ") if "step.wall_ms" in named.path else of
-    rows = {one.kind: one.operations_per_instance * phase.instances for one in phase.memory}
-    rows |= {"kernel": phase.kernels_per_instance * phase.instances, "range": phase.instances}
-    rows |= {"memory": capture.memory_events, "timing": 1}
-    if named.path == "rank.lateness_ms" and not isinstance(value, Stats):
-        of = "a step without the profiler, replayed"
-    if isinstance(value, Stats):
-        of = of if value.median is None else of.replace("mean of", "median of")
-        rows["timing"], value = value.n or 1, value.typical
-    elif len(values) > 1:
-        value = value / values[1] if "/" in named.path else (value, values[1]) if value != values[1] else value
-    if "[class]" in named.path and root == "phase":
-        rows["kernel"] = _at(f"{_CLASS}.launches_per_instance", case) * phase.instances
-    kinds = [kind for kind in named.kinds if rows.get(kind)] or named.kinds[:1]
-    return value, of, _tables(kinds, capture), round(sum(rows.get(kind, 0) for kind in kinds))
+def _has_doubtful_time(subject: Subject) -> bool:
+    unprofiled = subject.capture.unprofiled
+    return unprofiled is not None and bool(unprofiled.doubts.get(subject.arguments["phase"]))
 
 
-def _lacks_rate(capture: CaptureSummary, phase: str) -> tuple[str, str]:
+ON_CPU = Obstacle(lambda subject: subject.capture.on_cpu, "The program ran on the CPU", RECORD_ON_GPU_COMMAND)
+OPAQUE_GRAPHS = Obstacle(
+    lambda subject: subject.phase and subject.phase.opaque, "CUDA graphs hide their kernels in this capture",
+    RECORD_GRAPH_NODES_COMMAND,
+)  # fmt: skip
+UNNAMED_KERNELS = Obstacle(
+    _has_unnamed_kernels, "It holds kernels without a name", "nsys export --type sqlite REPORT"
+)  # fmt: skip
+NOT_TIMED = Obstacle(
+    lambda subject: not _is_timed(subject), "The step was not timed without the profiler", RECORD_COMMAND
+)
+TIMED = Obstacle(_is_timed, "It is measured", "nsys-analyze ask CAPTURE step_unprofiled_ms")
+DOUBTFUL_TIME = Obstacle(_has_doubtful_time, "Its times without the profiler cannot be right", RECORD_COMMAND)
+
+
+# --- parts of a summary
+
+
+def _describe_phase(subject: Subject) -> str:
+    phase = subject.phase
+    if phase is None or "phase" not in subject.arguments:
+        return "the capture without warm-up"
+    return f"mean of {phase.instances} {plural(phase.instances, 'instance')} of {phase.label}"
+
+
+def _describe_profiled_steps(subject: Subject) -> str:
+    step = subject.capture.step
+    if step is None:
+        return "the capture without warm-up"
+    count = step.wall_ms.n or 0
+    return f"median of {count} {plural(count, 'step')} under the profiler, {plain(step.unit)}"
+
+
+def _describe_typical_step(subject: Subject) -> str:
+    return f"near the {_describe_profiled_steps(subject)}" if subject.capture.step else "the capture without warm-up"
+
+
+def _describe_step(subject: Subject) -> str:
+    """Returns what the one length of a step is of: a step without the profiler if that is known."""
+    if _unprofiled_step(subject):
+        return f"a step without the profiler{'' if _is_timed(subject) else ', estimated'}"
+    return _describe_typical_step(subject)
+
+
+def _describe_unprofiled(subject: Subject) -> str:
+    return f"mean of {subject.arguments.get('phase')} without the profiler"
+
+
+def _describe_rank(subject: Subject) -> str:
+    steps = len(subject.rank.steps) if subject.rank else 0
+    return f"mean of {steps} {plural(steps, 'step')} of all ranks under the profiler"
+
+
+def _describe_lateness(subject: Subject) -> str:
+    is_replayed = subject.rank is not None and not isinstance(subject.rank.lateness_ms, Stats)
+    return "a step without the profiler, replayed" if is_replayed else _describe_rank(subject)
+
+
+def _always(text: str) -> Callable[[Subject], str]:
+    return lambda _: text
+
+
+def _missing(why: str, needs: str) -> Callable[[Subject], tuple[str, str]]:
+    return lambda _: (why, needs)
+
+
+def _explain_missing_phase(subject: Subject) -> tuple[str, str]:
+    phases = ", ".join(phase.phase for phase in subject.capture.phases if phase.instances)
+    return f"It has no such measured phase, or no such time of it. Its phases: {phases}", RECORD_COMMAND
+
+
+def _explain_missing_finding(subject: Subject) -> tuple[str, str]:
+    ids = ", ".join(finding.id for finding in subject.capture.findings or ())
+    findings = plain(subject.capture.findings_missing or ids, "`")
+    return f"It has no such finding: {findings}", "nsys-analyze explain CAPTURE"
+
+
+def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
     """Returns why the rate of a phase is unknown, and the command with the missing options."""
-    limits = capture.limits
+    limits, phase = subject.capture.limits, subject.arguments["phase"]
     if limits is None:
         return "Nothing of it ran on a GPU", RECORD_ON_GPU_COMMAND
-    rated = ", ".join(limit.phase for limit in limits.phases if limit.phase != phase and limit.mfu is not None)
+    rated = ", ".join(rate.phase for rate in limits.phases if rate.phase != phase and rate.mfu is not None)
     why = f"The FLOPs or the time of {phase} are not known. Those of these phases are known: {rated}" if rated else ""
     missing = limits.missing if "peaks" not in limits.missing else ()
     options = [f"{OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in OPTIONS]
@@ -238,60 +147,377 @@ def _lacks_rate(capture: CaptureSummary, phase: str) -> tuple[str, str]:
     return why or plain(explain_missing_mfu(limits), "`").removesuffix("."), needs
 
 
-def _at(path: str, case: Case) -> Any:
-    """What stands at a path, 0 where no row of a known class, cause or kind is there; None where it is not known."""
-    thing: Any = case if path.startswith(("phase", "rank")) else case.capture
-    for name, key in re.findall(r"(\w+)(?:\[=?(\w+)\])?", path):
-        thing = next(iter(thing), None) if name == "0" else getattr(thing, name)
-        if key and thing is not None:
-            wanted = case.words.get(key, key)
-            thing = thing.get(wanted) if isinstance(thing, dict) else _picked(thing, key, wanted)
-        if thing is None:
-            break
-    return thing
+_WITHOUT_STEPS = _missing("Nothing tells its steps, or the time of one", RECORD_COMMAND)
+_NOT_TIMED = _missing(
+    "It was not timed without the profiler, or what it counts is not known", RECORD_COMMAND
+)  # fmt: skip
+_ONE_RANK = _missing(
+    "The captures are not of several ranks of a run", f"nsys-analyze run --nproc 2 {PROGRAM_ARGUMENTS}"
+)
+_WHOLE_CAPTURE = _always("the capture without warm-up")
+
+GPU = Part[CaptureSummary](
+    lambda subject: subject.capture, _WHOLE_CAPTURE, _missing("It names no GPU", RECORD_COMMAND)
+)  # fmt: skip
+MEMORY = Part[CaptureSummary](
+    lambda subject: subject.capture, _WHOLE_CAPTURE,
+    _missing("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}"),
+)  # fmt: skip
+PHASE = Part[PhaseSummary](lambda subject: subject.phase, _describe_phase, _explain_missing_phase, ("phase",))
+#: The steps: all of those under the profiler, those near their median, and the step whose length reports state.
+PROFILED_STEPS = Part[StepSummary](lambda subject: subject.capture.step, _describe_profiled_steps, _WITHOUT_STEPS)
+TYPICAL_STEP = replace(PROFILED_STEPS, describe=_describe_typical_step)
+STEP = replace(PROFILED_STEPS, describe=_describe_step)
+UNPROFILED_STEP = Part[UnprofiledStep](_unprofiled_step, _always("a step without the profiler"), _WITHOUT_STEPS)
+#: The times without the profiler: of a phase, and of a step.
+UNPROFILED_PHASES = Part[Unprofiled](lambda subject: subject.capture.unprofiled, _describe_unprofiled, _NOT_TIMED)
+UNPROFILED = replace(UNPROFILED_PHASES, describe=_always("a step without the profiler"))
+FINDINGS = Part[tuple[Finding, ...]](
+    lambda subject: subject.capture.findings, _always("a step without the profiler, replayed"),
+    _explain_missing_finding,
+)  # fmt: skip
+ATTENTION = Part[AttentionSummary](
+    lambda subject: subject.capture.attention,
+    lambda subject: f"mean of one {subject.capture.attention.per}" if subject.capture.attention else "",
+    _missing("Nothing tells it apart", "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE"),
+)
+MODULES = Part[Modules](
+    lambda subject: subject.capture.modules,
+    lambda subject: f"mean of one {subject.capture.modules.per}" if subject.capture.modules else "",
+    _missing("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}"),
+)
+LIMITS = Part[Limits](
+    lambda subject: subject.capture.limits, lambda subject: subject.arguments["phase"], _explain_missing_rate
+)  # fmt: skip
+RANK = Part[RankFigures](lambda subject: subject.rank, _describe_rank, _ONE_RANK)
+RANK_LATENESS = replace(RANK, describe=_describe_lateness)
 
 
-def _picked(rows: Sequence[Any], key: str, wanted: str) -> Any:
-    """The row that a word picks: of kernels by a part of the name, of modules by the end of the path, too."""
-    known = {"class": known_classes(), "cause": CAUSES, "memcpy": ("memcpy",)}.get(key)
-    if known and wanted not in known:
-        raise ConfigurationError(f"There is no {key} {wanted!r}", f"There are: {', '.join(known)}")
-    named = [(row, getattr(row, _IDENTITY.get(key, key))) for row in rows]
-    found = [row for row, name in named if name == wanted]
-    if not found and key == "kernel":
-        found = [row for row, name in named if wanted in name]
-    if not found and key == "module":
-        found = [row for row, name in named if name.endswith(f".{wanted}")]
-    if len(found) != 1 and key in ("kernel", "module"):
-        raise ConfigurationError(f"{len(found)} {key}s here are called {wanted!r}", f"See: nsys-analyze {key}s CAPTURE")
-    return found[0] if found else _ZERO if known else None
+# --- figures of steps
 
 
-def _timed(case: Case) -> bool:
-    known = case.capture.step.unprofiled_ms if case.capture.step else None
-    return known is not None and known.timed
+@figure(GPU, "text")
+def gpu(capture: CaptureSummary) -> str | None:
+    """Returns the GPU's name."""
+    return capture.gpu
 
 
-def _of(root: str, case: Case) -> str:
-    """What a figure is of, by what its path starts with."""
-    capture, phase, rank = case.capture, case.phase, case.rank
-    if root == "phase" and phase and "phase" in case.words:
-        return f"mean of {phase.instances} {plural(phase.instances, 'instance')} of {phase.label}"
-    if root == "step" and capture.step:
-        steps = f"{capture.step.wall_ms.n or 0} {plural(capture.step.wall_ms.n or 0, 'step')}"
-        return f"near the median of {steps} under the profiler, {plain(capture.step.unit)}"
-    if root == "rank" and rank:
-        return f"mean of {len(rank.steps)} {plural(len(rank.steps), 'step')} of all ranks under the profiler"
-    per = {"attention": capture.attention, "modules": capture.modules}.get(root)
-    without = f"{case.words.get('phase', 'a step')} without the profiler"
-    timed = f"mean of {without}" if "phase" in case.words else without
-    said = {"findings": f"{without}, replayed", "unprofiled": timed, "limits": case.words.get("phase", "")}
-    return f"mean of one {per.per}" if per else said.get(root, "the capture without warm-up")
+@figure(PROFILED_STEPS, "count")
+def steps(step: StepSummary) -> int | None:
+    """Returns the number of measured steps."""
+    return step.wall_ms.n
 
 
-def _tables(kinds: Sequence[str], capture: CaptureSummary) -> str:
-    """The tables of these kinds of rows: ``CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY``."""
-    if ".json" not in capture.source or tuple(kinds) == _TIMES:
-        return ", ".join(_TABLES[kind][0] for kind in kinds).replace(", CUPTI_ACTIVITY_KIND", ", ")
-    categories = ("cpu_op" if capture.on_cpu and kind == "kernel" else _TABLES[kind][1] for kind in kinds)
-    return f"traceEvents: {', '.join(categories)}"
+@figure(STEP, "ms")
+def step_ms(step: StepSummary) -> float:
+    """Returns the length of a step: unprofiled if it was timed, else estimated, else profiled."""
+    return step.said_ms
+
+
+@figure(UNPROFILED_STEP, "ms", rows=TIMINGS, obstacles=(NOT_TIMED,))
+def step_unprofiled_ms(step: UnprofiledStep) -> float:
+    """Returns the length of a step without the profiler."""
+    return step.low
+
+
+@figure(UNPROFILED_STEP, "ms", obstacles=(TIMED,))
+def step_estimated_ms(step: UnprofiledStep) -> float | tuple[float, float]:
+    """Returns the estimated length of a step without the profiler."""
+    return step.low if step.low == step.high else (step.low, step.high)
+
+
+@figure(PROFILED_STEPS, "ms")
+def step_profiled_ms(step: StepSummary) -> Stats:
+    """Returns the length of a step under the profiler."""
+    return step.wall_ms
+
+
+@figure(TYPICAL_STEP, "ms", obstacles=(ON_CPU,))
+def step_compute_ms(step: StepSummary) -> float:
+    """Returns the time of a profiled step in which kernels compute."""
+    return step.compute_ms
+
+
+@figure(TYPICAL_STEP, "ms", rows=COPIES, obstacles=(ON_CPU,))
+def step_copy_ms(step: StepSummary) -> float:
+    """Returns the time of a profiled step in which the GPU only copies."""
+    return step.exposed_copy_ms
+
+
+@figure(TYPICAL_STEP, "ms", obstacles=(ON_CPU,))
+def step_communication_ms(step: StepSummary) -> float:
+    """Returns the time of a profiled step in which the GPU only runs collectives."""
+    return step.exposed_communication_ms
+
+
+@figure(TYPICAL_STEP, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
+def step_idle_ms(step: StepSummary) -> float:
+    """Returns the time of a profiled step in which the GPU is idle."""
+    return step.idle_ms
+
+
+@figure(STEP, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
+def step_busy_share(step: StepSummary) -> float | None:
+    """Returns the share of a step in which the GPU works; the step's length is that of step_ms."""
+    return step.busy_share
+
+
+@figure(TYPICAL_STEP, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
+def step_idle_share(step: StepSummary) -> float:
+    """Returns the share of a profiled step in which the GPU is idle."""
+    return step.idle_ms / step.length_ms
+
+
+@figure(TYPICAL_STEP, "ms", needs=("cause",), rows=OPERATIONS, obstacles=(ON_CPU,))
+def idle_cause_ms(step: StepSummary, cause: str) -> float:
+    """Returns the time of a profiled step in which the GPU is idle for one cause."""
+    return sum(row.ms for row in step.causes if row.cause == cause)
+
+
+@figure(TYPICAL_STEP, "ms", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS))
+def step_class_ms(step: StepSummary, kernel_class: str) -> float:
+    """Returns the time of a profiled step in which kernels of a class compute."""
+    return sum(row.ms for row in step.classes if row.kernel_class == kernel_class)
+
+
+@figure(TYPICAL_STEP, "fraction", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS))
+def step_class_share(step: StepSummary, kernel_class: str) -> float:
+    """Returns the share of a profiled step in which kernels of a class compute."""
+    return sum(row.ms for row in step.classes if row.kernel_class == kernel_class) / step.length_ms
+
+
+@figure(TYPICAL_STEP, "count", obstacles=(OPAQUE_GRAPHS,))
+def step_kernels(step: StepSummary) -> float:
+    """Returns the number of kernels and fills in a step."""
+    return step.launches
+
+
+@figure(TYPICAL_STEP, "us", rows=OPERATIONS, obstacles=(ON_CPU,))
+def launch_latency_us(step: StepSummary) -> float | None:
+    """Returns the time from a launch to the start of its operation."""
+    return step.launch_latency_us.median if step.launch_latency_us else None
+
+
+@figure(FINDINGS, "ms", needs=("finding",), obstacles=(ON_CPU,))
+def saves_ms(findings: tuple[Finding, ...], finding_id: str) -> float | tuple[float, float] | None:
+    """Returns the saving per step that a finding predicts."""
+    for finding in findings:
+        if finding.id == finding_id:
+            low, high = finding.saves_ms_low, finding.saves_ms_high
+            return low if low == high else (low, high)
+    return None
+
+
+# --- figures of phases, and of the whole capture
+
+
+@figure(PHASE, "ms", rows=RANGES)
+def wall_ms(phase: PhaseSummary) -> Stats:
+    """Returns the duration on the CPU's clock."""
+    return phase.wall_ms
+
+
+@figure(UNPROFILED_PHASES, "ms", needs=("phase",), rows=TIMINGS, obstacles=(DOUBTFUL_TIME,))
+def unprofiled_ms(unprofiled: Unprofiled, phase: str) -> Stats | None:
+    """Returns the duration without the profiler."""
+    return unprofiled.phases.get(phase)
+
+
+@figure(PHASE, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
+def gpu_busy_ms(phase: PhaseSummary) -> Stats:
+    """Returns the union of its GPU operations."""
+    return phase.gpu_busy_ms
+
+
+@figure(PHASE, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
+def gpu_span_ms(phase: PhaseSummary) -> Stats:
+    """Returns the time from the first start to the last end of its GPU operations."""
+    return phase.gpu_span_ms
+
+
+@figure(PHASE, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
+def busy_share(phase: PhaseSummary) -> float | tuple[float, float] | None:
+    """Returns the GPU's busy time divided by the duration on the CPU's clock."""
+    if phase.busy_share is None:
+        return None
+    low, high = phase.busy_share.low, phase.busy_share.high
+    return low if low == high else (low, high)
+
+
+@figure(PHASE, "ms", obstacles=(OPAQUE_GRAPHS,))
+def kernel_sum_ms(phase: PhaseSummary) -> Stats:
+    """Returns the total kernel time."""
+    return phase.kernel_time_ms
+
+
+@figure(PHASE, "count", obstacles=(OPAQUE_GRAPHS,))
+def kernels(phase: PhaseSummary) -> float:
+    """Returns the number of kernels in one instance."""
+    return phase.kernels_per_instance
+
+
+@figure(PHASE, "count", rows=RANGES)
+def instances(phase: PhaseSummary) -> int:
+    """Returns the number of measured instances."""
+    return phase.instances
+
+
+@figure(PHASE, "count", rows=COPIES, obstacles=(ON_CPU,))
+def copies(phase: PhaseSummary) -> float:
+    """Returns the number of copies in one instance."""
+    return sum(row.operations_per_instance for row in phase.memory if row.kind == "memcpy")
+
+
+@figure(PHASE, "ms", rows=COPIES, obstacles=(ON_CPU,))
+def copy_ms(phase: PhaseSummary) -> float:
+    """Returns the total time of copies."""
+    return sum(row.ms_per_instance for row in phase.memory if row.kind == "memcpy")
+
+
+def _launches_of_class(phase: PhaseSummary, kernel_class: str) -> float:
+    return phase.launches_of(kernel_class)
+
+
+@figure(
+    PHASE, "ms", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
+)  # fmt: skip
+def class_ms(phase: PhaseSummary, kernel_class: str) -> float:
+    """Returns the total time of the kernels of a class."""
+    return sum(row.ms_per_instance for row in phase.classes if row.kernel_class == kernel_class)
+
+
+@figure(
+    PHASE, "count", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
+)  # fmt: skip
+def class_launches(phase: PhaseSummary, kernel_class: str) -> float:
+    """Returns the number of kernels of a class in one instance."""
+    return phase.launches_of(kernel_class)
+
+
+@figure(
+    PHASE, "fraction", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
+)  # fmt: skip
+def class_share(phase: PhaseSummary, kernel_class: str) -> float:
+    """Returns the share of the total kernel time in kernels of a class."""
+    return sum(row.share for row in phase.classes if row.kernel_class == kernel_class)
+
+
+@figure(PHASE, "text", obstacles=(OPAQUE_GRAPHS,))
+def top_kernel(phase: PhaseSummary) -> str | None:
+    """Returns the name of the kernel with the most time."""
+    return phase.kernels[0].name if phase.kernels else None
+
+
+@figure(PHASE, "ms", needs=("kernel",), obstacles=(OPAQUE_GRAPHS,))
+def kernel_ms(phase: PhaseSummary, kernel: str) -> float:
+    """Returns the total time of one kernel, found by a part of its name."""
+    return _find_kernel(phase, kernel).ms_per_instance
+
+
+@figure(PHASE, "count", needs=("kernel",), obstacles=(OPAQUE_GRAPHS,))
+def kernel_launches(phase: PhaseSummary, kernel: str) -> float:
+    """Returns the number of launches of one kernel, found by a part of its name."""
+    return _find_kernel(phase, kernel).launches_per_instance
+
+
+# --- figures of the model
+
+
+@figure(ATTENTION, "ms", obstacles=(OPAQUE_GRAPHS,))
+def softmax_ms(attention: AttentionSummary) -> float | None:
+    """Returns the time of the softmax of attention."""
+    return attention.softmax_ms
+
+
+@figure(ATTENTION, "ms", obstacles=(OPAQUE_GRAPHS,))
+def attention_matmul_ms(attention: AttentionSummary) -> float | None:
+    """Returns the time of the attention matmuls."""
+    return attention.matmul_ms
+
+
+@figure(MODULES, "ms", needs=("module",), obstacles=(OPAQUE_GRAPHS,))
+def module_ms(modules: Modules, module: str) -> float:
+    """Returns the kernel time of a module and all modules in it, forward and backward."""
+    return _find_module(modules, module).ms
+
+
+@figure(MODULES, "ms", needs=("module",), obstacles=(OPAQUE_GRAPHS,))
+def module_forward_ms(modules: Modules, module: str) -> float:
+    """Returns the kernel time of a module and all modules in it, forward only."""
+    return _find_module(modules, module).forward.ms
+
+
+@figure(LIMITS, "fraction", needs=("phase",))
+def mfu(limits: Limits, phase: str) -> float | None:
+    """Returns the model FLOPs utilization: the model's FLOPs ÷ time ÷ peak."""
+    rate = limits.phase(phase)
+    return rate.mfu if rate else None
+
+
+@figure(LIMITS, "flop", needs=("phase",))
+def model_flops(limits: Limits, phase: str) -> int | None:
+    """Returns the model's FLOPs in one instance."""
+    rate = limits.phase(phase)
+    return rate.model_flops if rate else None
+
+
+@figure(MEMORY, "bytes", rows=MEMORY_EVENTS, obstacles=(ON_CPU,))
+def peak_memory_bytes(capture: CaptureSummary) -> int | None:
+    """Returns the most device memory in use."""
+    return capture.peak_memory_bytes
+
+
+@figure(UNPROFILED, "tokens/s", rows=TIMINGS)
+def tokens_per_s(unprofiled: Unprofiled) -> float | None:
+    """Returns the tokens of a step ÷ its length without the profiler."""
+    return unprofiled.tokens_per_second
+
+
+# --- figures of ranks
+
+
+@figure(RANK_LATENESS, "ms")
+def late_ms(rank: RankFigures) -> Stats | float | None:
+    """Returns a rank's own time minus that of the fastest rank."""
+    return rank.lateness_ms
+
+
+@figure(RANK, "ms")
+def collectives_ms(rank: RankFigures) -> float:
+    """Returns the time in which a rank runs collectives, hidden or exposed."""
+    return rank.communication_ms
+
+
+@figure(RANK, "ms")
+def waiting_ms(rank: RankFigures) -> float | None:
+    """Returns the part of collectives_ms in which the last rank has not yet started the collective."""
+    return rank.waiting_ms
+
+
+# --- rows that are found by a part of their name
+
+
+def _find_kernel(phase: PhaseSummary, name: str) -> KernelRow:
+    """Returns the kernel with this name, or else the kernel whose name contains it.
+
+    Raises:
+        ConfigurationError: there is no such kernel, or there are several.
+    """
+    return _find_row("kernel", name, [(row.name, row) for row in phase.kernels], lambda full: name in full)
+
+
+def _find_module(modules: Modules, path: str) -> Module:
+    """Returns the module with this path, or else the module whose path ends in it.
+
+    Raises:
+        ConfigurationError: there is no such module, or there are several.
+    """
+    rows = [(module.path, module) for module in modules.modules]
+    return _find_row("module", path, rows, lambda full: full.endswith(f".{path}"))
+
+
+def _find_row(kind: str, name: str, named_rows: list[tuple[str, Row]], matches: Callable[[str], bool]) -> Row:
+    rows = [row for full, row in named_rows if full == name] or [row for full, row in named_rows if matches(full)]
+    if len(rows) != 1:
+        raise ConfigurationError(f"{len(rows)} {kind}s here are called {name!r}", f"See: nsys-analyze {kind}s CAPTURE")
+    return rows[0]

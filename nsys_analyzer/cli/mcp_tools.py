@@ -1,0 +1,150 @@
+"""The tools that ``nsys-analyze mcp`` gives to an agent. Each tool does what the command of its name does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD
+from nsys_analyzer.analysis.comparison.pairs import compare_runs
+from nsys_analyzer.analysis.what_if import Question as WhatIfQuestion
+from nsys_analyzer.analysis.what_if import answer_all
+from nsys_analyzer.cli.confined_reader import ConfinedReader
+from nsys_analyzer.cli.kernels import kernel_rows
+from nsys_analyzer.cli.modules import NO_MODULES
+from nsys_analyzer.experiments.gather import load_evidence, load_runs
+from nsys_analyzer.questions.ask import Answers, brief, list_figures
+from nsys_analyzer.questions.ask import ask as answer_text
+from nsys_analyzer.questions.claims import check as check_claims
+from nsys_analyzer.report.evidence import Evidence
+from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.renderers import markdown
+from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, to_plain_data
+from nsys_analyzer.report.sections.comparison import answer_comparison
+from nsys_analyzer.report.sections.modules import modules_section
+
+#: The path of a capture or folder, or several paths.
+_Paths = str | list[str]
+#: The longest output of a program, line of text and string in JSON that an agent receives, in characters.
+_MAX_OUTPUT, _MAX_LINE, _MAX_STRING = 2000, 1000, 300
+#: One character of a string in JSON. Half of a surrogate pair is never cut off.
+_CHARACTER = r'(?:[^"\\]|\\ud[89ab]..\\ud[c-f]..|\\u....|\\.)'
+_LONG_STRING = re.compile(rf'"({_CHARACTER}{{{_MAX_STRING}}}){_CHARACTER}+"')
+_LONG_LINE = re.compile(rf"(.{{{_MAX_LINE}}}).+")
+
+
+class Tools:
+    """The tools. The docstring of a tool is the description that the agent reads.
+
+    Attributes:
+        reading: the tools that only read captures.
+        running: the tools that run programs.
+    """
+
+    reading: tuple[Callable[..., str], ...]
+    running: tuple[Callable[..., str], ...]
+
+    def __init__(self, folders: Sequence[Path], error_type: type[Exception]) -> None:
+        """Makes tools that read files only inside these folders, and whose errors are of the given type."""
+        self._reader, self._error_type = ConfinedReader(folders, error_type), error_type
+        self.reading = (
+            self.explain, self.ask, self.figures, self.check, self.kernels, self.modules, self.compare, self.what_if,
+        )  # fmt: skip
+        self.running = (self.capture, self.verify)
+
+    def explain(self, path: _Paths, budget: int = 2000) -> str:
+        """Explains in at most budget bytes why a step takes so long, which rank is late, and what would save time."""
+        with self._load(path) as evidence:
+            return _shorten_strings(brief(evidence, budget))
+
+    def ask(self, path: _Paths, questions: list[str]) -> str:
+        """Returns figures by their names, such as "gpu_busy_ms phase=forward", with the data that each rests on."""
+        with self._load(path) as evidence:
+            answers = Answers(tuple(answer_text(evidence, question) for question in questions))
+        return _to_json(to_plain_data(answers))
+
+    def figures(self) -> str:
+        """Lists the figures that ask knows: the name and its arguments, the unit and the meaning."""
+        return list_figures()
+
+    def check(self, path: _Paths, text: str) -> str:
+        """Tells of each line in the words of ask or of a report whether it is true; it judges no other lines."""
+        with self._load(path) as evidence:
+            return _to_json(to_plain_data(check_claims(evidence, text)))
+
+    def kernels(self, path: str, phase: str = "", kernel_class: str = "", top: int = 10) -> str:
+        """Lists the kernels with the most time, of a phase or the whole capture, of one class or all."""
+        with self._reader.open_copies(path) as (copy,):
+            return _to_json(kernel_rows(copy, phase or None, kernel_class or None, top))
+
+    def modules(self, path: _Paths) -> str:
+        """Lists the modules with the most time, forward and backward; it adds up layers of one kind."""
+        with self._load(path) as evidence:
+            section = modules_section(evidence.captures)
+        return _to_markdown(Report("The modules", (section,))) if section.blocks else str(NO_MODULES)
+
+    def compare(self, before: str, after: str) -> str:
+        """Tells what changed between two captures or folders of runs, whether beyond chance, and what explains it."""
+        with self._reader.open_copies([before, after]) as (copy_before, copy_after):
+            comparisons = compare_runs(load_runs(copy_before, ()), load_runs(copy_after, ()))
+            section = answer_comparison(comparisons, DEFAULT_THRESHOLD)
+        return _to_markdown(Report(section.title, (replace(section, title=""),)))
+
+    def what_if(
+        self, path: _Paths, classes: dict[str, float] | None = None, ranges: dict[str, float] | None = None,
+        launches: float | None = None,
+    ) -> str:  # fmt: skip
+        """Predicts a step if kernel classes, ranges or launches took a multiple of their time; 0 removes them."""
+        question = WhatIfQuestion(classes or {}, ranges or {}, launches)
+        if question == WhatIfQuestion():
+            raise self._error_type("Give a change: classes, ranges or launches")
+        with self._load(path) as evidence:
+            answers = to_plain_data(list(answer_all(evidence.captures, question)))
+        return _to_json({"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": answers})
+
+    def capture(self, program: list[str], output_dir: str, modules: bool = False, timeout_s: float = 1800) -> str:
+        """Runs a program, such as ["python", "train.py"], times it, records it into a folder, and reports."""
+        options = [f"--output-dir={self._reader.resolve(output_dir)}", f"--timeout={timeout_s}", "--rerun"]
+        return self._run("run", [*options, *["--modules"] * modules], program)
+
+    def verify(
+        self, before: str, program: list[str], old: str = "", finding: str = "", time_limit_s: float = 600
+    ) -> str:  # fmt: skip
+        """Measures whether a changed program is faster than that of a folder of capture, as a finding predicted."""
+        options = [f"--before={old}"] * bool(old) + [f"--finding={finding}"] * bool(finding)
+        words = [str(self._reader.resolve(before)), f"--time-limit={time_limit_s}", *options]
+        return self._run("verify", words, program)
+
+    @contextmanager
+    def _load(self, path: _Paths) -> Iterator[Evidence]:
+        """Yields the evidence that captures hold."""
+        with self._reader.open_copies(path) as copies:
+            yield load_evidence(copies, (), "")
+
+    def _run(self, command: str, words: list[str], program: list[str]) -> str:
+        """Runs a command on a program in a process of its own; returns its exit code and the end of its output."""
+        if not program:
+            raise self._error_type('There is no program: give its words, such as ["python", "train.py"]')
+        line = [sys.executable, "-m", "nsys_analyzer", command, *words, "--", *program]
+        process = subprocess.run(line, input="", capture_output=True, encoding="utf-8", errors="replace", check=False)
+        return f"Exit code {process.returncode}\n{(process.stdout + process.stderr)[-_MAX_OUTPUT:]}"
+
+
+def _to_json(data: Any) -> str:
+    return _shorten_strings(in_json(data, indent=None))
+
+
+def _shorten_strings(text: str) -> str:
+    """Returns JSON whose long strings are shortened."""
+    return _LONG_STRING.sub(r'"\1…"', text)
+
+
+def _to_markdown(report: Report) -> str:
+    """Returns a report as markdown whose long lines are shortened."""
+    return _LONG_LINE.sub(r"\1…", markdown.render(report, {}))

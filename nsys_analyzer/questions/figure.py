@@ -1,0 +1,225 @@
+"""Defines what a figure with a name is, and evaluates it for one process of a capture.
+
+A figure is a function of a part of a summary, such as a phase, the steps or the findings. The decorator ``figure`` adds
+its unit, the arguments of a question, the rows of the capture that it rests on, and the reasons why it may be unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+from nsys_analyzer.analysis.kernels.classes import known_classes
+from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.process import CAUSES
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.errors import RECORD_COMMAND, CannotAnswerError, ConfigurationError
+from nsys_analyzer.text import plain
+
+#: A number, the lower and the upper bound of a number, or a name.
+Value: TypeAlias = float | int | str | tuple[float, float]
+Unit: TypeAlias = Literal["ms", "us", "count", "fraction", "bytes", "flop", "tokens/s", "text"]
+#: A kind of rows in a capture.
+RowKind: TypeAlias = Literal["kernel", "memcpy", "memset", "graph", "range", "memory", "timing"]
+
+#: The table of nsys, and the category of events in a trace of PyTorch, that hold each kind of rows.
+_TABLES: dict[RowKind, tuple[str, str]] = {
+    "kernel": ("CUPTI_ACTIVITY_KIND_KERNEL", "kernel"), "memcpy": ("CUPTI_ACTIVITY_KIND_MEMCPY", "gpu_memcpy"),
+    "memset": ("CUPTI_ACTIVITY_KIND_MEMSET", "gpu_memset"), "graph": ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "kernel"),
+    "range": ("NVTX_EVENTS", "user_annotation"), "memory": ("CUDA_GPU_MEMORY_USAGE_EVENTS", "[memory]"),
+    "timing": ("timings", ""),
+}  # fmt: skip
+#: The kinds of rows that figures rest on.
+KERNELS: tuple[RowKind, ...] = ("kernel", "graph")
+OPERATIONS: tuple[RowKind, ...] = ("kernel", "memcpy", "memset", "graph")
+COPIES: tuple[RowKind, ...] = ("memcpy",)
+RANGES: tuple[RowKind, ...] = ("range",)
+MEMORY_EVENTS: tuple[RowKind, ...] = ("memory",)
+TIMINGS: tuple[RowKind, ...] = ("timing",)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The process of a capture that a question is about, with the arguments of the question."""
+
+    capture: CaptureSummary
+    runs: Sequence[ParallelRun]
+    arguments: Mapping[str, str]
+
+    @property
+    def phase(self) -> PhaseSummary | None:
+        """Returns the phase that the question names; if it names none, the whole capture without warm-up."""
+        return self.capture.phase(self.arguments["phase"]) if "phase" in self.arguments else self.capture.whole
+
+    @property
+    def rank(self) -> RankFigures | None:
+        """Returns the rank of the process in its run; None if it is not one of several ranks."""
+        ranks = [rank for run in self.runs for rank in run.ranks if rank.capture == self.capture.name]
+        return next((rank for rank in ranks if len(ranks) == 1 or rank.label == self.capture.process), None)
+
+
+T = TypeVar("T")
+Arguments = ParamSpec("Arguments")
+FigureFunction = TypeVar("FigureFunction", bound=Callable[..., Value | Stats | None])
+
+
+@dataclass(frozen=True)
+class Part(Generic[T]):
+    """A part of a summary that figures are read from.
+
+    Attributes:
+        get: returns the part; None if the capture does not have it.
+        describe: returns in words what its figures are of, such as "mean of 5 instances of forward".
+        explain_missing: returns why a figure is unknown, and the command that would record it.
+        optional_arguments: the arguments of a question that select the part.
+    """
+
+    get: Callable[[Subject], T | None]
+    describe: Callable[[Subject], str]
+    explain_missing: Callable[[Subject], tuple[str, str]]
+    optional_arguments: tuple[str, ...] = ()
+
+
+class Obstacle(NamedTuple):
+    """A condition under which a figure is unknown.
+
+    Attributes:
+        applies: tells whether the condition holds.
+        why: the condition in words.
+        needs: the command that would record the figure.
+    """
+
+    applies: Callable[[Subject], object]
+    why: str
+    needs: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure with a name.
+
+    Attributes:
+        unit: the unit of its value.
+        doc: its meaning, as ``ask --list`` prints it.
+        needs: the arguments that a question must have; the function of the figure takes them after the part.
+        part: the part of the summary that it is read from.
+        rows: the kinds of rows that it rests on.
+        obstacles: the conditions under which it is unknown.
+        count_kernels: returns how many kernels of one instance it rests on, with the arguments of ``read``; None for
+            all kernels of the phase.
+        read: returns the value, or its statistics; None if it is unknown.
+    """
+
+    unit: Unit
+    doc: str
+    needs: tuple[str, ...]
+    part: Part[Any]
+    rows: tuple[RowKind, ...]
+    obstacles: tuple[Obstacle, ...]
+    count_kernels: Callable[..., float] | None
+    read: Callable[..., Value | Stats | None]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Returns the arguments of a question; those in brackets are optional."""
+        return (*self.needs, *(f"[{name}]" for name in self.part.optional_arguments))
+
+
+#: Every figure by its name.
+FIGURES: dict[str, Figure] = {}
+
+
+def figure(
+    part: Part[T], unit: Unit, *, needs: tuple[str, ...] = (), rows: tuple[RowKind, ...] = KERNELS,
+    obstacles: tuple[Obstacle, ...] = (), count_kernels: Callable[Concatenate[T, Arguments], float] | None = None,
+) -> Callable[
+    [Callable[Concatenate[T, Arguments], Value | Stats | None]],
+    Callable[Concatenate[T, Arguments], Value | Stats | None],
+]:  # fmt: skip
+    """Makes a function a figure with the function's name, and with its docstring as the meaning.
+
+    The function takes the part, and then each argument that the figure needs.
+    """
+
+    def register(
+        read: Callable[Concatenate[T, Arguments], Value | Stats | None],
+    ) -> Callable[Concatenate[T, Arguments], Value | Stats | None]:
+        doc = (read.__doc__ or "").removeprefix("Returns ")
+        FIGURES[read.__name__] = Figure(
+            unit, f"{doc[:1].upper()}{doc[1:]}", needs, part, rows, obstacles, count_kernels, read
+        )
+        return read
+
+    return register
+
+
+class Evaluation(NamedTuple):
+    """The value of a figure.
+
+    Attributes:
+        of: what the value is of, in words.
+        table: the tables or categories of events that it rests on.
+        rows: the number of rows in them that it rests on.
+    """
+
+    value: Value
+    of: str
+    table: str
+    rows: int
+
+
+def evaluate(figure: Figure, subject: Subject) -> Evaluation:
+    """Returns the value of a figure for a process.
+
+    Raises:
+        CannotAnswerError: the capture does not hold the figure.
+        ConfigurationError: the question names a class, cause, kernel or module that does not exist.
+    """
+    capture = subject.capture
+    if capture.whole is None:
+        why = plain(capture.message or capture.findings_missing or "Nothing of it could be read", "`")
+        raise CannotAnswerError(why.removesuffix("."), RECORD_COMMAND)
+    for obstacle in figure.obstacles:
+        if obstacle.applies(subject):
+            raise CannotAnswerError(obstacle.why, obstacle.needs)
+    part = figure.part.get(subject)
+    if part is None:
+        raise CannotAnswerError(*figure.part.explain_missing(subject))
+    arguments = [subject.arguments[name] for name in figure.needs]
+    for name, argument in zip(figure.needs, arguments, strict=True):
+        _check_argument(name, argument)
+    result = figure.read(part, *arguments)
+    value = result.typical if isinstance(result, Stats) else result
+    if value is None:
+        raise CannotAnswerError(*figure.part.explain_missing(subject))
+    of = figure.part.describe(subject)
+    if isinstance(result, Stats) and result.median is not None:
+        of = of.replace("mean of", "median of")
+    phase = subject.phase or capture.whole
+    kernels = figure.count_kernels(part, *arguments) if figure.count_kernels else phase.kernels_per_instance
+    counts: dict[str, float] = {row.kind: row.operations_per_instance * phase.instances for row in phase.memory}
+    counts |= {"kernel": kernels * phase.instances, "range": phase.instances, "memory": capture.memory_events}
+    counts["timing"] = result.n or 1 if isinstance(result, Stats) else 1
+    kinds = [kind for kind in figure.rows if counts.get(kind)] or figure.rows[:1]
+    return Evaluation(value, of, _name_tables(kinds, capture), round(sum(counts.get(kind, 0) for kind in kinds)))
+
+
+def _check_argument(name: str, argument: str) -> None:
+    """Checks that a kernel class or a cause exists.
+
+    Raises:
+        ConfigurationError: it does not exist.
+    """
+    known = {"class": known_classes(), "cause": CAUSES}.get(name)
+    if known and argument not in known:
+        raise ConfigurationError(f"There is no {name} {argument!r}", f"There are: {', '.join(known)}")
+
+
+def _name_tables(kinds: Sequence[RowKind], capture: CaptureSummary) -> str:
+    """Returns the names of the tables with these kinds of rows: ``CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY``."""
+    if ".json" not in capture.source or tuple(kinds) == TIMINGS:
+        return ", ".join(_TABLES[kind][0] for kind in kinds).replace(", CUPTI_ACTIVITY_KIND", ", ")
+    categories = ("cpu_op" if capture.on_cpu and kind == "kernel" else _TABLES[kind][1] for kind in kinds)
+    return f"traceEvents: {', '.join(categories)}"
