@@ -71,6 +71,7 @@ def summarize(
     from nsys_analyzer.configuration import Run
     from nsys_analyzer.inputs.captures import load_captures
     from nsys_analyzer.inputs.timings import read_timings
+    from nsys_analyzer.report.finding_texts import write_texts
 
     csv_paths = [Path(path) for path in ([timings] if isinstance(timings, str | Path) else timings)]
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
@@ -79,7 +80,7 @@ def summarize(
     loaded = load_captures(
         [Path(path) for path in paths], names, given, unprofiled_times, step_ms=step_ms, with_tracks=with_tracks
     )
-    return loaded.captures
+    return tuple(map(write_texts, loaded.captures))
 
 
 def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool = False) -> Comparisons:

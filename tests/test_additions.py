@@ -6,12 +6,19 @@ A format of a report is in ``test_renderers``, one of input in ``test_sources``,
 import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from nsys_analyzer.analysis.findings import diagnosis
-from nsys_analyzer.analysis.findings.finding import Candidate, StepsToExplain, saved_work
+from nsys_analyzer.analysis.findings.finding import (
+    Candidate,
+    FindingFigures,
+    FindingTexts,
+    StepsToExplain,
+    saved_work,
+)
 from nsys_analyzer.analysis.kernels import class_rules, classes
 from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.ranges import phases
@@ -22,7 +29,7 @@ from nsys_analyzer.experiments import results
 from nsys_analyzer.questions import ask
 from nsys_analyzer.questions import figure as figure_module
 from nsys_analyzer.questions.named_figures import FIGURES, PHASE
-from nsys_analyzer.report import palette, sections
+from nsys_analyzer.report import finding_texts, palette, sections
 from nsys_analyzer.report.model import Block, Paragraph
 from nsys_analyzer.report.renderers import step_bar
 from nsys_analyzer.report.sections import ReportQuestion
@@ -75,24 +82,31 @@ def test_an_experiment_is_a_module_an_entry_and_a_target(
     assert "Up to 8 primes." in report.read_text()
 
 
-def test_a_finding_is_a_function_and_an_entry(
+def test_a_finding_is_a_rule_and_its_texts(
     real_capture: Callable[[str], Path], run_main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients that are accumulated over four steps leave a quarter of the optimizer's work, over ten a tenth."""
 
+    @dataclass(frozen=True)
+    class FrequentOptimizerFigures(FindingFigures):
+        ms: float
+
     def find(steps: StepsToExplain) -> Iterator[Candidate]:
         work = steps.study.in_phase("optimizer")
-        yield Candidate(
-            "frequent_optimizer",
-            "The optimizer runs in every step",
-            (saved_work(work * (1 - 1 / 4)), saved_work(work * (1 - 1 / 10))),
-            (f"It takes {steps.study.ms(work):.3g} ms.",),
-            "The step is replayed with a quarter and with a tenth of its work.",
-            ("if step % 4 == 0: optimizer.step()",),
-            "Call it in every tenth step: if the step is no shorter, the GPU had other work.",
+        changes = (saved_work(work * (1 - 1 / 4)), saved_work(work * (1 - 1 / 10)))
+        yield Candidate("frequent_optimizer", FrequentOptimizerFigures(steps.study.ms(work)), changes)
+
+    def say(figures: FrequentOptimizerFigures) -> FindingTexts:
+        return FindingTexts(
+            title="The optimizer runs in every step",
+            evidence=(f"It takes {figures.ms:.3g} ms.",),
+            derivation="The step is replayed with a quarter and with a tenth of its work.",
+            remedy=("if step % 4 == 0: optimizer.step()",),
+            disproof="Call it in every tenth step: if the step is no shorter, the GPU has other work.",
         )
 
     monkeypatch.setattr(diagnosis, "RULES", (*diagnosis.RULES, find))
+    monkeypatch.setitem(finding_texts.TEXTS, FrequentOptimizerFigures, say)
     monkeypatch.setattr(diagnosis, "SMALLEST_SAVING", 0.0)
     path = real_capture("train_small256")
     (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]

@@ -196,7 +196,7 @@ def test_without_api_calls(tmp_path: Path, run_main: Main, explain: Callable[...
     path = two_steps(export=Export(("CUPTI_ACTIVITY_KIND_RUNTIME",)).gpu()).write(tmp_path / "t.sqlite")
     text = explain(path)
     assert "12 ms a step under the profiler · the GPU works 46 % of that" in text  # 5.5 ms
-    assert "This trace has no API calls: without them no waits and launches are known" in text
+    assert "This trace has no API calls. Without them waits and launches are unknown" in text
     assert "Capture with nsys profile --trace=cuda,nvtx." in text
     assert "launching takes time" not in text
     (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]

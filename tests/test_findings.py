@@ -22,8 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import api, summarize
-from nsys_analyzer.analysis.findings.diagnosis import diagnose
-from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding, Rule
+from nsys_analyzer.analysis.findings.finding import Candidate, Diagnosis, Finding, FindingTexts, Rule
 from nsys_analyzer.analysis.findings.kernels import (
     find_fp32_matmul,
     find_layout_copies,
@@ -32,6 +31,7 @@ from nsys_analyzer.analysis.findings.kernels import (
     find_unfused_elementwise,
     find_unfused_optimizer,
 )
+from nsys_analyzer.analysis.findings.missing import ColdStart, RecordsGraphs, ReplayDiffers
 from nsys_analyzer.analysis.findings.serving import find_between_steps, find_cache_copies
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
@@ -43,7 +43,9 @@ from nsys_analyzer.analysis.findings.waits import (
     find_pageable_copy,
 )
 from nsys_analyzer.analysis.steps.step import IdleTime
-from nsys_analyzer.analysis.summary.complete import complete_captures
+from nsys_analyzer.analysis.summary.complete import complete_captures, diagnose_capture
+from nsys_analyzer.report.finding_texts import TEXTS, write_finding
+from nsys_analyzer.report.finding_texts.missing import explain_missing_findings
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (
     DEVICE_TO_PAGEABLE,
@@ -164,7 +166,8 @@ def obeys_the_laws(diagnosis: Diagnosis) -> None:
         assert one.saves_ms + one.left_ms == pytest.approx(one.step_ms)
         assert 0 <= one.left_after_all_ms <= before
         before = one.left_after_all_ms * (1 + 1e-9) + 1e-9
-        texts = [*one.evidence, one.derivation, one.disproof, *one.remedy]
+        said = write_finding(one)
+        texts = [said.title, *said.evidence, said.derivation, said.disproof, *said.remedy]
         assert all(plain(text, "") for text in texts)
         assert not any(word in plain(text, "") for text in texts for word in ("nan", "inf ", "-0"))
 
@@ -179,6 +182,16 @@ def saved_us(rule: Rule, steps: Steps, **idle_ms: float) -> list[float]:
     found = list(rule(case))
     assert len(found) <= 1
     return [round((baseline.step_ns - change(baseline).step_ns) / US, 1) for one in found for change in one.changes]
+
+
+def texts_of(candidate: Candidate) -> FindingTexts:
+    """The sentences of a candidate."""
+    return TEXTS[type(candidate.figures)](candidate.figures)
+
+
+def evidence_of(candidate: Candidate) -> str:
+    """What was seen, with breaking spaces."""
+    return " ".join(plain(sentence) for sentence in texts_of(candidate).evidence).replace("\xa0", " ")
 
 
 def kernels(count: int, us: float, name: str = GEMM, after: float = 10, steps: Steps | None = None) -> Steps:
@@ -245,12 +258,12 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     (
         find_host_sync,
         Steps().kernel(20).sync(caller="item").sync(caller="nonzero").sync(caller="item").sync(), {},
-        [60 - 30, 60 - 20], "Those with a backtrace come from item (2 a step), nonzero (1 a step).",
+        [60 - 30, 60 - 20], "Calls with a backtrace come from item (2 a step), nonzero (1 a step).",
     ),
     # The work ends at 20 + 2, the wait with it, 50 behind it: 72. 10 + 5 + 25 of calls, 22 of work; or 10 and 20.
     (
         find_host_sync, Steps().kernel(20).copy(2, DEVICE_TO_PAGEABLE, 4).sync(50), {}, [72 - 40, 72 - 20],
-        "1 value a step are copied to the host",
+        "In each step 1 value is copied to the host",
     ),
     # 10 launches 10 µs apart, 3 µs of work each: 100, and 30 without what launching takes.
     (find_launch_bound, kernels(10, 3), {"launch": 0.07}, [70, 70], "10 operations a step take 3 µs on the GPU each"),
@@ -328,7 +341,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
         kernels(5, 100, ADD, steps=kernels(4, 100, ADD).kernel(100, BF16_GEMM)).kernel(100, BF16_GEMM), {},
         [900 - 400, 900 - 200],
         "9 kernels a step, elementwise, reductions, norms and casts, take 0.9 ms (82\xa0% of the step), 100 µs each. "
-        "They stand in chains of 4.6 kernels on average, one directly behind the other.",
+        "They stand in chains of 4.6 kernels on average, one directly after the other.",
     ),
     # A chain of 4, of which a softmax keeps its time: of the others' 300 µs are left 150, or 75. Of a sum the same is
     # left, unless it becomes one kernel with those before it.
@@ -362,7 +375,7 @@ SAVED += [
         Steps(kind="decode").kernel(100).call(EVENT, 1_000),
         {},
         [1_010 - 210, 1_010 - 100],
-        "From the last CUDA call of a step to the first of the next one pass 1 ms",
+        "1 ms pass from the last CUDA call of a step to the first of the next one",
     ),
     # 300 + 100 µs of copies: 70 % of them, or all.
     (
@@ -379,7 +392,7 @@ SAVED += [
 def test_what_a_rule_finds(rule: Rule, steps: Steps, idle_ms: dict[str, float], saved: list[float], said: str) -> None:
     assert saved_us(rule, steps, **idle_ms) == saved
     (candidate,) = rule(steps.case(**idle_ms))
-    assert said in " ".join(plain(words, "") for words in candidate.evidence)
+    assert said.replace("\xa0", " ") in evidence_of(candidate)
 
 
 #: Steps in which a rule finds nothing, and why.
@@ -485,7 +498,7 @@ def test_an_allocation_now_and_then() -> None:
 
 
 def found(steps: Steps, **given: Any) -> Diagnosis:
-    diagnosis = diagnose(steps.capture(**given))
+    diagnosis = diagnose_capture(steps.capture(**given))
     assert diagnosis is not None
     obeys_the_laws(diagnosis)
     return diagnosis
@@ -598,17 +611,17 @@ START_UP = "cudaFree 3,000 ms, cudaMalloc 900 ms"
 def test_a_cold_start_is_no_step(steps: int, after_us: float, said: str) -> None:
     """Calls that wait for nothing take 3 + 0.9 s of 4.9, or of 23.9; where they come in each step, it is no start."""
     made = Steps(steps).call("cudaFree_v3020", 3_000_000).call("cudaMalloc_v3020", 900_000)
-    diagnosis = diagnose(made.kernel(100).call(EVENT, after_us).capture(allocator=3_000.0, launch=900.0))
+    diagnosis = diagnose_capture(made.kernel(100).call(EVENT, after_us).capture(allocator=3_000.0, launch=900.0))
     assert diagnosis is not None
     if not said:
-        assert "start" not in diagnosis.doubt
+        assert not isinstance(diagnosis.doubt, ColdStart)
         return
     assert diagnosis.findings == ()
-    total = f"take 3,900 of {4_900.01:,.0f} ms"
-    assert "this is a cold start" in diagnosis.doubt
-    assert total in diagnosis.doubt
-    assert said in diagnosis.doubt
-    assert diagnosis.doubt.endswith("Record steps after the warm-up")
+    assert isinstance(diagnosis.doubt, ColdStart)
+    sentence = plain(explain_missing_findings(diagnosis.doubt))
+    assert "this is a cold start, in which start-up calls take 3,900 of 4,900 ms" in sentence
+    assert said in sentence
+    assert sentence.endswith("Record steps after the warm-up.")
 
 
 def test_an_out_of_memory_capture_says_what_ran_out(real_capture: Callable[[str], Path]) -> None:
@@ -619,7 +632,7 @@ def test_an_out_of_memory_capture_says_what_ran_out(real_capture: Callable[[str]
         "afterwards."
     )
     assert (capture.status, capture.message, capture.findings) == ("oom", said, None)
-    assert capture.findings_missing == f"No saving can be told here: the program ran out of memory: {said}"
+    assert capture.findings_missing == f"No saving can be derived here: the program ran out of memory: {said}"
 
 
 def test_json_has_the_findings_and_the_shares_of_markdown() -> None:
@@ -627,7 +640,7 @@ def test_json_has_the_findings_and_the_shares_of_markdown() -> None:
     (capture,) = complete_captures([kernels(2, 50).capture(measured_us=1_300, sync=1.2)])
     assert capture.findings is not None
     (idle,) = capture.findings
-    assert capture.findings_missing
+    assert capture.missing_reason
     assert idle.share_of_step == pytest.approx(1.2 / 2 / 1.3)
     text = api.render(api.build_report([capture])).replace("\xa0", " ")
     assert "1. The GPU is idle: the program waits for it: saves 0.0–1.2 ms a step (46 %)" in text
@@ -640,14 +653,17 @@ def test_a_copy_in_each_layer_is_no_batch(layers: int, titled: str) -> None:
     for _ in range(layers):
         steps.copy(400, PAGEABLE_TO_DEVICE, 2_500_000, waits=True).kernel(100)
     (candidate,) = find_pageable_copy(steps.case())
-    assert candidate.title == f"{titled} copied from pageable memory"
-    assert candidate.remedy[0].startswith(titled.split()[0].lower().removesuffix("es")[:4])
+    texts = texts_of(candidate)
+    assert texts.title == f"{titled} copied from pageable memory"
+    assert texts.remedy[0].startswith(titled.split()[0].lower().removesuffix("es")[:4])
 
 
 def test_words_about_one_pass_name_no_step() -> None:
     case = checkpoint("save").kernel(100).sync().case()
     case = replace(case, summary=replace(case.summary, source="pass"))
-    titles = [candidate.title for rule in (find_device_to_host_copy, find_host_sync) for candidate in rule(case)]
+    titles = [
+        texts_of(candidate).title for rule in (find_device_to_host_copy, find_host_sync) for candidate in rule(case)
+    ]
     assert titles == ["Tensors are copied to the host", "The program waits for the GPU"]
 
 
@@ -663,12 +679,12 @@ def test_a_copy_behind_the_last_step_is_none_of_the_loop() -> None:
     ("name", "said"),
     [
         ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", ["has worker processes", "num_workers=16"]),
-        ("get_batch", ["in place of get_batch", "num_workers=8"]),
+        ("get_batch", ["instead of get_batch", "num_workers=8"]),
     ],
 )
 def test_a_remedy_of_loading_knows_the_loader(name: str, said: list[str]) -> None:
     (candidate,) = find_data_loading(Steps().call(EVENT, 3_000, range=name).kernel(100).case())
-    assert all(word in " ".join(candidate.remedy) for word in said)
+    assert all(word in " ".join(texts_of(candidate).remedy) for word in said)
 
 
 @pytest.mark.parametrize("unprofiled_us", [500, 2_000])
@@ -700,23 +716,26 @@ def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:
     """1,000 µs of work, said to have taken 1,300: the replay is 23 % shorter."""
     diagnosis = found(Steps().kernel(1_000, GEMM), measured_us=1_300)
     assert diagnosis.findings == ()
-    assert diagnosis.doubt == "a replay of the recorded steps is 23\xa0% shorter than they are"
+    assert isinstance(diagnosis.doubt, ReplayDiffers)
+    assert diagnosis.doubt.error == pytest.approx(1_000 / 1_300 - 1)
+    sentence = "No saving can be derived here: a replay of the recorded steps is 23\xa0% shorter than they are."
+    assert explain_missing_findings(diagnosis.doubt) == sentence
 
 
 @pytest.mark.parametrize(("prefix", "records"), [("cudaStream", True), ("hipStream", True), ("cudaGraph", False)])
 def test_a_program_that_records_graphs_is_at_no_step(prefix: str, records: bool) -> None:
     """10 + 900 of 920 µs between the two calls, in which nothing runs; 5 of work."""
     steps = Steps().kernel(5).call(f"{prefix}BeginCapture", 900).call(f"{prefix}EndCapture")
-    diagnosis = diagnose(steps.capture(sync=0.9))
+    diagnosis = diagnose_capture(steps.capture(sync=0.9))
     assert diagnosis is not None
-    assert diagnosis.doubt.startswith("the program records CUDA graphs") is records
+    assert isinstance(diagnosis.doubt, RecordsGraphs) is records
     assert bool(diagnosis.findings) is not records
 
 
 @pytest.mark.parametrize(("cause", "said"), [("unknown", 0), ("sync", 1)])
 def test_an_unknown_cause_is_told_only_where_a_replay_can_be_trusted(cause: str, said: int) -> None:
     """100 µs of work in 1,300: the replay is shorter, so that of the idle time only a known cause is told."""
-    diagnosis = diagnose(Steps().kernel(100).capture(measured_us=1_300, **{cause: 1.2}))
+    diagnosis = diagnose_capture(Steps().kernel(100).capture(measured_us=1_300, **{cause: 1.2}))
     assert diagnosis is not None
     assert [one.id for one in diagnosis.findings] == ["gpu_idle"] * said
 
@@ -728,9 +747,9 @@ def test_most_is_half_or_more(second: float, said: bool) -> None:
     assert capture.step is not None
     parts = (("a", 0.3), ("a", second), ("b", 0.3), ("c", 0.2))
     rows = tuple(IdleTime("sync", range_, f"call {place}", ms, 1) for place, (range_, ms) in enumerate(parts))
-    diagnosis = diagnose(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
+    diagnosis = diagnose_capture(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
     assert diagnosis is not None
-    (idle,) = diagnosis.findings
+    (idle,) = map(write_finding, diagnosis.findings)
     assert ("most of it in the range" in plain(idle.evidence[0], "")) is said
 
 
@@ -739,9 +758,9 @@ def test_idle_time_in_no_range_is_said_by_its_call() -> None:
     capture = kernels(2, 100).capture(measured_us=1_300, launch=1.2)
     assert capture.step is not None
     rows = tuple(IdleTime("launch", None, api, ms, 1) for api, ms in (("cudaGraphLaunch", 1.0), (None, 0.2)))
-    diagnosis = diagnose(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
+    diagnosis = diagnose_capture(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
     assert diagnosis is not None
-    (idle,) = diagnosis.findings
+    (idle,) = map(write_finding, diagnosis.findings)
     assert "1.1 ms of the rest are this, most of it in cudaGraphLaunch." in plain(idle.evidence[0], "")
     assert "--cuda-graph-trace=graph" in idle.remedy[0]
 
@@ -752,7 +771,7 @@ def test_a_pause_here_and_there_is_mostly_nowhere() -> None:
     for number in range(11):
         steps.call(EVENT, 5_000, pause=f"part {number}")
     (candidate,) = find_host_stall(steps.kernel(100).case())
-    assert "makes no CUDA call." in plain(candidate.evidence[0], "")
+    assert "makes no CUDA call." in evidence_of(candidate)
 
 
 @pytest.mark.parametrize(
@@ -762,7 +781,7 @@ def test_remedies_are_of_training_where_something_trains(phase: str, kind: str, 
     """A value that is read: gradients are spoken of only beside a backward pass."""
     steps = replace(Steps(phase=phase), kind=kind).kernel(20).copy(2, DEVICE_TO_PAGEABLE, 4).sync(50)
     (candidate,) = find_host_sync(steps.case())
-    assert ("p.grad" in " ".join(candidate.remedy)) is said
+    assert ("p.grad" in " ".join(texts_of(candidate).remedy)) is said
 
 
 @pytest.mark.parametrize(("kernel", "said"), [("void at::native::sum(int)", True), ("void life(int*)", False)])
@@ -783,10 +802,10 @@ def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:
     capture = calls().capture()
     assert capture.step is not None
     assert capture.device is not None
-    assert diagnose(capture) is not None
-    assert diagnose(replace(capture, step=None)) is None
-    assert diagnose(replace(capture, study=None)) is None
-    assert diagnose(replace(capture, device=replace(capture.device, name="CPU"))) is None
+    assert diagnose_capture(capture) is not None
+    assert diagnose_capture(replace(capture, step=None)) is None
+    assert diagnose_capture(replace(capture, study=None)) is None
+    assert diagnose_capture(replace(capture, device=replace(capture.device, name="CPU"))) is None
 
 
 # --- laws

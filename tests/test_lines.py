@@ -28,6 +28,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.inputs.targets import Annotation
+from nsys_analyzer.report.finding_texts import write_finding
 from nsys_analyzer.report.sections.lines import describe_line
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.text import plain
@@ -575,5 +576,5 @@ def test_a_finding_of_a_real_capture_names_the_line_at_which_the_program_is(tmp_
     name, place = PLACES[fault]
     finding = next(one for one in capture.findings or () if one.id == name)
     assert finding.lines[0].function == place, finding.lines
-    said = "PyTorch names what waits in a step: `train.py:5 in log` 222×, `train.py:7 in checkpoint` 1×."
-    assert (said in [plain(one, "`") for one in finding.evidence]) == (name == "host_sync")
+    said = "PyTorch warns of these waits in a step: `train.py:5 in log` 222×, `train.py:7 in checkpoint` 1×."
+    assert (said in [plain(one, "`") for one in write_finding(finding).evidence]) == (name == "host_sync")

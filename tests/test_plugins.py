@@ -153,13 +153,13 @@ def test_the_example_package(trace: Path, tmp_path: Path) -> None:
 
 
 BROKEN = """
-from nsys_analyzer.analysis.findings.finding import Candidate
+from nsys_analyzer.analysis.findings.finding import Candidate, FindingTexts
 
 def fails(case):
     raise KeyError("a row\\nof ours")
 
 def fails_later(case):
-    yield Candidate("x", "x", (lambda replay: replay.of_yesterday,), (), "", (), "")
+    yield Candidate("x", FindingTexts("x", (), "", (), ""), (lambda replay: replay.of_yesterday,))
 
 CLASSES = {"ours": {"kernels": ["x("]}}
 FORMAT = object()

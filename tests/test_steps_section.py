@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.findings.diagnosis import why_missing
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.findings.missing import ReplayDiffers
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import (
@@ -25,6 +25,7 @@ from nsys_analyzer.analysis.steps.step import (
     narrowed,
 )
 from nsys_analyzer.analysis.steps.windows import StepGroup
+from nsys_analyzer.analysis.summary.complete import find_missing_reason
 from nsys_analyzer.analysis.summary.kernel_tables import MemoryRow
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -70,9 +71,17 @@ STEP = step_of(device_of(0, 30.0, 0.0, 60.0))
 
 def finding_of(title: str, low: float, high: float, left: float) -> Finding:
     return Finding(
-        title.lower().replace(" ", "_"), title, low, high, 88.0, left, (f"Seen: {title}.",), "By replay.",
-        (f"fix({title!r})",), "Leave it out.",
-    )  # fmt: skip
+        id=title.lower().replace(" ", "_"),
+        title=title,
+        saves_ms_low=low,
+        saves_ms_high=high,
+        step_ms=88.0,
+        left_after_all_ms=left,
+        evidence=(f"Seen: {title}.",),
+        derivation="By replay.",
+        remedy=(f"fix({title!r})",),
+        disproof="Leave it out.",
+    )
 
 
 FINDINGS = (
@@ -93,7 +102,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
 
 
 def evidence_of(*captures: CaptureSummary) -> Evidence:
-    return Evidence(tuple(replace(one, findings_missing=why_missing(one)) for one in captures))
+    return Evidence(tuple(replace(one, missing_reason=find_missing_reason(one)) for one in captures))
 
 
 def report_of(*captures: CaptureSummary) -> str:
@@ -239,7 +248,7 @@ def test_why_findings_are_missing(capture: CaptureSummary) -> None:
         capture, step=step_of(replace(STEP, classes=(ClassTime("unknown", 20.0), ClassTime("matmul", 10.0)))),
         whole=structs.replace(capture.whole, memory=(MemoryRow("graph", 1, 20.0),)),
     )  # fmt: skip
-    doubted = replace(DIAGNOSIS, findings=(), doubt="a replay is 40 % longer")
+    doubted = replace(DIAGNOSIS, findings=(), doubt=ReplayDiffers(0.4))
     for one, said in (
         (
             replace(hidden, diagnosis=replace(DIAGNOSIS, findings=())),
@@ -248,9 +257,12 @@ def test_why_findings_are_missing(capture: CaptureSummary) -> None:
         (hidden, "67 % of the GPU's compute time is inside CUDA graphs"),  # beside the findings that there are
         (
             replace(capture, diagnosis=None, step=replace(step_of(STEP), launch_latency_us=None)),
-            "This trace has no API calls: without them no waits",
+            "This trace has no API calls. Without them waits and launches are unknown",
         ),
-        (replace(capture, diagnosis=doubted), "No saving can be told here: a replay is 40 % longer."),
+        (
+            replace(capture, diagnosis=doubted),
+            "No saving can be derived here: a replay of the recorded steps is 40 % longer than they are.",
+        ),
     ):
         text = decision_of(one)
         assert said in text

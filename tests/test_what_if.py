@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import render, summarize, what_if
-from nsys_analyzer.analysis.findings.diagnosis import diagnose
+from nsys_analyzer.analysis.summary.complete import diagnose_capture
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.what_if import LAUNCHING, WhatIf
 from nsys_analyzer.errors import ConfigurationError
@@ -41,7 +41,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def timed(steps: Steps, us: float) -> CaptureSummary:
     """Steps timed without the profiler, which cost nothing; where the GPU fills them, the CPU may be faster."""
     capture = steps.capture(unprofiled_us=us)
-    return replace(capture, diagnosis=diagnose(capture))
+    return replace(capture, diagnosis=diagnose_capture(capture))
 
 
 def said(found: WhatIf) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nsys_analyzer.analysis.findings.finding import Candidate, Place, StepsToExplain, saved_work
+from nsys_analyzer.analysis.findings.finding import Candidate, FindingTexts, Place, StepsToExplain, saved_work
 from nsys_analyzer.analysis.kernels.own_classes import OwnClass
 from nsys_analyzer.export import Format
 from nsys_analyzer.export.writing import Capture
@@ -20,16 +20,15 @@ def find_frequent_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds an optimizer that could run in every fourth or tenth step: our batches are small enough to be summed up."""
     work = steps.study.in_phase("optimizer")
     if work.any():
-        yield Candidate(
-            "frequent_optimizer",
-            "The optimizer runs in every step",
-            (saved_work(work * (1 - 1 / 4)), saved_work(work * (1 - 1 / 10))),
-            (f"It takes {steps.study.ms(work):.3g} ms of the GPU in a step.",),
-            "The step is replayed with a quarter, and with a tenth, of the optimizer's work.",
-            ("if step % 4 == 0: optimizer.step(); optimizer.zero_grad()",),
-            "Call it in every tenth step: if a step is no shorter, the GPU had other work.",
-            place=Place("phase", "optimizer"),
+        texts = FindingTexts(
+            title="The optimizer runs in every step",
+            evidence=(f"It takes {steps.study.ms(work):.3g} ms of the GPU in a step.",),
+            derivation="The step is replayed with a quarter, and with a tenth, of the optimizer's work.",
+            remedy=("if step % 4 == 0: optimizer.step(); optimizer.zero_grad()",),
+            disproof="Call it in every tenth step: if a step is no shorter, the GPU has other work.",
         )
+        changes = (saved_work(work * (1 - 1 / 4)), saved_work(work * (1 - 1 / 10)))
+        yield Candidate("frequent_optimizer", texts, changes, Place("phase", "optimizer"))
 
 
 class KernelNames:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.diagnosis import baselines_of, interval_of, unprofiled_ms
+from nsys_analyzer.analysis.findings.diagnosis import estimate_baselines, estimate_interval, estimate_unprofiled_ms
 from nsys_analyzer.analysis.findings.finding import Change, saved_work
 from nsys_analyzer.analysis.findings.waits import cheaper_launches, pageable_copies, pinned_copies
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
@@ -199,16 +199,16 @@ def _try(
 
     Returns the figures, the replays before and after, and the length of a step ÷ that of a replayed one.
     """
-    baselines, scale = baselines_of(study, length_ms, timed_ms)
+    baselines, scale = estimate_baselines(study, length_ms, timed_ms)
     pairs = [(replay, replay) for replay in baselines for _ in range(2)]
     for change in changes.values():
         pairs = [(before, change[place % 2](after)) for place, (before, after) in enumerate(pairs)]
     ms = [(before.step_ns / NS_PER_MS * scale, after.step_ns / NS_PER_MS * scale) for before, after in pairs]
-    bounds = [timed_ms or unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
+    bounds = [timed_ms or estimate_unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
     step_ms = sum(bounds) / 2
     saved_ms = [before - after for before, after in ms]
     of_cpu = bool(asked.ranges or asked.pinned or asked.on_time) or asked.launches is not None
-    low, high = interval_of(saved_ms, of_cpu=of_cpu, timed=bool(timed_ms))
+    low, high = estimate_interval(saved_ms, of_cpu=of_cpu, is_timed=bool(timed_ms))
     middle = (min(saved_ms) + max(saved_ms)) / 2
     figures = {"step_ms": step_ms, "saves_ms": middle, "saves_ms_low": low, "saves_ms_high": min(high, step_ms)}
     return figures, pairs, scale

@@ -93,13 +93,14 @@ def load_runs(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
+    from nsys_analyzer.report.finding_texts import write_texts
     from nsys_analyzer.report.renderers.json_report import read_report
 
     if reports := reports_at(path):
         return tuple(run for report in reports for run in read_report(report))
     timings = _read(csv_paths) if csv_paths else timings_beside((path,), tell, option=option)
     captures = load_captures((path,), names, given, timings, workers=workers).captures
-    return tuple(capture for capture in captures if path.is_dir() or capture.source == path.name)
+    return tuple(write_texts(capture) for capture in captures if path.is_dir() or capture.source == path.name)
 
 
 def reports_at(path: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.kernel_tables import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.finding_texts import write_run_texts, write_texts
 from nsys_analyzer.report.model import FinishedBench, MedianRange
 from nsys_analyzer.report.units import format_ms
 from nsys_analyzer.text import StrOrText
@@ -59,16 +60,19 @@ class Evidence:
     benches: tuple[FinishedBench, ...] = ()
     joined: tuple[ParallelRun, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Writes the sentences of all findings, and why some are missing."""
+        vars(self).update(captures=tuple(map(write_texts, self.captures)))
+
     @cached_property
     def runs(self) -> tuple[ParallelRun, ...]:
         """Returns the runs of several ranks among the captures."""
-        if self.joined is not None:
-            return self.joined
-        if not any(capture.members for capture in self.captures):
-            return ()
-        from nsys_analyzer.analysis.ranks.join import find_runs  # a report of one rank starts faster without it
+        runs = self.joined
+        if runs is None and any(capture.members for capture in self.captures):
+            from nsys_analyzer.analysis.ranks.join import find_runs  # a report of one rank starts faster without it
 
-        return find_runs(self.captures)
+            runs = find_runs(self.captures)
+        return tuple(map(write_run_texts, runs or ()))
 
     @cached_property
     def labels(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import LEDGER
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.report.finding_texts import write_finding
 from nsys_analyzer.system.atomic_write import append_text, check_regular
 from nsys_analyzer.text import join_texts, plural
 
@@ -189,6 +190,7 @@ def with_calibrated_intervals(
     remark = f" The interval is widened by a factor of {factor:.2f}, from {count} savings that verify measured."
 
     def widen(finding: Finding) -> Finding:
+        finding = write_finding(finding)
         half_width = (finding.saves_ms - finding.saves_ms_low) * factor
         low, high = max(finding.saves_ms - half_width, 0.0), min(finding.saves_ms + half_width, finding.step_ms)
         derivation = join_texts("", (finding.derivation, remark))

@@ -62,7 +62,7 @@ def run(
 
 def finding(key: str, low: float, high: float) -> Finding:
     """A finding that saves so much."""
-    return Finding(key, key, low, high, 100.0, 100.0, (), "", (), "")
+    return Finding(id=key, title=key, saves_ms_low=low, saves_ms_high=high, step_ms=100.0, left_after_all_ms=100.0)
 
 
 def side(*runs: Summary) -> Side:

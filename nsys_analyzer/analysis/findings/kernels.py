@@ -1,10 +1,15 @@
-"""Rules on kernels that could take less time: other cores, larger grids, fewer passes, copies and waits for others."""
+"""Rules on kernels that could take less time: with tensor cores, larger grids, or fewer passes over the data.
+
+Each rule is a type of figures and the function that finds them. ``report/finding_texts/kernels.py`` puts them into
+words.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,68 +17,94 @@ import numpy as np
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
     Change,
+    FindingFigures,
     Place,
     Rule,
     Shares,
     StepsToExplain,
-    percent_between,
     saved_launches,
     saved_work,
-    times,
 )
-from nsys_analyzer.analysis.findings.waits import IDLE
+from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.classes import find_precision
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
+from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
-from nsys_analyzer.text import rounded, rounded_percent
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
-from nsys_analyzer.trace.schema import US_PER_MS
 
-#: So many times what a launch usually takes, the first launch of a kernel takes at least: it loads the kernel.
-_LOADING = 10
-#: How much faster TF32 is than fp32 in practice, of what the peaks say: the least and the most.
-_OF_TF32_PEAK = (0.3, 0.8)
-#: Products with a vector read each number once: no other cores make them faster.
-_NO_TILES = re.compile(r"(?i)gemv|dot_kernel")
-#: A shorter matmul is too small to be faster on other cores, ns.
-_LARGE_MATMUL_NS = 15_000
-#: A shorter kernel is done before more blocks would help, ns.
-_LONG_KERNEL_NS = 20_000
-#: The least and the most of what full occupation would save.
-_SAVED_OF_GRIDS = (0.5, 0.9)
-#: The time of fused attention ÷ that of the matmuls of unfused attention, backward included.
-_FUSED_OF_MATMULS = (1.0, 0.4)
-#: Softmax kernels of one step, at least, and kernels from a matmul over the softmax to the next, at most.
-_FEWEST_LAYERS, _LONGEST_CHAIN = 2, 20
-#: Kernels of as many blocks outside of attention, of the time of those inside, at most.
-_SHARED = 0.5
-#: The softmax of a loss over the vocabulary, and that of a backward pass.
-_OF_LOSS, _BACKWARD, _MAXIMUM = re.compile("(?i)log"), re.compile("(?i)backward|bwd"), re.compile("(?i)max")
-_ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "random")
-#: A mixture of experts has a softmax between matmuls, too, to choose by: around it the largest are sorted out, and
-#: behind it rows are gathered.
-_CHOOSING = re.compile(r"(?i)top_?k|gating")
+#: The first launch of a kernel, which loads it, takes at least this many times as long as a launch usually takes.
+_LOADING_FACTOR = 10
+#: The share of the gain from TF32, by the peaks, that is reached in practice: the least and the most.
+TF32_GAIN_SHARE = (0.3, 0.8)
+#: TF32 is worth a finding only if its peak is this many times that of fp32.
+_LEAST_TF32_SPEEDUP = 1.5
+#: Products with a vector read each number once: tensor cores do not make them faster.
+_VECTOR_PRODUCT = re.compile(r"(?i)gemv|dot_kernel")
+#: A shorter matmul is too small to be faster on tensor cores, ns.
+_SHORTEST_MATMUL_NS = 15_000
+#: A shorter kernel ends before more blocks would help, ns.
+_SHORTEST_SMALL_GRID_NS = 20_000
+#: The share of the idle multiprocessors' time that a full grid would save: the least and the most.
+SMALL_GRID_SAVINGS = (0.5, 0.9)
+#: The time of fused attention ÷ that of the matmuls of unfused attention, backward included: the most and the least.
+FUSED_ATTENTION_RATIOS = (1.0, 0.4)
+#: Attention has a softmax in at least this many layers of a step.
+_FEWEST_ATTENTION_LAYERS = 2
+#: At most this many kernels stand between the two matmuls around a softmax.
+_MAX_KERNELS_BETWEEN_MATMULS = 20
+#: Kernels with as many blocks as attention's are attention's if those outside take at most this share of their time.
+_MAX_OUTSIDE_SHARE = 0.5
+#: The names of a softmax of a loss over the vocabulary, of a backward pass, and of the maximum before a softmax.
+_LOSS_SOFTMAX, _BACKWARD, _MAXIMUM = re.compile("(?i)log"), re.compile("(?i)backward|bwd"), re.compile("(?i)max")
+_CLASSES_ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "random")
+#: The router of a mixture of experts also has a softmax between matmuls. After it, the largest values are selected.
+_ROUTING_KERNEL = re.compile(r"(?i)top_?k|gating")
 #: Kernels that torch.compile or XLA made.
-_COMPILED = re.compile("^triton_|_fusion")
+_COMPILED_KERNEL = re.compile("^triton_|_fusion")
 _PLAIN_CLASSES = ("elementwise", "copy/layout")
 _ONE_PASS_CLASSES = (*_PLAIN_CLASSES, "reduction", "normalization", "softmax")
-#: A fused AdamW moves 7 tensors of a parameter's size, a naive one 20; those that fit the cache cost less.
-_SAVED_OF_OPTIMIZER = (0.4, 0.7)
-#: A fused optimizer's kernel, of PyTorch, of Apex and those like it, and of a compiler.
-_FUSED_OPTIMIZER = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFunctor|^triton_")
-#: Fused optimizers need fewer kernels than this.
-_FUSED_KERNELS = 40
-#: So many copies in a row are a chain; the least and the most of their work that a better layout saves.
-_CHAIN, _SAVED_OF_CHAIN = 3, (0.65, 1.0)
-#: A longer row copies tensors side by side, as an average of weights does.
-_LONGEST_ROW = 16
-#: Copies of one tensor differ by this factor in their thread blocks at most, for the sizes of their types.
-_ALIKE_BLOCKS = 4
-#: Kernels that copy one tensor as it is or in another layout or type; others of the class gather or join several.
-_COPIES = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
-_GATHERING = re.compile(r"(?i)cat_?array|index|gather|scatter")
+#: The share of an optimizer's work that fusing saves: the least and the most. A fused AdamW moves 7 tensors of a
+#: parameter's size, a naive one 20; tensors that fit the cache cost less.
+FUSED_OPTIMIZER_SAVINGS = (0.4, 0.7)
+#: A kernel of a fused optimizer: of PyTorch, of Apex and similar libraries, or of a compiler.
+_FUSED_OPTIMIZER_KERNEL = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFunctor|^triton_")
+#: A fused optimizer launches fewer kernels than this.
+FUSED_OPTIMIZER_KERNELS = 40
+#: This many copies in a row are a chain.
+SHORTEST_CHAIN = 3
+#: The share of a chain's work that a better layout saves: the least and the most.
+CHAIN_SAVINGS = (0.65, 1.0)
+#: A longer row copies tensors side by side, as an average of weights does, and is not a chain.
+_LONGEST_CHAIN = 16
+#: The thread blocks of two copies of one tensor differ at most by this factor, because of the sizes of their types.
+_MAX_BLOCK_RATIO = 4
+#: Kernels that copy one tensor, possibly into another layout or type.
+_COPY_KERNEL = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
+#: Kernels of the same class that gather or join several tensors.
+_GATHER_KERNEL = re.compile(r"(?i)cat_?array|index|gather|scatter")
+
+
+@dataclass(frozen=True)
+class Fp32MatmulFigures(FindingFigures):
+    """The matmuls in fp32, per step, and the peaks of the GPU.
+
+    Attributes:
+        share: their share of the step without the profiler.
+        gpu: the name of the GPU.
+        fp32_flops, tf32_flops, bf16_flops: its peaks, FLOP/s.
+        speedups: the least and the most by which TF32 makes the matmuls faster, as the replay assumes.
+    """
+
+    kernels: float
+    ms: float
+    share: float
+    gpu: str
+    fp32_flops: float
+    tf32_flops: float
+    bf16_flops: float
+    speedups: tuple[float, float]
 
 
 def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
@@ -82,164 +113,166 @@ def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
     peaks = find_peaks(study.gpu.name if study.gpu else None)
     if peaks is None or "tf32" not in peaks.flops_per_s:
         return
-    speedup = peaks.flops_per_s["tf32"] / peaks.flops_per_s["fp32"]
-    slow_names = (find_precision(name) == "fp32" and not _NO_TILES.search(name) for name in study.kernels)
-    in_fp32 = np.array([*slow_names, False])
-    slow_matmuls = in_fp32[study.kernel] & (study.duration >= _LARGE_MATMUL_NS)
-    if speedup < 1.5 or not slow_matmuls.any():
+    fp32, tf32, bf16 = (peaks.flops_per_s[precision] for precision in ("fp32", "tf32", "bf16"))
+    is_fp32 = (find_precision(name) == "fp32" and not _VECTOR_PRODUCT.search(name) for name in study.kernels)
+    in_fp32 = np.array([*is_fp32, False])
+    matmuls = in_fp32[study.kernel] & (study.duration >= _SHORTEST_MATMUL_NS)
+    if tf32 / fp32 < _LEAST_TF32_SPEEDUP or not matmuls.any():
         return
-    ms = study.ms(slow_matmuls)
-    slow, fast = (1 + (speedup - 1) * share for share in _OF_TF32_PEAK)
-    yield Candidate(
-        "fp32_matmul",
-        "Matmuls run in fp32, without tensor cores",
-        (saved_work(slow_matmuls * (1 - 1 / slow)), saved_work(slow_matmuls * (1 - 1 / fast))),
-        (
-            f"{times(study.count(slow_matmuls), 'kernel')} of matmuls a step run in fp32 for {rounded(ms)} ms "
-            f"({rounded_percent(ms / steps.step_ms)} of the step).",
-            f"The {peaks.name} does {peaks.flops_per_s['fp32'] / 1e12:.3g} TFLOP/s in fp32, "
-            f"{peaks.flops_per_s['tf32'] / 1e12:.3g} in TF32 and {peaks.flops_per_s['bf16'] / 1e12:.3g} in bf16.",
-        ),
-        f"The step is replayed with these matmuls {slow:.2g} to {fast:.2g} times faster: TF32's "
-        f"peak is {speedup:.2g} times that of fp32; {percent_between(_OF_TF32_PEAK)} of the gain are "
-        "assumed.",
-        (
-            'torch.set_float32_matmul_precision("high")  # TF32: 10 bits of mantissa in the factors',
-            "# or, with 7 bits: with torch.autocast('cuda', torch.bfloat16): ...",
-        ),
-        "The kernels' names hold tf32 or bf16 afterwards; if they do and the step is no shorter, it waits for "
-        "something else.",
-        place=Place("class", "matmul"),
-        pieces=slow_matmuls,
+    ms = study.ms(matmuls)
+    least, most = (1 + (tf32 / fp32 - 1) * share for share in TF32_GAIN_SHARE)
+    figures = Fp32MatmulFigures(
+        study.count(matmuls), ms, ms / steps.step_ms, peaks.name, fp32, tf32, bf16, (least, most)
     )
+    changes = tuple(saved_work(matmuls * (1 - 1 / speedup)) for speedup in (least, most))
+    yield Candidate("fp32_matmul", figures, changes, Place("class", "matmul"), matmuls)
+
+
+@dataclass(frozen=True)
+class SmallGridsFigures(FindingFigures):
+    """The long kernels with few blocks, per step.
+
+    Attributes:
+        multiprocessors: the number of the GPU's multiprocessors.
+        mean_blocks: the mean number of blocks, weighted by time.
+        longest_kernel: the name of the kernel with most of the time.
+    """
+
+    kernels: float
+    ms: float
+    multiprocessors: int
+    mean_blocks: float
+    longest_kernel: str
 
 
 def find_small_grids(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds long kernels of fewer blocks than the GPU has multiprocessors, collectives left out."""
     study = steps.study
     units = study.gpu.sm_count if study.gpu else 0
-    small = (study.kind == KERNEL) & (study.size > 0) & (study.size < units) & (study.duration >= _LONG_KERNEL_NS)
-    small &= ~study.of_class("communication")
+    small = (study.kind == KERNEL) & (study.size > 0) & (study.size < units)
+    small &= (study.duration >= _SHORTEST_SMALL_GRID_NS) & ~study.of_class("communication")
     if not units or not small.any():
         return
-    idle = np.where(small, 1 - study.size / units, 0.0)
-    ms = study.ms(small)
-    worst = study.kernels[int(np.bincount(study.kernel[small], study.replay.work[small]).argmax())]
-    yield Candidate(
-        "small_grids",
-        "Kernels are too small to fill the GPU",
-        tuple(saved_work(share * idle) for share in _SAVED_OF_GRIDS),
-        (
-            f"{times(study.count(small), 'kernel')} a step of fewer blocks than the GPU's {units} multiprocessors take "
-            f"{ms:.3g} ms; {np.average(study.size[small], weights=study.replay.work[small]):.0f} blocks on average.",
-            f"Most of that time is in {worst[:80]}.",
-        ),
-        f"The step is replayed with {percent_between(_SAVED_OF_GRIDS)} of what the idle multiprocessors could do.",
-        (
-            "# a larger batch, or several small problems at once: torch.bmm, torch._foreach_*, streams",
-            'model = torch.compile(model, mode="max-autotune")  # tries split-K and smaller tiles',
-        ),
-        "Double the batch: if these kernels take twice as long, their grids were not what limits them.",
-        place=Place("kernel", worst),
-        pieces=small,
-    )
+    idle_share = np.where(small, 1 - study.size / units, 0.0)
+    work_ns = study.replay.work[small]
+    longest = study.kernels[int(np.bincount(study.kernel[small], work_ns).argmax())]
+    mean_blocks = float(np.average(study.size[small], weights=work_ns))
+    figures = SmallGridsFigures(study.count(small), study.ms(small), units, mean_blocks, longest)
+    changes = tuple(saved_work(share * idle_share) for share in SMALL_GRID_SAVINGS)
+    yield Candidate("small_grids", figures, changes, Place("kernel", longest), small)
+
+
+@dataclass(frozen=True)
+class UnfusedAttentionFigures(FindingFigures):
+    """The kernels of unfused attention, per step: those that work on the scores, and the matmuls around them."""
+
+    score_kernels: float
+    score_ms: float
+    matmuls: float
+    matmul_ms: float
 
 
 def find_unfused_attention(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds attention with kernels over the scores, by its ranges or by its softmax."""
     study = steps.study
-    matmuls, chain = _attention_work(steps)
-    if not matmuls.any() or not chain.any() or study.of_class("fused attention").any():
+    matmuls, on_scores = _find_attention(study)
+    if not matmuls.any() or not on_scores.any() or study.of_class("fused attention").any():
         return
-    fused_ms, chain_ms = study.ms(matmuls), study.ms(chain)
-
-    yield Candidate(
-        "unfused_attention",
-        "Attention is not fused",
-        tuple(_less_of(chain + matmuls * (1 - ratio), study.calls_of(chain), 0.0) for ratio in _FUSED_OF_MATMULS),
-        (
-            f"Attention runs {times(study.count(chain), 'kernel')} a step over its scores for {chain_ms:.3g} ms, and "
-            f"{times(study.count(matmuls), 'matmul')} for {fused_ms:.3g} ms.",
-        ),
-        "The step is replayed without the kernels over the scores, and with 0.4 to 1 times the matmuls' time: a fused "
-        "kernel does the same matmuls, half of them where a causal mask lets it.",
-        ("out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16 or fp16: FlashAttention",),
-        "The kernels' names hold flash or fmha afterwards; the softmax's kernels are gone.",
-        place=Place("class", "softmax"),
-        pieces=matmuls | chain,
+    figures = UnfusedAttentionFigures(
+        study.count(on_scores), study.ms(on_scores), study.count(matmuls), study.ms(matmuls)
     )
+    calls = study.calls_of(on_scores)
+    changes = tuple(_fewer_kernels(on_scores + matmuls * (1 - ratio), calls, 0.0) for ratio in FUSED_ATTENTION_RATIOS)
+    yield Candidate("unfused_attention", figures, changes, Place("class", "softmax"), matmuls | on_scores)
 
 
-def _attention_work(steps: StepsToExplain) -> tuple[Bools, Bools]:
-    """Marks the pieces that are attention's matmuls, and those that work on its scores, forward and backward.
+def _find_attention(study: Study) -> tuple[Bools, Bools]:
+    """Returns which operations are attention's matmuls, and which work on its scores, forward and backward.
 
-    Softmax stands between them: in a forward pass behind one matmul and before another, in a backward pass behind two
-    and before two. Where the program's ranges name the parts of attention, these say it of the forward pass.
+    In a forward pass, the softmax stands after one matmul and before another; in a backward pass, after two and before
+    two. If ranges of the program name the parts of attention, these decide for the forward pass.
     """
-    study = steps.study
-    matmul, moving = study.of_class("matmul"), study.of_class(*_ON_SCORES)
-    matmuls = study.in_part("scores", "values") & matmul
+    is_matmul, may_be_on_scores = study.of_class("matmul"), study.of_class(*_CLASSES_ON_SCORES)
+    matmuls = study.in_part("scores", "values") & is_matmul
     part = study.in_part(*ATTENTION_PARTS)
-    chain = part & moving if matmuls.any() else np.zeros_like(part)
-    # One that is written by hand takes the maximum first.
+    on_scores = part & may_be_on_scores if matmuls.any() else np.zeros_like(part)
+    # A softmax that is written by hand computes the maximum first.
     by_hand = part & study.of_class("reduction") & study.named(_MAXIMUM)
-    softmax = (study.of_class("softmax") & ~study.named(_OF_LOSS) & (part if part.any() else True)) | by_hand
+    softmax = (study.of_class("softmax") & ~study.named(_LOSS_SOFTMAX) & (part if part.any() else True)) | by_hand
     softmax &= ~study.in_phase("loss", "optimizer")
     backward = study.of_class("softmax") & (study.in_phase("backward") | study.named(_BACKWARD))
-    backward &= ~study.named(_OF_LOSS)
+    backward &= ~study.named(_LOSS_SOFTMAX)
     forward = softmax & ~backward if not matmuls.any() else np.zeros_like(part)
-    at = np.flatnonzero(matmul)
-    chooses, gathers = study.of_class("sort/scan") | study.named(_CHOOSING), study.named(_GATHERING)
+    matmul_index = np.flatnonzero(is_matmul)
+    selects = study.of_class("sort/scan") | study.named(_ROUTING_KERNEL)
+    gathers = study.named(_GATHER_KERNEL)
     step = np.searchsorted(study.replay.first_call, study.replay.launch, side="right")
-    of_router: set[int] = set()
-    for softmaxes, around in ((forward, 1), (backward, 2)):
-        alike = defaultdict[tuple[int, ...], list[Ints]](list)
-        for piece in np.flatnonzero(softmaxes).tolist():
-            behind, size = int(np.searchsorted(at, piece)), int(study.size[piece])
-            between = at[max(behind - around, 0) : behind + around]
-            if len(between) < 2 * around or between[-1] - between[0] > _LONGEST_CHAIN:
+    router_sizes: set[int] = set()
+    for softmaxes, matmuls_per_side in ((forward, 1), (backward, 2)):
+        layers_by_kernels = defaultdict[tuple[int, ...], list[Ints]](list)
+        for index in np.flatnonzero(softmaxes).tolist():
+            next_matmul, size = int(np.searchsorted(matmul_index, index)), int(study.size[index])
+            around = matmul_index[max(next_matmul - matmuls_per_side, 0) : next_matmul + matmuls_per_side]
+            if len(around) < 2 * matmuls_per_side or around[-1] - around[0] > _MAX_KERNELS_BETWEEN_MATMULS:
                 continue
-            first, last = between[0], between[-1]
-            if around == 1 and (chooses[first:last].any() or gathers[piece:last].any()):
-                of_router.add(size or NONE)
-            elif step[first] == step[last] and not (around == 2 and size in of_router):
-                alike[(size, *study.kernel[[piece, *between]].tolist())].append(between)
-        for layers in alike.values():
-            # Every layer has one; a single one, as over a vocabulary, is of something else.
-            for between in layers if part.any() or len(layers) >= _FEWEST_LAYERS * study.steps else ():
-                matmuls[between] = True
-                chain[between[0] : between[-1]] |= moving[between[0] : between[-1]]
-    if chain.any() and not backward.any():
-        more = _by_grids(steps, part, chain)
-        return matmuls | more[0], chain | more[1]
-    return matmuls, chain
+            first, last = around[0], around[-1]
+            if matmuls_per_side == 1 and (selects[first:last].any() or gathers[index:last].any()):
+                router_sizes.add(size or NONE)
+            elif step[first] == step[last] and not (matmuls_per_side == 2 and size in router_sizes):
+                layers_by_kernels[(size, *study.kernel[[index, *around]].tolist())].append(around)
+        for layers in layers_by_kernels.values():
+            # Attention is in every layer. A single softmax, as over a vocabulary, is not attention's.
+            if not part.any() and len(layers) < _FEWEST_ATTENTION_LAYERS * study.steps:
+                continue
+            for around in layers:
+                matmuls[around] = True
+                on_scores[around[0] : around[-1]] |= may_be_on_scores[around[0] : around[-1]]
+    if on_scores.any() and not backward.any():
+        backward_matmuls, backward_on_scores = _find_backward_by_grids(study, part, on_scores)
+        return matmuls | backward_matmuls, on_scores | backward_on_scores
+    return matmuls, on_scores
 
 
-def _by_grids(steps: StepsToExplain, part: Bools, chain: Bools) -> tuple[Bools, Bools]:
-    """Marks the same of a backward pass without a softmax by name.
+def _find_backward_by_grids(study: Study, part: Bools, on_scores: Bools) -> tuple[Bools, Bools]:
+    """Returns the same for a backward pass in which no kernel is named as a softmax.
 
-    Kernels of as many thread blocks as those of the forward pass work on the same scores, and the matmuls beside them
-    are attention's. Where the forward pass has kernels of as many blocks outside of attention, too, that says little of
-    the backward pass, and nothing of its matmuls.
+    Kernels with as many thread blocks as those of the forward pass work on the same scores, and the matmuls next to
+    them are attention's. If kernels of the forward pass outside of attention have as many blocks, too, the number of
+    blocks says little about the backward pass, and nothing about its matmuls.
     """
-    study = steps.study
-    moving, matmul = study.of_class(*_ON_SCORES), study.of_class("matmul")
-    outside = study.in_phase("forward", "loss") & ~part & ~chain & moving
-    backward = study.in_phase("backward") & ~part & moving
-    grids = np.unique(study.size[chain & (study.duration >= 5_000) & (study.size > 0)])
+    may_be_on_scores, is_matmul = study.of_class(*_CLASSES_ON_SCORES), study.of_class("matmul")
+    outside = study.in_phase("forward", "loss") & ~part & ~on_scores & may_be_on_scores
+    backward = study.in_phase("backward") & ~part & may_be_on_scores
+    grids = np.unique(study.size[on_scores & (study.duration >= 5_000) & (study.size > 0)])
     inside_ms, outside_ms = (
-        np.array([study.ms(some & (study.size == grid)) for grid in grids.tolist()]) for some in (chain, outside)
+        np.array([study.ms(kernels & (study.size == grid)) for grid in grids.tolist()])
+        for kernels in (on_scores, outside)
     )
-    mostly, only = grids[outside_ms <= _SHARED * inside_ms], grids[outside_ms == 0]
-    near = np.flatnonzero(backward & np.isin(study.size, only))
-    beside = np.zeros(len(study.size), np.bool_)
-    candidates = np.flatnonzero(study.in_phase("backward") & ~part & matmul)
-    if len(near) and len(candidates):
-        place = np.searchsorted(near, candidates)
-        before = candidates - near[np.maximum(place - 1, 0)]
-        behind = near[np.minimum(place, len(near) - 1)] - candidates
-        beside[candidates[((before > 0) & (before <= 3)) | ((behind > 0) & (behind <= 3))]] = True
-    return beside, backward & np.isin(study.size, mostly)
+    mostly_inside, only_inside = grids[outside_ms <= _MAX_OUTSIDE_SHARE * inside_ms], grids[outside_ms == 0]
+    on_scores_index = np.flatnonzero(backward & np.isin(study.size, only_inside))
+    matmuls = np.zeros(len(study.size), np.bool_)
+    matmul_index = np.flatnonzero(study.in_phase("backward") & ~part & is_matmul)
+    if len(on_scores_index) and len(matmul_index):
+        place = np.searchsorted(on_scores_index, matmul_index)
+        before = matmul_index - on_scores_index[np.maximum(place - 1, 0)]
+        after = on_scores_index[np.minimum(place, len(on_scores_index) - 1)] - matmul_index
+        matmuls[matmul_index[((before > 0) & (before <= 3)) | ((after > 0) & (after <= 3))]] = True
+    return matmuls, backward & np.isin(study.size, mostly_inside)
+
+
+@dataclass(frozen=True)
+class UnfusedElementwiseFigures(FindingFigures):
+    """The elementwise kernels and the like that no compiler made, per step.
+
+    Attributes:
+        share: their share of the step without the profiler.
+        chain_length: the mean number of them directly after each other, weighted by time.
+    """
+
+    kernels: float
+    ms: float
+    share: float
+    chain_length: float
 
 
 def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
@@ -249,128 +282,116 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     Kernels that are one pass already (a norm, a softmax, a sum) are part of a chain, and keep their time.
     """
     study = steps.study
-    separate = study.of_class(*_ONE_PASS_CLASSES) & ~study.named(_COMPILED) & ~study.in_phase("optimizer")
-    # Those have findings of their own.
-    separate &= ~_attention_work(steps)[1] & ~_layout_chains(steps)
+    separate = study.of_class(*_ONE_PASS_CLASSES) & ~study.named(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
+    # Attention's kernels and chains of copies have findings of their own.
+    separate &= ~_find_attention(study)[1] & ~_find_copy_chains(study)
     if study.count(separate) < 2:
         return
-    # Each compiled region costs the CPU time of its own. Where launching is the limit, that may take all that fewer
-    # launches save: of two models so bound, compiling made one 43 % faster, the other 2 %.
-    saved = saved_work if steps.idle_share >= IDLE else partial(saved_launches, steps)
-    # Of each kernel, how many stand in a row around it.
-    index, length = np.flatnonzero(separate), np.ones(len(separate))
-    length[index] = _row_lengths(np.append(True, np.diff(index) > 1))
-    least = np.where(study.of_class(*_PLAIN_CLASSES), np.maximum(1 - 2 / length, 0.0), 0.0)
-    most = np.where(study.of_class(*_PLAIN_CLASSES, "reduction"), 1 - 1 / length, 0.0)
-    ms, typical = study.ms(separate), float(np.average(length[separate], weights=study.replay.work[separate]))
-    yield Candidate(
-        "unfused_elementwise",
-        "Elementwise kernels are not fused",
-        tuple(saved(share * separate) for share in (least, most)),
-        (
-            f"{times(study.count(separate), 'kernel')} a step, elementwise, reductions, norms and casts, take {ms:.3g} "
-            f"ms ({rounded_percent(ms / steps.step_ms)} of the step), "
-            f"{ms / study.count(separate) * US_PER_MS:.3g} µs each.",
-            f"They stand in chains of {typical:.2g} kernels on average, one directly behind the other.",
-        ),
-        "The step is replayed with each chain of k kernels as one: 1/k to 2/k of the time of its elementwise kernels "
-        "and casts is left, and of their launches, unless launching is the limit: compiled code costs the CPU, too.",
-        ("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
-        "Kernels named triton_… take the place of these; if the step is no shorter, it waits for something else.",
-        place=Place("class", "elementwise"),
-        pieces=separate,
-    )
+    # Each compiled region costs CPU time of its own. If launching limits the step, that cost may be as large as what
+    # fewer launches save: of two such models, compiling made one 43 % faster, the other 2 %.
+    save = saved_work if steps.idle_share >= LEAST_IDLE_SHARE else partial(saved_launches, steps)
+    index, chain_length = np.flatnonzero(separate), np.ones(len(separate))
+    chain_length[index] = _row_lengths(np.append(True, np.diff(index) > 1))
+    least = np.where(study.of_class(*_PLAIN_CLASSES), np.maximum(1 - 2 / chain_length, 0.0), 0.0)
+    most = np.where(study.of_class(*_PLAIN_CLASSES, "reduction"), 1 - 1 / chain_length, 0.0)
+    ms = study.ms(separate)
+    mean_length = float(np.average(chain_length[separate], weights=study.replay.work[separate]))
+    figures = UnfusedElementwiseFigures(study.count(separate), ms, ms / steps.step_ms, mean_length)
+    changes = tuple(save(share * separate) for share in (least, most))
+    yield Candidate("unfused_elementwise", figures, changes, Place("class", "elementwise"), separate)
+
+
+@dataclass(frozen=True)
+class LayoutCopiesFigures(FindingFigures):
+    """The copies that stand in chains, per step; ``share`` is their share of the step without the profiler."""
+
+    copies: float
+    ms: float
+    share: float
 
 
 def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
-    """Finds runs of copies on the device, one directly behind the other: casts and layouts that go forth and back."""
+    """Finds chains of copies on the device: casts and layout changes directly after each other, to and fro."""
     study = steps.study
-    chained = _layout_chains(steps)
+    chained = _find_copy_chains(study)
     if not chained.any():
         return
     ms = study.ms(chained)
-    yield Candidate(
-        "layout_copies",
-        "Chains of redundant copies",
-        tuple(saved_launches(steps, chained * share) for share in _SAVED_OF_CHAIN),
-        (
-            f"{times(study.count(chained), 'copy')} a step stand in chains of {_CHAIN} or more, one directly "
-            f"behind the other, and take {rounded(ms)} ms ({rounded_percent(ms / steps.step_ms)} of the step).",
-        ),
-        f"The step is replayed without {percent_between(_SAVED_OF_CHAIN)} of them: a chain ends in one copy or none.",
-        (
-            "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
-            "x = x.to(torch.bfloat16)      # once, not to float32 and back",
-        ),
-        "Leave the chain out for a run: the output stays the same.",
-        place=Place("class", "copy/layout"),
-        pieces=chained,
-    )
+    figures = LayoutCopiesFigures(study.count(chained), ms, ms / steps.step_ms)
+    changes = tuple(saved_launches(steps, chained * share) for share in CHAIN_SAVINGS)
+    yield Candidate("layout_copies", figures, changes, Place("class", "copy/layout"), chained)
 
 
-def _layout_chains(steps: StepsToExplain) -> Bools:
-    """Marks the copies on the device that stand in a chain, outside the optimizer.
+def _find_copy_chains(study: Study) -> Bools:
+    """Returns which operations are copies on the device that stand in a chain, outside the optimizer.
 
-    A chain copies one tensor: of neighbours neither has many times the other's thread blocks. (Under autocast the
-    casts of a weight, its bias and an input stand side by side, and are no chain.)
+    A chain copies one tensor: of two neighbors, neither has many times the thread blocks of the other. (Under autocast,
+    the casts of a weight, its bias and an input stand side by side, and are no chain.)
     """
-    study = steps.study
-    of_one = study.named(_COPIES) & ~study.named(_GATHERING)
-    copies = (study.of_class("copy/layout") & of_one) | (study.copy == ON_DEVICE)
+    of_one_tensor = study.named(_COPY_KERNEL) & ~study.named(_GATHER_KERNEL)
+    copies = (study.of_class("copy/layout") & of_one_tensor) | (study.copy == ON_DEVICE)
     copies &= ~study.in_phase("optimizer")
     in_chain = np.zeros(len(copies), np.bool_)
     index = np.flatnonzero(copies)
     if not len(index):
         return in_chain
     size = np.maximum(study.size[index], 1)
-    unlike = np.maximum(size[1:], size[:-1]) > _ALIKE_BLOCKS * np.minimum(size[1:], size[:-1])
-    length = _row_lengths(np.append(True, (np.diff(index) > 1) | unlike))
-    in_chain[index[(length >= _CHAIN) & (length <= _LONGEST_ROW)]] = True
+    is_unlike = np.maximum(size[1:], size[:-1]) > _MAX_BLOCK_RATIO * np.minimum(size[1:], size[:-1])
+    length = _row_lengths(np.append(True, (np.diff(index) > 1) | is_unlike))
+    in_chain[index[(length >= SHORTEST_CHAIN) & (length <= _LONGEST_CHAIN)]] = True
     return in_chain
 
 
 def _row_lengths(starts: Bools) -> Ints:
-    """Returns how many pieces stand in the row of each; ``starts`` marks those that begin a row."""
+    """Returns the length of the row that each operation stands in; ``starts`` marks those that begin a row."""
     first = np.flatnonzero(starts)
     lengths = np.diff(np.append(first, len(starts)))
     return np.repeat(lengths, lengths)
+
+
+@dataclass(frozen=True)
+class UnfusedOptimizerFigures(FindingFigures):
+    """The kernels of an unfused optimizer, per step.
+
+    Attributes:
+        is_foreach: whether most of them update several parameters at once (PyTorch's foreach implementation).
+    """
+
+    kernels: float
+    ms: float
+    is_foreach: bool
 
 
 def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds an optimizer of many kernels, none of them fused: a fused one reads and writes each parameter once."""
     study = steps.study
     updates = study.in_phase("optimizer") & study.of_class("optimizer", "elementwise", "reduction", "copy/layout")
-    if study.count(updates) < _FUSED_KERNELS or (study.named(_FUSED_OPTIMIZER) & updates).any():
+    is_fused = (study.named(_FUSED_OPTIMIZER_KERNEL) & updates).any()
+    kernels = study.count(updates)
+    if kernels < FUSED_OPTIMIZER_KERNELS or is_fused:
         return
-    calls = study.calls_of(updates)
-    per_step = study.count(updates)
     foreach = study.of_class("optimizer") & updates
-    kind = "multi-tensor (foreach)" if foreach.sum() > 0.5 * updates.sum() else "a parameter at a time"
-    yield Candidate(
-        "unfused_optimizer",
-        "The optimizer is not fused",
-        tuple(_less_of(updates * share, calls, _FUSED_KERNELS / per_step) for share in _SAVED_OF_OPTIMIZER),
-        (f"It runs {times(per_step, 'kernel')} a step ({kind}) for {rounded(study.ms(updates))} ms on the GPU.",),
-        f"The step is replayed with {_FUSED_KERNELS} launches in the optimizer and "
-        f"{percent_between(_SAVED_OF_OPTIMIZER)} less work: a fused AdamW moves 7 tensors of the parameters' size, a "
-        "naive one 20, some of them in the cache.",
-        ("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
-        "Count the optimizer's kernels afterwards: if they are few and the step is no shorter, the GPU had other work.",
-        place=Place("phase", "optimizer"),
-        pieces=updates,
-    )
+    figures = UnfusedOptimizerFigures(kernels, study.ms(updates), bool(foreach.sum() > 0.5 * updates.sum()))
+    calls, remaining = study.calls_of(updates), FUSED_OPTIMIZER_KERNELS / kernels
+    changes = tuple(_fewer_kernels(updates * share, calls, remaining) for share in FUSED_OPTIMIZER_SAVINGS)
+    yield Candidate("unfused_optimizer", figures, changes, Place("phase", "optimizer"), updates)
 
 
-def _less_of(share: Shares, calls: Bools, kept: float) -> Change:
-    """Returns a change that saves a share of each piece's work, and keeps ``kept`` of the time behind some calls.
+def _fewer_kernels(share: Shares, calls: Bools, remaining: float) -> Change:
+    """Returns a change that removes a share of each operation's work, and all but a part of the time after some calls.
 
-    None saves more than ten launches as they usually are: the first launch of a kernel loads it.
+    No call saves more than ten usual launches: the first launch of a kernel loads it.
+
+    Args:
+        share: the share of each operation's work that is removed.
+        calls: which calls become shorter.
+        remaining: the share of their time that remains.
     """
-    work, after = (1 - share).astype(np.float64), np.where(calls, kept, 1.0)
-    return lambda replay: replay.with_launching(after, _LOADING * replay.launching_ns).with_work(work)
+    work, after = (1 - share).astype(np.float64), np.where(calls, remaining, 1.0)
+    return lambda replay: replay.with_launching(after, _LOADING_FACTOR * replay.launching_ns).with_work(work)
 
 
-#: What is looked for; of two findings that save as much, the one that is named first comes first.
+#: The rules of this family; of two findings that save as much, the rule that stands first here comes first.
 RULES: tuple[Rule, ...] = (
     find_fp32_matmul, find_unfused_optimizer, find_unfused_attention, find_unfused_elementwise,
     find_layout_copies, find_small_grids,

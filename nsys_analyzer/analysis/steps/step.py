@@ -263,14 +263,17 @@ class StepSummary(DissectedSteps):
         return sum(one.launches for one in self.kernels if one.kernel_class == "matmul")
 
     def in_words(self, words: StrOrText) -> StrOrText:
-        """A sentence about a step; about a pass, where the capture is one."""
-        if not self.is_pass:
-            return words
-        if isinstance(words, str):
-            return _WORD.sub(lambda found: ("P" if found[1] == "S" else "p") + ("asses" if found[2] else "ass"), words)
-        spans = (one if one.kind == "code" else replace(one, text=str(self.in_words(one.text))) for one in words.spans)
-        return Text(tuple(spans))
+        """Returns a sentence about a step, or the same about a pass if the capture is one."""
+        return name_pass(words) if self.is_pass else words
 
     def idle_of(self, *causes: Cause) -> float:
         """The idle time of these causes in a step, mean ms."""
         return sum(row.ms for row in self.idle_by_cause if row.cause in causes)
+
+
+def name_pass(text: StrOrText) -> StrOrText:
+    """Returns a sentence about a step as one about a pass; code, options and names stay."""
+    if isinstance(text, str):
+        return _WORD.sub(lambda word: ("P" if word[1] == "S" else "p") + ("asses" if word[2] else "ass"), text)
+    spans = (span if span.kind == "code" else replace(span, text=str(name_pass(span.text))) for span in text.spans)
+    return Text(tuple(spans))

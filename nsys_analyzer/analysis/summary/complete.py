@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from nsys_analyzer.analysis.findings.diagnosis import diagnose, why_missing
+from nsys_analyzer.analysis.findings import missing
+from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP, find_module_role
 from nsys_analyzer.analysis.steps.serving import Serving
@@ -36,6 +37,8 @@ from nsys_analyzer.trace.schema import MS_PER_S
 _BUSY_TOLERANCE = 0.02
 #: Steps stand for the whole capture if they hold more than this share of its kernel time.
 _SUFFICIENT_SHARE_IN_STEPS = 0.9
+#: From this share of the compute time on, kernels inside CUDA graphs hide what could be found.
+_NOTABLE_HIDDEN_SHARE = 0.3
 
 
 def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
@@ -43,7 +46,9 @@ def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummar
     labels = make_short_labels(
         sorted({row.name for capture in captures if capture.whole for row in capture.whole.kernels})
     )
-    diagnosed = (replace(capture, diagnosis=diagnose(capture)) for capture in map(_without_call_times, captures))
+    diagnosed = (
+        replace(capture, diagnosis=diagnose_capture(capture)) for capture in map(_without_call_times, captures)
+    )
     with_steps = (
         replace(capture, step=_complete_step(capture, capture.step)) if capture.step else capture
         for capture in diagnosed
@@ -58,11 +63,54 @@ def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummar
             attention=_without_impossible_rates(capture.attention, limits),
             serving=_complete_serving(capture, capture.serving) if capture.serving else None,
             findings=_findings(capture.diagnosis) if capture.diagnosis else None,
-            findings_missing=why_missing(capture),
+            missing_reason=find_missing_reason(capture),
             unprofiled=_complete_unprofiled(capture, capture.unprofiled) if capture.unprofiled else None,
         )
         for capture in labelled
     )
+
+
+def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
+    """Returns the diagnosis of a capture; None if its steps cannot be replayed."""
+    step, study = capture.step, capture.study
+    if step is None or study is None or capture.on_cpu:
+        return None
+    ran_out = missing.OutOfMemory(capture.message or "") if capture.status == "oom" else None
+    return diagnose(
+        step,
+        study,
+        unprofiled_ms=capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None,
+        is_torch=capture.is_torch,
+        out_of_memory=ran_out,
+        waits_for_ranks=any(len(member.collectives) and member.world_size != 1 for member in capture.members),
+        warned_lines=capture.run.waits if capture.run else None,
+    )
+
+
+def find_missing_reason(capture: CaptureSummary) -> missing.MissingReason | None:
+    """Returns the reason why some findings of a capture are missing, or all of them; None if all were looked for."""
+    step, metadata = capture.step, capture.metadata
+    if capture.on_cpu:
+        return missing.RanOnCpu()
+    if metadata is None:
+        return missing.NoCapture(capture.message)
+    by_torch = metadata.profiler == "torch"
+    if capture.has_no_kernel:
+        lost_launches = capture.coverage.lost_launches if capture.coverage else 0
+        return missing.LostKernels(lost_launches) if lost_launches else missing.NoKernels(by_torch)
+    if step is None or all(device.total_ms <= device.idle_ms for device in step.devices):
+        return missing.IdleSteps()
+    if step.launch_latency_us is None:
+        return missing.NoApiCalls(by_torch)
+    if capture.diagnosis is None:
+        return missing.TooFewCalls()
+    if capture.diagnosis.doubt:
+        return capture.diagnosis.doubt
+    hidden_ms = sum(row.ms for row in step.classes if row.kernel_class == UNKNOWN)
+    is_opaque = capture.whole is not None and capture.whole.opaque
+    if not is_opaque or hidden_ms < _NOTABLE_HIDDEN_SHARE * step.compute_ms:
+        return None
+    return missing.HiddenInGraphs(hidden_ms / step.compute_ms)
 
 
 def _findings(diagnosis: Diagnosis) -> tuple[Finding, ...] | None:

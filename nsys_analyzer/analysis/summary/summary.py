@@ -10,6 +10,7 @@ import msgspec
 
 from nsys_analyzer.analysis.attribution.processes import make_pid_label
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.findings.missing import MissingReason
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.statistics import Stats
@@ -344,7 +345,7 @@ class Summary:
             allocator was recorded, else memory that the driver allocated.
         serving: the steps of an inference engine by kind; None if no range marks them.
         findings: what slows the steps down, the largest saving first; None if no finding can be derived.
-        findings_missing: the reason why some or all findings are missing.
+        findings_missing: the reason why some or all findings are missing, as the report says it.
     """
 
     name: str
@@ -461,6 +462,7 @@ class CaptureSummary(Summary):
     Attributes:
         device: the GPU.
         diagnosis: what slows the steps down; None if no launch is known.
+        missing_reason: the reason why some or all findings are missing; None if all were looked for.
         study: some of the steps in detail; None if no launch is known.
         members: what each device of the process did step by step, if it exchanges data with other devices.
         tracks: every operation of the measured steps, if a timeline was requested.
@@ -470,6 +472,7 @@ class CaptureSummary(Summary):
     device: Gpu | None = None
     metadata: Metadata | None = None
     diagnosis: Diagnosis | None = None
+    missing_reason: MissingReason | None = None
     study: Study | None = field(default=None, compare=False, repr=False)
     members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
     tracks: Tracks | None = field(default=None, compare=False, repr=False)

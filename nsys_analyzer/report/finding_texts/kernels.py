@@ -1,0 +1,152 @@
+"""The sentences of findings about kernels that could take less time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
+from nsys_analyzer.analysis.findings.kernels import (
+    CHAIN_SAVINGS,
+    FUSED_ATTENTION_RATIOS,
+    FUSED_OPTIMIZER_KERNELS,
+    FUSED_OPTIMIZER_SAVINGS,
+    SHORTEST_CHAIN,
+    SMALL_GRID_SAVINGS,
+    TF32_GAIN_SHARE,
+    Fp32MatmulFigures,
+    LayoutCopiesFigures,
+    SmallGridsFigures,
+    UnfusedAttentionFigures,
+    UnfusedElementwiseFigures,
+    UnfusedOptimizerFigures,
+)
+from nsys_analyzer.report.units import format_count, rounded, rounded_percent
+from nsys_analyzer.trace.schema import US_PER_MS
+
+#: Letters of a kernel's name that stand in a sentence.
+_MAX_NAME_LENGTH = 80
+
+
+def say_percent_range(shares: tuple[float, float]) -> str:
+    """Returns the bounds of a share: "30 % to 80 %"."""
+    return " to ".join(map(rounded_percent, shares))
+
+
+def _fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
+    least, most = figures.speedups
+    fp32, tf32, bf16 = (flops / 1e12 for flops in (figures.fp32_flops, figures.tf32_flops, figures.bf16_flops))
+    return FindingTexts(
+        title="Matmuls run in fp32, without tensor cores",
+        evidence=(
+            f"{format_count(figures.kernels, 'kernel')} of matmuls a step run in fp32 for {rounded(figures.ms)} ms "
+            f"({rounded_percent(figures.share)} of the step).",
+            f"The {figures.gpu} does {fp32:.3g} TFLOP/s in fp32, {tf32:.3g} in TF32 and {bf16:.3g} in bf16.",
+        ),
+        derivation=f"The step is replayed with these matmuls {least:.2g} to {most:.2g} times as fast: the peak of TF32 "
+        f"is {tf32 / fp32:.2g} times that of fp32, and {say_percent_range(TF32_GAIN_SHARE)} of the gain are assumed.",
+        remedy=(
+            'torch.set_float32_matmul_precision("high")  # TF32: 10 bits of mantissa in the factors',
+            "# or, with 7 bits: with torch.autocast('cuda', torch.bfloat16): ...",
+        ),
+        disproof="After the change, the names of the kernels hold tf32 or bf16. If they do and the step is no shorter, "
+        "it waits for something else.",
+    )
+
+
+def _small_grids(figures: SmallGridsFigures) -> FindingTexts:
+    return FindingTexts(
+        title="Kernels are too small to fill the GPU",
+        evidence=(
+            f"{format_count(figures.kernels, 'kernel')} a step of fewer blocks than the GPU's "
+            f"{figures.multiprocessors} multiprocessors take {rounded(figures.ms)} ms; "
+            f"{figures.mean_blocks:.0f} blocks on average.",
+            f"Most of that time is in {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
+        ),
+        derivation=f"The step is replayed with {say_percent_range(SMALL_GRID_SAVINGS)} of the work that the idle "
+        "multiprocessors could do.",
+        remedy=(
+            "# a larger batch, or several small problems at once: torch.bmm, torch._foreach_*, streams",
+            'model = torch.compile(model, mode="max-autotune")  # tries split-K and smaller tiles',
+        ),
+        disproof="Double the batch: if these kernels take twice as long, their grids do not limit them.",
+    )
+
+
+def _unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts:
+    most, least = FUSED_ATTENTION_RATIOS
+    return FindingTexts(
+        title="Attention is not fused",
+        evidence=(
+            f"Attention runs {format_count(figures.score_kernels, 'kernel')} a step over its scores for "
+            f"{rounded(figures.score_ms)} ms, and {format_count(figures.matmuls, 'matmul')} for "
+            f"{rounded(figures.matmul_ms)} ms.",
+        ),
+        derivation=f"The step is replayed without the kernels over the scores, and with {least:g} to {most:g} times "
+        "the time of the matmuls: a fused kernel does the same matmuls, or half of them if a causal mask allows it.",
+        remedy=("out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16 or fp16: FlashAttention",),
+        disproof="After the change, the names of the kernels hold flash or fmha, and the kernels of the softmax are "
+        "gone.",
+    )
+
+
+def _unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingTexts:
+    return FindingTexts(
+        title="Elementwise kernels are not fused",
+        evidence=(
+            f"{format_count(figures.kernels, 'kernel')} a step, elementwise, reductions, norms and casts, take "
+            f"{rounded(figures.ms)} ms ({rounded_percent(figures.share)} of the step), "
+            f"{figures.ms / figures.kernels * US_PER_MS:.3g} µs each.",
+            f"They stand in chains of {figures.chain_length:.2g} kernels on average, one directly after the other.",
+        ),
+        derivation="The step is replayed with each chain of k kernels as one: 1/k to 2/k of the time of its "
+        "elementwise kernels and casts is left, and of their launches. If launching limits the step, no launch is "
+        "saved, since compiled code costs CPU time, too.",
+        remedy=("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
+        disproof="After the change, kernels named triton_… replace these. If the step is no shorter, it waits for "
+        "something else.",
+    )
+
+
+def _layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
+    return FindingTexts(
+        title="Chains of redundant copies",
+        evidence=(
+            f"{format_count(figures.copies, 'copy')} a step stand in chains of {SHORTEST_CHAIN} or more, one directly "
+            f"after the other, and take {rounded(figures.ms)} ms ({rounded_percent(figures.share)} of the step).",
+        ),
+        derivation=f"The step is replayed without {say_percent_range(CHAIN_SAVINGS)} of them: one copy of a chain is "
+        "left, or none.",
+        remedy=(
+            "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
+            "x = x.to(torch.bfloat16)      # once, not to float32 and back",
+        ),
+        disproof="Leave the chain out for a run: the output stays the same.",
+    )
+
+
+def _unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts:
+    kind = "multi-tensor (foreach)" if figures.is_foreach else "a parameter at a time"
+    return FindingTexts(
+        title="The optimizer is not fused",
+        evidence=(
+            f"It runs {format_count(figures.kernels, 'kernel')} a step ({kind}) for {rounded(figures.ms)} ms on the "
+            "GPU.",
+        ),
+        derivation=f"The step is replayed with {FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "
+        f"{say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work: a fused AdamW moves 7 tensors of the parameters' "
+        "size, a naive one 20, some of them in the cache.",
+        remedy=("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
+        disproof="After the change, count the optimizer's kernels: if they are few and the step is no shorter, the GPU "
+        "has other work.",
+    )
+
+
+TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
+    Fp32MatmulFigures: _fp32_matmul,
+    UnfusedOptimizerFigures: _unfused_optimizer,
+    UnfusedAttentionFigures: _unfused_attention,
+    UnfusedElementwiseFigures: _unfused_elementwise,
+    LayoutCopiesFigures: _layout_copies,
+    SmallGridsFigures: _small_grids,
+}

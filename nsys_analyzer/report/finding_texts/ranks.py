@@ -1,0 +1,91 @@
+"""The sentences of findings about all ranks of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
+from nsys_analyzer.analysis.ranks.findings import (
+    HIDDEN_COLLECTIVE_COST,
+    MAX_EXPOSED_BUCKETS,
+    ExposedCommunicationFigures,
+    LargeBucketsFigures,
+    LateRankFigures,
+)
+from nsys_analyzer.report.units import format_count, rounded, rounded_percent
+
+
+def _late_rank(figures: LateRankFigures) -> FindingTexts:
+    basis = "but no more than the CPU time of the other programs allows"
+    if figures.is_replayed:
+        basis = "both replayed without the profiler"
+    place = [f"# {figures.rank} loses most of that in {figures.place}: look there first"] if figures.place else []
+    return FindingTexts(
+        title="All ranks wait for one rank",
+        evidence=(
+            f"Under the profiler, the own time of {figures.rank} is {rounded(figures.late_ms)} ms longer than that of "
+            f"the rank with the shortest, and {figures.rank} is the slowest in {figures.slowest_steps} of "
+            f"{figures.steps} steps.",
+        ),
+        derivation="Its own time less that of the next rank, and less that of the median rank, "
+        f"{basis}; ±{rounded_percent(figures.tolerance)} from run to run.",
+        remedy=(
+            *place,
+            "# what only this rank does: logging, checkpoints, longer batches; in other steps, or beside them:",
+            "if rank == 0 and step % 100 == 0: log(metrics)",
+            "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)",
+            "# if it does the same as the others: nvidia-smi -q -d CLOCK,TEMPERATURE, and the CPUs that it may use",
+        ),
+        disproof="Swap the ranks' GPUs: if the same rank is late, the cause is the program; if the same GPU is, it is "
+        "the machine.",
+    )
+
+
+def _large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
+    are = "is" if figures.buckets == 1 else "are"
+    return FindingTexts(
+        title="Buckets of gradients are too large to be hidden",
+        evidence=(
+            f"{format_count(figures.buckets, 'bucket')} a step of up to {figures.largest_bytes / 2**20:,.0f} MiB {are} "
+            f"reduced in {rounded(figures.transfer_ms)} ms, of which {rounded(figures.exposed_ms)} ms are exposed: a "
+            "bucket cannot start before its last gradient is ready.",
+        ),
+        derivation=f"With buckets of 25 MiB, the last one to {MAX_EXPOSED_BUCKETS} of about "
+        f"{rounded(figures.default_buckets)} stay exposed, and the others slow backward down by up to "
+        f"{rounded_percent(HIDDEN_COLLECTIVE_COST)} of their time.",
+        remedy=("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
+        disproof="Time the step with bucket_cap_mb=25: only the communication of the last buckets stays exposed.",
+    )
+
+
+def _exposed_communication(figures: ExposedCommunicationFigures) -> FindingTexts:
+    remedy: tuple[str, ...] = (
+        "# fewer ranks for each copy of the model, or larger batches: a collective for each layer stays",
+        "torch._inductor.config._micro_pipeline_tp = True  # torch.compile overlaps matmuls with their collectives",
+    )
+    if figures.has_replicas:
+        remedy = (
+            "with model.no_sync(): ...  # accumulate gradients, and reduce those of several batches at once",
+            "model.register_comm_hook(None, "
+            "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
+            "# FSDP2: layer.set_modules_to_forward_prefetch([next_layer]); reshard_after_forward=False where memory "
+            "allows",
+        )
+    return FindingTexts(
+        title="Collectives are not hidden by computation",
+        evidence=(
+            f"Collectives transfer for {rounded(figures.transfer_ms)} ms a step, of which "
+            f"{rounded(figures.exposed_ms)} ms are exposed ({figures.rank}; waiting for other ranks is not counted).",
+        ),
+        derivation="From nothing, if none of it can be hidden or left out, to all of it.",
+        remedy=remedy,
+        disproof="Run on one GPU with the same batch: if the step is as long, collectives do not limit it.",
+    )
+
+
+TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
+    LateRankFigures: _late_rank,
+    LargeBucketsFigures: _large_buckets,
+    ExposedCommunicationFigures: _exposed_communication,
+}

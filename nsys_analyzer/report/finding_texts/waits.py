@@ -1,0 +1,294 @@
+"""The sentences of findings about what the GPU waits for, and of idle time that no rule explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from nsys_analyzer.analysis.findings.diagnosis import GpuIdleFigures
+from nsys_analyzer.analysis.findings.finding import Caller, FindingFigures, FindingTexts
+from nsys_analyzer.analysis.findings.waits import (
+    LONG_PAUSE_NS,
+    PINNED_BYTES_PER_S,
+    READY_BATCH_NS,
+    REMAINING_PAUSE_NS,
+    AllocatorFigures,
+    DataLoadingFigures,
+    DeviceToHostCopyFigures,
+    HostStallFigures,
+    HostSyncFigures,
+    LaunchBoundFigures,
+    PageableCopyFigures,
+)
+from nsys_analyzer.analysis.steps.process import Cause
+from nsys_analyzer.report.units import format_count, rounded, rounded_percent
+from nsys_analyzer.text import StrOrText, phrase
+from nsys_analyzer.trace.schema import NS_PER_MS
+
+_MIB = 2**20
+#: This many names of ranges or API calls stand in a sentence.
+_MAX_NAMES = 3
+
+
+def name_first(names: Sequence[str]) -> str:
+    """Returns the first names and the number of the others: "a, b, c and 2 more"."""
+    rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + rest
+
+
+def _say_off_cpu(share: float | None) -> Iterator[str]:
+    """Yields for how much of some pauses the program's thread is on no CPU, if that was recorded."""
+    if share is not None:
+        reasons = "it sleeps, or waits for a file, a lock, another process or a free core"
+        yield f"For {rounded_percent(share)} of this time its thread is on no CPU: {reasons}."
+
+
+def _say_callers(callers: Sequence[Caller]) -> Iterator[str]:
+    """Yields what of PyTorch makes some calls, if backtraces show it."""
+    if callers:
+        names = ", ".join(f"{caller.name} ({caller.calls:.3g} a step)" for caller in callers)
+        yield f"Calls with a backtrace come from {names}."
+
+
+def _say_ms_range(ns_range: tuple[int, int]) -> str:
+    """Returns an assumed time, whose most and least are given in ns: "0.05 to 0.5 ms"."""
+    most, least = ns_range
+    return f"{rounded(least / NS_PER_MS)} to {rounded(most / NS_PER_MS)} ms"
+
+
+def _data_loading(figures: DataLoadingFigures) -> FindingTexts:
+    names = name_first(figures.range_names)
+    before_copy = "before a batch is copied" if figures.is_pass else "between two steps, before the batch is copied"
+    where = f"in the range {names}" if names else before_copy
+    stretches = format_count(figures.stretches, "stretch")
+    in_place_of = f", instead of {names}" if names else ""
+    advice = f"# load the next batch in other processes{in_place_of}:"
+    if figures.has_worker_processes:
+        advice = "# the loader has worker processes: try more of them, or less work for each batch"
+    return FindingTexts(
+        title="The GPU waits for the input pipeline",
+        evidence=(
+            f"The program makes no CUDA call for {rounded(figures.pause_ms)} ms of each step {where}: {stretches}.",
+            *_say_off_cpu(figures.off_cpu_share),
+        ),
+        derivation="The step is replayed with batches that are ready when the program asks for them: each then takes "
+        f"{_say_ms_range(READY_BATCH_NS)}.",
+        remedy=(
+            advice,
+            f"loader = DataLoader(dataset, batch_size, num_workers={16 if figures.has_worker_processes else 8}, "
+            "pin_memory=True,",
+            "                    persistent_workers=True, prefetch_factor=4)",
+            "batch = batch.to(device, non_blocking=True)",
+        ),
+        disproof="Run on one batch that is made before the loop: if the step is no shorter, loading does not limit it.",
+    )
+
+
+def _pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
+    name = "batch" if figures.is_batch else "data"
+    rate = figures.bytes / max(figures.ms, 1e-9) / 1e6
+    return FindingTexts(
+        title=f"{'Batches are' if figures.is_batch else 'Data is'} copied from pageable memory",
+        evidence=(
+            f"{format_count(figures.copies, 'copy')} a step from pageable memory: {figures.bytes / _MIB:,.1f} MiB in "
+            f"{figures.ms:.3g} ms, {rate:.3g} GB/s.",
+            "The program waits for each copy, because it goes through a buffer of the driver.",
+            *_say_callers(figures.callers),
+        ),
+        derivation=f"The step is replayed with copies at {PINNED_BYTES_PER_S / 1e9:.0f} GB/s on the same stream, which "
+        "the program does not wait for, and with copies that other work hides altogether.",
+        remedy=(
+            f"{name} = {name}.pin_memory()  # ahead, as a DataLoader does with pin_memory=True",
+            f"{name} = {name}.to(device, non_blocking=True)  # best on a side stream, ahead of its use",
+        ),
+        disproof="Run on tensors that are on the GPU already: if the step is no shorter, the copies are hidden.",
+    )
+
+
+def _device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTexts:
+    names = name_first(figures.range_names)
+    in_ranges = f", in the range {names}" if names else ""
+    return FindingTexts(
+        title=f"{'Tensors are' if figures.is_torch else 'Data is'} copied to the host{_inside(figures.is_pass)}",
+        evidence=(
+            f"{format_count(figures.copies, 'copy')} a step from the GPU: {figures.bytes / _MIB:,.1f} MiB in "
+            f"{rounded(figures.ms)} ms, {rounded_percent(figures.pageable_share)} of it to pageable memory{in_ranges}.",
+        ),
+        derivation="The step is replayed with copies on a stream of their own, which the program does not wait for, "
+        "and without the copies and the code around them.",
+        remedy=(
+            "host = {k: torch.empty_like(v, device='cpu', pin_memory=True) for k, v in state.items()}  # once",
+            "side = torch.cuda.Stream()  # once",
+            "side.wait_stream(torch.cuda.current_stream())",
+            "with torch.cuda.stream(side):",
+            "    for k, v in state.items(): host[k].copy_(v, non_blocking=True)",
+            "# before the tensors change: torch.cuda.current_stream().wait_stream(side)",
+            "# before host is written to a file: side.synchronize()",
+        ),
+        disproof="Leave the copies out for a run: if the step is no shorter, they are hidden.",
+    )
+
+
+def _inside(is_pass: bool) -> str:
+    """Returns " inside the step", or nothing if the capture is one pass."""
+    return "" if is_pass else " inside the step"
+
+
+def _host_sync(figures: HostSyncFigures) -> FindingTexts:
+    names = name_first(figures.range_names)
+    in_ranges = (
+        f", in ranges such as {names}" if len(figures.range_names) > 1 else f", in the range {names}" * bool(names)
+    )
+    evidence: list[StrOrText] = [
+        f"Each step waits in {format_count(figures.waits, 'call')}: {name_first(figures.apis)}{in_ranges}."
+    ]
+    remedy: tuple[str, ...] = (
+        "# leave out of the loop: torch.cuda.synchronize(), which only timing needs",
+        "# CUDA events time the GPU's work without a wait: torch.cuda.Event(enable_timing=True)",
+    )
+    if figures.values_read >= 1:
+        values = format_count(figures.values_read, "value")
+        as_torch = ", as .item() and .cpu() do" if figures.is_torch else ""
+        are = "is" if figures.values_read == 1 else "are"
+        evidence.append(f"In each step {values} {are} copied to the host{as_torch}.")
+        remedy = (
+            "values.append(x)  # a tensor: it stays on the GPU",
+            "print(torch.stack(values).tolist())  # one wait for all",
+        )
+        if figures.trains:
+            remedy = (
+                "total = torch.stack([p.grad.norm() for p in model.parameters()]).norm()  # stays on the GPU",
+                "if step % 100 == 0: print(total.item())  # one wait in 100 steps",
+            )
+    evidence += _say_callers(figures.callers)
+    if figures.warned_lines:
+        lines = ", ".join(["`{}` {:,}×"] * len(figures.warned_lines))
+        evidence.append(phrase(f"PyTorch warns of these waits in a step: {lines}.", *sum(figures.warned_lines, ())))
+    return FindingTexts(
+        title=f"The program waits for the GPU{_inside(figures.is_pass)}",
+        evidence=tuple(evidence),
+        derivation="The step is replayed without the waits and with half of the program's time around them, and "
+        "without the calls and their copies altogether.",
+        remedy=remedy,
+        disproof="Comment the calls out for a run: if the step is no shorter, the GPU has enough work to bridge the "
+        "waits.",
+    )
+
+
+def _host_stall(figures: HostStallFigures) -> FindingTexts:
+    ranges = [f"the range {name}" if name else "no range" for name in figures.range_names]
+    where = f", most of it in {', '.join(ranges)}" if ranges else ""
+    on_average = "" if figures.pauses == round(figures.pauses) else " on average"
+    return FindingTexts(
+        title="The CPU stops launching work",
+        evidence=(
+            f"Each step holds {format_count(figures.pauses, 'pause')} of {LONG_PAUSE_NS / NS_PER_MS:.0f} ms or more"
+            f"{on_average}, {rounded(figures.pause_ms)} ms together, in which the program makes no CUDA call{where}.",
+            f"The longest takes {rounded(figures.longest_ms)} ms.",
+            *_say_off_cpu(figures.off_cpu_share),
+        ),
+        derivation=f"The step is replayed with pauses of {_say_ms_range(REMAINING_PAUSE_NS)} in their place.",
+        remedy=(
+            "# py-spy dump --pid PID  # shows what Python does in the pause",
+            "import gc; gc.collect(); gc.freeze(); gc.disable()  # if it is Python's garbage collector",
+        ),
+        disproof="Put a range around the suspected code: if the pause is not in it, the cause is something else.",
+    )
+
+
+def _allocator(figures: AllocatorFigures) -> FindingTexts:
+    frees = ["A call that frees memory waits for all work on the GPU."] if figures.frees else []
+    return FindingTexts(
+        title="Memory is allocated and freed inside the step",
+        evidence=(
+            f"Each step makes {format_count(figures.calls, 'call')} of {name_first(figures.apis)}.",
+            *frees,
+            *_say_callers(figures.callers),
+        ),
+        derivation="The step is replayed without these calls.",
+        remedy=(
+            "# leave out: torch.cuda.empty_cache()",
+            "# if sizes alternate and the cache is too small for them:",
+            "# export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        ),
+        disproof="After the change, torch.cuda.memory_stats()['num_device_alloc'] stays the same from step to step.",
+    )
+
+
+def _launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
+    return FindingTexts(
+        title="The GPU waits for launches",
+        evidence=(
+            f"{format_count(figures.operations, 'operation')} a step take {rounded(figures.gpu_us)} µs on the GPU "
+            f"each, on average; without the profiler the program needs {rounded(figures.program_us)} µs for one.",
+            f"The GPU is idle for {rounded(figures.idle_ms)} ms of a profiled step because the next launch has not "
+            "come.",
+        ),
+        derivation="The step is replayed with launches that take no time, as in a CUDA graph, and without the "
+        "program's own pauses between them, too.",
+        remedy=(
+            'model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs',
+            "# or a larger batch: the same launches, more work in each",
+        ),
+        disproof="Double the batch: if the step takes twice as long, launches do not limit it.",
+    )
+
+
+_IDLE_TITLES: dict[Cause, str] = {
+    "sync": "the program waits for it",
+    "allocator": "memory is allocated and freed",
+    "copy": "the program waits for copies",
+    "launch": "it waits for launches",
+    "host": "the program works on the CPU",
+    "data": "batches are loaded",
+    "communication": "collectives wait to start",
+    "unrecorded": "the program waits for work that was not recorded",
+    "profiler": "the profiler works",
+    "unknown": "the cause is unknown",
+}
+_IDLE_REMEDIES: dict[str, tuple[str, ...]] = {
+    "copy": (
+        "# copy what is needed next while the GPU computes, from pinned memory, on a stream of its own:",
+        "with torch.cuda.stream(side): ahead = host.to(device, non_blocking=True)",
+        "# keep on the GPU what fits: fewer layers offloaded, smaller data types",
+    ),
+    "communication": ("# compare the ranks: a collective waits for the last one. Give the captures of all ranks.",),
+}
+
+
+def _gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
+    title = f"The GPU is idle: {_IDLE_TITLES[figures.cause]}"
+    if figures.is_exposed:
+        copies = figures.cause == "copy"
+        title = "Exposed copies take most of the step" if copies else "Collectives take most of the step"
+    place = f"the range {figures.range_name}" if figures.range_name else figures.api
+    where = f", most of it in {place}" if place and figures.is_mostly_there else ""
+    step = "the capture" if figures.is_pass else "a step"
+    mark = "torch.cuda.nvtx.range_push(name) ... range_pop()"
+    remedy = _IDLE_REMEDIES.get(figures.cause, (f"# put a range around the suspected code, {mark}, and record again",))
+    if figures.api == "cudaGraphLaunch":
+        remedy = (
+            "# nsys profile --cuda-graph-trace=graph  # recording each node makes the launch of a graph take longer",
+        )
+    return FindingTexts(
+        title=title,
+        evidence=(
+            f"The GPU computes for {rounded_percent(figures.compute_share)} of {step}; {rounded(figures.ms)} ms of the "
+            f"rest are this{where}.",
+        ),
+        derivation="No change that is looked for removes this time: between nothing and all of it may be saved.",
+        remedy=remedy,
+        disproof="Time the part alone: if the step is no shorter without it, the GPU waits for something else.",
+    )
+
+
+TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
+    DataLoadingFigures: _data_loading,
+    HostSyncFigures: _host_sync,
+    LaunchBoundFigures: _launch_bound,
+    PageableCopyFigures: _pageable_copy,
+    DeviceToHostCopyFigures: _device_to_host_copy,
+    AllocatorFigures: _allocator,
+    HostStallFigures: _host_stall,
+    GpuIdleFigures: _gpu_idle,
+}
