@@ -139,14 +139,23 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     precisions = [find_precision(name) or "" for name in attributed.kernels.names]
     precision_names = sorted({precision for precision in precisions if precision})
     precision_of_kernel = [precision_names.index(precision) if precision else NONE for precision in precisions]
-    rank = _find_ranks(trace)
+    classes = list(known_classes())
+    class_of_kernel = np.array([*map(classes.index, attributed.kernels.classes), NONE], np.int64)[kernel]
+    # A graph that is recorded as a whole has an unknown class; the other operations without a kernel are fills.
+    class_without_kernel = np.where(kind == GRAPH, classes.index(UNKNOWN), classes.index(FILLS))
+    processes = distinct(operations.process)
+    rank_of_process = {
+        process.global_pid: NONE if process.rank is None else process.rank for process in find_processes(trace)
+    }
+    ranks = np.array([rank_of_process.get(process, NONE) for process in processes.tolist()], np.int64)
+    rank = ranks[np.searchsorted(processes, operations.process)]
     capture = trace.path.name.encode("utf-8", "replace").decode()  # a file name need not be valid text
     columns = {
         "capture": _categorical(np.zeros(len(kind), np.int8), [capture]),
         "rank": _masked(rank, rank == NONE),
         "kind": _categorical(kind, list(OPERATION_KINDS)),
         "name": _categorical(operations.name, list(operations.names)),
-        "class": _classes(attributed),
+        "class": _categorical(np.where(kernel == NONE, class_without_kernel, class_of_kernel), classes),
         "start_ns": operations.start,
         "end_ns": operations.end,
         "duration_ns": operations.end - operations.start,
@@ -172,26 +181,6 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
         "copy": _categorical(np.where(kind == MEMCPY, operations.copy, NONE), list(COPY_KINDS)),
     }
     return pd.DataFrame(columns, columns=list(OPERATION_COLUMNS), copy=False)
-
-
-def _find_ranks(trace: Trace) -> Any:
-    """Returns the rank of the process of each operation, -1 if it is not known; shape (operations,)."""
-    rank_of_process = {process.global_pid: process.rank for process in find_processes(trace)}
-    processes = distinct(trace.operations.process)
-    ranks = (rank_of_process.get(process) for process in processes.tolist())
-    codes = np.array([NONE if rank is None else rank for rank in ranks], np.int64)
-    return codes[np.searchsorted(processes, trace.operations.process)]
-
-
-def _classes(attributed: AttributedTrace) -> Any:
-    """Returns the class of each operation; a graph that is recorded as a whole has the unknown class."""
-    classes = list(known_classes())
-    class_of_kernel = np.array([*map(classes.index, attributed.kernels.classes), NONE], np.int64)
-    is_graph = attributed.trace.operations.kind == GRAPH
-    codes = class_of_kernel[attributed.kernels.code]
-    return _categorical(
-        np.where(codes == NONE, np.where(is_graph, classes.index(UNKNOWN), classes.index(FILLS)), codes), classes
-    )
 
 
 def _categorical(codes: Any, names: list[str]) -> Any:

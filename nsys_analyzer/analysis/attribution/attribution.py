@@ -295,10 +295,16 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
     stack_codes, stacks = find_open_stacks(ranges, thread, time)
     three_codes = stack_codes.reshape(3, len(attribution.launch))
     first, codes = distinct_rows(*three_codes)
+    texts = [""]
+    for inherited, launching, capturing in three_codes[:, first].T.tolist():
+        replay = [ranges.names[ranges.name[i]] for i in (*stacks[inherited], *stacks[launching])]
+        capture = [ranges.names[ranges.name[i]] for i in stacks[capturing]]
+        # The stack at the capture of a graph repeats names of the stack at its replay, such as step and forward. Only
+        # the names after the last repeated one are added.
+        last_repeated = max((i for i, name in enumerate(capture) if name in replay), default=-1)
+        texts.append(PATH_SEPARATOR.join([*replay, *capture[last_repeated + 1 :]]))
     # Different combinations may have the same text, but the categories of a categorical must be distinct.
-    combinations = three_codes[:, first].T.tolist()
-    texts = [PATH_SEPARATOR.join(_join_stacks(ranges, *(stacks[code] for code in three))) for three in combinations]
-    paths, recode = np.unique(np.array(["", *texts], np.object_), return_inverse=True)
+    paths, recode = np.unique(np.array(texts, np.object_), return_inverse=True)
     return recode[1:][codes], paths.tolist()
 
 
@@ -341,15 +347,3 @@ def _sweep(index: list[int], opened: list[int], closed: list[int], boundaries: l
             del stack[index[closing[next_close]]]
             next_close += 1
         yield tuple(stack)
-
-
-def _join_stacks(ranges: Ranges, outer: Stack, launching: Stack, captured: Stack) -> list[str]:
-    """Returns the names in the inherited, the launching and the captured stack, in this order.
-
-    The stack at the capture of a graph repeats names of the stack at its replay, such as step and forward. Only the
-    names after the last repeated one are added.
-    """
-    replay = [ranges.names[ranges.name[i]] for i in (*outer, *launching)]
-    capture = [ranges.names[ranges.name[i]] for i in captured]
-    last_repeated = max((i for i, name in enumerate(capture) if name in replay), default=-1)
-    return [*replay, *capture[last_repeated + 1 :]]

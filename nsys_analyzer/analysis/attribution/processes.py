@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from nsys_analyzer.trace.arrays import distinct
-from nsys_analyzer.trace.columns import Operations, pid_of, process_of
+from nsys_analyzer.trace.columns import pid_of, process_of
 from nsys_analyzer.trace.ranks import Rank, distinct_ranks
 from nsys_analyzer.trace.trace import Trace
 
@@ -35,17 +35,26 @@ def find_processes(trace: Trace) -> tuple[Process, ...]:
     if not used:
         threads = np.concatenate([trace.ranges.thread, trace.open_ranges.thread, trace.launches.thread])
         used = process_of(threads[:1]).tolist() or [0]
+    operations = trace.operations
+    devices: dict[int, list[int]] = {process: [] for process in used}
+    if len(operations):
+        low = int(operations.device.min())
+        count = int(operations.device.max()) - low + 1
+        # One number stands for a process and a device, so that one pass over the operations serves all processes.
+        for pair in distinct(np.searchsorted(used, operations.process) * count + operations.device - low).tolist():
+            devices[used[pair // count]].append(pair % count + low)
     ranks = distinct_ranks(trace.ranks, used)
-    devices = _find_devices(trace.operations, used)
     used.sort(key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process))
     users = Counter(device for numbers in devices.values() for device in numbers)
-    is_alone = len(used) == 1 and ranks.get(used[0], Rank(0, 1)).world_size == 1
     processes = []
     for process in used:
-        rank = ranks.get(process)
-        own_devices = devices[process] if all(users[device] == 1 for device in devices[process]) else []
-        label = "" if is_alone else _make_label(process, rank, own_devices)
-        processes.append(Process(process, pid_of(process), label, rank.number if rank else None))
+        rank, pid, numbers = ranks.get(process), pid_of(process), devices[process]
+        label = f"rank {rank.number}" if rank else make_pid_label(pid)
+        if not rank and numbers and all(users[device] == 1 for device in numbers):
+            label = f"device{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        processes.append(Process(process, pid, label, rank.number if rank else None))
+    if len(used) == 1 and ranks.get(used[0], Rank(0, 1)).world_size == 1:
+        return (replace(processes[0], label=""),)
     return tuple(processes)
 
 
@@ -59,22 +68,3 @@ def is_on_cpu(trace: Trace, process: int) -> bool:
 def make_pid_label(pid: int) -> str:
     """Returns the label of a process that has neither a rank nor a device of its own."""
     return f"pid {pid}"
-
-
-def _make_label(process: int, rank: Rank | None, own_devices: list[int]) -> str:
-    """Returns the label of one of several processes; ``own_devices`` are the devices that no other process uses."""
-    if rank or not own_devices:
-        return f"rank {rank.number}" if rank else make_pid_label(pid_of(process))
-    return f"device{'s' if len(own_devices) > 1 else ''} {', '.join(map(str, own_devices))}"
-
-
-def _find_devices(operations: Operations, used: list[int]) -> dict[int, list[int]]:
-    """Returns the CUDA ordinals of the devices of each process in ``used``, which must be sorted."""
-    devices: dict[int, list[int]] = {process: [] for process in used}
-    if len(operations):
-        low = int(operations.device.min())
-        count = int(operations.device.max()) - low + 1
-        # One number stands for a process and a device, so that one pass over the operations serves all processes.
-        for pair in distinct(np.searchsorted(used, operations.process) * count + operations.device - low).tolist():
-            devices[used[pair // count]].append(pair % count + low)
-    return devices

@@ -18,7 +18,7 @@ A shared copy replaces names by aliases:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -137,18 +137,15 @@ def demangle(name: str) -> str:
         start = position + length.end()
         position = start + int(length.group(1))
         parts.append(name[start:position].replace("_GLOBAL__N_1", "(anonymous namespace)"))
-    is_template = name[position : position + 1] == "I"
-    return "::".join(parts) + (f"<{', '.join(_find_template_arguments(name, position))}>" if is_template else "")
-
-
-def _find_template_arguments(name: str, position: int) -> Iterator[str]:
-    """Yields the numbers and the identifiers in a mangled name from ``position`` on."""
+    qualified_name, arguments = "::".join(parts), []
+    if name[position : position + 1] != "I":
+        return qualified_name
     while match := _TEMPLATE_ARGUMENT.search(name, position):
         position = match.end() + int(match["length"] or 0)
-        if argument := match["number"] or name[match.end() : position]:
-            yield argument
+        arguments.append(match["number"] or name[match.end() : position])
         if match["enum"] and (value := _ENUMERATOR.match(name, position)):
             position = value.end()
+    return f"{qualified_name}<{', '.join(filter(None, arguments))}>"
 
 
 #: Stands after the alias of a range that loads a batch.

@@ -59,9 +59,13 @@ def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
         limit: the maximum number of characters of a label, at least 20, without a number such as ``#2`` at its end.
     """
     kernels = [_Kernel.parse(name) for name in sorted(set(names))]
-    bases = {kernel.name: _make_base_label(kernel) for kernel in kernels}
+    bases = {kernel.name: kernel.make_base_label() for kernel in kernels}
     facets: dict[str, list[str]] = {kernel.name: [] for kernel in kernels}
-    for find_facets in (partial(map, _find_loop_kind), partial(map, _find_wrapper), _find_differing_words):
+    for find_facets in (
+        partial(map, _Kernel.find_loop_kind),
+        partial(map, _Kernel.find_wrapper),
+        _find_differing_words,
+    ):
         groups = defaultdict(list)
         for kernel in kernels:
             groups[_fit(bases[kernel.name], facets[kernel.name], limit)].append(kernel)
@@ -92,8 +96,12 @@ class _Kernel:
         text = re.sub(r"<unnamed>|\(anonymous namespace\)|\{anonymous\}", "_anonymous", demangle(name))
         text = re.sub(r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?", "", text)
         match = re.match(r"[\w:]+", text)
-        function = match.group(0).rstrip(":") if match else text
-        return cls(name, _shorten_function(function) or function, text[len(function) :])
+        qualified = match.group(0).rstrip(":") if match else text
+        *_, before, last = ("", *qualified.split("::"))
+        word = last.rpartition(":")[2]
+        if before and word == last and (word in _UNSPECIFIC_NAMES or before.endswith("aten")):
+            word = f"{before.rpartition(':')[2]}::{word}"
+        return cls(name, word or qualified, text[len(qualified) :])
 
     def find_operator(self) -> str:
         """Returns the operator of a functor among the template arguments, or an empty text."""
@@ -109,13 +117,26 @@ class _Kernel:
         types = [_TYPES[name] for name in _TYPE.findall(_NON_ELEMENT_TYPE.sub("", self.arguments))]
         return next((name for name in types if name not in ("int", "bool")), types[0] if types else "")
 
+    def find_loop_kind(self) -> str:
+        """Returns the kind of the loop, and the first number of the template arguments."""
+        match = _LOOP_KIND.search(self.function)
+        if match is None and "elementwise" in self.function:
+            return "strided"
+        width = re.match(r"<(?:\(int\))?(\d+)", self.arguments)
+        return _join(match[0].lower() if match else "", width[1] if width else "")
 
-def _shorten_function(function: str) -> str:
-    """Returns the last word of a qualified name, and also the word before it if the last word is unspecific."""
-    *_, before, last = ("", *function.split("::"))
-    word = last.rpartition(":")[2]
-    needs_more = word in _UNSPECIFIC_NAMES or before.endswith("aten")
-    return f"{before.rpartition(':')[2]}::{word}" if before and needs_more and word == last else word
+    def find_wrapper(self) -> str:
+        """Returns the functor around the operator; it shows whether operands are tensors, scalars or lists of scalars."""
+        match = _WRAPPER.search(self.arguments)
+        return match[0] if match else ""
+
+    def make_base_label(self) -> str:
+        """Returns the label before it is compared with others: by the family of the name, otherwise by the function."""
+        text = self.function + self.arguments
+        for pattern, make_label in _FAMILIES:
+            if match := re.search(pattern, text):
+                return make_label(self, match)
+        return self.function if self.function.strip() else "unnamed"
 
 
 def _join(*words: str) -> str:
@@ -181,15 +202,6 @@ _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
 )
 
 
-def _make_base_label(kernel: _Kernel) -> str:
-    """Returns the label of a kernel before it is compared with others: by its family, otherwise by its function."""
-    text = kernel.function + kernel.arguments
-    for pattern, write in _FAMILIES:
-        if match := re.search(pattern, text):
-            return write(kernel, match)
-    return kernel.function if kernel.function.strip() else "unnamed"
-
-
 def _find_differing_words(group: Sequence[_Kernel]) -> list[str]:
     """Returns the first words of each name that the name of some other kernel lacks, without a long common start."""
     words_of_names = [re.findall(r"\w+", demangle(kernel.name)) for kernel in group]
@@ -198,21 +210,6 @@ def _find_differing_words(group: Sequence[_Kernel]) -> list[str]:
     same_letters = takewhile(lambda letters: len(set(letters)) == 1, zip(*values, strict=False))
     start = "".join(letters[0] for letters in same_letters).rpartition("_")[0]
     return [value[len(start) + 1 :] if len(start) > _MAX_COMMON_START else value for value in values]
-
-
-def _find_loop_kind(kernel: _Kernel) -> str:
-    """Returns the kind of the kernel's loop, and the first number of the template arguments."""
-    match = _LOOP_KIND.search(kernel.function)
-    if match is None and "elementwise" in kernel.function:
-        return "strided"
-    width = re.match(r"<(?:\(int\))?(\d+)", kernel.arguments)
-    return _join(match[0].lower() if match else "", width[1] if width else "")
-
-
-def _find_wrapper(kernel: _Kernel) -> str:
-    """Returns the functor around the operator; it shows whether operands are tensors, scalars or lists of scalars."""
-    match = _WRAPPER.search(kernel.arguments)
-    return match[0] if match else ""
 
 
 def _fit(base: str, facets: Sequence[str], limit: int) -> str:

@@ -84,33 +84,20 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
         return _derive_paths_from_nesting(ranges, index, kinds_of_calls, source, numbered=True)
     index = np.flatnonzero(mask_by_name(ranges, _NSYS_CALL.fullmatch))
     if len(index):
-        kinds_of_calls = _find_classes_of_nsys_calls(ranges, index)
+        # The class of a call is that of the ``forward`` directly inside it, which nsys may have written.
+        forward = np.flatnonzero(mask_by_name(ranges, _NSYS_FORWARD.fullmatch))
+        rows = np.concatenate([index, forward])
+        parent = find_parents(ranges.thread[rows], ranges.start[rows], ranges.end[rows])[len(index) :]
+        classes = [ranges.names[i].split(".")[-2] for i in ranges.name[forward].tolist()]
+        class_of_call = dict(zip(parent.tolist(), classes, strict=True))
+        kinds_of_calls = [class_of_call.get(call, UNKNOWN_MODULE_CLASS) for call in range(len(index))]
         source = "the module calls that nsys wrote"
         return _derive_paths_from_nesting(ranges, index, kinds_of_calls, source, numbered=True)
-    if any(map(_NUMBERED_BLOCK.fullmatch, ranges.names)) or (attributed.trace.operators.sequence >= 0).any():
-        return _find_calls_in_own_ranges(attributed)
-    return None
-
-
-def split_module_path(text: str) -> Path:
-    """Splits a path as hooks write it, such as ``GPT/h.0.attn``, into its words."""
-    return tuple(re.split(r"[/.]", text))[:_MAX_DEPTH]
-
-
-def _find_classes_of_nsys_calls(ranges: Ranges, calls: Ints) -> list[str]:
-    """Returns the class of each call: nsys may have written the ``forward`` of the class directly inside it."""
-    inner = np.flatnonzero(mask_by_name(ranges, _NSYS_FORWARD.fullmatch))
-    index = np.concatenate([calls, inner])
-    parent = find_parents(ranges.thread[index], ranges.start[index], ranges.end[index])[len(calls) :]
-    classes = [ranges.names[i].split(".")[-2] for i in ranges.name[inner].tolist()]
-    class_of_call = dict(zip(parent.tolist(), classes, strict=True))
-    return [class_of_call.get(call, UNKNOWN_MODULE_CLASS) for call in range(len(calls))]
-
-
-def _find_calls_in_own_ranges(attributed: AttributedTrace) -> ModuleCalls | None:
-    """Takes the program's own ranges inside its phases, except for those inside a backward pass, as calls."""
-    ranges, roles, operators = attributed.trace.ranges, attributed.roles, attributed.trace.operators
-    operator_names = {operators.names[code] for code in distinct(operators.name)}
+    operators = attributed.trace.operators
+    if not any(map(_NUMBERED_BLOCK.fullmatch, ranges.names)) and not (operators.sequence >= 0).any():
+        return None
+    # The program's own ranges inside its phases, except for those inside a backward pass, are calls.
+    roles, operator_names = attributed.roles, {operators.names[code] for code in distinct(operators.name)}
     is_call = mask_by_name(ranges, lambda name: not (is_framework_name(name) or name in operator_names))
     is_call &= ~roles.is_phase_or_step & ~roles.mask("warmup")
     phases = ranges.select(roles.is_leaf_phase & ~roles.mask("backward"))
@@ -120,6 +107,11 @@ def _find_calls_in_own_ranges(attributed: AttributedTrace) -> ModuleCalls | None
         return None
     names = [ranges.names[i] for i in ranges.name[index].tolist()]
     return _derive_paths_from_nesting(ranges, index, names, "the program's own ranges", numbered=False)
+
+
+def split_module_path(text: str) -> Path:
+    """Splits a path as hooks write it, such as ``GPT/h.0.attn``, into its words."""
+    return tuple(re.split(r"[/.]", text))[:_MAX_DEPTH]
 
 
 def _derive_paths_from_nesting(

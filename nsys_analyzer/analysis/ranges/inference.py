@@ -194,7 +194,10 @@ class _Inference:
         )
         backward = _keep_outermost(backward)
         optimizer = [_cut_to_after_backward(span, backward) for span in _keep_outermost(optimizer)]
-        calls = _keep_apart(calls, [*backward, *optimizer])
+        # A forward is a call that is not inside a backward or an optimizer, and that contains none of them.
+        passes = _columns([*backward, *optimizer])
+        calls = _keep_outermost(list(compress(calls, ~has_moments(*passes[:2], *_columns(calls)))))
+        calls = list(compress(calls, ~is_in_any_range(*passes, *_columns(calls)[:2])))
         return {
             "forward": self._join_calls(calls, backward, optimizer),
             "backward": backward,
@@ -395,14 +398,6 @@ def _columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
 
 def _keep_outermost(spans: _Spans) -> _Spans:
     return list(compress(spans, ~is_contained(*_columns(spans))))
-
-
-def _keep_apart(spans: _Spans, separate: _Spans) -> _Spans:
-    """Returns the outermost spans that do not start inside a separate span, and inside which none of these starts."""
-    group, start, _ = _columns(separate)
-    spans = _keep_outermost(list(compress(spans, ~has_moments(group, start, *_columns(spans)))))
-    group, start, _ = _columns(spans)
-    return list(compress(spans, ~is_in_any_range(*_columns(separate), group, start)))
 
 
 def _cut_to_after_backward(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:

@@ -82,7 +82,10 @@ class AttributedTrace:
 
     def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
         names = names or PhaseNames()
-        _check_step_name(trace, names)
+        for name in names.extra.get(STEP, ()):
+            if not any(name in (text, strip_counter(text)) for text in trace.ranges.names):
+                hint = f"Those that repeat: {', '.join(find_repeating_ranges(trace)) or 'none'}"
+                raise ConfigurationError(f"No range is called {name!r}, which was to be the step", hint)
         self.as_recorded = trace
         self.start_ups: Mapping[int, tuple[int, int]] = {}
         consistent, launch, self._clock_offset, self.unmeasured = leave_out_contradictions(trace)
@@ -315,14 +318,6 @@ class Instances:
         """True for the instances that count as measurements."""
         measured: Bools = ~self.warmup & ~self.incomplete
         return measured
-
-
-def _check_step_name(trace: Trace, names: PhaseNames) -> None:
-    """Raises ``ConfigurationError`` if no range has a name that the user gave to the step."""
-    for name in names.extra.get(STEP, ()):
-        if not any(name in (text, strip_counter(text)) for text in trace.ranges.names):
-            hint = f"Those that repeat: {', '.join(find_repeating_ranges(trace)) or 'none'}"
-            raise ConfigurationError(f"No range is called {name!r}, which was to be the step", hint)
 
 
 def find_repeating_ranges(trace: Trace) -> list[str]:

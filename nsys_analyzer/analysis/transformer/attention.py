@@ -124,7 +124,36 @@ def summarize_attention(
         None if no range or kernel is known to be attention.
     """
     parts = next((scope for scope in _find_scopes(attributed, process) if scope.has_attention), None)
-    return _summarize_parts(parts, configuration, gpu) if parts else None
+    if parts is None:
+        return None
+    softmax_ms, matmul_ms = parts.ms(parts.softmax), parts.ms(parts.matmul)
+    around = parts.softmax if parts.softmax.any() else parts.fused
+    occurrences = _count_occurrences(parts.attributed, parts.kernels[around])
+    configuration = configuration or Configuration()
+    model, batch, context = configuration.model, configuration.batch_size, configuration.context_length
+    shapes = (model, batch, context) if model and batch and context else None
+    # Attention runs once per layer in each forward pass. If the division has a remainder, their number is unknown.
+    forwards, remainder = divmod(occurrences or 0, model.num_layers * parts.units) if model else (0, 0)
+    if parts.per == FORWARD:
+        forwards, remainder = 1, 0
+    known_shapes = shapes if forwards and not remainder else None
+    return AttentionSummary(
+        softmax_ms=softmax_ms,
+        matmul_ms=matmul_ms,
+        fused_ms=parts.ms(parts.fused),
+        softmax_launches=parts.count_launches(parts.softmax),
+        matmul_launches=parts.count_launches(parts.matmul),
+        fused_launches=parts.count_launches(parts.fused),
+        softmax_source=parts.source if softmax_ms else "",
+        runtime_ratio=matmul_ms / softmax_ms if matmul_ms and softmax_ms else None,
+        flop_ratio=attention_to_softmax_flop_ratio(model) if model else None,
+        softmax_flops=softmax_flops(*known_shapes) * forwards if known_shapes else None,
+        matmul_flops=attention_matmul_flops(*known_shapes) * forwards if known_shapes else None,
+        per=parts.per,
+        occurrences=occurrences,
+        warmup_occurrences=None if parts.warmup is None else _count_occurrences(parts.attributed, parts.warmup) or 0,
+        softmax_traffic=_measure_traffic(parts, shapes, occurrences, gpu) if softmax_ms else None,
+    )
 
 
 def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
@@ -222,37 +251,6 @@ def _count_occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None
     replay = np.where(replayed, attributed.attribution.launch[kernels], NONE)
     pairs = np.unique(np.stack([attention, replay])[:, attention != NONE], axis=1)
     return pairs.shape[1] or None
-
-
-def _summarize_parts(parts: _Parts, configuration: Configuration | None, gpu: Gpu | None) -> AttentionSummary:
-    softmax_ms, matmul_ms = parts.ms(parts.softmax), parts.ms(parts.matmul)
-    around = parts.softmax if parts.softmax.any() else parts.fused
-    occurrences = _count_occurrences(parts.attributed, parts.kernels[around])
-    configuration = configuration or Configuration()
-    model, batch, context = configuration.model, configuration.batch_size, configuration.context_length
-    shapes = (model, batch, context) if model and batch and context else None
-    # Attention runs once per layer in each forward pass. If the division has a remainder, their number is unknown.
-    forwards, remainder = divmod(occurrences or 0, model.num_layers * parts.units) if model else (0, 0)
-    if parts.per == FORWARD:
-        forwards, remainder = 1, 0
-    known_shapes = shapes if forwards and not remainder else None
-    return AttentionSummary(
-        softmax_ms=softmax_ms,
-        matmul_ms=matmul_ms,
-        fused_ms=parts.ms(parts.fused),
-        softmax_launches=parts.count_launches(parts.softmax),
-        matmul_launches=parts.count_launches(parts.matmul),
-        fused_launches=parts.count_launches(parts.fused),
-        softmax_source=parts.source if softmax_ms else "",
-        runtime_ratio=matmul_ms / softmax_ms if matmul_ms and softmax_ms else None,
-        flop_ratio=attention_to_softmax_flop_ratio(model) if model else None,
-        softmax_flops=softmax_flops(*known_shapes) * forwards if known_shapes else None,
-        matmul_flops=attention_matmul_flops(*known_shapes) * forwards if known_shapes else None,
-        per=parts.per,
-        occurrences=occurrences,
-        warmup_occurrences=None if parts.warmup is None else _count_occurrences(parts.attributed, parts.warmup) or 0,
-        softmax_traffic=_measure_traffic(parts, shapes, occurrences, gpu) if softmax_ms else None,
-    )
 
 
 def _measure_traffic(
