@@ -144,9 +144,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     # A graph that is recorded as a whole has an unknown class; the other operations without a kernel are fills.
     class_without_kernel = np.where(kind == GRAPH, classes.index(UNKNOWN), classes.index(FILLS))
     processes = distinct(operations.process)
-    rank_of_process = {
-        process.global_pid: NONE if process.rank is None else process.rank for process in find_processes(trace)
-    }
+    rank_of_process = {row.global_pid: row.rank for row in find_processes(trace) if row.rank is not None}
     ranks = np.array([rank_of_process.get(process, NONE) for process in processes.tolist()], np.int64)
     rank = ranks[np.searchsorted(processes, operations.process)]
     capture = trace.path.name.encode("utf-8", "replace").decode()  # a file name need not be valid text

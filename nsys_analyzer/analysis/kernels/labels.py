@@ -61,11 +61,8 @@ def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
     kernels = [_Kernel.parse(name) for name in sorted(set(names))]
     bases = {kernel.name: kernel.make_base_label() for kernel in kernels}
     facets: dict[str, list[str]] = {kernel.name: [] for kernel in kernels}
-    for find_facets in (
-        partial(map, _Kernel.find_loop_kind),
-        partial(map, _Kernel.find_wrapper),
-        _find_differing_words,
-    ):
+    find_loop_kinds, find_wrappers = partial(map, _Kernel.find_loop_kind), partial(map, _Kernel.find_wrapper)
+    for find_facets in (find_loop_kinds, find_wrappers, _find_differing_words):
         groups = defaultdict(list)
         for kernel in kernels:
             groups[_fit(bases[kernel.name], facets[kernel.name], limit)].append(kernel)
@@ -126,7 +123,7 @@ class _Kernel:
         return _join(match[0].lower() if match else "", width[1] if width else "")
 
     def find_wrapper(self) -> str:
-        """Returns the functor around the operator; it shows whether operands are tensors, scalars or lists of scalars."""
+        """Returns the functor around the operator; it shows which operands are tensors, scalars or lists."""
         match = _WRAPPER.search(self.arguments)
         return match[0] if match else ""
 
