@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.comparison.comparison import DEFAULT_THRESHOLD, Comparison
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.what_if import what_if as what_if
 from nsys_analyzer.export.frame import kernel_frame
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.trace import trace
+from nsys_analyzer.trace.phase_names import PhaseNames
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,7 +21,6 @@ from nsys_analyzer.analysis.findings.finding import (
 )
 from nsys_analyzer.analysis.kernels import class_rules, classes
 from nsys_analyzer.analysis.kernels.class_rules import Rule
-from nsys_analyzer.analysis.ranges import phases
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.transformer import peaks
 from nsys_analyzer.cli import bench as cli_bench
@@ -33,6 +32,7 @@ from nsys_analyzer.report import finding_texts, palette, sections
 from nsys_analyzer.report.model import Block, Paragraph
 from nsys_analyzer.report.renderers import step_bar
 from nsys_analyzer.report.sections import ReportQuestion
+from nsys_analyzer.trace import phase_names
 from tests.conftest import Main
 from tests.support import new_experiment
 from tests.support.export import Export
@@ -151,7 +151,7 @@ def test_the_peaks_of_a_gpu_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_spelling_of_a_phase_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert phases.PhaseNames().find_role("Vorwaerts") is None
-    words = {**phases.DEFAULT_NAMES, "forward": (*phases.DEFAULT_NAMES["forward"], "vorwaerts")}
-    monkeypatch.setattr(phases, "DEFAULT_NAMES", words)
-    assert phases.PhaseNames().find_role("Vorwaerts") == "forward"
+    assert phase_names.PhaseNames().find_role("Vorwaerts") is None
+    words = {**phase_names.DEFAULT_NAMES, "forward": (*phase_names.DEFAULT_NAMES["forward"], "vorwaerts")}
+    monkeypatch.setattr(phase_names, "DEFAULT_NAMES", words)
+    assert phase_names.PhaseNames().find_role("Vorwaerts") == "forward"

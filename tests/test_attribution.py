@@ -9,9 +9,9 @@ import pytest
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.export.frame import COLUMNS, kernel_frame
+from nsys_analyzer.trace.phase_names import PhaseNames
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_tid, training_step
 
 OTHER_PID = 200

@@ -13,11 +13,11 @@ import pytest
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.export.frame import operation_frame
 from nsys_analyzer.export.perfetto import is_ours
 from nsys_analyzer.export.writing import Capture, align_captures
+from nsys_analyzer.trace.phase_names import PhaseNames
 from nsys_analyzer.trace.trace import Trace
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, Export, global_pid, training_step

@@ -14,12 +14,12 @@ import pytest
 from pyarrow import parquet
 
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.export.frame import COLUMNS, OPERATION_COLUMNS, kernel_frame, operation_frame
 from nsys_analyzer.export.tables import column_reference
 from nsys_analyzer.export.writing import Capture
+from nsys_analyzer.trace.phase_names import PhaseNames
 from nsys_analyzer.trace.trace import Trace
 from tests.support.export import ADD, GEMM, Export, training_step
 

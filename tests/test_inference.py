@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.trace.phase_names import PhaseNames
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export
 from tests.support.kineto import AUTOGRAD as TORCH_AUTOGRAD
 from tests.support.kineto import Kineto

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.trace.phase_names import PhaseNames
 
 
 @pytest.mark.parametrize(

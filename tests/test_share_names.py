@@ -19,7 +19,6 @@ from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
 from nsys_analyzer.analysis.kernels.classes import classify, find_possible_classes, find_precision, find_rule
 from nsys_analyzer.analysis.ranges.calls import _NUMBERED_BLOCK
 from nsys_analyzer.analysis.ranges.inference import _FUNCTION_RANGES
-from nsys_analyzer.analysis.ranges.phases import PhaseNames, find_module_role, is_framework_name
 from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import PEAKS
 from nsys_analyzer.share.names import (
@@ -35,7 +34,13 @@ from nsys_analyzer.share.names import (
     without_secrets,
 )
 from nsys_analyzer.trace.metadata import _NO_CUDA, is_irrelevant_message
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalize_name
+from nsys_analyzer.trace.phase_names import (
+    DEFAULT_NAMES,
+    PhaseNames,
+    find_module_role,
+    is_framework_name,
+    normalize_name,
+)
 from tests.conftest import DATA
 
 ROLES = (KERNEL, CALL, RANGE, OPERATOR, THREAD, PROFILER_EVENT)

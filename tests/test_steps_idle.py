@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.intervals import merge_ranges
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.anatomy import Gaps
 from nsys_analyzer.analysis.steps.process import CAUSES, PAUSE_NS, Idle, ProcessWork, is_loading
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.phase_names import REQUEST_RANGE, map_by_shape, parse_served_step
+from nsys_analyzer.trace.phase_names import REQUEST_RANGE, PhaseNames, map_by_shape, parse_served_step
 from tests.support.export import AUTOGRAD, MAIN, global_pid, global_tid
 from tests.support.program import COPY, FREE, LAUNCH, MALLOC, NCCL, SYNC, US, Program, attributed, idle_of
 from tests.support.program import summary_of_steps as summarize

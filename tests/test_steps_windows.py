@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.repetition import find_repeats
 from nsys_analyzer.analysis.steps.windows import Steps, Windows, find_steps, find_windows
 from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.trace.phase_names import PhaseNames
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, SOFTMAX, Export, global_pid, training_step
 from tests.support.program import NCCL, Program, attributed
 

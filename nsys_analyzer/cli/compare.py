@@ -15,8 +15,8 @@ from nsys_analyzer.cli.options import PATH, configuration_options, format_of, na
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.comparison.pairs import Comparisons
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
+    from nsys_analyzer.trace.phase_names import PhaseNames
 
 #: The exit status if the step is slower by more than --fail-above allows, or exceeds a budget.
 SLOWER = 3

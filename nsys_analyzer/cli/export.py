@@ -12,7 +12,7 @@ from nsys_analyzer.cli.options import PATH, force_option, format_of, names_optio
 from nsys_analyzer.export import load_formats
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.trace.phase_names import PhaseNames
 
 
 @command(epilog="Example: nsys-analyze export capture.sqlite --format perfetto -o capture.pftrace")

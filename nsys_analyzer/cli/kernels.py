@@ -16,9 +16,9 @@ from nsys_analyzer.errors import RECORD_COMMAND, RECORD_GRAPH_NODES_COMMAND, Con
 from nsys_analyzer.text import FORMULA
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
     from nsys_analyzer.report.model import Table
+    from nsys_analyzer.trace.phase_names import PhaseNames
 
 #: A row of the table in JSON and CSV: values by the names of columns.
 _Row = dict[str, Any]

@@ -12,8 +12,8 @@ from nsys_analyzer.cli.options import command_line, configuration_options, folde
 from nsys_analyzer.errors import PROGRAM_ARGUMENTS, CannotAnswerError
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
+    from nsys_analyzer.trace.phase_names import PhaseNames
 
 
 NO_MODULES = CannotAnswerError("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}")

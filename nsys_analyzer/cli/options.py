@@ -92,7 +92,7 @@ def names_options(function: Function) -> Function:
     )  # fmt: skip
     @functools.wraps(function)
     def command(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int | None, **options: Any) -> Any:
-        from nsys_analyzer.analysis.ranges.phases import PhaseNames
+        from nsys_analyzer.trace.phase_names import PhaseNames
 
         pairs = (*phase_names, *([f"step={step}"] if step else ()))
         return function(*args, names=PhaseNames.parse(pairs, steps or 0), **options)

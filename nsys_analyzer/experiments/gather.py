@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.inputs.captures import Inputs, holds_captures, load_captures, timings_beside
@@ -16,6 +15,7 @@ from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
 from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
 from nsys_analyzer.text import phrase
+from nsys_analyzer.trace.phase_names import PhaseNames
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import Summary

@@ -13,12 +13,12 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.class_rules import FILLS, UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import find_precision, known_classes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_operators
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import COPY_KINDS, GRAPH, KERNEL, MEMCPY, OPERATION_KINDS, pid_of
 from nsys_analyzer.trace.metadata import explain_missing_cuda
+from nsys_analyzer.trace.phase_names import PhaseNames
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:

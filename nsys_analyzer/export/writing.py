@@ -10,7 +10,6 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.join import find_clocks
 from nsys_analyzer.analysis.ranks.matching import Clock
 from nsys_analyzer.analysis.steps.member import Member, record_members
@@ -22,6 +21,7 @@ from nsys_analyzer.inputs.manifest import find_manifest
 from nsys_analyzer.report.writing import OutputKind, check_target
 from nsys_analyzer.system.atomic_write import atomic_write
 from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.phase_names import PhaseNames
 from nsys_analyzer.trace.sources import trace_stem
 from nsys_analyzer.trace.trace import Trace
 

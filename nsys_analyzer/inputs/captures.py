@@ -15,7 +15,6 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.kernels.classes import given_classes, use_classes
 from nsys_analyzer.analysis.kernels.own_classes import OwnClasses
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.member import BY_ORDER
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS
@@ -35,6 +34,7 @@ from nsys_analyzer.inputs.manifest import (
     name_by_manifest,
 )
 from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
+from nsys_analyzer.trace.phase_names import PhaseNames
 from nsys_analyzer.trace.sources import (
     export_time_ns,
     is_capture,

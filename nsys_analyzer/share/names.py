@@ -24,7 +24,6 @@ from nsys_analyzer.analysis.kernels.classes import (
     find_precision,
     read_alias,
 )
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import UNNAMED_KERNEL
@@ -33,6 +32,7 @@ from nsys_analyzer.trace.phase_names import (
     DEFAULT_NAMES,
     MODULE_RANGE_PREFIX,
     MODULE_RANGE_WITH_PATH,
+    PhaseNames,
     normalize_module_name,
     normalize_name,
     parse_served_step,

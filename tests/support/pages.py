@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.experiments.gather import load_evidence
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.writing import write_report
+from nsys_analyzer.trace.phase_names import PhaseNames
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -13,7 +13,6 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.finding import StepsToExplain
 from nsys_analyzer.analysis.kernels.classes import classify
-from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, Cause, is_loading
 from nsys_analyzer.analysis.steps.replay import Replay
@@ -24,6 +23,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.trace import columns
 from nsys_analyzer.trace.columns import ALLOCATE, FREE, KERNEL, MEMCPY
 from nsys_analyzer.trace.metadata import Gpu
+from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 from tests.support.export import GEMM
 
 US = 1_000

@@ -22,7 +22,6 @@ from nsys_analyzer.analysis.intervals import (
     is_in_any_range,
     merge_ranges,
 )
-from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP, PhaseNames, find_module_role
 from nsys_analyzer.trace.arrays import (
     Bools,
     Codes,
@@ -35,9 +34,13 @@ from nsys_analyzer.trace.arrays import (
 )
 from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of
 from nsys_analyzer.trace.phase_names import (
+    ATTENTION_PARTS,
     ENGINE_STEP_PREFIX,
     EXECUTOR_STEP_PREFIX,
     MODULE_RANGE_PREFIX,
+    STEP,
+    PhaseNames,
+    find_module_role,
     map_by_shape,
     parse_served_step,
 )

@@ -19,10 +19,10 @@ from nsys_analyzer.analysis.comparison.compare import (
 )
 from nsys_analyzer.analysis.comparison.comparison import Budget, BudgetUnit, BudgetVerdict, Side
 from nsys_analyzer.analysis.kernels.classes import known_classes
-from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.system.strict_json import read_toml
+from nsys_analyzer.trace.phase_names import STEP
 
 Most = Annotated[float, msgspec.Meta(ge=0)]
 _EXAMPLE = "step_ms = 40, or [classes_ms] and below it matmul = 25"

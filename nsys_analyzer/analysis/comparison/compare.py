@@ -33,9 +33,9 @@ from nsys_analyzer.analysis.comparison.comparison import (
 )
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.kernels.class_rules import MATMUL
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
 from nsys_analyzer.analysis.summary.summary import PhaseSummary, Summary
+from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 
 #: A part of the step: its kind, and the class or the cause.
 _Key: TypeAlias = "tuple[PartKind, str]"

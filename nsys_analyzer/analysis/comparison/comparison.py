@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.metadata import CPU
+from nsys_analyzer.trace.phase_names import STEP
 
 Verdict = Literal["faster", "slower", "no change", "unclear"]
 BudgetUnit = Literal["ms", "count", "bytes"]

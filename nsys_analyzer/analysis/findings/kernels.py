@@ -28,11 +28,11 @@ from nsys_analyzer.analysis.findings.finding import (
 from nsys_analyzer.analysis.findings.waits import LEAST_IDLE_SHARE
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.classes import find_precision
-from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, ON_DEVICE
+from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 
 #: The first launch of a kernel, which loads it, takes at least this many times as long as a launch usually takes.
 _LOADING_FACTOR = 10

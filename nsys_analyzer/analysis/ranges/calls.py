@@ -22,10 +22,9 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.attribution import find_autograd_threads, make_timeline
 from nsys_analyzer.analysis.intervals import NONE, Timeline, is_in_any_range
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import is_framework_name
 from nsys_analyzer.trace.arrays import Ints, distinct, mask_by_name
 from nsys_analyzer.trace.columns import Operators, Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_RANGE_WITH_PATH, UNKNOWN_MODULE_CLASS
+from nsys_analyzer.trace.phase_names import MODULE_RANGE_WITH_PATH, UNKNOWN_MODULE_CLASS, is_framework_name
 
 #: The words of a module's path, outermost first.
 Path = tuple[str, ...]

@@ -32,10 +32,16 @@ from nsys_analyzer.analysis.intervals import (
 )
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
 from nsys_analyzer.analysis.kernels.classes import classify
-from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
 from nsys_analyzer.trace.arrays import Floats, Ints, SmallInts, distinct, mask_by_name
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX, map_by_shape
+from nsys_analyzer.trace.phase_names import (
+    MODULE_RANGE_PREFIX,
+    STEP,
+    WARMUP,
+    PhaseNames,
+    is_framework_name,
+    map_by_shape,
+)
 from nsys_analyzer.trace.trace import Trace
 
 #: The ranges of ``--pytorch=functions-trace`` that are phases; the outermost ones count.

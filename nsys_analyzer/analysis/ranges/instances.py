@@ -41,7 +41,11 @@ from nsys_analyzer.analysis.intervals import (
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, OTHER
 from nsys_analyzer.analysis.kernels.classes import LIBRARY_COLLECTIVE, classify, find_possible_classes, is_collective
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
-from nsys_analyzer.analysis.ranges.phases import (
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, distinct_texts, mask_by_name
+from nsys_analyzer.trace.columns import BETWEEN_DEVICES, LAUNCH, MEMCPY, ON_DEVICE, Ranges, process_of
+from nsys_analyzer.trace.phase_names import (
     ATTENTION_PARTS,
     MODULE,
     OTHER_STEP,
@@ -49,12 +53,11 @@ from nsys_analyzer.analysis.ranges.phases import (
     WARMUP,
     PhaseNames,
     is_framework_name,
+    map_by_shape,
+    normalize_name,
+    parse_served_step,
+    strip_counter,
 )
-from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, distinct_texts, mask_by_name
-from nsys_analyzer.trace.columns import BETWEEN_DEVICES, LAUNCH, MEMCPY, ON_DEVICE, Ranges, process_of
-from nsys_analyzer.trace.phase_names import map_by_shape, normalize_name, parse_served_step, strip_counter
 from nsys_analyzer.trace.trace import Trace
 
 #: Ranges such as "decode" are steps if there are at least this many, and if they hold this share of the GPU's time.

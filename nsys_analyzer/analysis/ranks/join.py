@@ -11,7 +11,6 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.ranks.collectives import Waits, find_waits, name_strategies, summarize_collectives
 from nsys_analyzer.analysis.ranks.findings import find_in_run, find_losses
 from nsys_analyzer.analysis.ranks.matching import (
@@ -40,6 +39,7 @@ from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.windows import near_median
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: Clocks are aligned if their spread is at most this share of a step. Else they do not show who waits for whom.

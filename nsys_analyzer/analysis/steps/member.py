@@ -11,10 +11,10 @@ from nsys_analyzer.analysis.attribution.processes import Process
 from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_collectives
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, KERNEL, MEMCPY, SYNCHRONIZE, Columns, process_of
+from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.ranks import UNKNOWN_NUMBER
 
 #: The kinds of collectives, each with the pattern that identifies it in the name of a kernel or of an NCCL function.

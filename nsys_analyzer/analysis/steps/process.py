@@ -21,7 +21,6 @@ import numpy as np
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Gaps, dissect, reached_before
 from nsys_analyzer.analysis.steps.profiler_cost import noted_costs
 from nsys_analyzer.analysis.steps.windows import Windows
@@ -41,7 +40,14 @@ from nsys_analyzer.trace.columns import (
     Launches,
     process_of,
 )
-from nsys_analyzer.trace.phase_names import REQUEST_RANGE, map_by_shape, normalize_name, parse_served_step
+from nsys_analyzer.trace.phase_names import (
+    OTHER_STEP,
+    REQUEST_RANGE,
+    STEP,
+    map_by_shape,
+    normalize_name,
+    parse_served_step,
+)
 
 Cause = Literal[
     "sync", "allocator", "copy", "launch", "host", "data", "communication", "unrecorded", "profiler", "unknown"

@@ -11,7 +11,6 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import shares_of
 from nsys_analyzer.analysis.steps.lines import Line, Votes
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
@@ -39,6 +38,7 @@ from nsys_analyzer.trace.columns import (
     process_of,
 )
 from nsys_analyzer.trace.metadata import Gpu
+from nsys_analyzer.trace.phase_names import ATTENTION_PARTS
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 
 #: Steps that are studied, and the calls that they may have together.

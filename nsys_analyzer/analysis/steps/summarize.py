@@ -14,7 +14,6 @@ from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.statistics import Moments, Stats, sample_ms
 from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, dissect, shares_of
 from nsys_analyzer.analysis.steps.lines import Line, Voters
@@ -39,7 +38,7 @@ from nsys_analyzer.analysis.steps.study import Study, study_groups
 from nsys_analyzer.analysis.steps.windows import Steps, Windows, near_median
 from nsys_analyzer.trace.arrays import SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
-from nsys_analyzer.trace.phase_names import map_by_shape
+from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, map_by_shape
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 
 #: Operations of a process that are dissected in all, about.

@@ -22,14 +22,16 @@ from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.inference import BY_THREADS
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, mask_by_name
 from nsys_analyzer.trace.columns import COPY_KINDS, GRAPH, KERNEL, MEMCPY, Ranges, process_of
 from nsys_analyzer.trace.phase_names import (
     MODULE_RANGE_PREFIX,
+    OTHER_STEP,
     PIPELINE_PASS_SUFFIXES,
     RECORDING_RANGE,
+    STEP,
+    WARMUP,
     ServedStep,
     parse_served_step,
 )

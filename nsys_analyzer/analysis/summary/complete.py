@@ -12,7 +12,6 @@ from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
-from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP, find_module_role
 from nsys_analyzer.analysis.steps.serving import Serving
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
 from nsys_analyzer.analysis.summary.kernel_tables import (
@@ -30,7 +29,7 @@ from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSumma
 from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES, cached_bytes, read_weights_bytes
 from nsys_analyzer.analysis.transformer.peaks import find_memory_bandwidth
 from nsys_analyzer.configuration import CountedFlops
-from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX
+from nsys_analyzer.trace.phase_names import LEAF_PHASES, MODULE_RANGE_PREFIX, OTHER_STEP, STEP, find_module_role
 from nsys_analyzer.trace.schema import MS_PER_S
 
 #: An unprofiled time is of other work if the GPU's busy time exceeds it by more than this share.

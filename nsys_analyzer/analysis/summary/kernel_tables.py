@@ -17,10 +17,10 @@ from nsys_analyzer.analysis.intervals import measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.kernels.classes import find_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
-from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.tracks import memory_levels
 from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
 from nsys_analyzer.trace.columns import GRAPH, OPERATION_KINDS, Operations
+from nsys_analyzer.trace.phase_names import STEP
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US, US_PER_MS
 
 #: Shares up to this one are shown as 0.0 %.

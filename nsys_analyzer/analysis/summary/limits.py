@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FUSED, MATMUL
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.kernel_tables import find_precision_shares
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
 from nsys_analyzer.analysis.transformer.costs import (
@@ -28,6 +27,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_memory_bandwidth, find_peaks
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.columns import COPY_KINDS, MEMCPY, ON_DEVICE
+from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS
 
 #: A rate above a peak by more than this share is impossible.

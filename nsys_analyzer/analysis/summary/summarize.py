@@ -15,7 +15,6 @@ from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.intervals import NONE, has_moments
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.statistics import Stats, sample_ms
 from nsys_analyzer.analysis.steps.member import record_members
 from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
@@ -45,6 +44,7 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, mask_by_name
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.metadata import Gpu
+from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, PhaseNames, is_framework_name
 from nsys_analyzer.trace.schema import NS_PER_MS
 from nsys_analyzer.trace.trace import Trace
 

@@ -12,7 +12,6 @@ from nsys_analyzer.analysis.attribution.processes import make_pid_label
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.findings.missing import MissingReason
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.member import Member
 from nsys_analyzer.analysis.steps.profiler_cost import ProfilerCost
@@ -35,6 +34,7 @@ from nsys_analyzer.analysis.transformer.peaks import Verdict, judge_busy_share
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.text import StrOrText
 from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
+from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.schema import MS_PER_S
 
 #: The origin of a time: a run without the profiler, an estimate for the step, GPU work alone, or the profiled range.

@@ -9,7 +9,6 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_repeating_ranges
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
 from nsys_analyzer.text import NO_BREAK_SPACE, StrOrText, code, join_texts, phrase, plural, rounded, rounded_percent
 from nsys_analyzer.trace.arrays import distinct
@@ -21,6 +20,7 @@ from nsys_analyzer.trace.metadata import (
     first_sentence,
     is_irrelevant_message,
 )
+from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.ranks import INIT_COMMUNICATOR
 from nsys_analyzer.trace.trace import Trace
 

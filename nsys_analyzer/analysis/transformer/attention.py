@@ -10,7 +10,6 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_operators
-from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP
 from nsys_analyzer.analysis.transformer.costs import (
     attention_matmul_flops,
     attention_to_softmax_flop_ratio,
@@ -21,6 +20,7 @@ from nsys_analyzer.analysis.transformer.peaks import find_l2_bytes, find_memory_
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import KERNEL
 from nsys_analyzer.trace.metadata import Gpu
+from nsys_analyzer.trace.phase_names import ATTENTION_PARTS, STEP
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 
 FUSED = "fused attention"

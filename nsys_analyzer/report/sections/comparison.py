@@ -17,7 +17,6 @@ from nsys_analyzer.analysis.comparison.comparison import (
 )
 from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
-from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import (
     Answer,
@@ -42,6 +41,7 @@ from nsys_analyzer.report.units import (
 )
 from nsys_analyzer.text import StrOrText, join_texts, phrase
 from nsys_analyzer.trace.metadata import CPU
+from nsys_analyzer.trace.phase_names import STEP
 
 _CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
 #: Runs that are listed because they were not compared, and rows of the table of kernels.

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.complete import compared_phases
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
@@ -28,6 +27,7 @@ from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.sections.serving import step_kinds_table
 from nsys_analyzer.report.units import format_ms, format_ms_range, format_number, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, Text, code, join_names, join_texts, phrase, plural, spans
+from nsys_analyzer.trace.phase_names import STEP
 
 #: Intervals that are narrower than this share of their middle, and smaller shares of communication, are not shown.
 _NEGLIGIBLE_SHARE = 0.03

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL, UNKNOWN
-from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.complete import compared_phases, parts_and_enclosing
 from nsys_analyzer.analysis.summary.kernel_tables import ClassShares, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
@@ -13,6 +12,7 @@ from nsys_analyzer.report.evidence import kernel_word, launch_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Field, Table, make_table
 from nsys_analyzer.report.units import format_count, format_percent
 from nsys_analyzer.text import join_names, join_texts, phrase
+from nsys_analyzer.trace.phase_names import STEP
 
 _MEMORY_OPERATIONS = {"memcpy": "copies of memory", "memset": "fills of memory"}
 #: A class with a smaller share of its phase is not mentioned.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate
 from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, make_table
 from nsys_analyzer.report.units import format_ms, format_number, format_percent
 from nsys_analyzer.text import StrOrText, Text, join_names, join_texts, phrase
+from nsys_analyzer.trace.phase_names import STEP
 
 #: The origins of a time, in words.
 _TIME_WORDS = {

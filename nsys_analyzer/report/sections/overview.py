@@ -8,7 +8,6 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
@@ -30,6 +29,7 @@ from nsys_analyzer.report.sections.findings import findings_of, saving_cell
 from nsys_analyzer.report.sections.kernels import top_kernel
 from nsys_analyzer.report.sections.limits import find_step_mfu
 from nsys_analyzer.report.units import format_ms_range
+from nsys_analyzer.trace.phase_names import STEP
 
 #: The fewest models or context lengths, and the fewest captures with a figure, for a table by context length.
 _FEWEST_IN_GRID = 2
