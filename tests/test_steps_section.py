@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.steps.step import (
     narrowed,
 )
 from nsys_analyzer.analysis.steps.windows import StepGroup
-from nsys_analyzer.analysis.summary.complete import find_missing_reason
+from nsys_analyzer.analysis.summary.complete import find_busy_share_of_step, find_missing_reason
 from nsys_analyzer.analysis.summary.kernel_tables import MemoryRow
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -102,7 +102,15 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
 
 
 def evidence_of(*captures: CaptureSummary) -> Evidence:
-    return Evidence(tuple(replace(one, missing_reason=find_missing_reason(one)) for one in captures))
+    """The captures with what follows from their made-up steps."""
+
+    def completed(capture: CaptureSummary) -> CaptureSummary:
+        step, reason = capture.step, find_missing_reason(capture)
+        if step:
+            step = replace(step, busy_share=find_busy_share_of_step(step, on_cpu=capture.on_cpu))
+        return replace(capture, step=step, missing_reason=reason)
+
+    return Evidence(tuple(map(completed, captures)))
 
 
 def report_of(*captures: CaptureSummary) -> str:

@@ -231,7 +231,7 @@ def test_the_command_answers_as_the_function_does(real_capture: Callable[[str], 
     assert "no range 'nothing'" in run_main("what-if", path, "--range", "nothing=0").err
     assert "NAME=FACTOR" in run_main("what-if", path, "--class", "matmul").err
     assert "=1' does not have the form NAME=FACTOR" in run_main("what-if", path, "--class", "=1").err
-    assert "Say what is changed" in run_main("what-if", path).err
+    assert "Give a change" in run_main("what-if", path).err
     for words in (("--matmul", "0.5"), ("--MatMul=0.5",)):
         assert "Did you mean --class matmul=0.5?" in run_main("what-if", path, *words).err
     assert "Did you mean one of: '--launches'," in run_main("what-if", path, "--launche", "0").err

@@ -1,11 +1,11 @@
-"""A person's own question: what a step would take if some of its parts took more or less time."""
+"""The answer to a what-if question: how long a step would be if some of its parts took more or less time."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from nsys_analyzer.analysis.findings.waits import cheaper_launches, pageable_cop
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranks.joined_study import ReplayedCaptures, join_replays
 from nsys_analyzer.analysis.steps.replay import Replay
-from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.errors import RECORD_COMMAND, RECORD_ON_GPU_COMMAND, CannotAnswerError, ConfigurationError
@@ -24,16 +23,20 @@ from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 from nsys_analyzer.trace.columns import GRAPH
 from nsys_analyzer.trace.schema import NS_PER_MS
 
+#: The side that a part of the critical path is on; "queue" is the time between a launch and the start of its work.
 Where = Literal["GPU", "CPU", "queue"]
-#: The parts of the critical path that are none of the GPU's work: three of the CPU's, and what is between both.
+#: The parts of the critical path that are not the GPU's work.
 LAUNCHING, LOADING, PAUSES, LATENCY = "calls and launches", "loading of batches", "pauses", "latency and gaps"
-_PLACES: dict[str, Where] = {LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", LATENCY: "queue"}
-#: The most of a collective that a faster network does not shorten, ns; no more than the shortest one takes.
-_LATENCY_NS = 100_000.0
-#: The largest factor that may be asked for. With a larger one, times would have no digits left.
+_SIDES: dict[str, Where] = {LAUNCHING: "CPU", LOADING: "CPU", PAUSES: "CPU", LATENCY: "queue"}
+#: The longest part of a collective that a faster network does not shorten, ns; at most the shortest collective.
+_MAX_LATENCY_NS = 100_000.0
+#: The largest factor that may be given: with a larger one, no digits of a time would be left.
 _LARGEST_FACTOR = 1e6
-#: What is on the critical path for less of a step is not listed.
-_LEAST = 0.005
+#: A part of the critical path is listed only if it takes at least this share of a step.
+_SMALLEST_LISTED_SHARE = 0.005
+
+#: A change as it saves least and as it saves most.
+_ChangePair = tuple[Change, Change]
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class PathPart:
 
     Attributes:
         part: a kernel class, or what the CPU does.
-        where: who works on it, if it is not the time from a launch to its start, or between kernels: "queue".
-        rank: of which rank it is; empty where one is asked about, and of the queue.
+        where: the side that it is on.
+        rank: the label of its rank; empty for the queue, and if a capture is replayed alone.
     """
 
     part: str
@@ -55,14 +58,15 @@ class PathPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """What steps would take after some changes, none of which was made.
+    """The predicted length of steps after some changes, none of which was made.
 
     Attributes:
-        group: what these steps are called where they differ, else empty.
-        steps: how many there are.
-        step_ms: a step without the profiler, before.
-        saves_ms_low, saves_ms_high: what it would be shorter by; below zero where it would be longer.
-        saves_ms: what it would be shorter by in the replays; ``new_step_ms`` is what it would take then.
+        group: the name of the group of steps, if there are several groups; else empty.
+        steps: the number of steps.
+        step_ms: the length of a step without the profiler, before the changes.
+        saves_ms: how much shorter it would be in the replays.
+        saves_ms_low, saves_ms_high: the interval of ``saves_ms``; below zero if the step would be longer.
+        new_step_ms: the length of a step after the changes.
     """
 
     group: str = ""
@@ -74,21 +78,21 @@ class Saving:
     new_step_ms: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Fills what follows from the saving."""
+        """Computes the new length."""
         vars(self).update(new_step_ms=self.step_ms - self.saves_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf(Saving):
-    """What a step would take after some changes.
+    """The answer to a what-if question.
 
     Attributes:
-        capture: the capture's name, or the run's.
-        changes: the changes in words.
-        less_ms: how much less a GPU and its CPU would have to do in a step, together; of ranks the mean.
+        capture: the name of the capture or of the run.
+        changes: the name of each change.
+        less_ms: how much less work a GPU and its CPU would have in a step, together; the mean over the ranks.
         path: the critical path, its longest parts first.
-        ranks: what the ranks are called that were replayed together.
-        groups: where steps differ those of each group, and at last the mean of all, by how many there are.
+        ranks: the labels of the ranks that were replayed together.
+        groups: each group of steps, if there are several, and at last the mean over all steps.
     """
 
     capture: str
@@ -99,14 +103,14 @@ class WhatIf(Saving):
     groups: tuple[Saving, ...] = ()
 
     def on_path_ms(self, where: str) -> tuple[float, float]:
-        """Returns how much of the critical path is there, or on a rank, before and after."""
+        """Returns the length of the critical path on a side or a rank, before and after the changes."""
         parts = [part for part in self.path if where in (part.where, part.rank)]
         return sum(part.before_ms for part in parts), sum(part.after_ms for part in parts)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about steps, as of ``what_if``."""
+    """The changes of a what-if question; the attributes are the arguments of ``what_if``."""
 
     classes: Mapping[str, float] = field(default_factory=dict)
     ranges: Mapping[str, float] = field(default_factory=dict)
@@ -115,25 +119,32 @@ class Question:
     on_time: Collection[int] = ()
     network: float | None = None
 
+    @property
+    def changes_cpu_time(self) -> bool:
+        """Returns whether the CPU's own time changes, which differs more from run to run than the GPU's work."""
+        return bool(self.ranges or self.pinned or self.on_time) or self.launches is not None
+
 
 def what_if(
     *captures: CaptureSummary, classes: Mapping[str, float] | None = None, ranges: Mapping[str, float] | None = None,
     launches: float | None = None, pinned: bool = False, on_time: Collection[int] = (), network: float | None = None,
 ) -> WhatIf:  # fmt: skip
-    """Returns what a step of a capture, or of a run, would take if its parts took so many times their time; 0: none.
+    """Returns how long a step of a capture or of a run would be if some of its parts took more or less time.
+
+    A factor multiplies a time: 0.5 halves it, and 0 removes it.
 
     Args:
-        captures: one of those that ``summarize`` returns, or those of all ranks of a run.
-        classes: kernel class to factor, such as ``{"matmul": 0.5}``.
-        ranges: name of a range to factor, for what the program does inside it and what it launches there.
-        launches: a factor for what the CPU needs to launch work, as a CUDA graph may save it.
+        captures: one capture, as ``summarize`` returns it, or those of all ranks of a run.
+        classes: the factor of each kernel class, such as ``{"matmul": 0.5}``.
+        ranges: the factor of each range, for the time that the program spends in it and for the work launched there.
+        launches: the factor of the CPU's time to launch work, which a CUDA graph may save.
         pinned: whether large copies to the GPU come from pinned memory, and do not block.
-        on_time: ranks of a run for which the others do not wait.
-        network: how many times as fast collectives transfer, once the last rank has started them.
+        on_time: the ranks that the other ranks no longer wait for.
+        network: how many times as fast collectives transfer, once their last rank has started them.
 
     Raises:
         CannotAnswerError: the steps cannot be replayed.
-        ConfigurationError: they hold nothing of the kind.
+        ConfigurationError: the steps hold nothing that the question is about.
     """
     answers = list(answer_all(captures, Question(classes or {}, ranges or {}, launches, pinned, on_time, network)))
     if len(answers) != 1:
@@ -141,63 +152,111 @@ def what_if(
     return answers[0]
 
 
-def answer_all(captures: Sequence[CaptureSummary], asked: Question) -> Iterator[WhatIf]:
-    """Yields the answer of each run whose ranks can be replayed together, and of each other capture.
+def answer_all(captures: Sequence[CaptureSummary], question: Question) -> Iterator[WhatIf]:
+    """Yields the answer for each run whose ranks can be replayed together, and for each other capture.
 
     Raises:
         CannotAnswerError: the steps cannot be replayed.
-        ConfigurationError: they hold nothing of the kind.
+        ConfigurationError: the steps hold nothing that the question is about.
     """
-    factors = (*asked.classes.values(), *asked.ranges.values(), 1.0 if asked.launches is None else asked.launches)
+    launches = 1.0 if question.launches is None else question.launches
+    factors = (*question.classes.values(), *question.ranges.values(), launches)
     largest, smallest = f"{_LARGEST_FACTOR:,.0f}", f"{1 / _LARGEST_FACTOR:f}"
     if not all(0 <= factor <= _LARGEST_FACTOR for factor in factors):
-        remedy = "0.5 is half the time, 0 none, 2 twice as much"
-        raise ConfigurationError(f"A factor is a number from 0 to {largest}", remedy)
-    if asked.network is not None and not 1 / _LARGEST_FACTOR <= asked.network <= _LARGEST_FACTOR:
-        remedy = "2 is twice as fast, 0.5 half as fast"
-        raise ConfigurationError(f"A network's factor is a number from {smallest} to {largest}", remedy)
-    if asked == Question():
-        raise ConfigurationError("Nothing is changed", "Say what: a kernel class, a range, launches, or copies")
+        hint = "0.5 is half the time, 0 no time, 2 twice the time"
+        raise ConfigurationError(f"A factor is a number from 0 to {largest}", hint)
+    if question.network is not None and not 1 / _LARGEST_FACTOR <= question.network <= _LARGEST_FACTOR:
+        hint = "2 is twice as fast, 0.5 half as fast"
+        raise ConfigurationError(f"A network's factor is a number from {smallest} to {largest}", hint)
+    if question == Question():
+        raise ConfigurationError("Nothing is changed", "Give a kernel class, a range, launches, or copies")
     for subject in join_replays(captures):
-        doubtful = next((row for row in subject.captures if not row.diagnosis or row.diagnosis.doubt), None)
+        doubtful = next(
+            (capture for capture in subject.captures if not capture.diagnosis or capture.diagnosis.doubt), None
+        )
         if subject.study is None or doubtful:
-            why = plain((doubtful or subject.captures[0]).findings_missing or "Its steps are not known.", "`")
-            remedy = RECORD_ON_GPU_COMMAND if subject.captures[0].on_cpu else RECORD_COMMAND
-            raise CannotAnswerError(f"The steps of {subject.title} cannot be replayed. {why.removesuffix('.')}", remedy)
-        yield _answer(subject, subject.study, asked)
+            reason = plain((doubtful or subject.captures[0]).findings_missing or "Its steps are unknown.", "`")
+            hint = RECORD_ON_GPU_COMMAND if subject.captures[0].on_cpu else RECORD_COMMAND
+            message = f"The steps of {subject.title} cannot be replayed. {reason.removesuffix('.')}"
+            raise CannotAnswerError(message, hint)
+        yield _answer(subject, subject.study, question)
 
 
-def _answer(subject: ReplayedCaptures, study: Study, asked: Question) -> WhatIf:
-    """Returns the answer about the steps of a capture, or of all ranks of a run."""
-    _check(subject, (study, *(other.study for other in study.others)), asked)
+def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> WhatIf:
+    """Returns the answer for the steps of a capture, or of all ranks of a run."""
+    _check_that_steps_hold(subject, (study, *(group.study for group in study.others)), question)
     diagnoses = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
     steps = [capture.step for capture in subject.captures if capture.step]
-    timed = max(row.step_ms for row in diagnoses) if all(row.is_timed for row in diagnoses) else None
-    # In a run a collective waits for other ranks, and no GPU has to.
-    alone = len(steps) == 1
-    busy = max(step.total_ms - step.idle_ms if alone else step.compute_ms + step.exposed_copy_ms for step in steps)
-    changes = dict(_changes(study, asked, subject.ranks))
-    saving, pairs, scale = _try(study, asked, changes, max(step.length_ms for step in steps), busy, timed)
-    before, after = sorted(pairs, key=lambda pair: pair[0].step_ns)[len(pairs) // 2]
+    is_timed = all(diagnosis.is_timed for diagnosis in diagnoses)
+    timed_ms = max(diagnosis.step_ms for diagnosis in diagnoses) if is_timed else None
+    is_alone = len(steps) == 1
+    # In a run, collectives wait for other ranks, so their time does not bound the step from below.
+    busy_ms = max(
+        step.total_ms - step.idle_ms if is_alone else step.compute_ms + step.exposed_copy_ms for step in steps
+    )
+    changes = dict(_make_changes(study, question, subject.ranks))
+    replays = _replay_changes(study, question, changes, max(step.length_ms for step in steps), busy_ms, timed_ms)
+    before, after = sorted(replays.pairs, key=lambda pair: pair[0].step_ns)[len(replays.pairs) // 2]
+    saving = replays.saving(study.group, steps[0].instances)
     return WhatIf(
-        **saving,
-        steps=steps[0].instances,
+        steps=saving.steps,
+        step_ms=saving.step_ms,
+        saves_ms=saving.saves_ms,
+        saves_ms_low=saving.saves_ms_low,
+        saves_ms_high=saving.saves_ms_high,
         capture=subject.title,
         changes=tuple(changes),
-        less_ms=(_work_ms(before) - _work_ms(after)) * scale / len(steps),
-        path=_path(study, before, after, scale, subject.labels),
+        less_ms=(_work_ms(before) - _work_ms(after)) * replays.scale / len(steps),
+        path=_find_path(study, before, after, replays.scale, subject.labels),
         ranks=subject.labels,
-        groups=tuple(_groups(study, asked, saving, steps[0])) if alone else (),
+        groups=tuple(_replay_groups(study, question, saving)) if is_alone else (),
     )
 
 
-def _try(
-    study: Study, asked: Question, changes: Mapping[str, tuple[Change, Change]], length_ms: float, busy_ms: float,
-    timed_ms: float | None = None,
-) -> tuple[dict[str, Any], list[tuple[Replay, Replay]], float]:  # fmt: skip
-    """Replays steps of a length before and after changes, on each baseline, as they save least and as they save most.
+@dataclass(frozen=True)
+class _ChangedReplays:
+    """The steps before and after changes, on each baseline, as the changes save least and as they save most.
 
-    Returns the figures, the replays before and after, and the length of a step ÷ that of a replayed one.
+    Attributes:
+        pairs: the replays before and after the changes.
+        scale: the length of a step ÷ that of a replayed one.
+        step_ms: the length of a step without the profiler, before the changes.
+        saves_ms: the middle of what the changes save.
+        saves_ms_low, saves_ms_high: the interval of what they save.
+    """
+
+    pairs: tuple[tuple[Replay, Replay], ...]
+    scale: float
+    step_ms: float
+    saves_ms: float
+    saves_ms_low: float
+    saves_ms_high: float
+
+    def saving(self, group: str, steps: int) -> Saving:
+        """Returns what the changes save of the steps of a group."""
+        return Saving(
+            group=group,
+            steps=steps,
+            step_ms=self.step_ms,
+            saves_ms=self.saves_ms,
+            saves_ms_low=self.saves_ms_low,
+            saves_ms_high=self.saves_ms_high,
+        )
+
+
+def _replay_changes(
+    study: Study, question: Question, changes: Mapping[str, _ChangePair], length_ms: float, busy_ms: float,
+    timed_ms: float | None = None,
+) -> _ChangedReplays:  # fmt: skip
+    """Replays steps before and after changes.
+
+    Args:
+        study: the steps.
+        question: the question that the changes are made for.
+        changes: the changes, by name.
+        length_ms: the length of a step under the profiler.
+        busy_ms: the GPU's work in a step.
+        timed_ms: the length of a step without the profiler, if it was timed.
     """
     baselines, scale = estimate_baselines(study, length_ms, timed_ms)
     pairs = [(replay, replay) for replay in baselines for _ in range(2)]
@@ -207,142 +266,178 @@ def _try(
     bounds = [timed_ms or estimate_unprofiled_ms(before, busy_ms, length_ms) for before, _ in (min(ms), max(ms))]
     step_ms = sum(bounds) / 2
     saved_ms = [before - after for before, after in ms]
-    of_cpu = bool(asked.ranges or asked.pinned or asked.on_time) or asked.launches is not None
-    low, high = estimate_interval(saved_ms, of_cpu=of_cpu, is_timed=bool(timed_ms))
+    low, high = estimate_interval(saved_ms, of_cpu=question.changes_cpu_time, is_timed=bool(timed_ms))
     middle = (min(saved_ms) + max(saved_ms)) / 2
-    figures = {"step_ms": step_ms, "saves_ms": middle, "saves_ms_low": low, "saves_ms_high": min(high, step_ms)}
-    return figures, pairs, scale
+    return _ChangedReplays(tuple(pairs), scale, step_ms, middle, low, min(high, step_ms))
 
 
-def _groups(study: Study, asked: Question, saving: dict[str, Any], step: StepSummary) -> Iterator[Saving]:
-    """Yields what the steps of each group would take, and the mean of all; nothing if there is one group."""
-    savings = [Saving(**saving, group=study.group, steps=step.instances)]
+def _replay_groups(study: Study, question: Question, usual: Saving) -> Iterator[Saving]:
+    """Yields what the changes save in each group of steps, and in the mean of all; nothing if there is one group."""
+    savings = [usual]
     for group in study.others:
-        changes = dict(_changes(group.study, asked, ()))
-        figures, _, _ = _try(group.study, asked, changes, group.length_ms, group.study.busy_ms)
-        savings.append(Saving(**figures, group=group.name, steps=group.steps))
+        changes = dict(_make_changes(group.study, question, ()))
+        replays = _replay_changes(group.study, question, changes, group.length_ms, group.study.busy_ms)
+        savings.append(replays.saving(group.name, group.steps))
     if len(savings) > 1:
-        count = sum(row.steps for row in savings)
-        mean = {name: sum(getattr(row, name) * row.steps for row in savings) / count for name in saving}
-        yield from (*savings, Saving(**mean, group="all", steps=count))
+        count = sum(saving.steps for saving in savings)
+
+        def mean(name: str) -> float:
+            return float(sum(getattr(saving, name) * saving.steps for saving in savings)) / count
+
+        yield from savings
+        yield Saving(
+            group="all",
+            steps=count,
+            step_ms=mean("step_ms"),
+            saves_ms=mean("saves_ms"),
+            saves_ms_low=mean("saves_ms_low"),
+            saves_ms_high=mean("saves_ms_high"),
+        )
 
 
-def _check(subject: ReplayedCaptures, studies: Sequence[Study], asked: Question) -> None:
-    """Raises ``ConfigurationError`` where none of the steps hold what is asked about."""
+def _check_that_steps_hold(subject: ReplayedCaptures, studies: Sequence[Study], question: Question) -> None:
+    """Checks that some steps hold what the question is about.
+
+    Raises:
+        ConfigurationError: none of them does.
+    """
     codes = [(study.classes, np.unique(study.kernel).tolist()) for study in studies]
-    classes = {names[code] for names, kernels in codes for code in kernels if code >= 0} - {""}
-    ranges = {study.ranges[code] for study in studies for code in study.spans[:, 0].tolist()}
-    asked_classes = [*asked.classes, *([COMMUNICATION] if asked.network is not None else [])]
-    for kind, names, present in (("kernel of class", asked_classes, classes), ("range", asked.ranges, ranges)):
+    present_classes = {names[code] for names, kernels in codes for code in kernels if code >= 0} - {""}
+    present_ranges = {study.ranges[code] for study in studies for code in study.spans[:, 0].tolist()}
+    classes = [*question.classes, *([COMMUNICATION] if question.network is not None else [])]
+    for kind, names, present in (
+        ("kernel of class", classes, present_classes),
+        ("range", question.ranges, present_ranges),
+    ):
         for name in (name for name in names if name not in present):
             present_names = ", ".join(sorted(present)) or "none"
             raise ConfigurationError(f"The steps hold no {kind} {name!r}", f"They hold: {present_names}")
-    if asked.pinned and not any(pageable_copies(study).any() for study in studies):
+    if question.pinned and not any(pageable_copies(study).any() for study in studies):
         raise ConfigurationError("The steps hold no large copy from pageable memory to the GPU")
-    if asked.on_time and not set(asked.on_time) < set(subject.ranks):
-        late, hint = ", ".join(map(str, asked.on_time)), "Give the captures of all ranks; one of them at least is late"
-        raise ConfigurationError(f"No other rank of {subject.title} is known to wait for rank {late}", hint)
+    if question.on_time and not set(question.on_time) < set(subject.ranks):
+        ranks = ", ".join(map(str, question.on_time))
+        hint = "Give the captures of all ranks. At least one of them must stay late"
+        raise ConfigurationError(f"No other rank of {subject.title} is known to wait for rank {ranks}", hint)
 
 
-def _changes(study: Study, asked: Question, ranks: Sequence[int | None]) -> Iterator[tuple[str, tuple[Change, Change]]]:
-    """Yields each change in words, and itself: as it saves least, and as it saves most."""
-    for name, factor in asked.classes.items():
-        yield f"{name} × {factor:g}", (saved_work(study.of_class(name) * (1 - factor)),) * 2
-    for name, factor in asked.ranges.items():
-        yield f"range {name} × {factor:g}", (_range_times(study, name, factor),) * 2
-    if asked.pinned:
-        yield "copies from pinned memory", (pinned_copies(study),) * 2
-    if asked.launches is not None:
-        yield f"launches × {asked.launches:g}", (cheaper_launches(study, asked.launches),) * 2
-    if asked.on_time:
-        places = frozenset(place for place, rank in enumerate(ranks) if rank in asked.on_time)
-        yield f"{', '.join(f'rank {rank}' for rank in asked.on_time)} on time", _on_time(study, places)
-    if asked.network is not None:
-        yield f"a network {asked.network:g} times as fast", _faster_network(study, asked.network)
+def _make_changes(study: Study, question: Question, ranks: Sequence[int | None]) -> Iterator[tuple[str, _ChangePair]]:
+    """Yields the name of each change, and the change."""
+    for name, factor in question.classes.items():
+        change = saved_work(study.of_class(name) * (1 - factor))
+        yield f"{name} × {factor:g}", (change, change)
+    for name, factor in question.ranges.items():
+        change = _scale_range(study, name, factor)
+        yield f"range {name} × {factor:g}", (change, change)
+    if question.pinned:
+        change = pinned_copies(study)
+        yield "copies from pinned memory", (change, change)
+    if question.launches is not None:
+        change = cheaper_launches(study, question.launches)
+        yield f"launches × {question.launches:g}", (change, change)
+    if question.on_time:
+        positions = frozenset(position for position, rank in enumerate(ranks) if rank in question.on_time)
+        yield f"{', '.join(f'rank {rank}' for rank in question.on_time)} on time", _put_on_time(study, positions)
+    if question.network is not None:
+        yield f"a network {question.network:g} times as fast", _speed_up_network(study, question.network)
 
 
-def _on_time(study: Study, places: frozenset[int]) -> tuple[Change, Change]:
-    """Returns changes after which nobody waits for some ranks: kernels as they are, and no longer than on these ranks.
-
-    A collective that waits occupies a part of the GPU: kernels beside it take longer than on the rank that is late.
-    """
-    _, rank = study.replay.rank_of
-    names = np.array([*study.kernels, ""])
-    _, name = np.unique(names[study.kernel], return_inverse=True)
-    counted = (study.kernel >= 0) & ~study.of_class(COMMUNICATION)
-    is_late = np.isin(rank, list(places))
-
-    def mean(kernels: Bools, code: Ints) -> Floats:
-        count, ns = (np.bincount(code[kernels], some, code.max() + 1) for some in (None, study.replay.work[kernels]))
-        means: Floats = (ns / np.maximum(count, 1))[code]
-        return means
-
-    of_others = counted & ~is_late
-    own, there = mean(of_others, name + rank * len(names)), mean(counted & is_late, name)
-    shorter = np.divide(there, own, out=np.ones(len(own)), where=(there > 0) & (there < own))
-    most = saved_work(np.where(of_others, 1 - shorter, 0.0))
-    return lambda replay: replace(replay, on_time=places), lambda replay: most(replace(replay, on_time=places))
-
-
-def _faster_network(study: Study, factor: float) -> tuple[Change, Change]:
-    """Returns changes of what collectives transfer: but for a latency of each, and all of it.
-
-    Of a rank alone nobody knows which part of a collective waits for others: none of it, or all of it is transferred.
-    """
-    work, meets = study.replay.work, study.replay.meets
-    if not len(meets):
-        return saved_work(np.zeros(len(work))), saved_work(study.of_class(COMMUNICATION) * (1 - 1 / factor))
-    transfers = (meets != -1) & (work > 0)
-    latency = work[transfers].min(initial=_LATENCY_NS)
-    rest = np.where(transfers, 1 - latency / np.maximum(work, 1.0), 0.0)
-    return saved_work(rest * (1 - 1 / factor)), saved_work(transfers * (1 - 1 / factor))
-
-
-def _range_times(study: Study, name: str, factor: float) -> Change:
-    """Returns a change of a range: the calls, the pauses and the GPU's work in it; without it nothing waits there."""
+def _scale_range(study: Study, name: str, factor: float) -> Change:
+    """Returns a change that multiplies the calls, pauses and GPU work of a range; 0 also removes its waits."""
     calls, pauses = study.inside(name)
-    of_pauses, of_work = np.where(pauses, factor, 1.0), np.where(calls[study.replay.launch], factor, 1.0)
+    pause_factors, work_factors = np.where(pauses, factor, 1.0), np.where(calls[study.replay.launch], factor, 1.0)
 
     def change(replay: Replay) -> Replay:
         if not factor:
             replay = replay.without_waits(calls)
-        replay = replay.with_launching(np.where(calls, factor, 1.0)).with_work(of_work)
-        pause = replay.pause * of_pauses
+        replay = replay.with_launching(np.where(calls, factor, 1.0)).with_work(work_factors)
+        pause = replay.pause * pause_factors
         return replace(replay, after=replay.after - replay.pause + pause, pause=pause)
 
     return change
 
 
+def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
+    """Returns changes after which no rank waits for the late ones.
+
+    The first keeps the kernels of the others as they are. The second makes them no longer than on the late ranks: a
+    collective that waits occupies a part of the GPU, so kernels beside it take longer.
+    """
+    _, rank = study.replay.rank_of
+    names = np.array([*study.kernels, ""])
+    _, name_code = np.unique(names[study.kernel], return_inverse=True)
+    is_kernel = (study.kernel >= 0) & ~study.of_class(COMMUNICATION)
+    is_late = np.isin(rank, list(late_ranks))
+
+    def mean_ns(kernels: Bools, code: Ints) -> Floats:
+        """Returns the mean time of the kernels with the same code, for each operation, shape (operations,)."""
+        count = np.bincount(code[kernels], None, code.max() + 1)
+        total_ns = np.bincount(code[kernels], study.replay.work[kernels], code.max() + 1)
+        means: Floats = (total_ns / np.maximum(count, 1))[code]
+        return means
+
+    of_others = is_kernel & ~is_late
+    own_ns = mean_ns(of_others, name_code + rank * len(names))
+    on_late_ns = mean_ns(is_kernel & is_late, name_code)
+    is_shorter = (on_late_ns > 0) & (on_late_ns < own_ns)
+    remaining = np.divide(on_late_ns, own_ns, out=np.ones(len(own_ns)), where=is_shorter)
+    shorten = saved_work(np.where(of_others, 1 - remaining, 0.0))
+    return (
+        lambda replay: replace(replay, on_time=late_ranks),
+        lambda replay: shorten(replace(replay, on_time=late_ranks)),
+    )
+
+
+def _speed_up_network(study: Study, factor: float) -> _ChangePair:
+    """Returns changes of the time that collectives transfer: all but a latency of each, and all of it.
+
+    For a rank alone it is unknown which part of a collective is waiting: none of it transfers, or all of it.
+    """
+    work, meets = study.replay.work, study.replay.meets
+    if not len(meets):
+        return saved_work(np.zeros(len(work))), saved_work(study.of_class(COMMUNICATION) * (1 - 1 / factor))
+    transfers = (meets != -1) & (work > 0)
+    latency_ns = work[transfers].min(initial=_MAX_LATENCY_NS)
+    share_after_latency = np.where(transfers, 1 - latency_ns / np.maximum(work, 1.0), 0.0)
+    return saved_work(share_after_latency * (1 - 1 / factor)), saved_work(transfers * (1 - 1 / factor))
+
+
 def _work_ms(replay: Replay) -> float:
-    """The GPU's work and the CPU's own time in a step, ms."""
-    own = replay.own[replay.awaited >= 0]
-    return float(replay.work.sum() + replay.after.sum() + own.sum()) / replay.steps / NS_PER_MS
+    """Returns the GPU's work and the CPU's own time in a step, ms."""
+    own_ns = replay.own[replay.awaited >= 0]
+    return float(replay.work.sum() + replay.after.sum() + own_ns.sum()) / replay.steps / NS_PER_MS
 
 
-def _path(study: Study, before: Replay, after: Replay, scale: float, labels: Sequence[str]) -> tuple[PathPart, ...]:
+def _find_path(
+    study: Study, before: Replay, after: Replay, scale: float, labels: Sequence[str]
+) -> tuple[PathPart, ...]:
     """Returns the parts of the critical path of a step, the longest first."""
-    sides = [_parts(study, replay, labels or ("",)) for replay in (before, after)]
-    ms = {key: [side[key] * scale for side in sides] for key in sides[0]}
-    parts = [PathPart(part, _PLACES.get(part, "GPU"), old, new, rank) for (part, rank), (old, new) in ms.items()]
-    least = _LEAST * before.step_ns / NS_PER_MS * scale
-    listed = [part for part in parts if max(part.before_ms, part.after_ms) >= least]
-    return tuple(sorted(listed, key=lambda part: -part.before_ms))
+    before_ms, after_ms = (_path_parts_ms(study, replay, labels or ("",)) for replay in (before, after))
+    parts = [
+        PathPart(part, _SIDES.get(part, "GPU"), ms * scale, after_ms[part, rank] * scale, rank)
+        for (part, rank), ms in before_ms.items()
+    ]
+    least_ms = _SMALLEST_LISTED_SHARE * before.step_ns / NS_PER_MS * scale
+    listed_parts = [part for part in parts if max(part.before_ms, part.after_ms) >= least_ms]
+    return tuple(sorted(listed_parts, key=lambda part: -part.before_ms))
 
 
-def _parts(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[str, str], float]:
-    """Returns how much of a replayed step, ms, each part of its critical path is, by part and rank."""
-    calls, pieces = replay.critical_path()
-    works, pauses = pieces * replay.work, calls * replay.pause
+def _path_parts_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Returns the length of each part of the critical path of a replayed step, ms, by part and rank."""
+    call_shares, operation_shares = replay.critical_path()
+    work_ns, pause_ns = operation_shares * replay.work, call_shares * replay.pause
     names = (*study.classes, FILLS, UNKNOWN)
-    code = np.where(study.kernel >= 0, study.kernel, len(study.classes) + (study.kind == GRAPH))
-    parts = defaultdict[tuple[str, str], float](float)
+    class_code = np.where(study.kernel >= 0, study.kernel, len(study.classes) + (study.kind == GRAPH))
+    parts_ns = defaultdict[tuple[str, str], float](float)
     for rank, label in enumerate(labels):
-        mine, of_rank = (place == rank for place in replay.rank_of)
-        for name, ns in zip(names, np.bincount(code[of_rank], works[of_rank], len(names)).tolist(), strict=True):
-            parts[name, label] += ns
-        parts[LOADING, label] = float(np.minimum(pauses, calls * study.loading_ns)[mine].sum())
-        parts[PAUSES, label] = float(pauses[mine].sum()) - parts[LOADING, label]
-        parts[LAUNCHING, label] = float((calls * replay.after)[mine].sum() - pauses[mine].sum())
+        calls, operations = (position == rank for position in replay.rank_of)
+        class_ns = np.bincount(class_code[operations], work_ns[operations], len(names)).tolist()
+        for name, ns in zip(names, class_ns, strict=True):
+            parts_ns[name, label] += ns
+        loading_ns = float(np.minimum(pause_ns, call_shares * study.loading_ns)[calls].sum())
+        parts_ns[LOADING, label] = loading_ns
+        parts_ns[PAUSES, label] = float(pause_ns[calls].sum()) - loading_ns
+        parts_ns[LAUNCHING, label] = float((call_shares * replay.after)[calls].sum() - pause_ns[calls].sum())
+    # The path of several steps leads back to the start of the second one.
     steps = replay.steps - 1 if replay.steps > 2 else replay.steps
-    parts[LATENCY, ""] = max(replay.step_ns * steps - sum(parts.values()), 0.0)
-    return {key: ns / steps / NS_PER_MS for key, ns in parts.items()}
+    parts_ns[LATENCY, ""] = max(replay.step_ns * steps - sum(parts_ns.values()), 0.0)
+    return {key: ns / steps / NS_PER_MS for key, ns in parts_ns.items()}

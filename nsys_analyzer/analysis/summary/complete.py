@@ -162,10 +162,10 @@ def _complete_step(capture: CaptureSummary, step: StepSummary) -> StepSummary:
         step = replace(
             step, unprofiled_ms=times, profiler_overhead_ms=diagnosis.profiler_overhead_ms, critical_path=path
         )
-    return replace(step, busy_share=_find_busy_share_of_step(step, on_cpu=capture.on_cpu))
+    return replace(step, busy_share=find_busy_share_of_step(step, on_cpu=capture.on_cpu))
 
 
-def _find_busy_share_of_step(step: StepSummary, *, on_cpu: bool) -> float | None:
+def find_busy_share_of_step(step: StepSummary, *, on_cpu: bool) -> float | None:
     """Returns the time with GPU work (on a CPU, with operators) as a share of the step's reported length."""
     if not step.total_ms:
         return None
