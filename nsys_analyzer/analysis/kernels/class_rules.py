@@ -57,43 +57,46 @@ MATMUL, FUSED = "matmul", "fused attention"
 #: Every class by its name, in the order of a report's legend.
 CLASSES: dict[str, KernelClass] = {
     MATMUL: KernelClass(
-        "Matrix multiplications of any library: GEMM, batched GEMM, GEMV, dot and their split-K reductions.",
+        "Matrix multiplications of any library: GEMM, batched GEMM, GEMV, dot, and their split-K reductions.",
         "#3377dd", "M",
     ),
     FUSED: KernelClass(
-        "Attention in one kernel, matmuls and softmax together, and its helper kernels.", "#2233cc", "A"
+        "Attention in one kernel, which contains the matmuls and softmax, and its helper kernels.", "#2233cc", "A"
     ),
     "softmax": KernelClass("Kernels named softmax or log-softmax, forward or backward.", "#880077", "S"),
-    "reduction": KernelClass("Sums, means, maxima and losses: many elements read, few written.", "#11aa55", "R"),
+    "reduction": KernelClass(
+        "Sums, means, maxima and losses: kernels that read many elements and write few.", "#11aa55", "R"
+    ),
     "elementwise": KernelClass(
-        "One element out for each one in: arithmetic, activations, masks, fills, rotary.", "#ee5a14", "E"
+        "Kernels that compute one output element per input element: arithmetic, activations, masks, fills, rotary.",
+        "#ee5a14", "E",
     ),
     "copy/layout": KernelClass(
-        "Moves, casts or reorders elements: copy, cat, transpose, gather, scatter, indexing.", "#007755", "C"
+        "Kernels that move, cast or reorder elements: copy, cat, transpose, gather, scatter, indexing.", "#007755", "C"
     ),
     "normalization": KernelClass(
-        "LayerNorm, RMSNorm, GroupNorm and BatchNorm where they are one kernel by name.", "#005500", "N"
+        "LayerNorm, RMSNorm, GroupNorm and BatchNorm, if one kernel has such a name.", "#005500", "N"
     ),
-    "embedding": KernelClass("Looks rows of a table up, and adds their gradients back into it.", "#bb77aa", "B"),
+    "embedding": KernelClass("Lookups of rows in a table, and the addition of their gradients to it.", "#bb77aa", "B"),
     "convolution": KernelClass(
-        "Convolutions, implicit GEMM among them, and the transforms made for them.", "#3399ee", "V"
+        "Convolutions, including implicit GEMM, and the transforms that they need.", "#3399ee", "V"
     ),
     "sort/scan": KernelClass("Sorting, top-k, prefix sums, selection and histograms.", "#558877", "K"),
     "optimizer": KernelClass(
-        "Multi-tensor (foreach) and fused optimizer kernels, gradient clipping among them.", "#bb0033", "O"
+        "Multi-tensor (foreach) and fused optimizer kernels, including gradient clipping.", "#bb0033", "O"
     ),
     "random": KernelClass("Random numbers and dropout masks.", "#779977", "D"),
     COMMUNICATION: KernelClass(
         "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.", "#9955aa", "G"
     ),
-    FILLS: KernelClass("Copies and fills of whole buffers that compute nothing.", "#556666", "F"),
-    "input pipeline": KernelClass("Batches that are decoded, cropped, turned or scaled on the GPU: NVIDIA DALI."),
-    UNKNOWN: KernelClass("Kernels whose name the capture does not hold.", "#554455", "?"),
+    FILLS: KernelClass("Copies and fills of whole buffers, which compute nothing.", "#556666", "F"),
+    "input pipeline": KernelClass("Kernels that decode, crop, rotate or scale batches on the GPU: NVIDIA DALI."),
+    UNKNOWN: KernelClass("Kernels whose name is missing in the capture.", "#554455", "?"),
     COMPILED: KernelClass(
-        "Kernels of a compiler that names them by number or arguments alone: torch.compile of 2.0, nvFuser."
+        "Kernels of compilers that name them only by numbers or arguments: torch.compile of 2.0, nvFuser."
     ),
     OTHER: KernelClass(
-        "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
+        "Kernels that match no rule, and work without a class here: Fourier transforms, factorizations, solvers.",
         "#777788", "Z",
     ),
 }  # fmt: skip
