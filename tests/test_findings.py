@@ -489,9 +489,10 @@ def test_an_allocation_now_and_then() -> None:
     """One call in four steps is what the cache needs to grow."""
     case = Steps(steps=4).call("cudaMalloc_v3020", 200).kernel(100).case()
     assert list(find_allocator(case))
-    call = case.study.call.copy()
-    call[2:] = OTHER_CALL
-    assert list(find_allocator(replace(case, study=replace(case.study, call=call)))) == []
+    kind = case.study.calls.kind.copy()
+    kind[2:] = OTHER_CALL
+    study = replace(case.study, calls=replace(case.study.calls, kind=kind))
+    assert list(find_allocator(replace(case, study=study))) == []
 
 
 # --- the ranking
@@ -670,8 +671,9 @@ def test_words_about_one_pass_name_no_step() -> None:
 def test_a_copy_behind_the_last_step_is_none_of_the_loop() -> None:
     """Of four steps the last alone keeps its copy."""
     case = checkpoint("save").case()
-    last = np.arange(len(case.study.copy)) >= 6
-    study = replace(case.study, copy=np.where(last, case.study.copy, 0).astype(np.int8))
+    pieces = case.study.pieces
+    copy = np.where(np.arange(len(pieces)) >= 6, pieces.copy, 0).astype(np.int8)
+    study = replace(case.study, pieces=replace(pieces, copy=copy))
     assert list(find_device_to_host_copy(replace(case, study=study))) == []
 
 

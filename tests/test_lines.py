@@ -245,12 +245,12 @@ def test_a_line_has_the_work_that_its_calls_launch() -> None:
     stacks = Stacks(nothing, nothing, 100, nothing, (forward, loss), {})
     votes = Votes(np.array([0, 5, 13, 16, 18]), np.array([0, 0, 0, 0, 1]), np.full(5, 100.0), stacks)
     work_ns = np.tile([10.0] * 8 + [60.0] * 2, 2)
-    lines = votes.of(work_ns, np.arange(20) % 10, steps=2)
+    lines = votes.lines_of(work_ns, np.arange(20) % 10, steps=2)
     assert [(line.place, line.share, line.ms) for line in lines] == [
         ("train.py:9", pytest.approx(240 / 400), pytest.approx(120e-6)),
         ("model.py:3", pytest.approx(160 / 400), pytest.approx(80e-6)),
     ]
-    assert votes.of(np.where(np.arange(20) == 18, 60.0, 0.0), np.arange(20) % 10, steps=2) == ()  # one sample
+    assert votes.lines_of(np.where(np.arange(20) == 18, 60.0, 0.0), np.arange(20) % 10, steps=2) == ()  # one sample
 
 
 def test_findings_and_the_idle_table_name_lines(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_one_share_of_the_gpus_work(capture: Path) -> None:
         step = one.step
         if step is None or one.on_cpu:
             continue
-        share = min((step.compute_ms + step.exposed_copy_ms + step.exposed_communication_ms) / step.said_ms, 1)
+        share = min((step.compute_ms + step.exposed_copy_ms + step.exposed_communication_ms) / step.reported_ms, 1)
         assert step.busy_share == pytest.approx(share)
         words = " ".join(("step_busy_share", *(f"{key}='{value}'" for key, value in asked.items())))
         assert ask(Evidence(captures), words).value == pytest.approx(share, rel=1e-5)

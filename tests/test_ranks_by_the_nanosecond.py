@@ -19,8 +19,8 @@ from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.join import find_runs, join_members
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
+from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.member import Member, record_members
-from nsys_analyzer.analysis.steps.windows import find_steps
 from tests.support.ranks import Rank, one_capture, own_captures, summaries, write
 
 #: Length of a step, ns, with room behind its collectives; one begins where the one before it ends, the first at 200.

@@ -20,10 +20,17 @@ from nsys_analyzer import Trace, summarize
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.joined_study import join_replays
-from nsys_analyzer.analysis.steps.replay import OF_CALLS, OF_PIECES, Replay, run_together
+from nsys_analyzer.analysis.steps.groups import find_steps
+from nsys_analyzer.analysis.steps.replay import (
+    CALL_COLUMNS,
+    COLLECTIVE_COLUMNS,
+    PIECE_COLUMNS,
+    Replay,
+    Run,
+    run_together,
+)
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
-from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 from tests.support.export import ADD, MAIN, global_pid
 from tests.support.program import LAUNCH, NCCL, SYNC, US, Program, attributed
@@ -91,26 +98,29 @@ def runs(draw: st.DrawFn, most: int = 3) -> list[Replay]:
     """
     steps = draw(st.integers(1, most))
     ranks = [draw(replays(steps, steps)) for _ in range(draw(st.integers(2, 3)))]
-    met = draw(st.integers(0, min(len(rank.work) for rank in ranks)))
+    met = draw(st.integers(0, min(len(rank.work_ns) for rank in ranks)))
     found = []
     for rank in ranks:
-        meets = np.full(len(rank.work), -1)
-        places = sorted(draw(st.permutations(range(len(rank.work))))[:met])
-        meets[places] = [number if draw(st.integers(0, 3)) else -2 - number for number in range(met)]
-        found.append(replace(rank, meets=meets, begin=(float(draw(st.integers(0, 50))),)))
+        collective, waits = np.full(len(rank.work_ns), -1), np.ones(len(rank.work_ns), np.bool_)
+        places = sorted(draw(st.permutations(range(len(rank.work_ns))))[:met])
+        collective[places] = range(met)
+        waits[places] = [bool(draw(st.integers(0, 3))) for _ in range(met)]
+        begin = (float(draw(st.integers(0, 50))),)
+        found.append(replace(rank, collective=collective, waits_for_ranks=waits, rank_begin_ns=begin))
     return found
 
 
 def joined(ranks: list[Replay]) -> Replay:
     """One replay of them all: positions are those among all calls, and among all pieces."""
-    calls = np.cumsum([0, *(len(rank.after) for rank in ranks)])
-    pieces = np.cumsum([0, *(len(rank.work) for rank in ranks)])
-    columns = {name: [getattr(rank, name) for rank in ranks] for name in (*OF_CALLS, *OF_PIECES, "meets")}
-    for name, before in (("launch", calls), ("first_call", calls), ("awaited", pieces), ("behind", pieces)):
+    calls = np.cumsum([0, *(len(rank.cpu_ns) for rank in ranks)])
+    pieces = np.cumsum([0, *(len(rank.work_ns) for rank in ranks)])
+    names = (*CALL_COLUMNS, *PIECE_COLUMNS, *COLLECTIVE_COLUMNS)
+    columns = {name: [getattr(rank, name) for rank in ranks] for name in names}
+    for name, before in (("launch", calls), ("first_call", calls), ("awaited", pieces), ("joined", pieces)):
         values = [getattr(rank, name) for rank in ranks]
         columns[name] = [np.where(one >= 0, one + at, -1) for one, at in zip(values, before, strict=False)]
-    begin = tuple(rank.begin[0] for rank in ranks)
-    return replace(ranks[0], **{name: np.concatenate(each) for name, each in columns.items()}, begin=begin)
+    begin = tuple(rank.rank_begin_ns[0] for rank in ranks)
+    return replace(ranks[0], **{name: np.concatenate(each) for name, each in columns.items()}, rank_begin_ns=begin)
 
 
 def simulated(*ranks: Replay) -> float:
@@ -122,16 +132,16 @@ def simulated(*ranks: Replay) -> float:
     # What must have happened before a piece starts, each with the time from there: launch, piece before, other stream.
     needs: dict[tuple[int, int], dict[tuple[str, int, int], float]] = {}
     for rank, replay in enumerate(ranks):
-        for i in range(len(replay.work)):
+        for i in range(len(replay.work_ns)):
             before = max((j for j in range(i) if replay.stream[j] == replay.stream[i]), default=-1)
-            needs[rank, i] = {("call", rank, int(replay.launch[i])): replay.latency[i]}
+            needs[rank, i] = {("call", rank, int(replay.launch[i])): replay.latency_ns[i]}
             if before >= 0:
-                needs[rank, i]["end", rank, before] = replay.spacing[i]
-            if replay.behind[i] >= 0:
-                needs[rank, i]["end", rank, int(replay.behind[i])] = replay.gap[i]
-    meeting = {key: int(ranks[key[0]].meets[key[1]]) if len(ranks[key[0]].meets) else -1 for key in needs}
+                needs[rank, i]["end", rank, before] = replay.spacing_ns[i]
+            if replay.joined[i] >= 0:
+                needs[rank, i]["end", rank, int(replay.joined[i])] = replay.join_gap_ns[i]
+    meeting = {key: int(ranks[key[0]].collective[key[1]]) if len(ranks[key[0]].collective) else -1 for key in needs}
     ready, happened, last = dict.fromkeys(needs, 0.0), dict[tuple[str, int, int], float](), 0.0
-    events = [(replay.begin[0], "call", rank, 0) for rank, replay in enumerate(ranks)]
+    events = [(replay.rank_begin_ns[0], "call", rank, 0) for rank, replay in enumerate(ranks)]
     heapq.heapify(events)
     while events:
         time, kind, rank, number = heapq.heappop(events)
@@ -144,22 +154,23 @@ def simulated(*ranks: Replay) -> float:
                     heapq.heappush(events, (ready[key], "start", *key))
         if kind == "start":
             code = meeting[rank, number]
-            others = [key for key, met in meeting.items() if code != -1 and max(met, -2 - met) == max(code, -2 - code)]
+            others = [key for key, met in meeting.items() if code != -1 and met == code]
             all_started = all(("start", *key) in happened for key in others)
-            ending = [key for key in others if meeting[key] >= 0] if all_started else []
-            for at, piece in [*ending, *([(rank, number)] if code < 0 else [])]:
-                heapq.heappush(events, (time + ranks[at].work[piece], "end", at, piece))
+            ending = [key for key in others if ranks[key[0]].waits_for_ranks[key[1]]] if all_started else []
+            alone = code == -1 or not replay.waits_for_ranks[number]
+            for at, piece in [*ending, *([(rank, number)] if alone else [])]:
+                heapq.heappush(events, (time + ranks[at].work_ns[piece], "end", at, piece))
         # The program goes on behind a call, or once both the call and what it waits for have happened.
         waiting = np.flatnonzero(replay.awaited == number).tolist() if kind == "end" else []
         for call in [number] if kind == "call" else waiting:
-            if call == len(replay.after) or ("call", rank, call) not in happened:
+            if call == len(replay.cpu_ns) or ("call", rank, call) not in happened:
                 continue
             piece, goes_on = int(replay.awaited[call]), happened["call", rank, call]
             if piece >= 0:
                 if ("end", rank, piece) not in happened:
                     continue
-                goes_on = max(goes_on + replay.own[call], happened["end", rank, piece] + replay.lag[call])
-            heapq.heappush(events, (goes_on + replay.after[call], "call", rank, call + 1))
+                goes_on = max(goes_on + replay.min_wait_ns[call], happened["end", rank, piece] + replay.return_ns[call])
+            heapq.heappush(events, (goes_on + replay.cpu_ns[call], "call", rank, call + 1))
     return last
 
 
@@ -169,7 +180,7 @@ def test_ranks_take_what_a_simulation_takes(ranks: list[Replay]) -> None:
     together = joined(ranks)
     assert together.total_ns == simulated(*ranks)
     for apart, rank in zip(together.ranks, ranks, strict=True):
-        assert all(np.array_equal(getattr(apart, one), getattr(rank, one)) for one in ("awaited", "behind", "launch"))
+        assert all(np.array_equal(getattr(apart, one), getattr(rank, one)) for one in ("awaited", "joined", "launch"))
 
 
 @given(runs(most=2), st.sampled_from([0.5, 0.25]))
@@ -177,13 +188,13 @@ def test_only_the_critical_path_makes_ranks_shorter(ranks: list[Replay], left: f
     """Of all ranks; a rank that nobody waits for has no part in it."""
     together = joined(ranks)
     calls, pieces = together.critical_path()
-    less = replace(together, after=together.after * np.maximum(calls, left)).with_work(np.maximum(pieces, left))
+    less = replace(together, cpu_ns=together.cpu_ns * np.maximum(calls, left)).with_work(np.maximum(pieces, left))
     assert less.total_ns == together.total_ns
-    alone = replace(together, on_time=frozenset([0]))
+    alone = replace(together, unawaited_ranks=frozenset([0]))
     assert alone.total_ns <= together.total_ns
     calls, pieces = alone.critical_path()
-    assert not calls[: len(ranks[0].after)].any()
-    assert not pieces[: len(ranks[0].work)].any()
+    assert not calls[: len(ranks[0].cpu_ns)].any()
+    assert not pieces[: len(ranks[0].work_ns)].any()
 
 
 def test_two_ranks_worked_out_by_hand() -> None:
@@ -196,15 +207,16 @@ def test_two_ranks_worked_out_by_hand() -> None:
         Replay(
             floats([2, 2, 2]), floats([0, 0, 1]), np.array([-1, -1, 1]), floats([0, 0, 1]), np.array([0, 1]),
             floats([4, 4]), floats([0, 0]), floats([work, 5]), np.array([0, 3]), floats([0, 0, 0]), floats([0, 0, 0]),
-            np.array([0, 0]), np.array([-1, -1]), floats([0, 0]), meets=np.array([-1, 0]),
+            np.array([0, 0]), np.array([-1, -1]), floats([0, 0]), collective=np.array([-1, 0]),
+            waits_for_ranks=np.ones(2, np.bool_),
         )
         for work in (50, 30)
     )  # fmt: skip
     together = joined([early, late])
     assert together.step_ns == 62
     # Nobody waits for rank 1: [34, 39), 40, 42. The same where rank 0 does not wait for it, but the step is rank 1's.
-    assert replace(together, on_time=frozenset([1])).step_ns == 42
-    assert joined([replace(early, meets=np.array([-1, -2])), late]).step_ns == 62
+    assert replace(together, unawaited_ranks=frozenset([1])).step_ns == 42
+    assert joined([replace(early, waits_for_ranks=np.array([True, False])), late]).step_ns == 62
     # The collective, on one of both, and rank 1's A.
     assert together.critical_path()[1].tolist() == [0, 1, 1, 0]
 
@@ -222,12 +234,12 @@ def test_a_replay_of_ranks_gives_their_steps(name: str, tmp_path: Path) -> None:
     (run,) = join_replays(summarize(*paths))
     assert run.study is not None
     assert len(run.labels) == 2
-    started, ended = run.study.started, run.study.begin + run.study.duration
+    started, ended = run.study.calls.start, run.study.pieces.start + run.study.pieces.duration_ns
     for rank, times in zip(run.study.replay.ranks, run_together(run.study.replay.ranks), strict=True):
-        calls, pieces = len(rank.after), len(rank.work)
-        last = started[calls - 1] + rank.own[-1] * (rank.awaited[-1] >= 0) + rank.after[-1]
-        recorded = rank.lengths_of(np.append(started[:calls], last), np.append(ended[:pieces], -(2.0**62)))
-        assert rank.lengths_of(*times)[1:-1].sum() == pytest.approx(recorded[1:-1].sum(), rel=0.01)
+        calls, pieces = len(rank.cpu_ns), len(rank.work_ns)
+        last = started[calls - 1] + rank.min_wait_ns[-1] * (rank.awaited[-1] >= 0) + rank.cpu_ns[-1]
+        recorded = rank.step_lengths_ns(Run(np.append(started[:calls], last), np.append(ended[:pieces], -(2.0**62))))
+        assert rank.step_lengths_ns(times)[1:-1].sum() == pytest.approx(recorded[1:-1].sum(), rel=0.01)
         started, ended = started[calls:], ended[pieces:]
 
 
@@ -241,7 +253,7 @@ def test_all_steps_take_what_a_simulation_takes(replay: Replay) -> None:
 
 def changes(replay: Replay, data: st.DataObject) -> list[Replay]:
     """Each kind of change that makes something shorter, the same one in every step."""
-    calls, pieces = len(replay.after) // replay.steps, len(replay.work) // replay.steps
+    calls, pieces = len(replay.cpu_ns) // replay.steps, len(replay.work_ns) // replay.steps
 
     def chosen(count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         return np.tile(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), replay.steps).astype(bool)
@@ -272,15 +284,18 @@ def test_less_of_anything_never_makes_a_step_longer(replay: Replay, data: st.Dat
 def test_a_step_is_never_shorter_than_its_work(replay: Replay) -> None:
     """Neither than the GPU's, nor than the CPU's time without waits."""
     step = replay.step_ns
-    assert step >= replay.work.sum() / replay.steps - 1e-6
-    assert step >= replay.after.sum() / replay.steps - 1e-6
-    unhindered = replay.without_waits(np.ones(len(replay.after), np.bool_))
-    assert step >= unhindered.after.sum() / replay.steps - 1e-6
+    assert step >= replay.work_ns.sum() / replay.steps - 1e-6
+    assert step >= replay.cpu_ns.sum() / replay.steps - 1e-6
+    unhindered = replay.without_waits(np.ones(len(replay.cpu_ns), np.bool_))
+    assert step >= unhindered.cpu_ns.sum() / replay.steps - 1e-6
 
 
 @given(replays())
 def test_steps_take_at_most_all_there_is_one_behind_the_other(replay: Replay) -> None:
-    everything = (replay.after, replay.own, replay.lag, replay.latency, replay.spacing, replay.work, replay.gap)
+    everything = (
+        replay.cpu_ns, replay.min_wait_ns, replay.return_ns, replay.latency_ns, replay.spacing_ns, replay.work_ns,
+        replay.join_gap_ns,
+    )  # fmt: skip
     assert replay.total_ns <= sum(float(part.sum()) for part in everything)
 
 
@@ -289,12 +304,12 @@ def test_one_or_two_steps_are_repeated(replay: Replay, steps: int) -> None:
     """Three times, of which the last two times count."""
 
     def first(count: int) -> Replay:
-        calls, pieces = len(replay.after) // 6 * count, len(replay.work) // 6 * count
+        calls, pieces = len(replay.cpu_ns) // 6 * count, len(replay.work_ns) // 6 * count
         return Replay(
-            replay.after[:calls], replay.own[:calls], replay.awaited[:calls], replay.lag[:calls],
-            replay.launch[:pieces], replay.latency[:pieces], replay.spacing[:pieces], replay.work[:pieces],
-            replay.first_call[: count + 1], replay.events[:calls], replay.pause[:calls],
-            replay.stream[:pieces], replay.behind[:pieces], replay.gap[:pieces],
+            replay.cpu_ns[:calls], replay.min_wait_ns[:calls], replay.awaited[:calls], replay.return_ns[:calls],
+            replay.launch[:pieces], replay.latency_ns[:pieces], replay.spacing_ns[:pieces], replay.work_ns[:pieces],
+            replay.first_call[: count + 1], replay.profiler_ns[:calls], replay.pause_ns[:calls],
+            replay.stream[:pieces], replay.joined[:pieces], replay.join_gap_ns[:pieces],
         )  # fmt: skip
 
     later = first(3 * steps).total_ns - first(steps).total_ns
@@ -306,10 +321,10 @@ def test_only_the_critical_path_makes_steps_shorter(replay: Replay, left: float)
     """Less of what is not on it saves nothing; and of what is on it, more makes the steps as much longer at least."""
     calls, pieces = replay.critical_path()
     assert set(calls.tolist() + pieces.tolist()) <= {0, 1}
-    less = replace(replay, after=replay.after * np.maximum(calls, left)).with_work(np.maximum(pieces, left))
+    less = replace(replay, cpu_ns=replay.cpu_ns * np.maximum(calls, left)).with_work(np.maximum(pieces, left))
     assert less.total_ns == replay.total_ns
-    on_path = float((calls * replay.after).sum() + (pieces * replay.work).sum())
-    more = replace(replay, after=replay.after * (1 + calls)).with_work(1 + pieces)
+    on_path = float((calls * replay.cpu_ns).sum() + (pieces * replay.work_ns).sum())
+    more = replace(replay, cpu_ns=replay.cpu_ns * (1 + calls)).with_work(1 + pieces)
     assert on_path <= replay.total_ns
     assert more.total_ns >= replay.total_ns + on_path
 
@@ -318,10 +333,11 @@ def test_only_the_critical_path_makes_steps_shorter(replay: Replay, left: float)
 def test_the_critical_path_is_as_long_as_the_steps(replay: Replay) -> None:
     """But for the first step; and but for what is no call's and no piece's time."""
     calls, pieces = replay.critical_path()
-    own, lag, gaps = replay.own.sum(), replay.lag.sum(), (replay.latency + replay.spacing + replay.gap).sum()
-    on_path = float((calls * replay.after).sum() + (pieces * replay.work).sum())
+    waits = replay.min_wait_ns.sum() + replay.return_ns.sum()
+    gaps = (replay.latency_ns + replay.spacing_ns + replay.join_gap_ns).sum()
+    on_path = float((calls * replay.cpu_ns).sum() + (pieces * replay.work_ns).sum())
     assert on_path <= replay.step_ns * (replay.steps - 1) + 1e-6
-    assert on_path >= replay.step_ns * (replay.steps - 1) - float(own + lag + gaps) - 1e-6
+    assert on_path >= replay.step_ns * (replay.steps - 1) - float(waits + gaps) - 1e-6
 
 
 def test_steps_worked_out_by_hand() -> None:
@@ -343,7 +359,7 @@ def test_steps_worked_out_by_hand() -> None:
     assert replay.with_work(floats([1, 0]) / 2 + 0.5).step_ns == 62
     assert replay.with_work(floats([0, 1])).step_ns == 61
     # At most 3 between calls: the second piece still ends at 76, the wait at 78; of the 4 behind it 3 are left.
-    assert replace(replay, pause=replay.after).with_pauses(np.ones(3, np.bool_), 3).step_ns == 81
+    assert replace(replay, pause_ns=replay.cpu_ns).with_pauses(np.ones(3, np.bool_), 3).step_ns == 81
 
 
 def test_a_graph_whose_nodes_were_recorded() -> None:
@@ -351,7 +367,7 @@ def test_a_graph_whose_nodes_were_recorded() -> None:
     replay = Replay(
         floats([900, 4]), floats([0, 3]), np.array([-1, 1]), floats([0, 2]), np.array([0, 0]),
         floats([905, 905]), floats([1, 1]), floats([30, 40]), np.array([0, 2]), floats([0, 0]), floats([0, 0]),
-        np.array([0, 0]), np.array([-1, -1]), floats([0, 0]), once=True,
+        np.array([0, 0]), np.array([-1, -1]), floats([0, 0]), is_single_pass=True,
     )  # fmt: skip
     # 905 + 30 + 1 + 40 = 976, the wait until 978, and 4.
     assert replay.step_ns == 982
@@ -491,8 +507,8 @@ def test_the_devices_of_a_process_work_at_once(tmp_path: Path) -> None:
     """The replay holds all three; what is told in ms and counts is of the device that computes most."""
     study = study_of(two_devices(6)[0], tmp_path)
     matmul, addition, collective = map(study.of_class, ("matmul", "elementwise", "communication"))
-    assert (study.ms(addition), study.ms(matmul)) == (0.06, 0)
-    assert (study.count(addition), study.count(matmul)) == (1, 0)
+    assert (study.work_ms(addition), study.work_ms(matmul)) == (0.06, 0)
+    assert (study.operations_per_step(addition), study.operations_per_step(matmul)) == (1, 0)
     assert study.busy_ms == 0.06
     # A and B end sooner, and the wait is for C; C ends 90 later.
     assert study.replay.with_work(np.where(matmul, 0.5, 1.0)).step_ns == 130 * US
@@ -538,10 +554,10 @@ def test_what_a_launch_bound_step_would_gain(tmp_path: Path) -> None:
     With 5 µs from launch to launch, the last is launched at 15, runs [21, 24), and the wait ends 2 µs behind: 26.
     """
     study = study_of(launch_bound(6)[0], tmp_path)
-    waits = study.call == SYNCHRONIZE
-    assert study.replay.with_work(floats([0] * len(study.kind))).step_ns == 50 * US
-    launches = np.array([study.apis[code] == LAUNCH for code in study.api])
-    faster = replace(study.replay, pause=study.replay.after).with_pauses(launches, 5 * US)
+    waits = study.calls.kind == SYNCHRONIZE
+    assert study.replay.with_work(floats([0] * len(study.pieces.kind))).step_ns == 50 * US
+    launches = np.array([study.apis[code] == LAUNCH for code in study.calls.api])
+    faster = replace(study.replay, pause_ns=study.replay.cpu_ns).with_pauses(launches, 5 * US)
     # The last launch is 7 µs before the wait, and now 5; the step ends 9 µs behind the wait, as before.
     assert faster.step_ns == (26 + 9) * US
     assert study.replay.without_waits(waits).step_ns == 50 * US
@@ -550,9 +566,9 @@ def test_what_a_launch_bound_step_would_gain(tmp_path: Path) -> None:
 def test_what_a_gpu_bound_step_would_gain(tmp_path: Path) -> None:
     """Without the wait the GPU is never idle but 1 µs between kernels: 4 × 41 instead of 180 µs."""
     study = study_of(gpu_bound(6)[0], tmp_path)
-    assert study.replay.without_waits(study.call == SYNCHRONIZE).step_ns == 164 * US
+    assert study.replay.without_waits(study.calls.kind == SYNCHRONIZE).step_ns == 164 * US
     # Half of each kernel: [6, 26), [27, 47), [48, 68), [69, 89), the wait until 91, the step until 100.
-    assert study.replay.with_work(np.full(len(study.kind), 0.5)).step_ns == 100 * US
+    assert study.replay.with_work(np.full(len(study.pieces.kind), 0.5)).step_ns == 100 * US
 
 
 def test_streams_wait_for_each_other(tmp_path: Path) -> None:
@@ -569,8 +585,8 @@ def test_streams_wait_for_each_other(tmp_path: Path) -> None:
     calls, pieces = study.replay.critical_path()
     assert not pieces[addition].any()
     # Of five steps but the first the GPU works for 110 µs on the path, and the CPU for 8, behind its wait.
-    assert (pieces * study.replay.work).sum() == 110 * US * (study.steps - 1)
-    assert (calls * study.replay.after).sum() == 8 * US * (study.steps - 1)
+    assert (pieces * study.replay.work_ns).sum() == 110 * US * (study.steps - 1)
+    assert (calls * study.replay.cpu_ns).sum() == 8 * US * (study.steps - 1)
 
 
 def test_what_streams_wait_for_is_what_the_capture_recorded(real_capture: Callable[[str], Path]) -> None:
@@ -588,8 +604,8 @@ def test_what_streams_wait_for_is_what_the_capture_recorded(real_capture: Callab
     trace = AttributedTrace(Trace.load(path))
     for process in find_processes(trace.trace):
         replay = study_of_process(trace, process.global_pid).replay
-        joins = np.flatnonzero(replay.behind >= 0)
-        pairs = Counter(zip(replay.stream[replay.behind[joins]].tolist(), replay.stream[joins].tolist(), strict=True))
+        joins = np.flatnonzero(replay.joined >= 0)
+        pairs = Counter(zip(replay.stream[replay.joined[joins]].tolist(), replay.stream[joins].tolist(), strict=True))
         assert pairs.keys() == {(7, 17), (17, 7)}
         assert all(0.85 * 38 < count <= 38 for count in pairs.values())
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, StepSummary
-from nsys_analyzer.analysis.steps.windows import StepGroup
 from nsys_analyzer.report.model import StepBars
 from nsys_analyzer.report.palette import CLASS_COLORS, PART_COLORS
 from nsys_analyzer.report.renderers.step_bar import LETTERS, distribute_cells, draw_bars

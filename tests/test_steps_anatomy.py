@@ -120,7 +120,7 @@ def test_a_moment_is_shared_by_the_operations_of_its_rank(case: Case) -> None:
     bounds, rows = case
     anatomy, chosen = dissected(case)
     found: dict[tuple[int, int], float] = {}
-    for one, window, share in rows_of(anatomy.fragments, "operation", "window", "share"):
+    for one, window, share in rows_of(anatomy.fragments, "operation", "step", "share"):
         found[window, one] = found.get((window, one), 0) + share
     for window, (start, end) in enumerate(bounds):
         expected = dict.fromkeys(chosen.tolist(), 0.0)
@@ -144,7 +144,7 @@ def test_what_begins_first_hides_no_matmul_behind_it() -> None:
 def test_fragments_are_the_operations_clipped_to_the_steps(case: Case) -> None:
     bounds, rows = case
     fragments = dissected(case)[0].fragments
-    found = rows_of(fragments, "operation", "window", "start", "end", "rank")
+    found = rows_of(fragments, "operation", "step", "start", "end", "activity")
     clipped = [
         (i, window, max(row.start, start), min(row.end, end), row.rank)
         for window, (start, end) in enumerate(bounds)
@@ -172,8 +172,8 @@ def idle_runs(case: Case, chosen: list[int]) -> Iterator[tuple[int, int, int, in
 def test_gaps_are_the_stretches_without_work(case: Case) -> None:
     anatomy, chosen = dissected(case)
     gaps = anatomy.gaps
-    assert rows_of(gaps, "start", "end", "window", "next") == list(idle_runs(case, chosen.tolist()))
-    assert np.bincount(gaps.window, gaps.end - gaps.start, len(case[0])).tolist() == anatomy.parts[-1].tolist()
+    assert rows_of(gaps, "start", "end", "step", "next_operation") == list(idle_runs(case, chosen.tolist()))
+    assert np.bincount(gaps.step, gaps.end - gaps.start, len(case[0])).tolist() == anatomy.parts[-1].tolist()
 
 
 def test_a_step_worked_out_by_hand() -> None:
@@ -182,7 +182,7 @@ def test_a_step_worked_out_by_hand() -> None:
     anatomy, _ = dissected(([(0, 100)], rows))
     assert anatomy.parts[:, 0].tolist() == [20, 10, 20, 50]
     assert (anatomy.gaps.start.tolist(), anatomy.gaps.end.tolist()) == ([0, 60], [10, 100])
-    assert anatomy.gaps.next.tolist() == [0, NONE]
+    assert anatomy.gaps.next_operation.tolist() == [0, NONE]
 
 
 def test_times_as_those_of_a_clock_stay_exact() -> None:

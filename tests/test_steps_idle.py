@@ -276,6 +276,11 @@ ranges = st.lists(
 )
 
 
+def one_step() -> Windows:
+    """A step of 1200 µs."""
+    return Windows.of_program("range", "a range step", np.array([0]), np.array([1200 * US]))
+
+
 def random_program(draws: Draws) -> Program:
     """Calls of two threads, kernels and copies launched by others, and ranges, all of them anywhere."""
     export = Program()
@@ -301,7 +306,7 @@ def test_a_call_of_no_length_at_the_end_of_another_is_a_call(tmp_path: Path) -> 
     """The driver's in [12, 15) lies inside the runtime's in [10, 20); a coarse clock puts the next into [20, 20)."""
     own = [(SYNC, 10, 10, MAIN), ("cuStreamSynchronize", 12, 3, MAIN), ("cudaEventRecord_v3020", 20, 0, MAIN)]
     trace = attributed(random_program((own, [], [])), tmp_path)
-    work = ProcessWork(trace, global_pid(), Windows.of("range", "a range step", np.array([0]), np.array([1200 * US])))
+    work = ProcessWork(trace, global_pid(), one_step())
     assert np.diff(work.calls.start[-2:]).tolist() == [10 * US]
     assert len(work.calls) == 2 + 2  # beside the launches of both threads
 
@@ -309,11 +314,11 @@ def test_a_call_of_no_length_at_the_end_of_another_is_a_call(tmp_path: Path) -> 
 def causes_of(trace: AttributedTrace, bounds: list[int]) -> tuple[Gaps, Idle]:
     """The gaps of the steps between some moments, µs, and their causes."""
     start, end = np.array(bounds[:-1]) * US, np.array(bounds[1:]) * US
-    work = ProcessWork(trace, global_pid(), Windows.of("range", "a range step", np.array([0]), np.array([1200 * US])))
+    work = ProcessWork(trace, global_pid(), one_step())
     pauses = work.busy.select(np.isin(work.busy.cause, [CAUSES.index("host"), CAUSES.index("data")]))
     _, start_of_pause, end_of_pause = merge_ranges(np.zeros(len(pauses)), pauses.start, pauses.end)
     assert (end_of_pause - start_of_pause >= PAUSE_NS).all()
-    ((_, anatomy),) = work.dissect(Windows.of("range", "a range step", start, end), 0)
+    ((_, anatomy),) = work.dissect(Windows.of_program("range", "a range step", start, end), 0)
     return anatomy.gaps, work.find_causes(anatomy.gaps)
 
 
@@ -344,7 +349,7 @@ def test_what_a_gap_is_due_to_depends_on_it_alone(folder: Path, draws: Draws, cu
     trace = attributed(random_program(draws), folder)
     _, together = causes_of(trace, [0, cut, 1200])
     apart = [causes_of(trace, bounds)[1] for bounds in ([0, cut], [cut, 1200])]
-    for name in ("start", "end", "cause", "range", "api", "own"):
+    for name in ("start", "end", "cause", "range", "api", "is_device_pause"):
         assert getattr(together, name).tolist() == [one for part in apart for one in getattr(part, name).tolist()]
 
 

@@ -10,6 +10,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.findings.missing import ReplayDiffers
 from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import (
     PROGRAM,
@@ -22,9 +23,8 @@ from nsys_analyzer.analysis.steps.step import (
     Queue,
     StepSummary,
     UnprofiledStep,
-    narrowed,
+    narrow,
 )
-from nsys_analyzer.analysis.steps.windows import StepGroup
 from nsys_analyzer.analysis.summary.complete import find_busy_share_of_step, find_missing_reason
 from nsys_analyzer.analysis.summary.kernel_tables import MemoryRow
 from nsys_analyzer.analysis.summary.summarize import summarize
@@ -59,7 +59,7 @@ def step_of(*devices: DeviceSteps, on_gpu: bool = False) -> StepSummary:
     """Two steps of 90 ms."""
     main = max(devices, key=lambda one: one.compute_ms)
     return StepSummary(
-        **vars(narrowed(main, DeviceSteps)), instances=2, source="range", unit="a range step", on_gpu_timeline=on_gpu,
+        **vars(narrow(main, DeviceSteps)), instances=2, source="range", unit="a range step", on_gpu_timeline=on_gpu,
         length_ms=90.0, wall_ms=Stats(2, 90.0, 0.0, 90.0, 90.0, 90.0), wall_values_ms=(90.0, 90.0),
         busy_values_ms=(30.0, 30.0), groups=(StepGroup("usual", 2, 90.0, True),), devices=devices,
         launch_latency_us=LaunchLatency(8.0, 90.0), queue=Queue(1.0, 30),

@@ -249,7 +249,7 @@ def test_the_parts_of_any_steps_add_up(
     assert whole is not None
     check_sums(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processing, "AT_ONCE", 2)
+        patch.setattr(processing, "OPERATIONS_AT_ONCE", 2)
         in_chunks = summary_of_steps(trace, global_pid())
     assert in_chunks is not None
     assert [getattr(in_chunks, part) for part in PARTS] == [getattr(whole, part) for part in PARTS]

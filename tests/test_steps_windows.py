@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.boundaries import find_windows
+from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.repetition import find_repeats
-from nsys_analyzer.analysis.steps.windows import Steps, Windows, find_steps, find_windows
+from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace.phase_names import PhaseNames
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, SOFTMAX, Export, global_pid, training_step
@@ -190,7 +192,7 @@ def test_what_bounds_steps(tmp_path: Path, export: Export, source: str, expected
 
 def test_how_much_lies_behind_the_last_step_is_not_known(tmp_path: Path) -> None:
     export = program(("step", 0, 600))
-    assert windows_of(export, tmp_path).ended.tolist() == [600, 1600, 2600]
+    assert windows_of(export, tmp_path).body_end.tolist() == [600, 1600, 2600]
     assert groups_of(steps_of(export, tmp_path)) == [("usual", 2, True), ("last", 1, False)]
 
 
@@ -264,7 +266,7 @@ def test_a_first_step_of_fewer_kernels_that_takes_long_starts_up(tmp_path: Path)
             begin = at + 100 + 50 * number
             program.work((begin + 1, begin + 2), (begin + 5, begin + 20))
     found = steps_of(program, tmp_path)
-    assert found.every.source == "phases"
+    assert found.recorded.source == "phases"
     assert [(group.kind, group.steps) for group in found.groups] == [("usual", 2), ("first", 1)]
 
 
@@ -471,7 +473,7 @@ def test_real_captures_without_any_range(real_capture: RealCapture, name: str, c
     (process,) = find_processes(bare.trace)
     found = find_steps(bare, process.global_pid)
     assert found is not None
-    assert (found.every.source, len(found.every)) == ("repetition", count)
+    assert (found.recorded.source, len(found.recorded)) == ("repetition", count)
     assert found.length_ms == pytest.approx(ms, abs=0.2 if "graph" in name else 0.1)
 
 
@@ -539,7 +541,7 @@ def test_steps_that_the_program_runs_ahead_of_are_the_gpus(tmp_path: Path) -> No
     windows = windows_of(ahead(), tmp_path)
     assert windows.on_gpu
     assert bounds(windows) == [(0, 320_000), (320_000, 620_000), (620_000, 920_000), (920_000, 1_220_000)]
-    assert windows.called.tolist() == [0, 50_000, 100_000, 150_000]
+    assert windows.cpu_start.tolist() == [0, 50_000, 100_000, 150_000]
 
 
 def test_work_of_before_the_first_step_is_none_of_it(tmp_path: Path) -> None:
@@ -603,9 +605,9 @@ def test_steps_are_in_order_and_do_not_overlap(
     windows = windows_of(program, folder)
     assert (windows.end > windows.start).all()
     assert (windows.start[1:] >= windows.end[:-1]).all()
-    assert (np.diff(windows.called) > 0).all()
-    assert (windows.left > windows.called).all()
-    assert ((windows.called < windows.ended) & (windows.ended <= windows.left)).all()
+    assert (np.diff(windows.cpu_start) > 0).all()
+    assert (windows.cpu_end > windows.cpu_start).all()
+    assert ((windows.cpu_start < windows.body_end) & (windows.body_end <= windows.cpu_end)).all()
 
 
 # --- groups

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps import tracks as recording
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS, Stream, Tracks, record_tracks
-from nsys_analyzer.analysis.steps.windows import near_median
+from nsys_analyzer.analysis.steps.windows import bounds_near_median
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
@@ -76,7 +76,7 @@ def test_tracks_say_what_the_steps_do(real_capture: Callable[[str], Path], name:
         (idle,) = (track for track in tracks.tracks if track.kind == "idle")
         # The parts of a step are those of the steps near the median, and idle time makes up for what these differ by.
         bounds = np.array(tracks.steps)
-        shortest, longest = near_median(bounds[:, 1] - bounds[:, 0])
+        shortest, longest = bounds_near_median(bounds[:, 1] - bounds[:, 0])
         near = (bounds[:, 1] - bounds[:, 0] >= shortest) & (bounds[:, 1] - bounds[:, 0] <= longest)
         in_near = near[np.searchsorted(bounds[:, 0], idle.start, side="right") - 1]
         ms = np.bincount(idle.group, idle.duration * in_near, len(tracks.groups)) / near.sum() / 1e6
@@ -189,7 +189,7 @@ def test_depths_keep_intervals_apart(spans: list[tuple[int, int]]) -> None:
     """Whatever crosses whatever: two of one depth have no moment in common, and no depth is left out."""
     ordered = sorted((start, -(start + length)) for start, length in spans)
     start, end = np.array([[one for one, _ in ordered], [-one for _, one in ordered]], np.int64).reshape(2, -1)
-    depths = recording._depths(start, end)
+    depths = recording._find_depths(start, end)
     for depth in range(int(depths.max(initial=0)) + 1):
         chosen = depths == depth
         assert (start[chosen][1:] >= end[chosen][:-1]).all()

@@ -184,7 +184,7 @@ def answer_all(captures: Sequence[CaptureSummary], question: Question) -> Iterat
 
 def _answer(subject: ReplayedCaptures, study: Study, question: Question) -> WhatIf:
     """Returns the answer for the steps of a capture, or of all ranks of a run."""
-    _check_that_steps_hold(subject, (study, *(group.study for group in study.others)), question)
+    _check_that_steps_hold(subject, (study, *(group.study for group in study.other_groups)), question)
     diagnoses = [capture.diagnosis for capture in subject.captures if capture.diagnosis]
     steps = [capture.step for capture in subject.captures if capture.step]
     is_timed = all(diagnosis.is_timed for diagnosis in diagnoses)
@@ -274,7 +274,7 @@ def _replay_changes(
 def _replay_groups(study: Study, question: Question, usual: Saving) -> Iterator[Saving]:
     """Yields what the changes save in each group of steps, and in the mean of all; nothing if there is one group."""
     savings = [usual]
-    for group in study.others:
+    for group in study.other_groups:
         changes = dict(_make_changes(group.study, question, ()))
         replays = _replay_changes(group.study, question, changes, group.length_ms, group.study.busy_ms)
         savings.append(replays.saving(group.name, group.steps))
@@ -301,9 +301,9 @@ def _check_that_steps_hold(subject: ReplayedCaptures, studies: Sequence[Study], 
     Raises:
         ConfigurationError: none of them does.
     """
-    codes = [(study.classes, np.unique(study.kernel).tolist()) for study in studies]
+    codes = [(study.classes, np.unique(study.pieces.kernel).tolist()) for study in studies]
     present_classes = {names[code] for names, kernels in codes for code in kernels if code >= 0} - {""}
-    present_ranges = {study.ranges[code] for study in studies for code in study.spans[:, 0].tolist()}
+    present_ranges = {study.ranges[code] for study in studies for code in study.spans.name.tolist()}
     classes = [*question.classes, *([COMMUNICATION] if question.network is not None else [])]
     for kind, names, present in (
         ("kernel of class", classes, present_classes),
@@ -343,15 +343,15 @@ def _make_changes(study: Study, question: Question, ranks: Sequence[int | None])
 
 def _scale_range(study: Study, name: str, factor: float) -> Change:
     """Returns a change that multiplies the calls, pauses and GPU work of a range; 0 also removes its waits."""
-    calls, pauses = study.inside(name)
+    calls, pauses = study.inside_range(name)
     pause_factors, work_factors = np.where(pauses, factor, 1.0), np.where(calls[study.replay.launch], factor, 1.0)
 
     def change(replay: Replay) -> Replay:
         if not factor:
             replay = replay.without_waits(calls)
         replay = replay.with_launching(np.where(calls, factor, 1.0)).with_work(work_factors)
-        pause = replay.pause * pause_factors
-        return replace(replay, after=replay.after - replay.pause + pause, pause=pause)
+        pause = replay.pause_ns * pause_factors
+        return replace(replay, cpu_ns=replay.cpu_ns - replay.pause_ns + pause, pause_ns=pause)
 
     return change
 
@@ -364,14 +364,14 @@ def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
     """
     _, rank = study.replay.rank_of
     names = np.array([*study.kernels, ""])
-    _, name_code = np.unique(names[study.kernel], return_inverse=True)
-    is_kernel = (study.kernel >= 0) & ~study.of_class(COMMUNICATION)
+    _, name_code = np.unique(names[study.pieces.kernel], return_inverse=True)
+    is_kernel = (study.pieces.kernel >= 0) & ~study.of_class(COMMUNICATION)
     is_late = np.isin(rank, list(late_ranks))
 
     def mean_ns(kernels: Bools, code: Ints) -> Floats:
         """Returns the mean time of the kernels with the same code, for each operation, shape (operations,)."""
         count = np.bincount(code[kernels], None, code.max() + 1)
-        total_ns = np.bincount(code[kernels], study.replay.work[kernels], code.max() + 1)
+        total_ns = np.bincount(code[kernels], study.replay.work_ns[kernels], code.max() + 1)
         means: Floats = (total_ns / np.maximum(count, 1))[code]
         return means
 
@@ -382,8 +382,8 @@ def _put_on_time(study: Study, late_ranks: frozenset[int]) -> _ChangePair:
     remaining = np.divide(on_late_ns, own_ns, out=np.ones(len(own_ns)), where=is_shorter)
     shorten = saved_work(np.where(of_others, 1 - remaining, 0.0))
     return (
-        lambda replay: replace(replay, on_time=late_ranks),
-        lambda replay: shorten(replace(replay, on_time=late_ranks)),
+        lambda replay: replace(replay, unawaited_ranks=late_ranks),
+        lambda replay: shorten(replace(replay, unawaited_ranks=late_ranks)),
     )
 
 
@@ -392,10 +392,10 @@ def _speed_up_network(study: Study, factor: float) -> _ChangePair:
 
     For a rank alone it is unknown which part of a collective is waiting: none of it transfers, or all of it.
     """
-    work, meets = study.replay.work, study.replay.meets
-    if not len(meets):
+    work, collective = study.replay.work_ns, study.replay.collective
+    if not len(collective):
         return saved_work(np.zeros(len(work))), saved_work(study.of_class(COMMUNICATION) * (1 - 1 / factor))
-    transfers = (meets != -1) & (work > 0)
+    transfers = (collective != -1) & (work > 0)
     latency_ns = work[transfers].min(initial=_MAX_LATENCY_NS)
     share_after_latency = np.where(transfers, 1 - latency_ns / np.maximum(work, 1.0), 0.0)
     return saved_work(share_after_latency * (1 - 1 / factor)), saved_work(transfers * (1 - 1 / factor))
@@ -403,8 +403,8 @@ def _speed_up_network(study: Study, factor: float) -> _ChangePair:
 
 def _work_ms(replay: Replay) -> float:
     """Returns the GPU's work and the CPU's own time in a step, ms."""
-    own_ns = replay.own[replay.awaited >= 0]
-    return float(replay.work.sum() + replay.after.sum() + own_ns.sum()) / replay.steps / NS_PER_MS
+    own_ns = replay.min_wait_ns[replay.awaited >= 0]
+    return float(replay.work_ns.sum() + replay.cpu_ns.sum() + own_ns.sum()) / replay.steps / NS_PER_MS
 
 
 def _find_path(
@@ -424,19 +424,19 @@ def _find_path(
 def _path_parts_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[tuple[str, str], float]:
     """Returns the length of each part of the critical path of a replayed step, ms, by part and rank."""
     call_shares, operation_shares = replay.critical_path()
-    work_ns, pause_ns = operation_shares * replay.work, call_shares * replay.pause
+    work_ns, pause_ns = operation_shares * replay.work_ns, call_shares * replay.pause_ns
     names = (*study.classes, FILLS, UNKNOWN)
-    class_code = np.where(study.kernel >= 0, study.kernel, len(study.classes) + (study.kind == GRAPH))
+    class_code = np.where(study.pieces.kernel >= 0, study.pieces.kernel, len(study.classes) + (study.pieces.kind == GRAPH))
     parts_ns = defaultdict[tuple[str, str], float](float)
     for rank, label in enumerate(labels):
         calls, operations = (position == rank for position in replay.rank_of)
         class_ns = np.bincount(class_code[operations], work_ns[operations], len(names)).tolist()
         for name, ns in zip(names, class_ns, strict=True):
             parts_ns[name, label] += ns
-        loading_ns = float(np.minimum(pause_ns, call_shares * study.loading_ns)[calls].sum())
+        loading_ns = float(np.minimum(pause_ns, call_shares * study.calls.loading_ns)[calls].sum())
         parts_ns[LOADING, label] = loading_ns
         parts_ns[PAUSES, label] = float(pause_ns[calls].sum()) - loading_ns
-        parts_ns[LAUNCHING, label] = float((call_shares * replay.after)[calls].sum() - pause_ns[calls].sum())
+        parts_ns[LAUNCHING, label] = float((call_shares * replay.cpu_ns)[calls].sum() - pause_ns[calls].sum())
     # The path of several steps leads back to the start of the second one.
     steps = replay.steps - 1 if replay.steps > 2 else replay.steps
     parts_ns[LATENCY, ""] = max(replay.step_ns * steps - sum(parts_ns.values()), 0.0)

@@ -13,9 +13,9 @@ from nsys_analyzer.analysis.attribution.processes import Process, is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.tracks import memory_levels
-from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.export.frame import operation_frame
 from nsys_analyzer.export.perfetto_packets import (
     MARK,
@@ -319,9 +319,9 @@ class _Layout:
             steps = find_steps(self.attributed, process)
             if steps is None:
                 continue
-            work = ProcessWork(self.attributed, process, steps.every)
+            work = ProcessWork(self.attributed, process, steps.recorded)
             for device in work.devices:
-                idle = work.find_idle(steps.every, device)
+                idle = work.find_idle(steps.recorded, device)
                 if len(idle):
                     track = self._add_track("idle", parent=self._gpu_track(process, device), place=-1)
                     name = self.strings.get_ids(Kind.NAME, idle.cause, words)

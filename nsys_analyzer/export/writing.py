@@ -12,8 +12,8 @@ from nsys_analyzer.analysis.attribution.processes import Process, find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.join import find_clocks
 from nsys_analyzer.analysis.ranks.matching import Clock
+from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.member import Member, record_members
-from nsys_analyzer.analysis.steps.windows import find_steps
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.export import load_formats
 from nsys_analyzer.inputs.captures import find_traces

@@ -211,7 +211,7 @@ def steps(step: StepSummary) -> int | None:
 @figure(STEP, "ms")
 def step_ms(step: StepSummary) -> float:
     """Returns the length of a step: unprofiled if it was timed, else estimated, else profiled."""
-    return step.said_ms
+    return step.reported_ms
 
 
 @figure(UNPROFILED_STEP, "ms", rows=TIMINGS, obstacles=(NOT_TIMED,))

@@ -121,7 +121,7 @@ def find_peak_memory(capture: CaptureSummary) -> int | None:
 def format_step_length(step: StepSummary) -> str:
     """Returns the reported length of a step in three digits, with ≈ if it is estimated."""
     is_estimated = step.unprofiled_ms is not None and not step.unprofiled_ms.timed
-    return f"{'≈ ' if is_estimated else ''}{format_ms(step.said_ms)}"
+    return f"{'≈ ' if is_estimated else ''}{format_ms(step.reported_ms)}"
 
 
 def format_status(status: str, message: str = "") -> str:

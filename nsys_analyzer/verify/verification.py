@@ -186,7 +186,7 @@ def _programs(
                 HOW_TO_NAME_OLD,
             )
         tell(f"The old program is taken from commit {commit[:9]}, from which BEFORE was recorded.")
-    step_ms = before.step.said_ms if before.step else None
+    step_ms = before.step.reported_ms if before.step else None
     new = Program("new", with_blocks_of_steps(target, step_ms), Path.cwd())
     with checkout(commit, words) as (folder, words, moved):
         old_target = program_target(words, target.run, target.annotation, target.ranks)

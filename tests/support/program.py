@@ -6,10 +6,10 @@ from pathlib import Path
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.process import Idle, ProcessWork
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
-from nsys_analyzer.analysis.steps.windows import find_steps
 from tests.support.export import GEMM, MAIN, PID, Export, global_tid
 
 US = 1_000
@@ -87,8 +87,8 @@ def idle_of(trace: AttributedTrace, process: int) -> list[Idle]:
     """When each device of a process idles in every step, and why."""
     steps = find_steps(trace, process)
     assert steps is not None
-    work = ProcessWork(trace, process, steps.every)
-    return [work.find_idle(steps.every, device) for device in work.devices]
+    work = ProcessWork(trace, process, steps.recorded)
+    return [work.find_idle(steps.recorded, device) for device in work.devices]
 
 
 def summary_of_steps(trace: AttributedTrace, process: int) -> StepSummary | None:

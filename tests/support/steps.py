@@ -14,11 +14,12 @@ import numpy as np
 from nsys_analyzer.analysis.findings.finding import StepsToExplain
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.process import PAUSE_NS, Cause, is_loading
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import DeviceSteps, IdleTime, StepSummary
-from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.analysis.steps.windows import StepGroup, Windows
+from nsys_analyzer.analysis.steps.study import RangeSpans, StudiedCalls, StudiedPieces, Study
+from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.trace import columns
 from nsys_analyzer.trace.columns import ALLOCATE, FREE, KERNEL, MEMCPY
@@ -123,49 +124,71 @@ class Steps:
             return np.tile(np.array(values, dtype), self.steps)
 
         awaited = each([one.awaited for one in self.calls])
+        callers = tuple(dict.fromkeys(["", *(one.caller for one in self.calls)]))
         replay = Replay(
-            ns([one.after for one in self.calls]), ns([0] * calls),
-            np.where(awaited >= 0, awaited + np.repeat(number * pieces, calls), -1), ns([0] * calls),
-            each([one.call for one in self.pieces]) + np.repeat(number * calls, pieces),
-            ns([0] * pieces), ns([0] * pieces), ns([one.us for one in self.pieces]),
-            np.arange(self.steps + 1) * calls, ns([one.events for one in self.calls]),
-            ns([0 if one.after < PAUSE or one.kind in (ALLOCATE, FREE) else one.after for one in self.calls]),
-            each([0] * pieces), each([-1] * pieces), ns([0] * pieces),
-        )  # fmt: skip
+            cpu_ns=ns([one.after for one in self.calls]),
+            min_wait_ns=ns([0] * calls),
+            awaited=np.where(awaited >= 0, awaited + np.repeat(number * pieces, calls), -1),
+            return_ns=ns([0] * calls),
+            launch=each([one.call for one in self.pieces]) + np.repeat(number * calls, pieces),
+            latency_ns=ns([0] * pieces),
+            spacing_ns=ns([0] * pieces),
+            work_ns=ns([one.us for one in self.pieces]),
+            first_call=np.arange(self.steps + 1) * calls,
+            profiler_ns=ns([one.events for one in self.calls]),
+            pause_ns=ns([0 if one.after < PAUSE or one.kind in (ALLOCATE, FREE) else one.after for one in self.calls]),
+            stream=each([0] * pieces),
+            joined=each([-1] * pieces),
+            join_gap_ns=ns([0] * pieces),
+        )
         starts = number * int(replay.step_ns)
         return Study(
-            replay,
-            Windows.of("range", "a range", starts, starts + int(replay.step_ns)),
-            np.arange(len(replay.work)),
-            each([one.kind for one in self.pieces], np.int8),
-            each([one.size for one in self.pieces]),
-            each([one.copy for one in self.pieces], np.int8),
-            codes(kernels, [one.kernel for one in self.pieces]), kernels, tuple(map(classify, kernels)),
-            codes(_PHASES, [one.phase for one in self.pieces]), _PHASES,
-            codes(ATTENTION_PARTS, [one.part for one in self.pieces]),
-            each([one.duration * US for one in self.pieces]),
-            ns([one.us for one in self.pieces]),
-            each([one.kind for one in self.calls], np.int8),
-            codes(apis, [one.api for one in self.calls]), apis,
-            tuple(one.caller for one in self.calls) * self.steps,
-            codes(ranges, [one.range for one in self.calls]),
-            codes(ranges, [one.pause for one in self.calls]),
-            self._spans(ranges),
-            each([self._loads(place) * one.after * US for place, one in enumerate(self.calls)], np.int64),
-            np.zeros(len(replay.after), np.int64), ranges,
-            frozenset(_PHASES),
-            replay.step_ns if measured_us is None else measured_us * US,
-            low_share,
-            self.gpu,
-            off_cpu=np.full(len(replay.after), np.nan),
-        )  # fmt: skip
+            replay=replay,
+            windows=Windows.of_program("range", "a range", starts, starts + int(replay.step_ns)),
+            calls=StudiedCalls(
+                start=np.zeros(calls * self.steps, np.int64),
+                kind=each([one.kind for one in self.calls], np.int8),
+                api=codes(apis, [one.api for one in self.calls]),
+                caller=codes(callers, [one.caller for one in self.calls]),
+                range=codes(ranges, [one.range for one in self.calls]),
+                pause_range=codes(ranges, [one.pause for one in self.calls]),
+                loading_ns=each(
+                    [self._loads(place) * one.after * US for place, one in enumerate(self.calls)], np.int64
+                ),
+                unrecorded_ns=np.zeros(calls * self.steps, np.int64),
+                off_cpu_ns=np.full(calls * self.steps, np.nan),
+            ),
+            pieces=StudiedPieces(
+                start=np.zeros(pieces * self.steps, np.int64),
+                operation=np.arange(pieces * self.steps),
+                kind=each([one.kind for one in self.pieces], np.int8),
+                size=each([one.size for one in self.pieces]),
+                copy=each([one.copy for one in self.pieces], np.int8),
+                kernel=codes(kernels, [one.kernel for one in self.pieces]),
+                phase=codes(_PHASES, [one.phase for one in self.pieces]),
+                attention_part=codes(ATTENTION_PARTS, [one.part for one in self.pieces]),
+                duration_ns=each([one.duration * US for one in self.pieces]),
+                exposed_ns=ns([one.us for one in self.pieces]),
+            ),
+            spans=self._spans(ranges),
+            kernels=kernels,
+            classes=tuple(map(classify, kernels)),
+            phases=_PHASES,
+            apis=apis,
+            callers=callers,
+            ranges=ranges,
+            phase_ranges=frozenset(_PHASES),
+            measured_ns=replay.step_ns if measured_us is None else measured_us * US,
+            min_cost_share=low_share,
+            gpu=self.gpu,
+        )
 
-    def _spans(self, ranges: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _spans(self, ranges: tuple[str, ...]) -> RangeSpans:
         """A range around each call that is in one, and one around the time behind it."""
         every = [one for _ in range(self.steps) for one in self.calls]
         rows = [(ranges.index(one.range), at, at + 1, 0, 0) for at, one in enumerate(every) if one.range]
         rows += [(ranges.index(one.pause), 0, 0, at, at + 1) for at, one in enumerate(every) if one.pause]
-        return np.array(rows, np.int64).reshape(-1, 5)
+        return RangeSpans(*np.array(rows, np.int64).reshape(-1, 5).T)
 
     def _loads(self, place: int) -> bool:
         """Whether the pause behind a call is the input pipeline's: by its name, or without one before a copy."""
@@ -200,7 +223,7 @@ def step_summary(study: Study, idle_ms: dict[str, float]) -> StepSummary:
         "unknown": "unknown",
     }  # fmt: skip
     idle = tuple(IdleTime(causes[cause], None, None, ms, 1) for cause, ms in idle_ms.items())
-    busy = float(study.replay.work.sum()) / study.steps / 1e6
+    busy = float(study.replay.work_ns.sum()) / study.steps / 1e6
     length = study.measured_ns / 1e6
     device = DeviceSteps(busy, 0.0, 0.0, sum(idle_ms.values()), 0, (), (), idle)
     return StepSummary(

@@ -71,7 +71,9 @@ _START_UP_CALL_NS = 3_000_000
 #: memory is allocated again meanwhile.
 _CAUSES_AFTER = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
 #: The columns of a replay that are times.
-_TIME_COLUMNS = ("after", "own", "lag", "latency", "spacing", "work", "pause", "gap")
+_TIME_COLUMNS = (
+    "cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "pause_ns", "join_gap_ns",
+)  # fmt: skip
 #: A GPU that computes for a smaller share of a step is mostly idle.
 _MOSTLY_BUSY_SHARE = 0.7
 
@@ -147,16 +149,17 @@ def diagnose(
 
 def _find_cold_start(step: StepSummary, study: Study) -> ColdStart | None:
     """Returns the calls that start up the program, if they take much of the only pass; else None."""
-    call_ns = study.replay.after - study.replay.pause
-    total_ms = float(study.replay.after.sum()) / NS_PER_MS
+    call_ns = study.replay.cpu_ns - study.replay.pause_ns
+    total_ms = float(study.replay.cpu_ns.sum()) / NS_PER_MS
     starts_up = (call_ns >= _START_UP_CALL_NS) & (study.replay.awaited < 0)
-    starts_up &= ~np.isin(study.call, (COPY, SYNCHRONIZE))
+    starts_up &= ~np.isin(study.calls.kind, (COPY, SYNCHRONIZE))
     start_up_ms = float(call_ns[starts_up].sum()) / NS_PER_MS
     if step.instances > 1 or start_up_ms < _ONE_TIME_SHARE * total_ms or not start_up_ms:
         return None
     longest_first = np.argsort(np.where(starts_up, -call_ns, 0))[: starts_up.sum()].tolist()
     calls = tuple(
-        (study.apis[study.api[call]].partition("_v")[0], float(call_ns[call]) / NS_PER_MS) for call in longest_first
+        (study.apis[study.calls.api[call]].partition("_v")[0], float(call_ns[call]) / NS_PER_MS)
+        for call in longest_first
     )
     return ColdStart(start_up_ms, total_ms, calls)
 
@@ -172,9 +175,11 @@ def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -
     # The baselines differ in the profiler's cost: the least, the most, and the most with a CPU that runs faster.
     most_cost = study.replay.with_events_costing(1.0)
     baselines = (
-        study.replay.with_events_costing(study.low_share),
+        study.replay.with_events_costing(study.min_cost_share),
         most_cost,
-        most_cost.at_pace(_UNPROFILED_PACE, study.unrecorded_ns).with_graph_launches(_GRAPH_LAUNCH_NS, _GRAPH_NODE_NS),
+        most_cost.at_pace(_UNPROFILED_PACE, study.calls.unrecorded_ns).with_graph_launches(
+            _GRAPH_LAUNCH_NS, _GRAPH_NODE_NS
+        ),
     )
     if timed_ms:
         step_ns = timed_ms * NS_PER_MS
@@ -200,7 +205,7 @@ def _fit_to_length(study: Study, most_cost: Replay, step_ns: float) -> list[Repl
     cost = _bisect(0.0, _MAX_PROFILER_COST, lambda cost: study.replay.with_events_costing(cost).step_ns > step_ns)
     fitted = [study.replay.with_events_costing(cost)]
     if cost > 1:
-        at_pace = partial(most_cost.at_pace, unrecorded_ns=study.unrecorded_ns)
+        at_pace = partial(most_cost.at_pace, unrecorded_ns=study.calls.unrecorded_ns)
         fitted.append(at_pace(_bisect(1.0, 0.0, lambda pace: at_pace(pace).step_ns > step_ns)))
     return fitted
 
@@ -299,11 +304,11 @@ def _most_saved_ms(steps: StepsToExplain, candidate: Candidate, before_ms: float
     """
     study, step, replay = steps.study, steps.summary, steps.study.replay
     changed = candidate.changes[-1](replay)
-    work_ms = study.ms(changed.work < replay.work if candidate.operations is None else candidate.operations)
+    work_ms = study.work_ms(changed.work_ns < replay.work_ns if candidate.operations is None else candidate.operations)
     # Waits that end sooner save the program's own time. Usually it waits for the work that the candidate is about.
     waits_ms = steps.paused_ms(steps.waited_ns[(replay.awaited >= 0) & (changed.awaited < 0)])
     name = candidate.place.name if candidate.place and candidate.saves_cpu_time else ""
-    has_fewer_launches = candidate.operations is not None and (changed.after < replay.after).any()
+    has_fewer_launches = candidate.operations is not None and (changed.cpu_ns < replay.cpu_ns).any()
     causes = {"launch"} if has_fewer_launches else {name, *_CAUSES_AFTER.get(name, ())}
     idle_ms = sum(row.ms for row in step.idle_by_cause if row.cause in causes) if step.idle_by_cause else step.idle_ms
     busy_ms = step.total_ms - step.idle_ms

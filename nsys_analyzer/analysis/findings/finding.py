@@ -188,13 +188,13 @@ class StepsToExplain:
         """Returns whether phases or names of kernels show a backward pass or an optimizer."""
         study = self.study
         in_training = study.in_phase("backward", "optimizer") | study.of_class("optimizer")
-        return bool((in_training | study.named(_BACKWARD_KERNEL)).any()) and not self.summary.kind
+        return bool((in_training | study.kernel_matches(_BACKWARD_KERNEL)).any()) and not self.summary.kind
 
     @cached_property
     def waited_ns(self) -> Floats:
         """Returns the waiting time of each call in the recorded steps, ns, shape (calls,)."""
         replay = self.study.replay  # all candidates share this replay
-        waited: Floats = np.diff(run_together([replay])[0][0]) - replay.after
+        waited: Floats = np.diff(run_together([replay])[0][0]) - replay.cpu_ns
         return waited
 
     @property
@@ -216,14 +216,14 @@ class StepsToExplain:
 
     def off_cpu_share(self, pauses: Bools) -> float | None:
         """Returns the share of the pauses after some calls in which the thread is on no CPU; None if not recorded."""
-        recorded = pauses & (self.study.off_cpu >= 0)
+        recorded = pauses & (self.study.calls.off_cpu_ns >= 0)
         if not recorded.any():
             return None
-        return float(self.study.off_cpu[recorded].sum() / self.study.replay.pause[recorded].sum())
+        return float(self.study.calls.off_cpu_ns[recorded].sum() / self.study.replay.pause_ns[recorded].sum())
 
     def callers_of(self, calls: Bools) -> tuple[Caller, ...]:
         """Returns the functions of PyTorch that make most of some calls; none if no backtrace shows any."""
-        counts = Counter(self.study.caller[index] for index in np.flatnonzero(calls).tolist())
+        counts = Counter(self.study.callers[code] for code in self.study.calls.caller[calls].tolist())
         counts.pop("", None)
         return tuple(Caller(name, count / self.study.steps) for name, count in counts.most_common(_MAX_CALLERS))
 
@@ -293,9 +293,9 @@ def saved_launches(steps: StepsToExplain, share: Shares) -> Change:
     usually takes: what the program does before the next call stays.
     """
     replay = steps.study.replay
-    launched = np.bincount(replay.launch, minlength=len(steps.study.call))
+    launched = np.bincount(replay.launch, minlength=len(steps.study.calls.kind))
     is_alone = launched[replay.launch] == 1
-    after = np.ones(len(steps.study.call))
+    after = np.ones(len(steps.study.calls.kind))
     after[replay.launch[is_alone]] = 1 - share[is_alone]
     remaining, usual_ns = (1 - share).astype(np.float64), replay.launching_ns
     return lambda replay: replay.with_launching(after, usual_ns).with_work(remaining)

@@ -116,13 +116,13 @@ def find_fp32_matmul(steps: StepsToExplain) -> Iterator[Candidate]:
     fp32, tf32, bf16 = (peaks.flops_per_s[precision] for precision in ("fp32", "tf32", "bf16"))
     is_fp32 = (find_precision(name) == "fp32" and not _VECTOR_PRODUCT.search(name) for name in study.kernels)
     in_fp32 = np.array([*is_fp32, False])
-    matmuls = in_fp32[study.kernel] & (study.duration >= _SHORTEST_MATMUL_NS)
+    matmuls = in_fp32[study.pieces.kernel] & (study.pieces.duration_ns >= _SHORTEST_MATMUL_NS)
     if tf32 / fp32 < _LEAST_TF32_SPEEDUP or not matmuls.any():
         return
-    ms = study.ms(matmuls)
+    ms = study.work_ms(matmuls)
     least, most = (1 + (tf32 / fp32 - 1) * share for share in TF32_GAIN_SHARE)
     figures = Fp32MatmulFigures(
-        study.count(matmuls), ms, ms / steps.step_ms, peaks.name, fp32, tf32, bf16, (least, most)
+        study.operations_per_step(matmuls), ms, ms / steps.step_ms, peaks.name, fp32, tf32, bf16, (least, most)
     )
     changes = tuple(saved_work(matmuls * (1 - 1 / speedup)) for speedup in (least, most))
     yield Candidate("fp32_matmul", figures, changes, Place("class", "matmul"), matmuls)
@@ -149,15 +149,15 @@ def find_small_grids(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds long kernels of fewer blocks than the GPU has multiprocessors, collectives left out."""
     study = steps.study
     units = study.gpu.sm_count if study.gpu else 0
-    small = (study.kind == KERNEL) & (study.size > 0) & (study.size < units)
-    small &= (study.duration >= _SHORTEST_SMALL_GRID_NS) & ~study.of_class("communication")
+    small = (study.pieces.kind == KERNEL) & (study.pieces.size > 0) & (study.pieces.size < units)
+    small &= (study.pieces.duration_ns >= _SHORTEST_SMALL_GRID_NS) & ~study.of_class("communication")
     if not units or not small.any():
         return
-    idle_share = np.where(small, 1 - study.size / units, 0.0)
-    work_ns = study.replay.work[small]
-    longest = study.kernels[int(np.bincount(study.kernel[small], work_ns).argmax())]
-    mean_blocks = float(np.average(study.size[small], weights=work_ns))
-    figures = SmallGridsFigures(study.count(small), study.ms(small), units, mean_blocks, longest)
+    idle_share = np.where(small, 1 - study.pieces.size / units, 0.0)
+    work_ns = study.replay.work_ns[small]
+    longest = study.kernels[int(np.bincount(study.pieces.kernel[small], work_ns).argmax())]
+    mean_blocks = float(np.average(study.pieces.size[small], weights=work_ns))
+    figures = SmallGridsFigures(study.operations_per_step(small), study.work_ms(small), units, mean_blocks, longest)
     changes = tuple(saved_work(share * idle_share) for share in SMALL_GRID_SAVINGS)
     yield Candidate("small_grids", figures, changes, Place("kernel", longest), small)
 
@@ -179,7 +179,10 @@ def find_unfused_attention(steps: StepsToExplain) -> Iterator[Candidate]:
     if not matmuls.any() or not on_scores.any() or study.of_class("fused attention").any():
         return
     figures = UnfusedAttentionFigures(
-        study.count(on_scores), study.ms(on_scores), study.count(matmuls), study.ms(matmuls)
+        study.operations_per_step(on_scores),
+        study.work_ms(on_scores),
+        study.operations_per_step(matmuls),
+        study.work_ms(matmuls),
     )
     calls = study.calls_of(on_scores)
     changes = tuple(_fewer_kernels(on_scores + matmuls * (1 - ratio), calls, 0.0) for ratio in FUSED_ATTENTION_RATIOS)
@@ -193,25 +196,27 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
     two. If ranges of the program name the parts of attention, these decide for the forward pass.
     """
     is_matmul, may_be_on_scores = study.of_class("matmul"), study.of_class(*_CLASSES_ON_SCORES)
-    matmuls = study.in_part("scores", "values") & is_matmul
-    part = study.in_part(*ATTENTION_PARTS)
+    matmuls = study.in_attention_part("scores", "values") & is_matmul
+    part = study.in_attention_part(*ATTENTION_PARTS)
     on_scores = part & may_be_on_scores if matmuls.any() else np.zeros_like(part)
     # A softmax that is written by hand computes the maximum first.
-    by_hand = part & study.of_class("reduction") & study.named(_MAXIMUM)
-    softmax = (study.of_class("softmax") & ~study.named(_LOSS_SOFTMAX) & (part if part.any() else True)) | by_hand
+    by_hand = part & study.of_class("reduction") & study.kernel_matches(_MAXIMUM)
+    softmax = (
+        study.of_class("softmax") & ~study.kernel_matches(_LOSS_SOFTMAX) & (part if part.any() else True)
+    ) | by_hand
     softmax &= ~study.in_phase("loss", "optimizer")
-    backward = study.of_class("softmax") & (study.in_phase("backward") | study.named(_BACKWARD))
-    backward &= ~study.named(_LOSS_SOFTMAX)
+    backward = study.of_class("softmax") & (study.in_phase("backward") | study.kernel_matches(_BACKWARD))
+    backward &= ~study.kernel_matches(_LOSS_SOFTMAX)
     forward = softmax & ~backward if not matmuls.any() else np.zeros_like(part)
     matmul_index = np.flatnonzero(is_matmul)
-    selects = study.of_class("sort/scan") | study.named(_ROUTING_KERNEL)
-    gathers = study.named(_GATHER_KERNEL)
+    selects = study.of_class("sort/scan") | study.kernel_matches(_ROUTING_KERNEL)
+    gathers = study.kernel_matches(_GATHER_KERNEL)
     step = np.searchsorted(study.replay.first_call, study.replay.launch, side="right")
     router_sizes: set[int] = set()
     for softmaxes, matmuls_per_side in ((forward, 1), (backward, 2)):
         layers_by_kernels = defaultdict[tuple[int, ...], list[Ints]](list)
         for index in np.flatnonzero(softmaxes).tolist():
-            next_matmul, size = int(np.searchsorted(matmul_index, index)), int(study.size[index])
+            next_matmul, size = int(np.searchsorted(matmul_index, index)), int(study.pieces.size[index])
             around = matmul_index[max(next_matmul - matmuls_per_side, 0) : next_matmul + matmuls_per_side]
             if len(around) < 2 * matmuls_per_side or around[-1] - around[0] > _MAX_KERNELS_BETWEEN_MATMULS:
                 continue
@@ -219,7 +224,7 @@ def _find_attention(study: Study) -> tuple[Bools, Bools]:
             if matmuls_per_side == 1 and (selects[first:last].any() or gathers[index:last].any()):
                 router_sizes.add(size or NONE)
             elif step[first] == step[last] and not (matmuls_per_side == 2 and size in router_sizes):
-                layers_by_kernels[(size, *study.kernel[[index, *around]].tolist())].append(around)
+                layers_by_kernels[(size, *study.pieces.kernel[[index, *around]].tolist())].append(around)
         for layers in layers_by_kernels.values():
             # Attention is in every layer. A single softmax, as over a vocabulary, is not attention's.
             if not part.any() and len(layers) < _FEWEST_ATTENTION_LAYERS * study.steps:
@@ -243,21 +248,21 @@ def _find_backward_by_grids(study: Study, part: Bools, on_scores: Bools) -> tupl
     may_be_on_scores, is_matmul = study.of_class(*_CLASSES_ON_SCORES), study.of_class("matmul")
     outside = study.in_phase("forward", "loss") & ~part & ~on_scores & may_be_on_scores
     backward = study.in_phase("backward") & ~part & may_be_on_scores
-    grids = np.unique(study.size[on_scores & (study.duration >= 5_000) & (study.size > 0)])
+    grids = np.unique(study.pieces.size[on_scores & (study.pieces.duration_ns >= 5_000) & (study.pieces.size > 0)])
     inside_ms, outside_ms = (
-        np.array([study.ms(kernels & (study.size == grid)) for grid in grids.tolist()])
+        np.array([study.work_ms(kernels & (study.pieces.size == grid)) for grid in grids.tolist()])
         for kernels in (on_scores, outside)
     )
     mostly_inside, only_inside = grids[outside_ms <= _MAX_OUTSIDE_SHARE * inside_ms], grids[outside_ms == 0]
-    on_scores_index = np.flatnonzero(backward & np.isin(study.size, only_inside))
-    matmuls = np.zeros(len(study.size), np.bool_)
+    on_scores_index = np.flatnonzero(backward & np.isin(study.pieces.size, only_inside))
+    matmuls = np.zeros(len(study.pieces.size), np.bool_)
     matmul_index = np.flatnonzero(study.in_phase("backward") & ~part & is_matmul)
     if len(on_scores_index) and len(matmul_index):
         place = np.searchsorted(on_scores_index, matmul_index)
         before = matmul_index - on_scores_index[np.maximum(place - 1, 0)]
         after = on_scores_index[np.minimum(place, len(on_scores_index) - 1)] - matmul_index
         matmuls[matmul_index[((before > 0) & (before <= 3)) | ((after > 0) & (after <= 3))]] = True
-    return matmuls, backward & np.isin(study.size, mostly_inside)
+    return matmuls, backward & np.isin(study.pieces.size, mostly_inside)
 
 
 @dataclass(frozen=True)
@@ -282,10 +287,12 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     Kernels that are one pass already (a norm, a softmax, a sum) are part of a chain, and keep their time.
     """
     study = steps.study
-    separate = study.of_class(*_ONE_PASS_CLASSES) & ~study.named(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
+    separate = (
+        study.of_class(*_ONE_PASS_CLASSES) & ~study.kernel_matches(_COMPILED_KERNEL) & ~study.in_phase("optimizer")
+    )
     # Attention's kernels and chains of copies have findings of their own.
     separate &= ~_find_attention(study)[1] & ~_find_copy_chains(study)
-    if study.count(separate) < 2:
+    if study.operations_per_step(separate) < 2:
         return
     # Each compiled region costs CPU time of its own. If launching limits the step, that cost may be as large as what
     # fewer launches save: of two such models, compiling made one 43 % faster, the other 2 %.
@@ -294,9 +301,9 @@ def find_unfused_elementwise(steps: StepsToExplain) -> Iterator[Candidate]:
     chain_length[index] = _row_lengths(np.append(True, np.diff(index) > 1))
     least = np.where(study.of_class(*_PLAIN_CLASSES), np.maximum(1 - 2 / chain_length, 0.0), 0.0)
     most = np.where(study.of_class(*_PLAIN_CLASSES, "reduction"), 1 - 1 / chain_length, 0.0)
-    ms = study.ms(separate)
-    mean_length = float(np.average(chain_length[separate], weights=study.replay.work[separate]))
-    figures = UnfusedElementwiseFigures(study.count(separate), ms, ms / steps.step_ms, mean_length)
+    ms = study.work_ms(separate)
+    mean_length = float(np.average(chain_length[separate], weights=study.replay.work_ns[separate]))
+    figures = UnfusedElementwiseFigures(study.operations_per_step(separate), ms, ms / steps.step_ms, mean_length)
     changes = tuple(save(share * separate) for share in (least, most))
     yield Candidate("unfused_elementwise", figures, changes, Place("class", "elementwise"), separate)
 
@@ -316,8 +323,8 @@ def find_layout_copies(steps: StepsToExplain) -> Iterator[Candidate]:
     chained = _find_copy_chains(study)
     if not chained.any():
         return
-    ms = study.ms(chained)
-    figures = LayoutCopiesFigures(study.count(chained), ms, ms / steps.step_ms)
+    ms = study.work_ms(chained)
+    figures = LayoutCopiesFigures(study.operations_per_step(chained), ms, ms / steps.step_ms)
     changes = tuple(saved_launches(steps, chained * share) for share in CHAIN_SAVINGS)
     yield Candidate("layout_copies", figures, changes, Place("class", "copy/layout"), chained)
 
@@ -328,14 +335,14 @@ def _find_copy_chains(study: Study) -> Bools:
     A chain copies one tensor: of two neighbors, neither has many times the thread blocks of the other. (Under autocast,
     the casts of a weight, its bias and an input stand side by side, and are no chain.)
     """
-    of_one_tensor = study.named(_COPY_KERNEL) & ~study.named(_GATHER_KERNEL)
-    copies = (study.of_class("copy/layout") & of_one_tensor) | (study.copy == ON_DEVICE)
+    of_one_tensor = study.kernel_matches(_COPY_KERNEL) & ~study.kernel_matches(_GATHER_KERNEL)
+    copies = (study.of_class("copy/layout") & of_one_tensor) | (study.pieces.copy == ON_DEVICE)
     copies &= ~study.in_phase("optimizer")
     in_chain = np.zeros(len(copies), np.bool_)
     index = np.flatnonzero(copies)
     if not len(index):
         return in_chain
-    size = np.maximum(study.size[index], 1)
+    size = np.maximum(study.pieces.size[index], 1)
     is_unlike = np.maximum(size[1:], size[:-1]) > _MAX_BLOCK_RATIO * np.minimum(size[1:], size[:-1])
     length = _row_lengths(np.append(True, (np.diff(index) > 1) | is_unlike))
     in_chain[index[(length >= SHORTEST_CHAIN) & (length <= _LONGEST_CHAIN)]] = True
@@ -366,12 +373,12 @@ def find_unfused_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds an optimizer of many kernels, none of them fused: a fused one reads and writes each parameter once."""
     study = steps.study
     updates = study.in_phase("optimizer") & study.of_class("optimizer", "elementwise", "reduction", "copy/layout")
-    is_fused = (study.named(_FUSED_OPTIMIZER_KERNEL) & updates).any()
-    kernels = study.count(updates)
+    is_fused = (study.kernel_matches(_FUSED_OPTIMIZER_KERNEL) & updates).any()
+    kernels = study.operations_per_step(updates)
     if kernels < FUSED_OPTIMIZER_KERNELS or is_fused:
         return
     foreach = study.of_class("optimizer") & updates
-    figures = UnfusedOptimizerFigures(kernels, study.ms(updates), bool(foreach.sum() > 0.5 * updates.sum()))
+    figures = UnfusedOptimizerFigures(kernels, study.work_ms(updates), bool(foreach.sum() > 0.5 * updates.sum()))
     calls, remaining = study.calls_of(updates), FUSED_OPTIMIZER_KERNELS / kernels
     changes = tuple(_fewer_kernels(updates * share, calls, remaining) for share in FUSED_OPTIMIZER_SAVINGS)
     yield Candidate("unfused_optimizer", figures, changes, Place("phase", "optimizer"), updates)

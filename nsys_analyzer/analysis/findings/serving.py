@@ -39,12 +39,12 @@ class BetweenStepsFigures(FindingFigures):
 def find_between_steps(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds time between steps in which the program makes no CUDA call: scheduling, sampling, detokenization."""
     study = steps.study
-    between = np.zeros(len(study.call), np.bool_)
+    between = np.zeros(len(study.calls.kind), np.bool_)
     between[study.replay.first_call[1:] - 1] = True
-    between &= study.replay.pause > 0
+    between &= study.replay.pause_ns > 0
     if not steps.summary.kind or not between.any():
         return
-    figures = BetweenStepsFigures(steps.paused_ms(study.replay.pause[between]))
+    figures = BetweenStepsFigures(steps.paused_ms(study.replay.pause_ns[between]))
     changes = tuple(lambda replay, ns=ns: replay.with_pauses(between, ns) for ns in _REMAINING_GAP_NS)
     yield Candidate("between_steps", figures, changes, Place("idle", "host"))
 
@@ -61,11 +61,11 @@ class CacheCopiesFigures(FindingFigures):
 def find_cache_copies(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds tensors that each decode step concatenates or copies on the device, as a cache that grows does."""
     study = steps.study
-    copies = study.named(_CONCATENATING_KERNEL) | (study.copy == ON_DEVICE)
+    copies = study.kernel_matches(_CONCATENATING_KERNEL) | (study.pieces.copy == ON_DEVICE)
     if steps.summary.kind != "decode" or not copies.any():
         return
-    ms = study.ms(copies)
-    figures = CacheCopiesFigures(study.count(copies), ms, ms / steps.step_ms)
+    ms = study.work_ms(copies)
+    figures = CacheCopiesFigures(study.operations_per_step(copies), ms, ms / steps.step_ms)
     changes = tuple(saved_launches(steps, copies * share) for share in CACHE_COPY_SAVINGS)
     yield Candidate("cache_copies", figures, changes, Place("class", "copy/layout"), copies)
 

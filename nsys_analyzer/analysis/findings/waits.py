@@ -87,14 +87,14 @@ class DataLoadingFigures(FindingFigures):
 def find_data_loading(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds pauses of the program in the input pipeline: a batch is loaded in the loop, on the thread that launches."""
     study = steps.study
-    loading = study.loading
+    loading = study.is_loading
     if not loading.any():
         return
-    other_pause_ns = study.replay.pause - study.loading_ns
-    names = distinct_names(study.names(study.pause_range[loading]))
+    other_pause_ns = study.replay.pause_ns - study.calls.loading_ns
+    names = distinct_names(study.range_names(study.calls.pause_range[loading]))
     figures = DataLoadingFigures(
-        steps.paused_ms(study.loading_ns),
-        study.calls(loading),
+        steps.paused_ms(study.calls.loading_ns),
+        study.calls_per_step(loading),
         names,
         any("MultiProcessingDataLoader" in name for name in names),
         steps.summary.is_pass,
@@ -126,21 +126,21 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     copies = steps.recurring(pageable_copies(study))
     if not copies.any():
         return
-    calls = study.copying(copies)
+    calls = study.copy_calls(copies)
     # The tensors of a batch are copied directly after each other, before the work on them.
     starts_row = copies & ~np.append(False, copies[:-1])
-    is_batch = steps.is_torch and study.count(starts_row) <= _MAX_TENSORS_OF_BATCH
+    is_batch = steps.is_torch and study.operations_per_step(starts_row) <= _MAX_TENSORS_OF_BATCH
     # Copying a batch into pinned memory ahead of its use saves the time of fetching it, not that of making it.
-    fetching = study.loading & (study.replay.pause <= study.duration[copies].max())
+    fetching = study.is_loading & (study.replay.pause_ns <= study.pieces.duration_ns[copies].max())
 
     def prefetched(replay: Replay) -> Replay:
         ready = replay.with_pauses(fetching, _PINNED_BATCH_NS).without_waits(calls)
-        return ready.without_calls(calls & (study.call == COPY)).with_work(np.where(copies, 0.0, 1.0))
+        return ready.without_calls(calls & (study.calls.kind == COPY)).with_work(np.where(copies, 0.0, 1.0))
 
     figures = PageableCopyFigures(
-        study.count(copies),
-        float(study.size[copies].sum()) / study.steps,
-        float(study.duration[copies].sum()) / study.steps / NS_PER_MS,
+        study.operations_per_step(copies),
+        float(study.pieces.size[copies].sum()) / study.steps,
+        float(study.pieces.duration_ns[copies].sum()) / study.steps / NS_PER_MS,
         is_batch,
         steps.callers_of(calls),
     )
@@ -149,15 +149,17 @@ def find_pageable_copy(steps: StepsToExplain) -> Iterator[Candidate]:
 
 def pageable_copies(study: Study) -> Bools:
     """Returns which operations are large copies to the GPU from memory that is not pinned."""
-    copies: Bools = (study.copy == PAGEABLE_TO_DEVICE) & (study.size >= _SMALLEST_BATCH_BYTES)
+    copies: Bools = (study.pieces.copy == PAGEABLE_TO_DEVICE) & (study.pieces.size >= _SMALLEST_BATCH_BYTES)
     return copies
 
 
 def pinned_copies(study: Study) -> Change:
     """Returns a change that makes these copies from pinned memory: faster, and without a wait."""
     copies = pageable_copies(study)
-    calls = study.copying(copies)
-    faster = np.minimum(study.size / PINNED_BYTES_PER_S * NS_PER_S / np.maximum(study.duration, 1), 1.0)
+    calls = study.copy_calls(copies)
+    faster = np.minimum(
+        study.pieces.size / PINNED_BYTES_PER_S * NS_PER_S / np.maximum(study.pieces.duration_ns, 1), 1.0
+    )
     return lambda replay: replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
 
 
@@ -182,14 +184,14 @@ class DeviceToHostCopyFigures(FindingFigures):
 def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds copies to the host that are larger than values: a checkpoint, or outputs that are logged."""
     study = steps.study
-    copies = steps.recurring(np.isin(study.copy, INTO_HOST) & ~_value_copies(study))
+    copies = steps.recurring(np.isin(study.pieces.copy, INTO_HOST) & ~_value_copies(study))
     if not copies.any():
         return
-    calls = study.copying(copies)
-    copying_calls = calls | _calls_in_ranges_of(study, calls, study.range)
+    calls = study.copy_calls(copies)
+    copying_calls = calls | _calls_in_ranges_of(study, calls, study.calls.range)
     # Between two of these copies the program makes room for the next one.
-    pausing = _calls_in_ranges_of(study, calls, study.pause_range) | (calls & np.append(calls[1:], False))
-    if (copying_calls & study.calls_of(study.kind == KERNEL)).any():  # the ranges hold more than copies
+    pausing = _calls_in_ranges_of(study, calls, study.calls.pause_range) | (calls & np.append(calls[1:], False))
+    if (copying_calls & study.calls_of(study.pieces.kind == KERNEL)).any():  # the ranges hold more than copies
         copying_calls = calls
 
     def asynchronous(replay: Replay) -> Replay:
@@ -199,13 +201,13 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
         shorter = replay.without_calls(copying_calls).with_pauses(pausing, 0.0)
         return shorter.with_work(np.where(copies, 0.0, 1.0))
 
-    pageable = copies & (study.copy == DEVICE_TO_PAGEABLE)
+    pageable = copies & (study.pieces.copy == DEVICE_TO_PAGEABLE)
     figures = DeviceToHostCopyFigures(
-        study.count(copies),
-        float(study.size[copies].sum()) / study.steps,
-        float(study.duration[copies].sum()) / study.steps / NS_PER_MS,
-        float(study.size[pageable].sum() / max(study.size[copies].sum(), 1)),
-        distinct_names(study.names(study.range[calls])),
+        study.operations_per_step(copies),
+        float(study.pieces.size[copies].sum()) / study.steps,
+        float(study.pieces.duration_ns[copies].sum()) / study.steps / NS_PER_MS,
+        float(study.pieces.size[pageable].sum() / max(study.pieces.size[copies].sum(), 1)),
+        distinct_names(study.range_names(study.calls.range[calls])),
         steps.is_torch,
         steps.summary.is_pass,
     )
@@ -214,13 +216,13 @@ def find_device_to_host_copy(steps: StepsToExplain) -> Iterator[Candidate]:
 
 def _value_copies(study: Study) -> Bools:
     """Returns which operations copy single values to the host."""
-    values: Bools = np.isin(study.copy, INTO_HOST) & (study.size <= _LARGEST_VALUE_BYTES)
+    values: Bools = np.isin(study.pieces.copy, INTO_HOST) & (study.pieces.size <= _LARGEST_VALUE_BYTES)
     return values
 
 
 def _calls_in_ranges_of(study: Study, calls: Bools, range_codes: Ints) -> Bools:
     """Returns which calls have the range of one of ``calls``, if that range is not a phase of the step."""
-    codes = [code for code in np.unique(study.range[calls]).tolist() if code >= 0]
+    codes = [code for code in np.unique(study.calls.range[calls]).tolist() if code >= 0]
     no_phases = [code for code in codes if study.ranges[code] not in study.phase_ranges]
     inside: Bools = np.isin(range_codes, no_phases)
     return inside
@@ -260,10 +262,10 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
     values = _value_copies(study)
     reading = study.calls_of(values)
     # A synchronization directly after a copy of more than a value waits for that copy.
-    copying = study.calls_of((study.copy > 0) & ~values) & (study.call == COPY)
+    copying = study.calls_of((study.pieces.copy > 0) & ~values) & (study.calls.kind == COPY)
     after_copy = np.append(False, copying[:-1])
     # A copy of a value is followed by the synchronization that waits for it.
-    waiting = (study.call == SYNCHRONIZE) & ~after_copy | (reading & (study.call == COPY))
+    waiting = (study.calls.kind == SYNCHRONIZE) & ~after_copy | (reading & (study.calls.kind == COPY))
     waits = waiting & (study.replay.awaited >= 0)
     if not waits.any():
         return
@@ -277,10 +279,10 @@ def find_host_sync(steps: StepsToExplain) -> Iterator[Candidate]:
 
     most_often = sorted(steps.warned_lines.items(), key=lambda line: -line[1])[:_MAX_WARNED_LINES]
     figures = HostSyncFigures(
-        study.calls(waits),
-        distinct_names(study.called(waiting)),
-        distinct_names(study.names(study.range[waiting])),
-        study.count(values),
+        study.calls_per_step(waits),
+        distinct_names(study.api_names(waiting)),
+        distinct_names(study.range_names(study.calls.range[waiting])),
+        study.operations_per_step(values),
         steps.callers_of(waiting),
         steps.is_torch,
         steps.summary.is_pass,
@@ -310,22 +312,22 @@ class HostStallFigures(FindingFigures):
 def find_host_stall(steps: StepsToExplain) -> Iterator[Candidate]:
     """Finds pauses outside the input pipeline: the program makes no CUDA call, and the GPU runs out of work."""
     study = steps.study
-    pause_ns = study.replay.pause - study.loading_ns - study.unrecorded_ns
+    pause_ns = study.replay.pause_ns - study.calls.loading_ns - study.calls.unrecorded_ns
     stalls = pause_ns >= LONG_PAUSE_NS
     stalls[:1] &= not steps.summary.is_pass  # the program starts up before its first call
     if steps.summary.kind:  # the time between the steps of an engine is a finding of its own
         stalls[study.replay.first_call[1:] - 1] = False
     if not stalls.any():
         return
-    without_loading = stalls & ~study.loading
+    without_loading = stalls & ~study.is_loading
     figures = HostStallFigures(
         float(stalls.sum()) / study.steps,
         float(pause_ns[stalls].sum()) / study.steps / NS_PER_MS,
         float(pause_ns[stalls].max()) / NS_PER_MS,
-        _ranges_with_most_time(study.pause_range[without_loading], pause_ns[without_loading], study.ranges),
+        _ranges_with_most_time(study.calls.pause_range[without_loading], pause_ns[without_loading], study.ranges),
         steps.off_cpu_share(stalls),
     )
-    changes = tuple(_shorter_pauses(stalls, study.replay.pause - pause_ns + ns) for ns in REMAINING_PAUSE_NS)
+    changes = tuple(_shorter_pauses(stalls, study.replay.pause_ns - pause_ns + ns) for ns in REMAINING_PAUSE_NS)
     yield Candidate("host_stall", figures, changes, Place("idle", "host"))
 
 
@@ -365,16 +367,22 @@ def find_allocator(steps: StepsToExplain) -> Iterator[Candidate]:
     study = steps.study
     # Calls that allocate host memory, or in the order of a stream, do not stop the GPU.
     is_harmless = np.array([bool(re.search("Async|Host", api)) for api in study.apis] or [False])
-    allocating = np.isin(study.call, (ALLOCATE, FREE)) & ~is_harmless[study.api]
-    if study.calls(allocating) < 1 or steps.summary.is_pass:  # a pass holds the first allocations of the program
+    allocating = np.isin(study.calls.kind, (ALLOCATE, FREE)) & ~is_harmless[study.calls.api]
+    if (
+        study.calls_per_step(allocating) < 1 or steps.summary.is_pass
+    ):  # a pass holds the first allocations of the program
         return
     # PyTorch waits for the device before it frees.
-    waits = (study.call == SYNCHRONIZE) & np.append(allocating[1:], False) & (np.append(study.call[1:], 0) == FREE)
+    waits = (
+        (study.calls.kind == SYNCHRONIZE)
+        & np.append(allocating[1:], False)
+        & (np.append(study.calls.kind[1:], 0) == FREE)
+    )
     removed_calls = allocating | waits
     figures = AllocatorFigures(
-        study.calls(allocating),
-        distinct_names(study.called(allocating)),
-        bool((allocating & (study.call == FREE)).any()),
+        study.calls_per_step(allocating),
+        distinct_names(study.api_names(allocating)),
+        bool((allocating & (study.calls.kind == FREE)).any()),
         steps.callers_of(allocating),
     )
     changes = (lambda replay: replay.without_calls(removed_calls),)
@@ -407,11 +415,11 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
     idle_ms = {cause: steps.summary.idle_of(cause) for cause in CAUSES}
     if max(idle_ms, key=lambda cause: idle_ms[cause]) != "launch" or steps.idle_share < LEAST_IDLE_SHARE:
         return
-    short_pauses = launching_calls(study) & (study.replay.pause < LONG_PAUSE_NS)
+    short_pauses = launching_calls(study) & (study.replay.pause_ns < LONG_PAUSE_NS)
     free_launches = cheaper_launches(study, 0.0)
 
     def without_pauses(replay: Replay) -> Replay:
-        return free_launches(replay).with_pauses(short_pauses, study.unrecorded_ns.astype(np.float64))
+        return free_launches(replay).with_pauses(short_pauses, study.calls.unrecorded_ns.astype(np.float64))
 
     operations = float(study.on_device.sum()) / study.steps
     gpu_us, program_us = (ms / max(operations, 1) * US_PER_MS for ms in (study.busy_ms, steps.step_ms))
@@ -421,7 +429,7 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
 
 def launching_calls(study: Study) -> Bools:
     """Returns which calls a CUDA graph could hold: none that loads, allocates or frees, and none between two waits."""
-    others = study.loading | np.isin(study.call, (ALLOCATE, FREE)) | _is_between_waits(study.replay.awaited)
+    others = study.is_loading | np.isin(study.calls.kind, (ALLOCATE, FREE)) | _is_between_waits(study.replay.awaited)
     return ~others
 
 

@@ -36,7 +36,7 @@ from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.member import BY_ORDER, Member
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.analysis.steps.windows import near_median
+from nsys_analyzer.analysis.steps.windows import bounds_near_median
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.phase_names import STEP
@@ -199,7 +199,7 @@ class JoinedRanks:
         step_ms, near = Stats.of_ns(walls), steps
         length_ms = step_ms.median or 0.0
         if len(steps):
-            shortest, longest = near_median(walls)
+            shortest, longest = bounds_near_median(walls)
             near = steps[(walls >= shortest) & (walls <= longest)]
 
         def mean_ms(ns: Ints) -> float:
@@ -358,19 +358,21 @@ def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float 
     """
     replays = []
     for study, member, waits in ranks:
-        piece, work = find_pieces(study, member), study.replay.work.copy()
+        piece, work = find_pieces(study, member), study.replay.work_ns.copy()
         work[piece[piece != NONE]] = (member.collectives.end - waits.transfer_start)[piece != NONE]
-        replays.append(replace(study.replay, work=work))
-    pace = [max(float(np.median(replay.after)), 1.0) for replay in replays]
+        replays.append(replace(study.replay, work_ns=work))
+    pace = [max(float(np.median(replay.cpu_ns)), 1.0) for replay in replays]
     rows = zip(replays, pace, ranks, strict=True)
-    at_one_pace = [replay.at_pace(min(pace) / of_rank, study.unrecorded_ns) for replay, of_rank, (study, *_) in rows]
+    at_one_pace = [
+        replay.at_pace(min(pace) / of_rank, study.calls.unrecorded_ns) for replay, of_rank, (study, *_) in rows
+    ]
     return [_steps_ms(replays, 0.0), _unprofiled_ms(replays, timed_ms), _unprofiled_ms(at_one_pace, timed_ms)]
 
 
 def find_pieces(study: Study, member: Member) -> Ints:
     """Returns the index of each collective of a rank in the pieces of the studied steps, or -1."""
     index = np.flatnonzero(study.of_class(COMMUNICATION))
-    piece_of = dict(zip(study.begin[index].tolist(), index.tolist(), strict=True))
+    piece_of = dict(zip(study.pieces.start[index].tolist(), index.tolist(), strict=True))
     return np.array([piece_of.get(start, NONE) for start in member.collectives.start.tolist()], np.int64)
 
 

@@ -17,10 +17,9 @@ import numpy.typing as npt
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranks.join import JoinedRanks, find_pieces, join_members, name_run
 from nsys_analyzer.analysis.ranks.matching import END_TOGETHER
-from nsys_analyzer.analysis.steps.replay import OF_CALLS, OF_PIECES, Replay
-from nsys_analyzer.analysis.steps.study import STUDY_OF_CALLS, STUDY_OF_PIECES, Study
+from nsys_analyzer.analysis.steps.replay import CALL_COLUMNS, COLLECTIVE_COLUMNS, PIECE_COLUMNS, Replay
+from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.trace.arrays import Ints
 
 _Array = npt.NDArray[Any]
 
@@ -74,71 +73,85 @@ def _join_studies(join: JoinedRanks, captures: Sequence[CaptureSummary]) -> Stud
     if not len(steps):
         return None
     firsts = [int(np.searchsorted(of_rank, steps[0])) for of_rank in numbers]
-    studies = [study.of_steps(at, at + len(steps)) for study, at in zip(studies, firsts, strict=True)]
+    studies = [study.select_steps(at, at + len(steps)) for study, at in zip(studies, firsts, strict=True)]
     replays = _replays_with_shared_collectives(join, studies)
     return _concatenate([replace(study, replay=replay) for study, replay in zip(studies, replays, strict=True)])
 
 
 def _replays_with_shared_collectives(join: JoinedRanks, studies: Sequence[Study]) -> Iterator[Replay]:
     """Yields the replay of each rank, with the number of the shared collective that each piece takes part in."""
-    places, meets = [], []
+    places, collective_of_pieces = [], []
     for study, member in zip(studies, join.members, strict=True):
         places.append(find_pieces(study, member))
-        meets.append(np.full(len(study.begin), NONE))
+        collective_of_pieces.append(np.full(len(study.pieces), NONE))
     count = 0
     for match in join.matches:
         pieces = {rank: places[rank][index] for rank, index in match.items()}
         on_all_ranks = np.all([piece != NONE for piece in pieces.values()], axis=0)
         for rank, piece in pieces.items():
-            meets[rank][piece[on_all_ranks]] = count + np.arange(on_all_ranks.sum())
+            collective_of_pieces[rank][piece[on_all_ranks]] = count + np.arange(on_all_ranks.sum())
         count += int(on_all_ranks.sum())
     clocks = [clock for clock in join.clocks if clock]
-    begins = [int(clock.aligned(study.started[:1])[0]) for study, clock in zip(studies, clocks, strict=True)]
-    rows = zip(studies, join.members, join.waits, places, meets, begins, strict=True)
-    for study, member, waits, place, meeting, begin in rows:
+    begins = [int(clock.aligned(study.calls.start[:1])[0]) for study, clock in zip(studies, clocks, strict=True)]
+    rows = zip(studies, join.members, join.waits, places, collective_of_pieces, begins, strict=True)
+    for study, member, waits, place, collective, begin in rows:
         is_studied, collectives = place != NONE, member.collectives
         # A send may end before the data is received.
         is_free = (waits.transfer_start == collectives.end) & ~np.isin(collectives.kind, END_TOGETHER)
-        work, free = study.replay.work.copy(), np.zeros(len(meeting), np.bool_)
+        work_ns, waits_for_ranks = study.replay.work_ns.copy(), np.ones(len(collective), np.bool_)
         transfer = collectives.end - waits.transfer_start
-        work[place[is_studied & ~is_free]] = transfer[is_studied & ~is_free]
-        free[place[is_studied & is_free]] = True
+        work_ns[place[is_studied & ~is_free]] = transfer[is_studied & ~is_free]
+        waits_for_ranks[place[is_studied & is_free]] = False
         yield replace(
             study.replay,
-            meets=np.where(free & (meeting != NONE), -2 - meeting, meeting),
-            work=np.where(meeting == NONE, study.replay.work, work),
-            begin=(float(begin - min(begins)),),
+            collective=collective,
+            waits_for_ranks=waits_for_ranks,
+            work_ns=np.where(collective == NONE, study.replay.work_ns, work_ns),
+            rank_begin_ns=(float(begin - min(begins)),),
         )
 
 
 def _concatenate(studies: Sequence[Study]) -> Study:
-    """Returns the studies of all ranks as one, with the columns of the ranks one after the other."""
+    """Returns the studies of all ranks as one: the rows of each rank follow those of the rank before it."""
     replays = [study.replay for study in studies]
 
-    def columns_of(parts: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
-        return {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    def concatenate(tables: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
+        return {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
 
-    def shift_positions(parts: Sequence[Any], name: str, tables: Iterable[Sequence[Any] | _Array]) -> Ints:
-        """Returns a column of positions in the table of its own rank as positions in the tables of all ranks."""
-        offsets = np.cumsum([0, *map(len, tables)]).tolist()
-        columns = zip((getattr(part, name) for part in parts), offsets, strict=False)
-        return np.concatenate(
-            [np.where(column >= 0, column.astype(np.int64) + offset, NONE) for column, offset in columns]
-        )
+    def shift(tables: Sequence[Any], names: Iterable[str], counts: Sequence[int]) -> dict[str, Any]:
+        """Returns columns of positions, counted from the first row of all ranks instead of those of each rank."""
+        offsets = np.cumsum([0, *counts[:-1]]).tolist()
+        shifted = {}
+        for name in names:
+            columns = [getattr(table, name).astype(np.int64) for table in tables]
+            pairs = zip(columns, offsets, strict=True)
+            shifted[name] = np.concatenate([np.where(column >= 0, column + offset, NONE) for column, offset in pairs])
+        return shifted
 
-    calls, pieces = [study.call for study in studies], [study.kind for study in studies]
-    columns = columns_of(replays, (*OF_CALLS, *OF_PIECES, "meets"))
-    columns |= {name: shift_positions(replays, name, calls) for name in ("launch", "first_call")}
-    columns |= {name: shift_positions(replays, name, pieces) for name in ("awaited", "behind")}
-    replay = replace(replays[0], **columns, begin=tuple(replay.begin[0] for replay in replays))
-    codes = {"kernel": "kernels", "phase": "phases", "api": "apis", "range": "ranges", "pause_range": "ranges"}
-    columns = columns_of(studies, [name for name in (*STUDY_OF_CALLS, *STUDY_OF_PIECES) if name not in codes])
-    for name, table in codes.items():
-        columns[name] = shift_positions(studies, name, [getattr(study, table) for study in studies])
-    for table in ("classes", *codes.values()):
-        columns[table] = tuple(name for study in studies for name in getattr(study, table))
-    # A row of spans holds a code of a range, then four positions of calls.
-    offsets = [np.cumsum([0, *map(len, tables)]) for tables in ([study.ranges for study in studies], calls)]
-    shifts = [np.repeat(pair, (1, 4)) for pair in zip(*offsets, strict=True)]
-    columns["spans"] = np.concatenate([study.spans + shift for study, shift in zip(studies, shifts, strict=False)])
-    return replace(studies[0], replay=replay, **columns, low_share=min(study.low_share for study in studies))
+    calls, pieces = [study.calls for study in studies], [study.pieces for study in studies]
+    spans = [study.spans for study in studies]
+    call_counts, piece_counts = [len(table) for table in calls], [len(table) for table in pieces]
+    columns = concatenate(replays, (*CALL_COLUMNS, *PIECE_COLUMNS, *COLLECTIVE_COLUMNS))
+    columns |= shift(replays, ("launch", "first_call"), call_counts)
+    columns |= shift(replays, ("awaited", "joined"), piece_counts)
+    replay = replace(replays[0], **columns, rank_begin_ns=tuple(replay.rank_begin_ns[0] for replay in replays))
+    texts = ("kernels", "classes", "phases", "apis", "callers", "ranges")
+    counts = {name: [len(getattr(study, name)) for study in studies] for name in texts}
+    call_columns = concatenate(calls, calls[0].columns())
+    call_columns |= shift(calls, ["api"], counts["apis"]) | shift(calls, ["caller"], counts["callers"])
+    call_columns |= shift(calls, ("range", "pause_range"), counts["ranges"])
+    piece_columns = concatenate(pieces, pieces[0].columns())
+    piece_columns |= shift(pieces, ["kernel"], counts["kernels"]) | shift(pieces, ["phase"], counts["phases"])
+    span_columns = shift(spans, ("first_call", "end_call", "first_pause", "end_pause"), call_counts)
+    joined_texts: dict[str, Any] = {
+        name: tuple(text for study in studies for text in getattr(study, name)) for name in texts
+    }
+    return replace(
+        studies[0],
+        replay=replay,
+        calls=replace(calls[0], **call_columns),
+        pieces=replace(pieces[0], **piece_columns),
+        spans=replace(spans[0], **span_columns, **shift(spans, ["name"], counts["ranges"])),
+        **joined_texts,
+        min_cost_share=min(study.min_cost_share for study in studies),
+    )

@@ -1,6 +1,6 @@
-"""The lines of the program behind idle time and findings: the sampled stacks that fall into their stretches vote.
+"""The lines of the program behind idle time and findings, by the stacks that were sampled meanwhile.
 
-The line of a stack is its innermost one that the program's author wrote; what that calls is not his to change.
+The line of a stack is its innermost line in the author's own code, because only that code can be changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import find_overlaps
-from nsys_analyzer.analysis.steps.anatomy import reached_before
+from nsys_analyzer.analysis.steps.anatomy import latest_end_before
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork, Stretches
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Floats, Ints, distinct_rows
@@ -20,12 +20,12 @@ from nsys_analyzer.trace.columns import SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
 from nsys_analyzer.trace.stacks import StackFrame, Stacks
 
-#: Lines that are named, the share that each has at least, and the samples that tell them at least.
-_MOST, _LEAST_SHARE, _FEWEST = 3, 0.05, 3
-#: Lines of the source that are shown around the first.
-_AROUND = 5
-#: Code that Python puts into a function of its own, inside the one that holds it.
-_INSIDE = re.compile(r"\.<(?:genexpr|listcomp|dictcomp|setcomp|lambda)>")
+#: The most lines that are named, the least share of the time of each, and the fewest samples for any line.
+_MAX_LINES, _MIN_SHARE, _MIN_SAMPLES = 3, 0.05, 3
+#: Lines of source that are shown before and after the first line.
+_SOURCE_CONTEXT = 5
+#: Functions that Python makes for a part of a function.
+_PART_OF_FUNCTION = re.compile(r"\.<(?:genexpr|listcomp|dictcomp|setcomp|lambda)>")
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Line:
     """A line of the program, and its part of some time.
 
     Attributes:
-        called_from: file and line of the call of its function, empty where the program does not call it.
-        share: of the time in question.
-        ms: in a step; None where only the share is known.
-        source: the lines around it, with their numbers; of the first line alone.
-        loads: whether a process of the data loader is at this line, and its time is the one in question.
+        called_from: file and line of the call of its function, empty if the program does not call it.
+        share: the part of the time in question.
+        ms: that part per step; None if only the share is known.
+        source: the lines around it with their numbers, only for the first line.
+        loads: whether a process of the data loader is at this line, and the time in question is that process's.
     """
 
     file: str
@@ -51,98 +51,103 @@ class Line:
 
     @property
     def place(self) -> str:
-        """File and line: ``train.py:212``."""
+        """Returns file and line: ``train.py:212``."""
         return f"{self.file}:{self.line}"
 
 
-class Voters:
+class SampledProgram:
     """The sampled stacks of a process, and what its program did meanwhile.
 
     Attributes:
-        stretches: the calls that wait; the pauses and the calls of the allocator in which the device idles; and of
-            causes that have none of these the idle time itself.
+        stretches: three sets of stretches in which a cause is looked for, in this order: the calls that wait; the
+            pauses and the calls of the allocator while the device idles; the idle time with any other cause.
     """
 
     def __init__(self, work: ProcessWork, windows: Windows, device: int) -> None:
         self._work, self._stacks = work, work.attributed.trace.stacks[work.process]
         self._windows, self._device = windows, device
-        self._start = np.maximum(windows.start, reached_before(windows.end))
-        # A device that computes on the CPU has no calls, and is idle for the program's own reasons.
-        calls, waiting = work.calls, work.waiting
+        self._start = np.maximum(windows.start, latest_end_before(windows.end))
+        # A device that computes on the CPU has no calls, and idles because the program does something else.
+        calls, waiting = work.calls, work.waiting_calls
         is_copy = calls.call[waiting] != SYNCHRONIZE
         waits = Stretches(
-            calls.start[waiting], calls.end[waiting],
+            calls.start[waiting],
+            calls.end[waiting],
             np.where(is_copy, CAUSES.index("copy"), CAUSES.index("sync")),
-            work.ranges_at(calls.start[waiting]), calls.name[waiting].astype(np.int64),
-        )  # fmt: skip
+            work.ranges_at(calls.start[waiting]),
+            calls.name[waiting].astype(np.int64),
+        )
         idle = work.find_idle(windows, device)
-        busy = np.isin(idle.cause, [CAUSES.index(cause) for cause in ("allocator", "host", "data")])
-        left = Stretches(idle.start, idle.end, idle.cause, idle.range, idle.api).select(~busy)
+        is_busy = np.isin(idle.cause, [CAUSES.index(cause) for cause in ("allocator", "host", "data")])
+        other_idle = Stretches(idle.start, idle.end, idle.cause, idle.range, idle.api).select(~is_busy)
         # A pause in which the device has work to do delays nothing.
-        _, delaying, _, _ = find_overlaps(work.busy.start, work.busy.end, idle.start[busy], idle.end[busy])
-        self.stretches = [self._inside(waits), work.busy.select(np.unique(delaying)), left]
+        _, delaying, _, _ = find_overlaps(work.busy.start, work.busy.end, idle.start[is_busy], idle.end[is_busy])
+        self.stretches = [self._cut_to_steps(waits), work.busy.select(np.unique(delaying)), other_idle]
 
-    def of_idle(
+    def lines_of_cause(
         self, cause: int, ms: float | None = None, range_: int | None = None, api: int | None = None
     ) -> tuple[Line, ...]:
-        """The lines behind the idle time of a cause; of so many ms where they are of one range and API call.
+        """Returns the lines behind the idle time of a cause.
 
-        Else they are of all the time in which the program waits or pauses for this cause.
+        Args:
+            cause: code into ``CAUSES``.
+            ms: the time per step; by default, all the time in which the program waits or pauses for this cause.
+            range_, api: codes of the range and of the API call; None for all of them.
         """
-        chosen = []
-        for some in self.stretches:
-            mask = some.cause == cause
+        of_cause = []
+        for stretches in self.stretches:
+            mask = stretches.cause == cause
             if range_ is not None:
-                mask &= (some.range == range_) & (some.api == api)
-            chosen.append(some.select(np.flatnonzero(mask)))
-        one = next(filter(len, chosen), chosen[0])
+                mask &= (stretches.range == range_) & (stretches.api == api)
+            of_cause.append(stretches.select(np.flatnonzero(mask)))
+        stretches = next(filter(len, of_cause), of_cause[0])
         if ms is None:
-            ms = int((one.end - one.start).sum()) / len(self._windows) / NS_PER_MS
-        return self.hottest(one.start, one.end, ms) + (self.of_loader() if CAUSES[cause] == "data" else ())
+            ms = int((stretches.end - stretches.start).sum()) / len(self._windows) / NS_PER_MS
+        lines = self._hottest_lines(self._stacks, stretches.start, stretches.end, ms)
+        return lines + (self._lines_of_loader() if CAUSES[cause] == "data" else ())
 
-    def of_calls(self, started: Ints) -> Votes:
-        """The samples before each of some calls that follow each other, or in it; by when these start."""
+    def lines_of_steps(self, ms: float) -> tuple[Line, ...]:
+        """Returns the lines at which the program is in a step, which takes so many ms."""
+        return self._hottest_lines(self._stacks, self._start, self._windows.end, ms) + self._lines_of_loader()
+
+    def lines_between_operators(self, ms: float) -> tuple[Line, ...]:
+        """Returns the lines at which no operator runs, for a program that computes on the CPU."""
+        idle = self._work.find_idle(self._windows, self._device)
+        return self._hottest_lines(self._stacks, idle.start, idle.end, ms) + self._lines_of_loader()
+
+    def votes_of_calls(self, started: Ints) -> Votes:
+        """Returns the samples before or in each of some consecutive calls, given the starts of the calls."""
         calls = self._work.calls
         first = int(np.searchsorted(calls.start, started[0]))
-        reached = np.maximum.accumulate(calls.end[: first + len(started)])
-        start = np.append(started[0] if not first else reached[first - 1], reached[first:-1])
-        sample, call, weight = _sampled(self._stacks, np.maximum(start, self._start[0]), reached[first:])
+        latest_end = np.maximum.accumulate(calls.end[: first + len(started)])
+        start = np.append(started[0] if not first else latest_end[first - 1], latest_end[first:-1])
+        sample, call, weight = _sampled(self._stacks, np.maximum(start, self._start[0]), latest_end[first:])
         return Votes(call, self._stacks.stack[sample], weight, self._stacks)
 
-    def of_step(self, ms: float) -> tuple[Line, ...]:
-        """The lines at which the program is in a step."""
-        return self.hottest(self._start, self._windows.end, ms) + self.of_loader()
-
-    def of_loader(self) -> tuple[Line, ...]:
-        """The lines at which a process of the data loader is during the steps."""
+    def _lines_of_loader(self) -> tuple[Line, ...]:
+        """Returns the lines at which a process of the data loader is during the steps."""
         loader = self._stacks.loader
-        found = self.hottest(self._start, self._windows.end, stacks=loader) if loader else ()
-        return tuple(replace(line, loads=True) for line in found)
+        lines = self._hottest_lines(loader, self._start, self._windows.end, None) if loader else ()
+        return tuple(replace(line, loads=True) for line in lines)
 
-    def of_operators(self, ms: float) -> tuple[Line, ...]:
-        """The lines at which no operator of a program runs that computes on the CPU."""
-        idle = self._work.find_idle(self._windows, self._device)
-        return self.hottest(idle.start, idle.end, ms) + self.of_loader()
+    def _hottest_lines(self, stacks: Stacks, start: Ints, end: Ints, ms: float | None) -> tuple[Line, ...]:
+        """Returns the lines with most of the samples in some stretches, which do not overlap; none for few samples.
 
-    def hottest(
-        self, start: Ints, end: Ints, ms: float | None = None, stacks: Stacks | None = None
-    ) -> tuple[Line, ...]:
-        """The lines with most of the samples in some stretches, which do not overlap; none where too few tell them.
-
-        A sample counts for the time to the next one, and for all that it was waited for.
+        A sample counts for the time to the next sample. A late sample also counts for the time that it was late.
         """
-        stacks = stacks or self._stacks
         sample, _, weight = _sampled(stacks, start, end)
-        return _ranked(stacks, stacks.stack[sample], weight, ms) if len(np.unique(sample)) >= _FEWEST else ()
+        if len(np.unique(sample)) < _MIN_SAMPLES:
+            return ()
+        return _rank_lines(stacks, stacks.stack[sample], weight, ms)
 
-    def _inside(self, stretches: Stretches) -> Stretches:
-        """The stretches that begin in a step, cut where they overlap."""
+    def _cut_to_steps(self, stretches: Stretches) -> Stretches:
+        """Returns the stretches that begin in a step, cut where they overlap."""
         windows = self._windows
-        place = np.searchsorted(windows.start, stretches.start, side="right") - 1
-        inside = (place >= 0) & (stretches.start < np.append(windows.end, 0)[place])
-        chosen = stretches.select(np.flatnonzero(inside))
-        start = np.maximum(chosen.start, reached_before(chosen.end))
-        return Stretches(start, np.maximum(chosen.end, start), chosen.cause, chosen.range, chosen.api)
+        step = np.searchsorted(windows.start, stretches.start, side="right") - 1
+        in_step = (step >= 0) & (stretches.start < np.append(windows.end, 0)[step])
+        stretches = stretches.select(np.flatnonzero(in_step))
+        start = np.maximum(stretches.start, latest_end_before(stretches.end))
+        return Stretches(start, np.maximum(stretches.end, start), stretches.cause, stretches.range, stretches.api)
 
 
 @dataclass(frozen=True)
@@ -150,8 +155,9 @@ class Votes:
     """Samples of the program's stack while it launches something.
 
     Attributes:
-        call: shape (samples,), the call that the program is before or in; ``stack`` is an index into those of
-            ``stacks``, and ``weight`` the time that the sample counts for.
+        call: shape (samples,), the call that the program is in, or before.
+        stack: shape (samples,), index into the stacks of ``stacks``.
+        weight: shape (samples,), the time that each sample counts for, ns.
     """
 
     call: Ints
@@ -159,85 +165,86 @@ class Votes:
     weight: Floats
     stacks: Stacks
 
-    def of(self, work_ns: Floats, place: Ints, steps: int) -> tuple[Line, ...]:
+    def lines_of(self, work_ns: Floats, place: Ints, steps: int) -> tuple[Line, ...]:
         """Returns the lines that launched most of some work; none if there are too few samples.
 
         The work of a call belongs to the samples at its place in a step, or at the nearest place with samples.
 
         Args:
-            work_ns: shape (calls,), the work that each call launched in so many steps.
+            work_ns: shape (calls,), the work that each call launched in all steps.
             place: shape (calls,), the place of each call in its step: the same call has the same place in all steps.
+            steps: the number of steps.
         """
-        chosen = work_ns[self.call] > 0
-        if chosen.sum() < _FEWEST:
+        launches = work_ns[self.call] > 0
+        if launches.sum() < _MIN_SAMPLES:
             return ()
-        sampled, at = np.unique(place[self.call[chosen]], return_inverse=True)
+        sampled, position = np.unique(place[self.call[launches]], return_inverse=True)
         behind = np.minimum(np.searchsorted(sampled, place), len(sampled) - 1)
         before = np.maximum(behind - 1, 0)
         nearest = np.where(place - sampled[before] <= sampled[behind] - place, before, behind)
-        rate = np.bincount(nearest, work_ns, len(sampled)) / np.bincount(at, self.weight[chosen])
+        work_per_weight = np.bincount(nearest, work_ns, len(sampled)) / np.bincount(position, self.weight[launches])
         ms = float(work_ns.sum()) / steps / NS_PER_MS
-        return _ranked(self.stacks, self.stack[chosen], self.weight[chosen] * rate[at], ms)
+        return _rank_lines(self.stacks, self.stack[launches], self.weight[launches] * work_per_weight[position], ms)
 
 
-def _ranked(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None) -> tuple[Line, ...]:
-    """The lines of samples with these stacks, the hottest first."""
-    by_line: dict[StackFrame, dict[str, float]] = {}
-    used, place = np.unique(stack, return_inverse=True)
-    for one, ns in zip(used.tolist(), np.bincount(place, weight).tolist(), strict=True):
-        if frames := stacks.stacks[one]:
-            callers = by_line.setdefault(_plain(frames[0]), {})
-            caller = _caller(frames)
+def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = None) -> tuple[Line, ...]:
+    """Returns the lines of samples with these stacks, those with the largest weight first."""
+    weight_of_callers: dict[StackFrame, dict[str, float]] = {}
+    used, position = np.unique(stack, return_inverse=True)
+    for code, ns in zip(used.tolist(), np.bincount(position, weight).tolist(), strict=True):
+        if frames := stacks.stacks[code]:
+            callers = weight_of_callers.setdefault(_in_named_function(frames[0]), {})
+            caller = _find_caller(frames)
             callers[caller] = callers.get(caller, 0.0) + ns
-    ranked = sorted(by_line, key=lambda frame: -sum(by_line[frame].values()))[:_MOST]
+    ranked = sorted(weight_of_callers, key=lambda frame: -sum(weight_of_callers[frame].values()))[:_MAX_LINES]
     total = float(weight.sum())
-    found: list[Line] = []
+    lines: list[Line] = []
     for frame in ranked:
-        callers = by_line[frame]
+        callers = weight_of_callers[frame]
         share = sum(callers.values()) / total
-        if share >= _LEAST_SHARE:
-            source = () if found else tuple(_source(frame, stacks))
-            caller = max(callers, key=lambda one: callers[one])
-            found.append(Line(*frame, caller, share, None if ms is None else share * ms, source))
-    return tuple(found)
+        if share >= _MIN_SHARE:
+            source = () if lines else tuple(_source_around(frame, stacks))
+            caller = max(callers, key=lambda name: callers[name])
+            lines.append(Line(*frame, caller, share, None if ms is None else share * ms, source))
+    return tuple(lines)
 
 
 def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[tuple[StackFrame, ...], ...]]:
-    """The stack with most of the samples in each stretch: its code, and the stacks by their codes; 0 has no line."""
+    """Returns the code of the stack with most of the samples in each stretch, and the stacks; code 0 has no line."""
     codes: dict[tuple[StackFrame, ...], int] = {(): 0}
     code = np.array([codes.setdefault(frames, len(codes)) for frames in stacks.stacks], np.int64)
     sample, stretch, weight = _sampled(stacks, start, end)
     sampled = code[stacks.stack[sample]]
     first, pair = distinct_rows(stretch, sampled)
-    rising = first[np.argsort(np.bincount(pair, weight, len(first)), kind="stable")]
+    by_weight = first[np.argsort(np.bincount(pair, weight, len(first)), kind="stable")]
     hottest = np.zeros(len(start), np.int64)
-    hottest[stretch[rising]] = sampled[rising]  # of several the last stays
+    hottest[stretch[by_weight]] = sampled[by_weight]  # the last stack of each stretch stays
     return hottest, tuple(codes)
 
 
 def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:
-    """The samples in stretches that do not overlap: which sample, in which stretch, and the time that it counts for."""
-    sample, stretch, low, high = find_overlaps(
-        start, end, np.minimum(stacks.requested, stacks.sampled - 1), stacks.sampled
-    )
+    """Returns each sample in stretches that do not overlap, its stretch, and the time that it counts for, ns."""
+    asked = np.minimum(stacks.requested, stacks.sampled - 1)
+    sample, stretch, low, high = find_overlaps(start, end, asked, stacks.sampled)
     return sample, stretch, (high - low + stacks.period_ns * (high == stacks.sampled[sample])).astype(np.float64)
 
 
-def _source(frame: StackFrame, stacks: Stacks) -> Iterator[str]:
+def _source_around(frame: StackFrame, stacks: Stacks) -> Iterator[str]:
+    """Yields the lines of source around a line, with their numbers and a mark at the line itself."""
     text = stacks.source.get(frame.file, {})
-    for number in range(frame.line - _AROUND, frame.line + _AROUND + 1):
+    for number in range(frame.line - _SOURCE_CONTEXT, frame.line + _SOURCE_CONTEXT + 1):
         if number in text:
             yield f"{'>' if number == frame.line else ' '} {number:>4} {text[number]}"
 
 
-def _plain(frame: StackFrame) -> StackFrame:
-    """The frame in the function that its author named."""
-    return frame._replace(function=_INSIDE.sub("", frame.function))
+def _in_named_function(frame: StackFrame) -> StackFrame:
+    """Returns the frame with the function that its author named."""
+    return frame._replace(function=_PART_OF_FUNCTION.sub("", frame.function))
 
 
-def _caller(frames: tuple[StackFrame, ...]) -> str:
-    """Where the program calls the function of a stack's innermost line; empty where it does not."""
-    here = _plain(frames[0])
-    outside = (one for one in frames[1:] if _plain(one)[::2] != here[::2])
+def _find_caller(frames: tuple[StackFrame, ...]) -> str:
+    """Returns file and line of the call of the function of a stack's innermost line; empty if there is none."""
+    innermost = _in_named_function(frames[0])
+    outside = (frame for frame in frames[1:] if _in_named_function(frame)[::2] != innermost[::2])
     caller = next(outside, None)
     return f"{caller.file}:{caller.line}" if caller else ""

@@ -11,7 +11,8 @@ from nsys_analyzer.analysis.attribution.processes import Process
 from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_collectives
-from nsys_analyzer.analysis.steps.windows import Steps, Windows
+from nsys_analyzer.analysis.steps.groups import Steps
+from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, KERNEL, MEMCPY, SYNCHRONIZE, Columns, process_of
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
@@ -151,7 +152,7 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
     numbers, has_numbers = _step_numbers(attributed, process.global_pid, steps)
     # CPU time: a step of the program without calls that wait for the GPU. These calls synchronize, copy, or take so
     # long that the queue of launches must be full.
-    launches, begin, end = trace.launches, windows.called, windows.left
+    launches, begin, end = trace.launches, windows.cpu_start, windows.cpu_end
     waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_LAUNCH_NS)
     calls = np.flatnonzero(waits & (process_of(launches.thread) == process.global_pid))
     calls = calls[np.argsort(launches.start[calls], kind="stable")]
@@ -207,9 +208,9 @@ def _step_numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tu
     are_steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
     index = np.flatnonzero(are_steps & (instances.process == process))
     index = index[np.argsort(instances.start[index], kind="stable")]
-    place = np.searchsorted(instances.start[index], windows.called)
+    place = np.searchsorted(instances.start[index], windows.cpu_start)
     if windows.source not in ("range", "profiler_step") or len(place) == 0 or place.max() >= len(index):
-        return steps.number, False
+        return steps.positions, False
     names = [ranges.names[ranges.name[instances.range[i]]] for i in index[place].tolist()]
     numbers = np.array([int(match[1]) if (match := _STEP_NUMBER.fullmatch(name)) else NONE for name in names])
     rising = (numbers != NONE).all() and (np.diff(numbers) > 0).all()
@@ -237,12 +238,12 @@ def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> 
     callers = find_launching_collectives(trace, attributed.attribution, index[unnamed])
     kind[unnamed] = [_find_kind(name) for name in callers]
     communicator = np.append(calls.communicator, 0)[last]
-    since = np.searchsorted(windows.called, launched, side="right") - 1
+    since = np.searchsorted(windows.cpu_start, launched, side="right") - 1
     return Collectives(
         start=operations.start[index],
         end=operations.end[index],
         launched=launched,
-        step=np.where((since != NONE) & (launched < windows.left[since]), since, NONE),
+        step=np.where((since != NONE) & (launched < windows.cpu_end[since]), since, NONE),
         since=since,
         kind=kind,
         communicator=np.where(communicator != 0, communicator, -operations.stream[index] - 1),

@@ -1,12 +1,12 @@
-"""One process: its API calls and its pauses, what each of its operations is, and why its devices idle.
+"""What the program of one process did: its API calls, its pauses, its operations, and why its devices idle.
 
-Python holds one lock, and autograd's thread works while the main thread waits for it: the calls of a process's
-launching threads are looked at as one sequence.
+The calls of all threads of a process that launch work are looked at as one sequence: Python holds one lock, and the
+main thread waits while autograd's thread works.
 
-Every nanosecond in which a device idles belongs to one cause, by what the program did meanwhile. A gap is looked at
-from the side of the operation that ends it. Where that was launched before the gap began, the device had it in its
-queue: nothing of the program's keeps it waiting. Else the program came too late, because it was in a blocking call when
-the device ran dry, in the allocator or another slow call, at work of its own, or because launching takes its time.
+Every nanosecond of a device's idle time has one cause: what the program did meanwhile. The cause of a gap depends on
+the operation that ends it. If that operation was launched before the gap began, it was in the device's queue, and the
+program did not delay it. Else the program was late: it was in a blocking call when the device ran out of work, in the
+allocator or another slow call, did work of its own, or the launch itself took its time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,16 @@ import numpy as np
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover, Timeline, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Gaps, dissect, reached_before
-from nsys_analyzer.analysis.steps.profiler_cost import noted_costs
+from nsys_analyzer.analysis.steps.anatomy import (
+    COMMUNICATING,
+    COMPUTE,
+    COPYING,
+    Anatomy,
+    Gaps,
+    dissect,
+    latest_end_before,
+)
+from nsys_analyzer.analysis.steps.profiler_cost import profiler_busy_times
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct, take_or_default
 from nsys_analyzer.trace.columns import (
@@ -55,44 +63,45 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 _SYNC, _ALLOCATOR, _COPY, _LAUNCH, _HOST, _DATA, _COMMUNICATION, _UNRECORDED, _PROFILER, _UNKNOWN = range(len(CAUSES))
 
-#: Phases of the GPU's time that no phase's range has launched.
+#: The phase of GPU work that was launched outside the ranges of all phases.
 OUTSIDE = "outside the phases"
-#: Operations that are dissected at once: enough for numpy, and few enough for the processor's cache.
-AT_ONCE = 50_000
-#: From this on, a stretch without an API call is the program's own work, and no pause between two launches, ns.
+#: The number of operations that are dissected at once: enough for numpy, and few enough for the processor's cache.
+OPERATIONS_AT_ONCE = 50_000
+#: A time without API calls of at least this length is work of the program, and no pause between two launches, ns.
 PAUSE_NS = 100_000
-#: From this on a copy's call blocks, ns: an asynchronous one returns at once.
-_BLOCKS_NS = 15_000
-#: Between two kernels that are both queued the GPU needs about a microsecond; up to this it is its own affair, ns.
-_QUEUED_NS = 10_000
-#: A wait that lasts this much longer than all recorded work waits for other work: returning takes far less time.
-_UNRECORDED_NS = 1_000_000
-#: The clocks of threads, and those of CPU and GPU, are read together, to this, ns.
-_SKEW_NS = 3_000
+#: The call of a copy blocks if it takes longer than this: an asynchronous copy returns at once, ns.
+_BLOCKING_COPY_NS = 15_000
+#: Between two queued kernels the GPU needs about a microsecond. Pauses up to this length are the device's own, ns.
+_MAX_DEVICE_PAUSE_NS = 10_000
+#: A wait that ends at least this long after all recorded work waits for unrecorded work: returning takes less, ns.
+_UNRECORDED_WAIT_NS = 1_000_000
+#: The clocks of threads, and of CPU and GPU, differ by up to this, ns.
+_CLOCK_SKEW_NS = 3_000
 
-#: Words that name the input pipeline, and those that do so together, as in ``get_batch``.
-_LOADING = (
+#: StrOrText that name the input pipeline, and pairs of words that do so together, as in ``get_batch``.
+_LOADING_WORDS = (
     "data", "dataset", "dataloader", "dataloading", "loader", "loading", "fetch", "fetching", "prefetch", "minibatch",
 )  # fmt: skip
-_VERBS = ("get", "next", "load", "collate", "read")
-_NOUNS = ("batch", "batches", "input", "inputs", "sample", "samples")
+_LOADING_VERBS = ("get", "next", "load", "collate", "read")
+_LOADED_NOUNS = ("batch", "batches", "input", "inputs", "sample", "samples")
 #: Starts of words that name a part of the model: ``BatchNorm2d``, ``DistributedDataParallel.forward``, ``input_proj``.
-#: What is fetched may be weights, too: ``prefetch_h2d_wo``, ``fetch_expert_3``.
-_OF_THE_MODEL = re.compile(r"norm|parallel|embed|proj|layer|forward|backward|loss|weight|param|expert|kv|w[a-z]?\d*$")
-#: A frame of Python, as the profiler of PyTorch writes it with stacks, and the words of files that load batches.
-_FRAME = re.compile(r"(?:.*/)?(?P<file>[^/]*)\.py\(\d+\): (?P<function>.*)")
-_OF_FILES = frozenset(("data", "dataset", "datasets", "dataloader", "datamodule"))
+#: Weights may be fetched as well: ``prefetch_h2d_wo``, ``fetch_expert_3``.
+_MODEL_WORD = re.compile(r"norm|parallel|embed|proj|layer|forward|backward|loss|weight|param|expert|kv|w[a-z]?\d*$")
+#: A Python function, as the profiler of PyTorch writes it with stacks.
+_PYTHON_FUNCTION = re.compile(r"(?:.*/)?(?P<file>[^/]*)\.py\(\d+\): (?P<function>.*)")
+#: StrOrText in the names of Python files that load batches. A file named "loader" may load anything.
+_LOADING_FILE_WORDS = frozenset(("data", "dataset", "datasets", "dataloader", "datamodule"))
 
 
 def is_loading(name: str) -> bool:
-    """Tells whether a name is that of a range around the input pipeline."""
-    if frame := _FRAME.fullmatch(name):  # of a Python function, whose file may be a loader of anything
-        of_file = _OF_FILES.isdisjoint(normalize_name(frame["file"]).split())
-        return not of_file or is_loading(frame["function"])
+    """Checks whether a name is that of a range around the input pipeline."""
+    if function := _PYTHON_FUNCTION.fullmatch(name):
+        in_loading_file = not _LOADING_FILE_WORDS.isdisjoint(normalize_name(function["file"]).split())
+        return in_loading_file or is_loading(function["function"])
     words = set(normalize_name(name).split())
-    together = not words.isdisjoint(_VERBS) and not words.isdisjoint(_NOUNS)
-    of_the_model = any(_OF_THE_MODEL.match(word) for word in words)
-    return (together or not words.isdisjoint(_LOADING)) and not of_the_model
+    loads_batch = not words.isdisjoint(_LOADING_VERBS) and not words.isdisjoint(_LOADED_NOUNS)
+    names_model = any(_MODEL_WORD.match(word) for word in words)
+    return (loads_batch or not words.isdisjoint(_LOADING_WORDS)) and not names_model
 
 
 @dataclass(frozen=True)
@@ -102,8 +111,9 @@ class Stretches(Columns):
     Attributes:
         start, end: ns.
         cause: code into ``CAUSES``.
-        range: code of the name of the program's innermost range; -1 in none but a step's, and where it is no matter.
-        api: code of the name of the API call that the program is in, or -1.
+        range: code of the name of the program's innermost range; ``NONE`` outside ranges, in the range of a step alone,
+            and where the range does not matter.
+        api: code of the name of the API call that the program is in, or ``NONE``.
     """
 
     end: Ints
@@ -114,35 +124,39 @@ class Stretches(Columns):
 
 @dataclass(frozen=True)
 class Idle(Stretches):
-    """The stretches in which a device idles, in order; each gap is cut where its cause changes.
+    """The stretches in which a device idles, in order. A gap is cut where its cause changes.
 
     Attributes:
-        window: the step that each lies in.
-        begins: True for the first stretch of each pause and call, and of what is left of each gap.
-        own: True for short pauses between operations that are both queued, which no program delays.
+        step: position of the step that holds the stretch.
+        begins: marks the first stretch of each pause and call, and of the rest of each gap.
+        is_device_pause: marks short pauses between operations that are both queued: the program does not delay them.
     """
 
-    window: Ints
+    step: Ints
     begins: Bools
-    own: Bools
+    is_device_pause: Bools
 
 
 class ProcessWork:
-    """What a process did in some steps: the calls of its launching threads, its pauses, and what its operations are.
+    """What a process did in some steps: the calls of its launching threads, its pauses, and its operations.
 
     Attributes:
-        devices: the indices of the process's operations on each device.
-        classes: the classes of kernels; ``label`` is the code of that of each operation of the trace.
-        rank: what each operation of the trace does: ``COMPUTE``, ``COPYING`` or ``COMMUNICATING``.
-        launched: when each operation of the trace was launched, far in the past where that is not known.
-        phases: the names of phases; ``phase`` is the code of that of each operation, and of what is behind the last.
-        index: shape (calls,), index of each call into the trace's launches; -1 for what stands for no call.
-        waiting: the positions of the calls that wait: synchronizations, blocking copies.
-        slow: the positions of other calls that take long, such as one that loads a module.
-        allocating: the positions of those that allocate or free the device's memory.
-        ranges: the indices of the ranges of its program, without autograd's.
-        unrecorded: shape (calls,), ns at each call's end in which it still waits although all recorded work is done.
-        noted: when the profiler held the program up, by its own account.
+        devices: for each device, the indices of the process's operations on it.
+        classes: the classes of kernels.
+        class_code: code of the class of each operation of the trace.
+        activity: what each operation of the trace does: ``COMPUTE``, ``COPYING`` or ``COMMUNICATING``.
+        launched_at: when each operation of the trace was launched, far in the past if unknown.
+        phases: the names of phases.
+        phase: code of the phase of each operation of the trace; one more value stands for no operation.
+        calls: the API calls of the threads that launch work, without calls inside other calls.
+        launch_index: shape (calls,), index of each call into the trace's launches; ``NONE`` for an added call.
+        waiting_calls: positions of the calls that wait: synchronizations and blocking copies.
+        slow_calls: positions of other calls that take long, such as one that loads a module.
+        allocating_calls: positions of the calls that allocate or free device memory.
+        ranges: indices of the ranges of the program, without those of autograd's threads.
+        unrecorded_ns: shape (calls,), the time at the end of each call in which it still waits although all recorded
+            work has ended, ns.
+        profiler_busy: when the profiler delayed the program, as it records itself.
         busy: the program's pauses, its time in the allocator, in slow calls and in waits for unrecorded work, and the
             profiler's own work. A part of a pause is "data" if the program loads a batch there: in a range that says
             so. If no range does, it is a part outside of ranges, before a copy to the device, not at a step's end.
@@ -150,169 +164,187 @@ class ProcessWork:
 
     def __init__(self, attributed: AttributedTrace, process: int, windows: Windows) -> None:
         self.attributed, self.process = attributed, process
-        mine = np.flatnonzero(attributed.trace.operations.process == process).astype(np.int32)
-        on = attributed.trace.operations.device[mine]
-        self.devices = {device: mine[on == device] for device in distinct(on).tolist()}
-        self._classify()
+        index = np.flatnonzero(attributed.trace.operations.process == process).astype(np.int32)
+        device_of = attributed.trace.operations.device[index]
+        self.devices = {device: index[device_of == device] for device in distinct(device_of).tolist()}
+        self._classify_operations()
         self._find_calls(int(windows.start[0]) if windows.source == "pass" else None)
         ranges = attributed.trace.ranges
-        # The main thread's ranges tell what the program does; autograd's are operators.
+        # The ranges of autograd's threads are operators. The other ranges tell what the program does.
         is_engine = np.isin(ranges.thread, attributed.attribution.engine)
         self.ranges = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
-        of_mine = process_of(ranges.thread[self.ranges]), ranges.start[self.ranges], ranges.end[self.ranges]
-        self._open = Timeline(*of_mine, latest=True)
-        # A step's range says nothing of what is done inside, and a request's nothing of what is done meanwhile.
-        of_request = np.array([*map(bool, map_by_shape(ranges.names, REQUEST_RANGE.fullmatch)), False])[ranges.name]
-        around = (attributed.roles.mask(STEP, OTHER_STEP) | of_request)[self.ranges]
-        self._names = np.append(np.where(around, NONE, ranges.name[self.ranges]), NONE)
+        thread, start, end = (column[self.ranges] for column in (ranges.thread, ranges.start, ranges.end))
+        self._open_ranges = Timeline(process_of(thread), start, end, latest=True)
+        # The range of a step says nothing of what is done inside, and that of a request nothing of what is done then.
+        is_request = np.array([*map(bool, map_by_shape(ranges.names, REQUEST_RANGE.fullmatch)), False])[ranges.name]
+        says_nothing = (attributed.roles.mask(STEP, OTHER_STEP) | is_request)[self.ranges]
+        self._names = np.append(np.where(says_nothing, NONE, ranges.name[self.ranges]), NONE)
         self.busy = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
 
-    def _classify(self) -> None:
-        """Tells the class, the rank, the launch and the phase of each operation."""
+    def _classify_operations(self) -> None:
+        """Finds the class, the activity, the launch and the phase of each operation."""
         operations, kernels = self.attributed.trace.operations, self.attributed.kernels
         self.classes = tuple(dict.fromkeys((*kernels.classes, FILLS, UNKNOWN)))
         code = {name: i for i, name in enumerate(self.classes)}
-        self.label = np.array([*(code[name] for name in kernels.classes), code[UNKNOWN]], np.int32)[kernels.code]
-        filled = slice(operations.of_kind(MEMCPY).start, operations.of_kind(MEMSET).stop)
-        self.label[filled][kernels.code[filled] == NONE] = code[FILLS]
-        self.rank = np.full(len(operations), COMPUTE, np.int8)
-        self.rank[operations.of_kind(MEMCPY)] = COPYING
-        self.rank[self.label == code.get(COMMUNICATION, NONE)] = COMMUNICATING
-        placed, time = self.attributed.attribution.thread != NONE, self.attributed.attribution.time
-        self.launched = time if placed.all() else np.where(placed, time, LONG_AGO)
+        code_of_kernel = np.array([*(code[name] for name in kernels.classes), code[UNKNOWN]], np.int32)
+        self.class_code = code_of_kernel[kernels.code]
+        memory = slice(operations.of_kind(MEMCPY).start, operations.of_kind(MEMSET).stop)
+        self.class_code[memory][kernels.code[memory] == NONE] = code[FILLS]
+        self.activity = np.full(len(operations), COMPUTE, np.int8)
+        self.activity[operations.of_kind(MEMCPY)] = COPYING
+        self.activity[self.class_code == code.get(COMMUNICATION, NONE)] = COMMUNICATING
+        has_launch, time = self.attributed.attribution.thread != NONE, self.attributed.attribution.time
+        self.launched_at = time if has_launch.all() else np.where(has_launch, time, LONG_AGO)
         instances = self.attributed.instances
         self.phases = (*instances.phases, OUTSIDE)
-        phase_of = np.append(instances.phase, len(instances.phases)).astype(np.int32)
-        self.phase = phase_of[np.append(self.attributed.instances_of_operations[0], NONE)]
+        phase_of_instance = np.append(instances.phase, len(instances.phases)).astype(np.int32)
+        self.phase = phase_of_instance[np.append(self.attributed.instances_of_operations[0], NONE)]
 
-    def _find_calls(self, begun: int | None) -> None:
-        """Finds the calls of the threads that launch work of the process, and those that wait, last or allocate.
+    def _find_calls(self, begin: int | None) -> None:
+        """Finds the calls of the threads that launch work of the process, and which of them wait, last or allocate.
 
-        ``begun``: the start if the capture is one pass. An empty call stands there, so that the time before the first
+        ``begin``: the start if the capture is one pass. An empty call is added there, so that the time before the first
         call follows a call as well.
         """
         launches = self.attributed.trace.launches
         threads = distinct(take_or_default(launches.thread, self.attributed.attribution.launch, NONE))
-        is_mine = np.isin(launches.thread, threads[process_of(threads) == self.process])
-        self.index = np.flatnonzero(is_mine).astype(np.int32)
-        calls = launches.select(is_mine)
-        order = np.lexsort((-calls.end, calls.start))
-        self.index, calls = self.index[order], calls.select(order)
-        outer = ~_inside_another(calls)
-        self.index, self.calls = self.index[outer], calls.select(outer)
-        if begun is not None and (self.calls.start[:1] > begun).any():
-            opening = {"start": begun, "end": begun, "call": OTHER_CALL, "correlation": NONE}
-            columns = self.calls.columns()
+        index = np.flatnonzero(np.isin(launches.thread, threads[process_of(threads) == self.process])).astype(np.int32)
+        index = index[np.lexsort((-launches.end[index], launches.start[index]))]
+        index = index[~_lie_inside_calls(launches.select(index))]
+        calls = launches.select(index)
+        if begin is not None and (calls.start[:1] > begin).any():
+            opening = {"start": begin, "end": begin, "call": OTHER_CALL, "correlation": NONE}
+            columns = calls.columns()
             columns = {name: np.insert(column, 0, opening.get(name, column[0])) for name, column in columns.items()}
-            self.index, self.calls = np.insert(self.index, 0, NONE), replace(self.calls, **columns)
-        calls, lasting = self.calls, self.calls.end - self.calls.start
-        waits = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (lasting > _BLOCKS_NS))
-        # Where another thread goes on meanwhile, the program does not wait.
-        waits &= np.append(calls.start, np.iinfo(np.int64).max)[1:] >= calls.end - _SKEW_NS
+            index, calls = np.insert(index, 0, NONE), replace(calls, **columns)
+        self.launch_index, self.calls = index, calls
+        duration = calls.end - calls.start
+        waits = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (duration > _BLOCKING_COPY_NS))
+        # If another thread goes on meanwhile, the program does not wait.
+        waits &= np.append(calls.start, np.iinfo(np.int64).max)[1:] >= calls.end - _CLOCK_SKEW_NS
         allocates = np.isin(calls.call, (ALLOCATE, FREE))
-        self.waiting, self.allocating = np.flatnonzero(waits), np.flatnonzero(allocates)
-        others = ~np.isin(calls.call, (SYNCHRONIZE, COPY)) & ~allocates
-        self.slow = np.flatnonzero(others & (lasting >= PAUSE_NS))
-        self.noted = noted_costs(self.attributed.trace, self.process, distinct(calls.thread))
+        is_slow = ~np.isin(calls.call, (SYNCHRONIZE, COPY)) & ~allocates & (duration >= PAUSE_NS)
+        self.waiting_calls, self.allocating_calls = np.flatnonzero(waits), np.flatnonzero(allocates)
+        self.slow_calls = np.flatnonzero(is_slow)
+        self.profiler_busy = profiler_busy_times(self.attributed.trace, self.process, distinct(calls.thread))
         operations = self.attributed.trace.operations
-        ended = np.sort(operations.end[operations.process == self.process])
-        last = np.append(LONG_AGO, ended)[np.searchsorted(ended, calls.end + _SKEW_NS, side="right")]
-        last = np.clip(last, calls.start, calls.end)
-        beyond = calls.end - last - self.noted.covered_within(last, calls.end)
-        self.unrecorded = np.where(waits & (calls.call == SYNCHRONIZE) & (beyond >= _UNRECORDED_NS), beyond, 0)
+        ends = np.sort(operations.end[operations.process == self.process])
+        last_end = np.append(LONG_AGO, ends)[np.searchsorted(ends, calls.end + _CLOCK_SKEW_NS, side="right")]
+        last_end = np.clip(last_end, calls.start, calls.end)
+        after_work = calls.end - last_end - self.profiler_busy.covered_within(last_end, calls.end)
+        is_unrecorded = waits & (calls.call == SYNCHRONIZE) & (after_work >= _UNRECORDED_WAIT_NS)
+        self.unrecorded_ns = np.where(is_unrecorded, after_work, 0)
 
     def _find_busy(self, first: int, last: int) -> Stretches:
-        """Finds the stretches between two moments in which the program pauses, allocates, or is in a slow call."""
-        calls, unrecorded = self.calls, np.flatnonzero(self.unrecorded)
-        index = np.unique(np.concatenate([self.allocating, self.slow, unrecorded]))
-        # If two threads are in such calls at once, the time belongs to the first call.
-        begin = np.where(self.unrecorded > 0, calls.end - self.unrecorded, calls.start)[index]
-        begin = np.maximum(begin, reached_before(calls.end[index]))
+        """Finds the stretches between two times in which the program pauses, allocates, or is in a slow call."""
+        in_calls, pauses = self._find_busy_calls(), self._find_pauses(first, last)
+        columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]
+        # The profiler's own work is cut out of them.
+        position, *bounds = self.profiler_busy.find_gaps(*columns[:2])
+        program = [*bounds, *(column[position] for column in columns[2:])]
+        none = np.full(len(self.profiler_busy.start), NONE)
+        profiler = (self.profiler_busy.start, self.profiler_busy.end, np.full_like(none, _PROFILER), none, none)
+        columns = [np.concatenate(pair) for pair in zip(program, profiler, strict=True)]
+        return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))
+
+    def _find_busy_calls(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """Finds the calls in which the program is busy: the columns of ``Stretches``."""
+        calls, unrecorded = self.calls, np.flatnonzero(self.unrecorded_ns)
+        index = np.unique(np.concatenate([self.allocating_calls, self.slow_calls, unrecorded]))
+        # If two threads are in such calls at the same time, the time belongs to the first call.
+        begin = np.where(self.unrecorded_ns > 0, calls.end - self.unrecorded_ns, calls.start)[index]
+        begin = np.maximum(begin, latest_end_before(calls.end[index]))
         index, begin = index[calls.end[index] > begin], begin[calls.end[index] > begin]
-        around, api = self.ranges_at(calls.start[index]), calls.name[index].astype(np.int64)
-        cause = np.select([np.isin(index, self.slow), np.isin(index, unrecorded)], [_LAUNCH, _UNRECORDED], _ALLOCATOR)
-        in_calls = (begin, calls.end[index], cause, around, api)
-        reached = np.maximum.accumulate(calls.end)
-        start, end = np.append(first, reached), np.append(calls.start, last)
-        long = (end - start >= PAUSE_NS) & bool(len(calls))
-        start, end = start[long], end[long]
-        # A pause is divided whenever another range becomes the innermost one.
-        ranges = self.attributed.trace.ranges
+        is_slow, is_unrecorded = np.isin(index, self.slow_calls), np.isin(index, unrecorded)
+        cause = np.select([is_slow, is_unrecorded], [_LAUNCH, _UNRECORDED], _ALLOCATOR)
+        return begin, calls.end[index], cause, self.ranges_at(calls.start[index]), calls.name[index].astype(np.int64)
+
+    def _find_pauses(self, first: int, last: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+        """Finds the pauses between two times, divided where another range becomes the innermost one.
+
+        Returns the columns of ``Stretches``.
+        """
+        calls, ranges = self.calls, self.attributed.trace.ranges
+        latest_end = np.maximum.accumulate(calls.end)
+        start, end = np.append(first, latest_end), np.append(calls.start, last)
+        is_pause = (end - start >= PAUSE_NS) & bool(len(calls))
+        start, end = start[is_pause], end[is_pause]
         edges = distinct(np.concatenate([ranges.start[self.ranges], ranges.end[self.ranges]]))
-        inside = np.searchsorted(start, edges) > np.searchsorted(end, edges, side="right")
-        begin = np.sort(np.concatenate([start, edges[inside]]))
+        in_pause = np.searchsorted(start, edges) > np.searchsorted(end, edges, side="right")
+        begin = np.sort(np.concatenate([start, edges[in_pause]]))
         pause, name = np.searchsorted(start, begin, side="right") - 1, self.ranges_at(begin)
         changes = np.append(True, (np.diff(pause) != 0) | (np.diff(name) != 0))[: len(begin)]
         begin, pause, name = begin[changes], pause[changes], name[changes]
-        until = np.minimum(np.append(begin[1:], last), end[pause])
+        part_end = np.minimum(np.append(begin[1:], last), end[pause])
         loads = np.array([*map_by_shape(ranges.names, is_loading), False])[name]
         # An engine copies the tokens of requests to the device before a step, and no batch. If ranges say when a batch
         # is loaded, no other time is loading.
         if not (loads.any() or any(map_by_shape(ranges.names, parse_served_step))):
-            loads = (name == NONE) & self._before_a_batch(start, end)[pause] & (until - begin >= PAUSE_NS)
-        pauses = (begin, until, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE))
-        columns = [np.concatenate(pair) for pair in zip(pauses, in_calls, strict=True)]
-        place, *bounds = self.noted.find_gaps(*columns[:2])
-        parts = [*bounds, *(column[place] for column in columns[2:])]
-        noted = np.full(len(self.noted.start), NONE)
-        by_profiler = (self.noted.start, self.noted.end, np.full_like(noted, _PROFILER), noted, noted)
-        columns = [np.concatenate(pair) for pair in zip(parts, by_profiler, strict=True)]
-        return Stretches(*columns).select(np.argsort(columns[0], kind="stable"))
+            precedes_batch = self._precede_batch_copy(start, end)[pause]
+            loads = (name == NONE) & precedes_batch & (part_end - begin >= PAUSE_NS)
+        return begin, part_end, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE)
 
-    def _before_a_batch(self, start: Ints, end: Ints) -> Bools:
-        """Marks the pauses behind which a batch is copied to the device, but for those at the end of a step's range."""
+    def _precede_batch_copy(self, start: Ints, end: Ints) -> Bools:
+        """Marks the pauses after which a batch is copied to the device, except pauses at the end of a step's range."""
         attributed, operations = self.attributed, self.attributed.trace.operations
         to_device = (operations.kind == MEMCPY) & ~np.isin(operations.copy, (*INTO_HOST, ON_DEVICE, BETWEEN_DEVICES))
         copies = attributed.attribution.launch[to_device]
-        # Other calls ask for something, such as whether a stream is captured.
-        does = np.flatnonzero(self.calls.call != OTHER_CALL)
-        following = np.append(does, NONE)[np.searchsorted(does, np.searchsorted(self.calls.start, end))]
+        # Other calls only query something, such as whether a stream is captured.
+        acting = np.flatnonzero(self.calls.call != OTHER_CALL)
+        next_call = np.append(acting, NONE)[np.searchsorted(acting, np.searchsorted(self.calls.start, end))]
+        copies_next = (next_call != NONE) & np.isin(
+            np.append(self.launch_index, NONE)[next_call], copies[copies != NONE]
+        )
         instances = attributed.instances
-        steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
-        steps &= instances.process == self.process
-        begun, ended = np.sort(instances.start[steps]), np.sort(instances.end[steps])
+        is_step = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
+        is_step &= instances.process == self.process
+        step_starts, step_ends = np.sort(instances.start[is_step]), np.sort(instances.end[is_step])
         middle = (start + end) // 2
-        in_step = np.searchsorted(begun, middle, side="right") > np.searchsorted(ended, middle, side="right")
-        at_the_end = in_step & (np.searchsorted(ended, end, side="right") > np.searchsorted(ended, middle))
-        is_copy = (following != NONE) & np.isin(np.append(self.index, NONE)[following], copies[copies != NONE])
-        before: Bools = is_copy & ~at_the_end
-        return before
+        ended_by_middle = np.searchsorted(step_ends, middle, side="right")
+        in_step = np.searchsorted(step_starts, middle, side="right") > ended_by_middle
+        step_ends_inside = np.searchsorted(step_ends, end, side="right") > np.searchsorted(step_ends, middle)
+        precedes: Bools = copies_next & ~(in_step & step_ends_inside)
+        return precedes
 
-    def innermost(self, time: Ints) -> Ints:
-        """Returns the innermost range that the program has open at some moments, or -1."""
-        return np.append(self.ranges, NONE)[self._open.open_at(np.full(len(time), self.process), time)]
+    def innermost_ranges_at(self, time: Ints) -> Ints:
+        """Returns the index of the innermost range of the program at some times, ``NONE`` outside of ranges."""
+        return np.append(self.ranges, NONE)[self._open_ranges.open_at(np.full(len(time), self.process), time)]
 
     def ranges_at(self, time: Ints) -> Ints:
-        """Returns the code of the name of the innermost range at some moments; -1 in none but a step's."""
-        return self._names[self._open.open_at(np.full(len(time), self.process), time)]
+        """Returns the code of the name of the innermost range at some times.
+
+        It is ``NONE`` outside of ranges, and in the range of a step alone.
+        """
+        return self._names[self._open_ranges.open_at(np.full(len(time), self.process), time)]
 
     def pauses_between(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Returns how long the program loads a batch in each stretch, ns, and the range in which it pauses.
 
-        The range is the code of its name, or -1: that of the longest part in which it loads, else of the longest part.
+        The range is the code of its name, or ``NONE``. It is the range of the longest part in which the program loads a
+        batch; if there is none, of the longest part.
         """
-        stretch, piece, begin, until = find_overlaps(self.busy.start, self.busy.end, start, end)
-        loads, lasting = self.busy.cause[piece] == _DATA, until - begin
-        order = np.lexsort((lasting, loads, stretch))
-        where = self.ranges_at((start + end) // 2)
-        where[stretch[order]] = self.busy.range[piece[order]]
-        return np.bincount(stretch[loads], lasting[loads], len(start)).astype(np.int64), where
+        stretch, part, part_start, part_end = find_overlaps(self.busy.start, self.busy.end, start, end)
+        loads, duration = self.busy.cause[part] == _DATA, part_end - part_start
+        order = np.lexsort((duration, loads, stretch))
+        range_ = self.ranges_at((start + end) // 2)
+        range_[stretch[order]] = self.busy.range[part[order]]  # the last one of each stretch stays
+        return np.bincount(stretch[loads], duration[loads], len(start)).astype(np.int64), range_
 
     def dissect(self, windows: Windows, device: int) -> Iterator[tuple[Windows, Anatomy]]:
-        """Dissects steps on a device, as many at once as have about ``AT_ONCE`` operations."""
-        operations, chosen = self.attributed.trace.operations, self.devices[device]
-        start = operations.start[chosen]
+        """Dissects steps on a device, as many at once as have about ``OPERATIONS_AT_ONCE`` operations."""
+        operations, index = self.attributed.trace.operations, self.devices[device]
+        start = operations.start[index]
         if (start[1:] < start[:-1]).any():
-            chosen = chosen[np.argsort(start, kind="stable")]
-            start = operations.start[chosen]
-        low = np.searchsorted(np.maximum.accumulate(operations.end[chosen]), windows.start, side="right")
-        # With the operation that follows the last window: what ends its last gap.
-        high = np.minimum(np.searchsorted(start, windows.end) + 1, len(chosen))
-        number = (np.cumsum(high - low) - 1) // AT_ONCE
-        for part in np.unique(number).tolist():
-            picked = np.flatnonzero(number == part)
-            some, near = windows.select(picked), chosen[int(low[picked].min()) : int(high[picked].max())]
-            yield some, dissect(some, operations, near, self.rank)
+            index = index[np.argsort(start, kind="stable")]
+            start = operations.start[index]
+        low = np.searchsorted(np.maximum.accumulate(operations.end[index]), windows.start, side="right")
+        # The operation after the last window ends its last gap.
+        high = np.minimum(np.searchsorted(start, windows.end) + 1, len(index))
+        block = (np.cumsum(high - low) - 1) // OPERATIONS_AT_ONCE
+        for number in np.unique(block).tolist():
+            in_block = np.flatnonzero(block == number)
+            steps, near = windows.select(in_block), index[int(low[in_block].min()) : int(high[in_block].max())]
+            yield steps, dissect(steps, operations, near, self.activity)
 
     def find_idle(self, windows: Windows, device: int) -> Idle:
         """Finds when a device idles in some steps, and why."""
@@ -321,52 +353,57 @@ class ProcessWork:
 
     def find_causes(self, gaps: Gaps) -> Idle:
         """Finds why a device idles in its gaps."""
-        # Until the launch of what ends a gap, whatever the program does keeps the device waiting; so does a launch that
-        # takes long itself, as that of a graph does.
-        known, launches = gaps.next != NONE, self.attributed.trace.launches
-        launch = np.where(known, self.launched[gaps.next], gaps.end)
-        returned = np.zeros(len(launches) + 1, np.int64)
-        returned[self.index[self.slow]] = self.calls.end[self.slow]
-        launch = np.maximum(launch, np.where(known, returned[self.attributed.attribution.launch[gaps.next]], 0))
-        queued = known & (launch <= gaps.start - _SKEW_NS)
-        until = np.where(queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
-        gap, place, start, end = find_overlaps(self.busy.start, self.busy.end, gaps.start, until)
-        own = queued & (gaps.end - gaps.start <= _QUEUED_NS)
-        # Besides what fills ``busy``, a gap is due to the call that waits when it begins.
-        waiting = self.waiting
-        began = np.searchsorted(self.calls.start[waiting], gaps.start + _SKEW_NS, side="right") - 1
-        waits = (began >= 0) & (np.append(self.calls.end[waiting], 0)[began] + _SKEW_NS >= gaps.start)
-        is_copy = np.append(self.calls.call[waiting] != SYNCHRONIZE, False)[began]
-        collective = known & (self.rank[gaps.next] == COMMUNICATING)
-        base = np.select(
-            [own, queued & collective, queued, waits & is_copy, waits, known],
+        # Until the launch of the operation that ends a gap, the program keeps the device waiting, whatever it does. A
+        # launch that takes long itself, as that of a graph does, delays the operation until it returns.
+        is_known, launches = gaps.next_operation != NONE, self.attributed.trace.launches
+        launch = np.where(is_known, self.launched_at[gaps.next_operation], gaps.end)
+        slow_launch_end = np.zeros(len(launches) + 1, np.int64)
+        slow_launch_end[self.launch_index[self.slow_calls]] = self.calls.end[self.slow_calls]
+        launch_of_next = self.attributed.attribution.launch[gaps.next_operation]
+        launch = np.maximum(launch, np.where(is_known, slow_launch_end[launch_of_next], 0))
+        is_queued = is_known & (launch <= gaps.start - _CLOCK_SKEW_NS)
+        late_until = np.where(is_queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
+        # Until then, the cause is what keeps the program busy.
+        gap, part, start, end = find_overlaps(self.busy.start, self.busy.end, gaps.start, late_until)
+        busy = self.busy.select(part)
+        # The rest of a gap is due to the call that waits when the gap begins.
+        waiting = self.waiting_calls
+        last_wait = np.searchsorted(self.calls.start[waiting], gaps.start + _CLOCK_SKEW_NS, side="right") - 1
+        waits = (last_wait >= 0) & (np.append(self.calls.end[waiting], 0)[last_wait] + _CLOCK_SKEW_NS >= gaps.start)
+        is_copy = np.append(self.calls.call[waiting] != SYNCHRONIZE, False)[last_wait]
+        is_collective = is_known & (self.activity[gaps.next_operation] == COMMUNICATING)
+        is_device_pause = is_queued & (gaps.end - gaps.start <= _MAX_DEVICE_PAUSE_NS)
+        cause = np.select(
+            [is_device_pause, is_queued & is_collective, is_queued, waits & is_copy, waits, is_known],
             [_LAUNCH, _COMMUNICATION, _UNKNOWN, _COPY, _SYNC, _LAUNCH],
             _UNKNOWN,
         )
-        call = np.where(waits & ~queued, np.append(waiting, NONE)[began], NONE)
-        called = call != NONE
+        call = np.where(waits & ~is_queued, np.append(waiting, NONE)[last_wait], NONE)
+        has_call = call != NONE
         range_, api = np.full((2, len(call)), NONE)
-        range_[called] = self.ranges_at(self.calls.start[call[called]])
-        api[called] = self.calls.name[call[called]]
-        left, *bounds = Cover.from_intervals(start, end).find_gaps(gaps.start, gaps.end)
-        begins = [np.append(True, one[1:] != one[:-1])[: len(one)] for one in (place, left)]
-        busy = self.busy.select(place)
+        range_[has_call] = self.ranges_at(self.calls.start[call[has_call]])
+        api[has_call] = self.calls.name[call[has_call]]
+        rest, *bounds = Cover.from_intervals(start, end).find_gaps(gaps.start, gaps.end)
+        first_of_part, first_of_rest = (
+            np.append(True, of_gap[1:] != of_gap[:-1])[: len(of_gap)] for of_gap in (part, rest)
+        )
+        no_pause = np.zeros(len(gap), np.bool_)
         parts = (
-            (start, end, busy.cause, busy.range, busy.api, gaps.window[gap], begins[0], np.zeros(len(gap), np.bool_)),
-            (*bounds, base[left], range_[left], api[left], gaps.window[left], begins[1], own[left]),
+            (start, end, busy.cause, busy.range, busy.api, gaps.step[gap], first_of_part, no_pause),
+            (*bounds, cause[rest], range_[rest], api[rest], gaps.step[rest], first_of_rest, is_device_pause[rest]),
         )
         columns = [np.concatenate(pair) for pair in zip(*parts, strict=True)]
         return Idle(*columns).select(np.argsort(columns[0], kind="stable"))
 
 
-def _inside_another(calls: Launches) -> Bools:
-    """Marks the driver's calls inside a call of their thread; the calls are in order of start, the longer first.
+def _lie_inside_calls(calls: Launches) -> Bools:
+    """Marks the calls of the driver inside a call of their thread. The calls are in order of start, longer ones first.
 
-    One without a length at the end of another, as a coarse clock has them, is a call of its own.
+    A call without a length at the end of another call, as a coarse clock has them, is a call of its own.
     """
-    inside = np.zeros(len(calls), np.bool_)
+    is_inside = np.zeros(len(calls), np.bool_)
     for thread in distinct(calls.thread):
-        mine = np.flatnonzero(calls.thread == thread)
-        reached = np.maximum.accumulate(calls.end[mine])
-        inside[mine[1:]] = (calls.end[mine[1:]] <= reached[:-1]) & (calls.start[mine[1:]] < reached[:-1])
-    return inside
+        index = np.flatnonzero(calls.thread == thread)
+        latest_end = np.maximum.accumulate(calls.end[index])
+        is_inside[index[1:]] = (calls.end[index[1:]] <= latest_end[:-1]) & (calls.start[index[1:]] < latest_end[:-1])
+    return is_inside

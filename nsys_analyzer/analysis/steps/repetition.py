@@ -1,8 +1,8 @@
-"""Where the whole sequence of a device's work repeats: by lag identity, the longest stretch that equals itself shifted.
+"""Finds the period at which the whole sequence of a device's work repeats.
 
-A sequence of passes equals itself shifted by one pass, from its first operation to its last. Shifted by one layer it is
-also equal almost everywhere, but not across the ends of a pass: the period of the layers holds one pass, the period of
-the passes holds all. So the best period is the one that repeats over most of the time.
+A sequence of passes is equal to itself shifted by one pass, from its first operation to its last. Shifted by one layer,
+it is also equal almost everywhere, but not across the ends of a pass: the period of the layers covers one pass, the
+period of the passes covers all of them. So the best period is the one that repeats over most of the time.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ import numpy as np
 
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct_rows
 
-#: The repeats hold at least this share of the time.
-_MOST = 0.8
-#: Of the operations of a period this share is the same in the next one, at least; and of those of all periods.
-_ALIKE, _ALIKE_IN_ALL = 0.9, 0.95
-#: Operations that are looked at for periods, and of all pairs at a lag the share that is the same, at least.
-_LONGEST, _LIKELY = 1 << 18, 0.5
-#: How often that share is estimated, and the error of the mean.
-_DIRECTIONS, _NOISE = 2, 0.3
-#: Layers: so many, each of so many operations, which hold this share of a pass at least.
-_LAYERS, _SMALLEST_LAYER, _OF_LAYERS, _LIKELY_LAYERS = 3, 5, 0.15, 0.1
-#: A multiple of a period is one itself where so much more is the same a period later.
-_MORE = 0.03
-#: Operations by which the first one of a period is told from others.
-_HEAD = 64
+#: The units of a period cover at least this share of the time.
+_MIN_COVERED_TIME = 0.8
+#: At least this share of the operations of a unit is the same in the next unit.
+_MIN_SAME_IN_UNIT = 0.9
+#: At least this share of the operations of all units is the same one period later.
+_MIN_SAME_IN_ALL = 0.95
+#: Periods are looked for among this many operations in the middle.
+_OPERATIONS_SEARCHED = 1 << 18
+#: A lag may be a period if at least this share of all pairs of operations at the lag is the same.
+_MIN_SAME_AT_LAG = 0.5
+#: That share is estimated from this many random projections. Their mean may be off by the second value.
+_PROJECTIONS, _ESTIMATION_ERROR = 2, 0.3
+#: A model has at least this many layers, with at least this many operations each.
+_MIN_LAYERS, _MIN_OPERATIONS_OF_LAYER = 3, 5
+#: The layers hold at least this share of a pass, so fewer pairs at a lag are the same.
+_MIN_SHARE_OF_LAYERS, _MIN_SAME_AT_LAG_OF_LAYERS = 0.15, 0.1
+#: A multiple of a period is a period of its own if at least this much more is the same at its lag.
+_MIN_GAIN_OF_MULTIPLE = 0.03
+#: The first operation of a unit is recognized by the sequence of this many operations.
+_HEAD_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,10 @@ class Repeats:
     """A period that repeats: a unit, and where in the sequence it begins.
 
     Attributes:
-        period: operations of a unit.
-        starts: where each whole unit begins, in order.
-        end: behind the last whole unit.
-        before, behind: operations before the first that repeats and behind the last: of no unit, nor of a part of one.
+        period: the number of operations in a unit.
+        starts: the position at which each whole unit begins, in order.
+        end: the position after the last whole unit.
+        before, behind: the number of operations before and after everything that repeats.
     """
 
     period: int
@@ -49,25 +55,26 @@ class Repeats:
 
 
 def find_repeats(
-    symbols: Integers, ns: Ints, pause: Ints, count: int = 0, first: Bools | None = None
+    symbols: Integers, ns: Ints, pause: Ints, count: int = 0, begins_launch: Bools | None = None
 ) -> Iterator[Repeats]:
     """Yields the periods at which a sequence of operations repeats over most of the time, the best first.
 
     A unit is never a part of one launch. The periods of operations come first, then those of whole launches.
 
     Args:
-        symbols: shape (operations,), what each operation is, from 0 on.
-        ns: shape (operations,), how long each takes.
-        pause: shape (operations,), the time between the one before and it: units begin behind the longest pause.
-        count: how many units there are; 0 where that is not known.
-        first: shape (operations,), False for what is launched together with the one before, as the nodes of a graph.
+        symbols: shape (operations,), a code for what each operation is, from 0 on.
+        ns: shape (operations,), the duration of each operation.
+        pause: shape (operations,), the time since the operation before it: units begin after the longest pause.
+        count: the number of units; 0 if it is unknown.
+        begins_launch: shape (operations,), False for an operation that is launched together with the one before, as the
+            nodes of a CUDA graph are.
     """
-    if first is None or first.all():
+    if begins_launch is None or begins_launch.all():
         yield from _repeats_of(symbols, ns, pause, count)
         return
-    yield from (repeats for repeats in _repeats_of(symbols, ns, pause, count) if first[repeats.starts].all())
-    # The symbol of a launch is its content: the sum of a random number for each of its symbols, and their count.
-    starts = np.flatnonzero(first)
+    yield from (repeats for repeats in _repeats_of(symbols, ns, pause, count) if begins_launch[repeats.starts].all())
+    # Launches are equal if they have as many operations, and the same sum of a random number for each symbol.
+    starts = np.flatnonzero(begins_launch)
     numbers = np.random.default_rng(0).integers(1 << 40, size=int(symbols.max()) + 1)
     bounds = np.append(starts, len(symbols))
     _, launched = distinct_rows(np.add.reduceat(numbers[symbols], starts), np.diff(bounds))
@@ -78,108 +85,119 @@ def find_repeats(
 
 
 def _repeats_of(symbols: Integers, ns: Ints, pause: Ints, count: int) -> Iterator[Repeats]:
-    """Yields the periods of one sequence, whatever is launched together."""
+    """Yields the periods of one sequence, without regard to launches."""
     total, running = float(ns.sum()), np.append(0, np.cumsum(ns))
     candidates = []
     for period in _periods(symbols):
-        first, behind, alike = _longest_run(symbols, period)
-        if alike < _ALIKE_IN_ALL or behind - first < 2 * period:
+        first, behind, same_share = _longest_repeating_stretch(symbols, period)
+        if same_share < _MIN_SAME_IN_ALL or behind - first < 2 * period:
             continue
-        starts = _starts(symbols, pause, period, first, behind)
+        starts = _find_unit_starts(symbols, pause, period, first, behind)
         end = int(min(starts[-1] + period, len(symbols)))
         low, high = min(first, int(starts[0])), max(behind, end)
-        # Where the same follows to the end of all, what sets the program up before may take longer.
-        to_the_end = alike == 1 and (first, behind) == (starts[0], len(symbols)) and len(starts) >= _LAYERS
-        held = behind - first if to_the_end else running[high] - running[low]
-        if held < _MOST * (len(symbols) if to_the_end else total) or count not in (0, len(starts)):
+        # If equal units follow to the very end, the program may have taken longer to start up: operations are counted.
+        is_exact = same_share == 1 and (first, behind) == (starts[0], len(symbols)) and len(starts) >= _MIN_LAYERS
+        covered = behind - first if is_exact else running[high] - running[low]
+        if covered < _MIN_COVERED_TIME * (len(symbols) if is_exact else total) or count not in (0, len(starts)):
             continue
-        # Few operations more between two units do not end the stretch.
-        regular, until = _longest(np.abs(np.diff(np.append(starts, end)) - period) <= (1 - _ALIKE) * period)
+        # A few operations more between two units do not end the stretch.
         bounds = np.append(starts, end)
-        held = max(running[behind] - running[first], running[bounds[until]] - running[bounds[regular]])
+        is_regular = np.abs(np.diff(bounds) - period) <= (1 - _MIN_SAME_IN_UNIT) * period
+        first_regular, end_regular = _longest_stretch(is_regular)
+        regular_ns = running[bounds[end_regular]] - running[bounds[first_regular]]
+        covered_ns = max(running[behind] - running[first], regular_ns)
         repeats = Repeats(period, starts, end, low, len(symbols) - high)
-        candidates.append((-alike * float(held), period, repeats))
-    yield from (repeats for _, _, repeats in sorted(candidates, key=lambda each: each[:2]))
+        candidates.append((-same_share * float(covered_ns), period, repeats))
+    yield from (repeats for _, _, repeats in sorted(candidates, key=lambda candidate: candidate[:2]))
 
 
 def has_layers(symbols: Integers, computes: Bools) -> bool:
-    """Whether some part of a sequence repeats as the layers of a model do; ``computes`` are what computes in one."""
-    for period in _periods(symbols, _LIKELY_LAYERS):
-        first, behind, _ = _longest_run(symbols, period)
+    """Checks whether some part of a sequence repeats as the layers of a model do.
+
+    Args:
+        symbols: shape (operations,), a code for what each operation is, from 0 on.
+        computes: shape (operations,), whether each operation does what a layer computes.
+    """
+    for period in _periods(symbols, _MIN_SAME_AT_LAG_OF_LAYERS):
+        first, behind, _ = _longest_repeating_stretch(symbols, period)
         repeats = (behind - first) // period
-        is_large = period >= _SMALLEST_LAYER and behind - first >= _OF_LAYERS * len(symbols)
-        if is_large and repeats >= _LAYERS and computes[first : first + period].any():
+        is_large = period >= _MIN_OPERATIONS_OF_LAYER and behind - first >= _MIN_SHARE_OF_LAYERS * len(symbols)
+        if is_large and repeats >= _MIN_LAYERS and computes[first : first + period].any():
             return True
     return False
 
 
-def _periods(symbols: Integers, likely: float = _LIKELY) -> Iterator[int]:
-    """The lags at which a sequence is likely to equal itself, without those that are multiples of a better one."""
-    middle = max(0, len(symbols) - _LONGEST) // 2
-    some = symbols[middle : middle + _LONGEST]
-    if len(some) < 2:
+def _periods(symbols: Integers, min_same: float = _MIN_SAME_AT_LAG) -> Iterator[int]:
+    """Yields the lags at which a sequence may be equal to itself, without the multiples of a lag that is as good."""
+    middle = max(0, len(symbols) - _OPERATIONS_SEARCHED) // 2
+    sequence = symbols[middle : middle + _OPERATIONS_SEARCHED]
+    if len(sequence) < 2:
         return
-    # Of random directions only equal ones add up: the autocorrelation is the number of equal pairs, and some noise.
-    random, equal = np.random.default_rng(0), np.zeros(len(some) // 2)
-    for _ in range(_DIRECTIONS):
-        direction = np.exp(2j * np.pi * random.random(int(some.max()) + 1))
-        spectrum = np.fft.fft(direction[some], 2 * len(some))
-        equal += np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(equal) + 1] / _DIRECTIONS
-    estimated = equal / (len(some) - np.arange(1, len(equal) + 1))
-    kept: dict[int, float] = {}
-    for lag in (np.flatnonzero(estimated >= likely - _NOISE) + 1).tolist():
-        identity = float((some[:-lag] == some[lag:]).mean())
-        if identity >= likely and not any(lag % one == 0 and kept[one] >= identity - _MORE for one in kept):
-            kept[lag] = identity
+    # Each symbol becomes a random direction. Only equal directions add up, so the autocorrelation at a lag is the
+    # number of equal pairs and some noise.
+    random, equal = np.random.default_rng(0), np.zeros(len(sequence) // 2)
+    for _ in range(_PROJECTIONS):
+        direction = np.exp(2j * np.pi * random.random(int(sequence.max()) + 1))
+        spectrum = np.fft.fft(direction[sequence], 2 * len(sequence))
+        equal += np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(equal) + 1] / _PROJECTIONS
+    estimated_same = equal / (len(sequence) - np.arange(1, len(equal) + 1))
+    same_at: dict[int, float] = {}
+    for lag in (np.flatnonzero(estimated_same >= min_same - _ESTIMATION_ERROR) + 1).tolist():
+        same = float((sequence[:-lag] == sequence[lag:]).mean())
+        is_multiple = any(
+            lag % shorter == 0 and same_at[shorter] >= same - _MIN_GAIN_OF_MULTIPLE for shorter in same_at
+        )
+        if same >= min_same and not is_multiple:
+            same_at[lag] = same
             yield lag
 
 
-def _longest_run(symbols: Integers, period: int) -> tuple[int, int, float]:
-    """The longest stretch of units each of which is like the next.
+def _longest_repeating_stretch(symbols: Integers, period: int) -> tuple[int, int, float]:
+    """Returns the longest stretch in which each unit is like the next one.
 
     Returns:
-        Its first operation, the one behind its last, and the share of operations that are the same a period later.
+        Its first operation, the operation after its last, and the share of operations that are the same a period later.
     """
     same = symbols[:-period] == symbols[period:]
     equal = np.append(0, np.cumsum(same))
-    first, last = _longest(equal[period:] - equal[:-period] >= _ALIKE * period)
+    first, last = _longest_stretch(equal[period:] - equal[:-period] >= _MIN_SAME_IN_UNIT * period)
     if first == last:
         return 0, 0, 0.0
-    # At its ends the stretch may hold a tenth of a unit that is not alike.
+    # At each end, the stretch may hold a tenth of a unit that is different.
     inside = first + np.flatnonzero(same[first : last + period - 1])
     first, behind = int(inside[0]), int(inside[-1]) + 1
     return first, behind + period, float(same[first:behind].mean())
 
 
-def _longest(true: Bools) -> tuple[int, int]:
-    """The bounds of the longest stretch of true values; (0, 0) where none is."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], true, [False]])))
+def _longest_stretch(mask: Bools) -> tuple[int, int]:
+    """Returns the bounds of the longest stretch of true values, (0, 0) if there is none."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     if not len(edges):
         return 0, 0
     longest = int(np.argmax(edges[1::2] - edges[::2]))
     return int(edges[2 * longest]), int(edges[2 * longest + 1])
 
 
-def _starts(symbols: Integers, pause: Ints, period: int, first: int, behind: int) -> Ints:
-    """Where the units begin: at the first operation where nothing is left over, else behind the longest pause."""
+def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, behind: int) -> Ints:
+    """Returns where the units begin: at the first operation if no operation remains, else after the longest pause."""
     whole = (behind - first) // period
     offset = first
     if behind < len(symbols) or (behind - first) % period:
         table = pause[first : first + whole * period].reshape(whole, period)
         offset += int(np.argmax(np.median(table[1:] if whole > 1 else table, axis=0)))
     starts = np.arange(offset, behind - period + 1, period)
-    # The same operations begin the units that a longer one between them has moved. One of three is like the others.
-    tried = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
-    heads = max((_like_head(symbols, one, min(period, _HEAD)) for one in tried), key=len)
+    # A longer unit moves the units after it, but they begin with the same operations. One of three units is typical.
+    typical = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
+    heads = max((_find_same_heads(symbols, start, min(period, _HEAD_LENGTH)) for start in typical), key=len)
     inside = heads[(heads >= first) & (heads < behind)]
-    if len(inside) > whole + 1:  # they do not tell a unit's first operation from others
+    if len(inside) > whole + 1:  # these operations are found inside units, too
         return starts
-    return heads[: -1 if len(symbols) - heads[-1] < _ALIKE * period else None]
+    return heads[: -1 if len(symbols) - heads[-1] < _MIN_SAME_IN_UNIT * period else None]
 
 
-def _like_head(symbols: Integers, offset: int, length: int) -> Ints:
-    """Where the same operations follow as at one place."""
-    found = np.arange(len(symbols) - length + 1)
-    for place in range(length):
-        found = found[symbols[found + place] == symbols[offset + place]]
-    return found
+def _find_same_heads(symbols: Integers, start: int, length: int) -> Ints:
+    """Returns the positions at which the same operations follow as at ``start``."""
+    positions = np.arange(len(symbols) - length + 1)
+    for offset in range(length):
+        positions = positions[symbols[positions + offset] == symbols[start + offset]]
+    return positions

@@ -1,378 +1,466 @@
-"""Replays a few steps from what was measured, so that a change can be tried: less work, fewer waits, cheaper launches.
+"""Replays a few recorded steps, so that a change can be tried: less work, fewer waits, cheaper launches.
 
-The CPU's side is the sequence of API calls with the time between them; a blocking call ends when the GPU has done what
-it waits for. The GPU's side is the work of each stream in its order: a piece starts when the one before it has ended,
-its launch has reached the device, and what its stream waits for on another one has ended. What a change does to the
-step then follows; nothing is added up that overlaps. (The idea is that of Daydream, Zhu et al., USENIX ATC 2020.)
+The CPU is a sequence of API calls with the time between them. A blocking call ends when the GPU has done the work that
+the call waits for. The GPU is a sequence of pieces of work on each stream. A piece starts when the piece before it has
+ended, its launch has reached the device, and the work that its stream awaits on another stream has ended. A replay
+shows what a change does to the step, so overlapping savings are never added. (The idea is that of Daydream, Zhu et al.,
+USENIX ATC 2020.)
 
-Several ranks of a run move together: a collective transfers from when its last rank has started it.
+The ranks of a run are replayed together: a collective transfers data only after its last rank has started it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
 
 _LONG_AGO = -(2.0**62)
-#: Sums in another order differ by less, ns.
+#: Start times that are computed in two ways differ by rounding. A smaller difference than this is none, ns.
 _ROUNDING_NS = 0.01
-#: Steps of which the second and later ones show how long a step takes.
-_FEWEST = 3
-#: The columns of calls and of pieces, but for those that are positions.
-OF_CALLS = ("after", "own", "lag", "events", "pause", "noted")
-OF_PIECES = ("latency", "spacing", "work", "stream", "gap")
-#: No capture holds so many collectives.
-_MANY = 2**40
-#: When each call starts, and one behind the last; when each piece ends, and what came before the first.
-_Times: TypeAlias = tuple[Floats, Floats]
-#: Yields each collective and when this rank starts it, and is sent when the last rank does.
-_Running: TypeAlias = Generator[tuple[int, float], float, _Times]
+#: A replay of at least this many steps leaves out the first step, because it begins with an idle GPU.
+MIN_STEPS = 3
+#: Repeated steps number their collectives this far apart. No capture holds so many collectives.
+_COLLECTIVE_NUMBERS_PER_REPETITION = 2**40
+#: Columns of ``Replay`` with a value for each call, except ``awaited``, whose values are positions.
+CALL_COLUMNS = ("cpu_ns", "min_wait_ns", "return_ns", "profiler_ns", "pause_ns", "noted_ns")
+#: Columns of ``Replay`` with a value for each piece, except ``launch`` and ``joined``, whose values are positions.
+PIECE_COLUMNS = ("latency_ns", "spacing_ns", "work_ns", "stream", "join_gap_ns")
+#: Columns of ``Replay`` that are empty if the collectives of a run's ranks are not matched.
+COLLECTIVE_COLUMNS = ("collective", "waits_for_ranks")
+
+
+class Arrival(NamedTuple):
+    """The time at which a rank starts its part of a collective; ``waits`` tells whether it waits for the others."""
+
+    collective: int
+    start_ns: float
+    waits: bool
+
+
+class Run(NamedTuple):
+    """The times of one replayed rank, ns.
+
+    Attributes:
+        call_starts: shape (calls + 1,), the start of each call, and the end of the time after the last call.
+        piece_ends: shape (pieces + 1,), the end of each piece. The last value stands for the work before the first
+            piece, so that the position ``NONE`` finds it.
+    """
+
+    call_starts: Floats
+    piece_ends: Floats
+
+
+#: Yields the arrival at each collective, and receives the time at which the collective begins.
+_Running: TypeAlias = Generator[Arrival, float, Run]
+
+
+class _Limits(NamedTuple):
+    """What determined the times of a replayed rank.
+
+    Attributes:
+        waits: the calls that ended when the GPU had done the work that they awaited.
+        limiting_piece: for each piece, the piece that it started behind, or ``NONE`` if it started after its launch.
+        arrivals: start, collective and position of each piece in a collective that started at once, without a wait for
+            other ranks.
+    """
+
+    waits: Ints
+    limiting_piece: list[int]
+    arrivals: list[tuple[float, int, int]]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The calls and the pieces of GPU work of some steps that follow each other; times in ns.
+    """The API calls and the pieces of GPU work of a few consecutive steps.
+
+    A column has the shape (calls,) or (pieces,), and ``NONE`` where a position is missing. Pieces are in the order of
+    their launches. If several ranks are replayed together, the columns hold one rank behind the other.
 
     Attributes:
-        after: shape (calls,), from the start of each call (the end of one that waits) to the start of the next.
-        own: shape (calls,), the least that a waiting call takes.
-        awaited: shape (calls,), the last piece that each call waits for, -1 for one that does not wait.
-        lag: shape (calls,), from that piece's end to the call's.
-        launch: shape (pieces,), the call that launched each piece; pieces are in the order of their launches.
-        latency: shape (pieces,), from the launch to the earliest start.
-        spacing: shape (pieces,), from the end of the piece before on its stream to the earliest start; below zero where
-            both overlapped.
-        work: shape (pieces,), ns from its start to its end.
-        first_call: shape (steps + 1,), the first call of each step, and the one behind the last.
-        events: shape (calls,), what the profiler may have cost at most from each call to the next.
-        pause: shape (calls,), the part of ``after`` in which the program does something else than launching: from the
-            call's end to the next call, where that is long, else 0. Other calls, or none, leave it as it is.
-        stream: shape (pieces,), code of the stream that each runs on.
-        behind: shape (pieces,), an earlier piece of another stream that each starts behind, -1 for none.
-        gap: shape (pieces,), from the end of that piece to the earliest start.
-        once: whether this is one pass, which nothing follows.
-        meets: shape (pieces,), the collective that each takes part in, -1 for none: its ``work`` is from the last
-            rank's start on. -2 - n: it takes part in n, and does not wait for others. Empty where these are not known.
-        begin: when the first call of each rank starts. The columns hold one rank behind the other, and ``first_call``
-            the bounds of each rank's steps.
-        on_time: the places of ranks that nobody waits for.
-        noted: shape (calls,), the part of ``after`` that the profiler notes as its own; empty where it notes none.
+        cpu_ns: for each call, the time from its start to the start of the next call. If the call waits, the time begins
+            at the end of the wait.
+        min_wait_ns: for each call that waits, the shortest time that it takes.
+        awaited: for each call, the last piece that it waits for.
+        return_ns: for each call that waits, the time from the end of the awaited piece to the end of the call.
+        launch: for each piece, the call that launched it.
+        latency_ns: for each piece, the time from its launch to its earliest start.
+        spacing_ns: for each piece, the time from the end of the piece before it on its stream to its earliest start. It
+            is negative if both overlapped.
+        work_ns: for each piece, its duration. If the piece takes part in a collective, its duration begins when the
+            last rank has started the collective.
+        first_call: shape (steps + 1,), the first call of each step, and the end of the last step; for each rank.
+        profiler_ns: for each call, the most that the profiler may have added to ``cpu_ns``.
+        pause_ns: for each call, the part of ``cpu_ns`` in which the program does not launch anything: the time between
+            the end of the call and the next call if that is long, else 0. Cheaper launches do not change it.
+        stream: for each piece, a code of its stream.
+        joined: for each piece, an earlier piece of another stream that it waits for.
+        join_gap_ns: for each piece, the time from the end of the joined piece to its earliest start.
+        is_single_pass: whether these are not steps of a loop, but one pass that nothing follows.
+        collective: for each piece, the collective that it takes part in.
+        waits_for_ranks: for each piece, whether it waits for the other ranks of its collective. Data may be sent before
+            another rank receives it.
+        rank_begin_ns: for each rank, the start of its first call.
+        unawaited_ranks: positions of the ranks that no other rank waits for.
+        noted_ns: for each call, the part of ``cpu_ns`` that the profiler records as its own work. It is empty if the
+            profiler records none.
     """
 
-    after: Floats
-    own: Floats
+    cpu_ns: Floats
+    min_wait_ns: Floats
     awaited: Ints
-    lag: Floats
+    return_ns: Floats
     launch: Ints
-    latency: Floats
-    spacing: Floats
-    work: Floats
+    latency_ns: Floats
+    spacing_ns: Floats
+    work_ns: Floats
     first_call: Ints
-    events: Floats
-    pause: Floats
+    profiler_ns: Floats
+    pause_ns: Floats
     stream: Ints
-    behind: Ints
-    gap: Floats
-    once: bool = False
-    meets: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    begin: tuple[float, ...] = (0.0,)
-    on_time: frozenset[int] = frozenset()
-    noted: Floats = field(default_factory=lambda: np.zeros(0))
+    joined: Ints
+    join_gap_ns: Floats
+    is_single_pass: bool = False
+    collective: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    waits_for_ranks: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    rank_begin_ns: tuple[float, ...] = (0.0,)
+    unawaited_ranks: frozenset[int] = frozenset()
+    noted_ns: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def steps(self) -> int:
-        """How many steps there are."""
-        return len(self.first_call) // len(self.begin) - 1
+        """Returns the number of steps."""
+        return len(self.first_call) // len(self.rank_begin_ns) - 1
 
     @cached_property
     def ranks(self) -> tuple[Replay, ...]:
-        """Each rank by itself."""
-        if len(self.begin) == 1:
+        """Returns a replay for each rank."""
+        if len(self.rank_begin_ns) == 1:
             return (self,)
-        bounds = self.first_call.reshape(len(self.begin), -1)
-        return tuple(replace(self.between(*pair), begin=(at,)) for *pair, at in zip(bounds, self.begin, strict=True))
+        rows = zip(self.first_call.reshape(len(self.rank_begin_ns), -1), self.rank_begin_ns, strict=True)
+        return tuple(replace(self.select_steps(bounds), rank_begin_ns=(begin_ns,)) for bounds, begin_ns in rows)
 
     @property
     def rank_of(self) -> tuple[Ints, Ints]:
-        """The place of the rank of each call and of each piece."""
-        calls, pieces = (np.array([len(getattr(one, name)) for one in self.ranks]) for name in ("after", "work"))
-        places = np.arange(len(self.ranks))
-        return np.repeat(places, calls), np.repeat(places, pieces)
+        """Returns the position of the rank of each call, and of each piece."""
+        calls, pieces = (np.array([len(getattr(rank, name)) for rank in self.ranks]) for name in ("cpu_ns", "work_ns"))
+        positions = np.arange(len(self.ranks))
+        return np.repeat(positions, calls), np.repeat(positions, pieces)
 
-    def between(self, first_call: Ints) -> Replay:
-        """The steps with these bounds; what was launched before them is over."""
+    def select_steps(self, first_call: Ints) -> Replay:
+        """Returns the steps with these bounds, shape (steps + 1,). Work that was launched before them has ended."""
         first, last = int(first_call[0]), int(first_call[-1])
         low, high = np.searchsorted(self.launch, (first, last)).tolist()
         steps = self.without_waits(self.awaited < low)
-        columns: dict[str, Any] = {name: getattr(steps, name)[first:last] for name in OF_CALLS}
-        columns |= {name: getattr(self, name)[low:high] for name in (*OF_PIECES, "meets")}
+        columns: dict[str, Any] = {name: getattr(steps, name)[first:last] for name in CALL_COLUMNS}
+        columns |= {name: getattr(self, name)[low:high] for name in (*PIECE_COLUMNS, *COLLECTIVE_COLUMNS)}
         columns["launch"] = self.launch[low:high] - first
-        columns["awaited"] = np.maximum(steps.awaited[first:last] - low, -1)
-        columns["behind"] = np.maximum(self.behind[low:high] - low, -1)
+        columns["awaited"] = np.maximum(steps.awaited[first:last] - low, NONE)
+        columns["joined"] = np.maximum(self.joined[low:high] - low, NONE)
         return replace(self, **columns, first_call=first_call - first)
 
-    def with_events_costing(self, ns: float) -> Replay:
-        """Returns the same steps without the profiler's cost: this much for each event, as far as there is time.
-
-        The time that the profiler notes as its own is removed as well, whatever an event costs.
-        """
-        after, latency = self.after, self.latency
-        if len(self.noted):
-            after, latency = after - self.noted, np.maximum(latency - self.noted[self.launch], 0.0)
-        after = after - np.minimum(self.events * ns, 0.9 * after)
-        pause = np.minimum(self.pause, after)
-        return replace(self, after=after, pause=pause, latency=latency, noted=self.noted[:0])
-
-    def at_pace(self, factor: float, unrecorded_ns: Ints) -> Replay:
-        """Returns the same steps with the CPU's time times a factor; waits for the GPU's unrecorded work stay."""
-        gpu_ns = np.minimum(unrecorded_ns, self.pause)
-        return replace(
-            self, after=gpu_ns + (self.after - gpu_ns) * factor, pause=gpu_ns + (self.pause - gpu_ns) * factor
-        )
-
-    def with_graph_launches(self, ns: float, node_ns: float) -> Replay:
-        """The same steps as if no profiler recorded the nodes of CUDA graphs.
-
-        A graph's launch takes ``ns`` at most, and the pause before each node is ``node_ns`` shorter.
-        """
-        is_graph = np.bincount(self.launch, minlength=len(self.after)) > 1
-        cost = np.where(is_graph, np.maximum(self.after - self.pause - ns, 0.0), 0.0)
-        return replace(
-            self,
-            after=self.after - cost,
-            latency=np.maximum(self.latency - cost[self.launch], 0.0),
-            spacing=self.spacing - np.where(is_graph[self.launch], np.clip(self.spacing, 0.0, node_ns), 0.0),
-        )
+    # --- times
 
     @cached_property
     def step_ns(self) -> float:
-        """How long a step takes, ns: from one's end to the next's, without the first, which begins with an idle GPU.
+        """Returns the length of a step, ns: from the end of one step to the end of the next one, on average.
 
-        One or two steps are looked at as if they came again and again; both of two are then left out once. Of several
-        ranks it is the longest one's.
+        The first step is left out, because it begins with an idle GPU. One or two steps are repeated first, and then
+        each of them counts equally. If there are several ranks, the length is that of the slowest rank.
         """
-        if self.once:
+        if self.is_single_pass:
             return self.total_ns
-        return float(self.lengths.mean())
+        return float(self.lengths_ns.mean())
 
     @cached_property
-    def lengths(self) -> Floats:
-        """How long each step but the first takes, of the rank of the longest ones; each of one or two steps twice."""
-        few = self.steps < _FEWEST
-        ranks, left_out = [rank._again() if few else rank for rank in self._awaited], self.steps if few else 1
+    def lengths_ns(self) -> Floats:
+        """Returns the length of each step except the first, on the slowest rank. One or two steps count twice, ns."""
+        is_short = self.steps < MIN_STEPS
+        ranks = [rank._repeat() if is_short else rank for rank in self._awaited_ranks]
+        first = self.steps if is_short else 1
         pairs = zip(ranks, run_together(ranks), strict=True)
-        return max((rank.lengths_of(*times)[left_out:] for rank, times in pairs), key=np.mean)
+        return max((rank.step_lengths_ns(run)[first:] for rank, run in pairs), key=np.mean)
 
     @property
     def total_ns(self) -> float:
-        """From the first call to the end of all, ns."""
-        return max(float(max(starts[-1], done.max())) for starts, done in run_together(self._awaited))
+        """Returns the time from the first call to the end of all work, ns."""
+        runs = run_together(self._awaited_ranks)
+        return max(float(max(run.call_starts[-1], run.piece_ends.max())) for run in runs)
 
     @property
-    def _awaited(self) -> list[Replay]:
-        """The ranks that others wait for."""
-        return [rank for place, rank in enumerate(self.ranks) if place not in self.on_time]
+    def launching_ns(self) -> float:
+        """Returns the median time that the CPU needs to launch something, from one call to the next, ns."""
+        launching = (self.cpu_ns - self.pause_ns)[self.launch]
+        return float(np.median(launching)) if len(launching) else 0.0
 
-    def _again(self, times: int = _FEWEST) -> Replay:
-        """The same steps again and again."""
-        repeated: dict[str, Any] = {name: np.tile(getattr(self, name), times) for name in (*OF_CALLS, *OF_PIECES)}
-        calls, pieces = len(self.after), len(self.work)
-        for name, count in (("launch", calls), ("awaited", pieces), ("behind", pieces), ("meets", _MANY)):
-            values = getattr(self, name)
-            shift = np.arange(times)[:, None] * count
-            repeated[name] = np.where(values == -1, -1, values + np.where(values >= 0, shift, -shift)).ravel()
-        first_call = (self.first_call[:-1] + np.arange(times)[:, None] * len(self.after)).ravel()
-        return replace(self, **repeated, first_call=np.append(first_call, times * len(self.after)))
+    def step_lengths_ns(self, run: Run) -> Floats:
+        """Returns the length of each step, ns, shape (steps,).
 
-    def lengths_of(self, starts: Floats, done: Floats) -> Floats:
-        """How long each step takes, by when each call starts (and one behind the last) and each piece ends.
-
-        A step begins with its first call, or where the GPU has done what came before, if that is later. The last place
-        of ``done`` is that of what ran before the first piece.
+        A step begins with its first call, or when the GPU has done all earlier work, whichever is later.
         """
-        return np.diff(np.maximum(starts[self.first_call], self._ends(done)))
+        return np.diff(np.maximum(run.call_starts[self.first_call], self._earlier_work_ends(run.piece_ends)))
 
-    def _ends(self, done: Floats) -> Floats:
-        """When the GPU has done what came before each step, and all."""
-        reached = np.append(done[-1], np.maximum.accumulate(done[:-1]))
-        return reached[np.searchsorted(self.launch, self.first_call)]
+    @property
+    def _awaited_ranks(self) -> list[Replay]:
+        """Returns the ranks that other ranks wait for."""
+        return [rank for position, rank in enumerate(self.ranks) if position not in self.unawaited_ranks]
+
+    def _repeat(self, times: int = MIN_STEPS) -> Replay:
+        """Returns the same steps, repeated."""
+        repeated: dict[str, Any] = {
+            name: np.tile(getattr(self, name), times) for name in (*CALL_COLUMNS, *PIECE_COLUMNS, "waits_for_ranks")
+        }
+        calls, pieces = len(self.cpu_ns), len(self.work_ns)
+        counts = {
+            "launch": calls,
+            "awaited": pieces,
+            "joined": pieces,
+            "collective": _COLLECTIVE_NUMBERS_PER_REPETITION,
+        }
+        repetitions = np.arange(times)[:, None]
+        for name, count in counts.items():
+            positions = getattr(self, name)
+            repeated[name] = np.where(positions == NONE, NONE, positions + repetitions * count).ravel()
+        first_call = (self.first_call[:-1] + repetitions * calls).ravel()
+        return replace(self, **repeated, first_call=np.append(first_call, times * calls))
+
+    def _earlier_work_ends(self, piece_ends: Floats) -> Floats:
+        """Returns when the GPU has done all work that was launched before each step, and before the end of the last."""
+        latest = np.append(piece_ends[-1], np.maximum.accumulate(piece_ends[:-1]))
+        return latest[np.searchsorted(self.launch, self.first_call)]
 
     @cached_property
-    def before(self) -> Ints:
-        """Shape (pieces,), the piece before each on its stream; -1 for the first."""
-        return before_on(self.stream)
+    def preceding(self) -> Ints:
+        """Returns the piece before each piece on its stream, shape (pieces,)."""
+        return preceding_on_stream(self.stream)
 
     def run(self) -> _Running:
-        """Runs one rank, which waits for others where they meet: wait by wait, and piece by piece.
+        """Replays one rank: yields each arrival at a collective, and receives the time at which the collective begins.
 
-        From one wait to the next all calls are shifted alike: each start is an offset and the shift of its segment.
+        Between two waits, all calls move together. So the start of a call is its offset plus the shift of its segment,
+        and a segment ends with a call that waits.
         """
-        offsets, waits = np.append(0.0, np.cumsum(self.after)), np.flatnonzero(self.awaited >= 0)
-        meets = self.meets if len(self.meets) else np.full(len(self.work), -1)
-        joins = np.flatnonzero((self.behind >= 0) | (meets != -1))
-        links = zip(*(column[joins].tolist() for column in (self.behind, self.gap, meets)), strict=True)
-        joined = dict(zip(joins.tolist(), links, strict=True))
-        ready = offsets[self.launch] + self.latency
-        pieces = zip(*(one.tolist() for one in (ready, self.before, self.spacing, self.work)), strict=True)
-        launched = np.searchsorted(self.launch, waits, side="right")
-        calls = (offsets[waits], self.own[waits], self.lag[waits], self.awaited[waits], launched)
-        rows = zip(*(column.tolist() for column in calls), strict=True)
-        shifts, done, piece = [*self.begin], [_LONG_AGO] * (len(self.work) + 1), 0  # the last: before the first piece
-        for offset, own, lag, awaited, upto in (*rows, (0.0, 0.0, 0.0, -1, len(self.work))):
+        offsets, waits = np.append(0.0, np.cumsum(self.cpu_ns)), np.flatnonzero(self.awaited >= 0)
+        collective = self.collective if len(self.collective) else np.full(len(self.work_ns), NONE)
+        waits_for_ranks = self.waits_for_ranks if len(self.collective) else np.ones(len(self.work_ns), np.bool_)
+        linked = np.flatnonzero((self.joined != NONE) | (collective != NONE))
+        links = dict(
+            zip(linked.tolist(), _rows(linked, self.joined, self.join_gap_ns, collective, waits_for_ranks), strict=True)
+        )
+        earliest_starts = offsets[self.launch] + self.latency_ns
+        pieces = _rows(slice(None), earliest_starts, self.preceding, self.spacing_ns, self.work_ns)
+        pieces_launched = np.searchsorted(self.launch, np.arange(len(self.cpu_ns)), side="right")
+        segments = _rows(waits, offsets, self.min_wait_ns, self.return_ns, self.awaited, pieces_launched)
+        last_segment = (0.0, 0.0, 0.0, NONE, len(self.work_ns))
+        shifts, piece_ends, piece = [*self.rank_begin_ns], [_LONG_AGO] * (len(self.work_ns) + 1), 0
+        for offset, min_wait, return_ns, awaited, end_piece in (*segments, last_segment):
             shift = shifts[-1]
-            for earliest, before, spacing, work in islice(pieces, upto - piece):
-                start = max(earliest + shift, done[before] + spacing)
-                if piece in joined:
-                    behind, gap, collective = joined[piece]
-                    start = max(start, done[behind] + gap)
-                    if collective != -1:
-                        start = yield collective, start
-                done[piece] = start + work
+            for earliest, preceding, spacing, work in islice(pieces, end_piece - piece):
+                start = max(earliest + shift, piece_ends[preceding] + spacing)
+                if piece in links:
+                    joined, gap, met, waits_there = links[piece]
+                    start = max(start, piece_ends[joined] + gap)
+                    if met != NONE:
+                        start = yield Arrival(met, start, waits_there)
+                piece_ends[piece] = start + work
                 piece += 1
-            if awaited >= 0:
-                shifts.append(max(shift + own, done[awaited] + lag - offset))
-        starts = offsets + np.repeat(shifts, np.diff(np.concatenate([[0], waits + 1, [len(offsets)]])))
-        return starts, np.array(done)
+            if awaited != NONE:
+                shifts.append(max(shift + min_wait, piece_ends[awaited] + return_ns - offset))
+        calls_of_segment = np.diff(np.concatenate([[0], waits + 1, [len(offsets)]]))
+        return Run(offsets + np.repeat(shifts, calls_of_segment), np.array(piece_ends))
+
+    # --- the critical path
 
     def critical_path(self, *, whole: bool = False) -> tuple[Floats, Floats]:
-        """The share of each call's ``after`` and of each piece's ``work`` on the critical path of the steps.
+        """Returns the share of each call's ``cpu_ns``, and of each piece's ``work_ns``, on the critical path.
 
-        It leads from the end of the last step back to the start of the second, or of the first for the ``whole``: a
-        little less of anything else makes no step shorter. The rest of the path is from launches to their start,
-        between pieces, and in calls that wait. From a collective it goes back on the rank that started it last.
+        The path leads from the end of the last step back to the start of the second step, or of the first step if
+        ``whole``. A little less of anything that is not on the path makes no step shorter. The rest of the path is the
+        time from launches to starts, between pieces, and in calls that wait. At a collective, the path continues on the
+        rank that started it last.
         """
-        ranks, times = self._awaited, run_together(self._awaited)
-        of_call, of_piece = [np.zeros(len(rank.after)) for rank in ranks], [np.zeros(len(rank.work)) for rank in ranks]
-        waits, sources, lasts = zip(*(rank._sources(*one) for rank, one in zip(ranks, times, strict=True)), strict=True)
-        started = sorted((begins, met, at, piece) for at, last in enumerate(lasts) for begins, met, piece in last)
-        last_of = {met: (at, piece) for _, met, at, piece in started}
-        at = max(range(len(ranks)), key=lambda at: max(times[at][0][-1], times[at][1].max()))
-        (starts, done), call = times[at], len(ranks[at].after)
-        piece = int(done[:-1].argmax()) if len(done) > 1 and done[:-1].max() > starts[call] else -1
+        ranks = self._awaited_ranks
+        runs = run_together(ranks)
+        limits = [rank._find_limits(run) for rank, run in zip(ranks, runs, strict=True)]
+        call_shares = [np.zeros(len(rank.cpu_ns)) for rank in ranks]
+        piece_shares = [np.zeros(len(rank.work_ns)) for rank in ranks]
+        arrivals = sorted(
+            (start, collective, position, piece)
+            for position, limit in enumerate(limits)
+            for start, collective, piece in limit.arrivals
+        )
+        last_arrival = {collective: (position, piece) for _, collective, position, piece in arrivals}
+        # The path begins at what ends last: the time after the last call of a rank, or the last piece of a rank.
+        at = max(range(len(ranks)), key=lambda rank: max(runs[rank].call_starts[-1], runs[rank].piece_ends.max()))
+        piece_ends, call = runs[at].piece_ends[:-1], len(ranks[at].cpu_ns)
+        ends_on_gpu = len(piece_ends) > 0 and piece_ends.max() > runs[at].call_starts[call]
+        piece = int(piece_ends.argmax()) if ends_on_gpu else NONE
         while True:
-            while piece >= 0:
-                of_piece[at][piece] = 1.0
-                if len(ranks[at].meets):
-                    at, piece = last_of.get(int(ranks[at].meets[piece]), (at, piece))
-                call, piece = int(ranks[at].launch[piece]), sources[at][piece]
-            place = int(np.searchsorted(waits[at], call)) - 1
-            of_call[at][waits[at][place] if place >= 0 else 0 : call] = 1.0
-            if place < 0:
+            # Follow the GPU's work back to the launch that was not there earlier.
+            while piece != NONE:
+                piece_shares[at][piece] = 1.0
+                if len(ranks[at].collective) and ranks[at].waits_for_ranks[piece]:
+                    at, piece = last_arrival.get(int(ranks[at].collective[piece]), (at, piece))
+                call, piece = int(ranks[at].launch[piece]), limits[at].limiting_piece[piece]
+            # Follow the CPU back to the last call that waited for the GPU.
+            waits = limits[at].waits
+            position = int(np.searchsorted(waits, call)) - 1
+            call_shares[at][waits[position] if position >= 0 else 0 : call] = 1.0
+            if position < 0:
                 break
-            piece = int(ranks[at].awaited[waits[at][place]])
-        for at, (rank, (starts, done)) in enumerate(zip(ranks, times, strict=True)):
-            begun = max(starts[rank.first_call[1]], rank._ends(done)[1]) if rank.steps >= _FEWEST and not whole else 0.0
-            of_call[at] = np.clip((starts[1:] - begun) / np.maximum(rank.after, 1.0), 0.0, of_call[at])
-            of_piece[at] = np.clip((done[:-1] - begun) / np.maximum(rank.work, 1.0), 0.0, of_piece[at])
-        for at in sorted(self.on_time):
-            of_call.insert(at, np.zeros(len(self.ranks[at].after)))
-            of_piece.insert(at, np.zeros(len(self.ranks[at].work)))
-        return np.concatenate(of_call), np.concatenate(of_piece)
+            piece = int(ranks[at].awaited[waits[position]])
+        for at, (rank, run) in enumerate(zip(ranks, runs, strict=True)):
+            begin = 0.0
+            if rank.steps >= MIN_STEPS and not whole:
+                begin = max(run.call_starts[rank.first_call[1]], rank._earlier_work_ends(run.piece_ends)[1])
+            call_shares[at] = np.clip(
+                (run.call_starts[1:] - begin) / np.maximum(rank.cpu_ns, 1.0), 0.0, call_shares[at]
+            )
+            ends = run.piece_ends[:-1]
+            piece_shares[at] = np.clip((ends - begin) / np.maximum(rank.work_ns, 1.0), 0.0, piece_shares[at])
+        for position in sorted(self.unawaited_ranks):
+            call_shares.insert(position, np.zeros(len(self.ranks[position].cpu_ns)))
+            piece_shares.insert(position, np.zeros(len(self.ranks[position].work_ns)))
+        return np.concatenate(call_shares), np.concatenate(piece_shares)
 
-    def _sources(self, starts: Floats, done: Floats) -> tuple[Ints, list[int], list[tuple[float, int, int]]]:
-        """The calls that end with what they wait for; the piece that each piece follows; those that others wait for.
-
-        A piece that follows none, -1, begins with its launch. Of the last ones it is said when they begin, and in which
-        collective.
-        """
+    def _find_limits(self, run: Run) -> _Limits:
+        """Finds what determined when each call and each piece of this rank could go on."""
+        call_starts, piece_ends = run
         waits = np.flatnonzero(self.awaited >= 0)
-        gpu_ended = done[self.awaited[waits]] + self.lag[waits] > starts[waits] + self.own[waits]
-        begins = done[:-1] - self.work - _ROUNDING_NS
-        joined = (self.behind >= 0) & (done[self.behind] + self.gap >= begins)
-        follows = done[self.before] + self.spacing >= begins
-        last = joined | follows | (starts[self.launch] + self.latency >= begins)
-        met = np.flatnonzero((self.meets != -1) & last) if len(self.meets) else np.zeros(0, np.int64)
-        sources = np.where(joined, self.behind, np.where(follows, self.before, -1)).tolist()
-        return (
-            waits[gpu_ended],
-            sources,
-            [*zip(begins[met].tolist(), met_in(self.meets[met]), met.tolist(), strict=True)],
+        gpu_done = piece_ends[self.awaited[waits]] + self.return_ns[waits]
+        starts = piece_ends[:-1] - self.work_ns - _ROUNDING_NS
+        by_join = (self.joined != NONE) & (piece_ends[self.joined] + self.join_gap_ns >= starts)
+        by_stream = piece_ends[self.preceding] + self.spacing_ns >= starts
+        by_launch = call_starts[self.launch] + self.latency_ns >= starts
+        limiting_piece = np.where(by_join, self.joined, np.where(by_stream, self.preceding, NONE))
+        if len(self.collective):
+            last = np.flatnonzero((self.collective != NONE) & (by_join | by_stream | by_launch))
+            arrivals = [*zip(starts[last].tolist(), self.collective[last].tolist(), last.tolist(), strict=True)]
+        else:
+            arrivals = []
+        return _Limits(
+            waits[gpu_done > call_starts[waits] + self.min_wait_ns[waits]], limiting_piece.tolist(), arrivals
         )
 
     # --- changes
 
-    def without_waits(self, chosen: Bools) -> Replay:
-        """Calls that do not wait any more; each still takes its own time."""
-        chosen = chosen & (self.awaited >= 0)
-        after = np.where(chosen, self.own + self.after, self.after)
-        return replace(self, awaited=np.where(chosen, -1, self.awaited), after=after)
+    def without_waits(self, calls: Bools) -> Replay:
+        """Returns the same steps, in which these calls do not wait. Each call still takes its shortest time."""
+        calls = calls & (self.awaited >= 0)
+        cpu_ns = np.where(calls, self.min_wait_ns + self.cpu_ns, self.cpu_ns)
+        return replace(self, awaited=np.where(calls, NONE, self.awaited), cpu_ns=cpu_ns)
 
-    def without_calls(self, chosen: Bools) -> Replay:
-        """Calls that are gone, with the time to the next call, but for a pause."""
-        freed = self.without_waits(chosen)
-        return replace(freed, after=np.where(chosen, self.pause, freed.after))
+    def without_calls(self, calls: Bools) -> Replay:
+        """Returns the same steps without these calls and the time after them. Pauses stay."""
+        steps = self.without_waits(calls)
+        return replace(steps, cpu_ns=np.where(calls, self.pause_ns, steps.cpu_ns))
 
-    def with_pauses(self, chosen: Bools, ns: float | Floats) -> Replay:
-        """Returns the same steps with pauses of at most ``ns`` behind some calls; it may have shape (calls,)."""
-        cut = np.where(chosen, np.maximum(self.pause - ns, 0.0), 0.0)
-        return replace(self, after=self.after - cut, pause=self.pause - cut)
+    def with_pauses(self, calls: Bools, ns: float | Floats) -> Replay:
+        """Returns the same steps with pauses of at most ``ns`` after these calls; it may have the shape (calls,)."""
+        saved = np.where(calls, np.maximum(self.pause_ns - ns, 0.0), 0.0)
+        return replace(self, cpu_ns=self.cpu_ns - saved, pause_ns=self.pause_ns - saved)
 
-    def with_launching(self, factor: Floats, most: float = np.inf) -> Replay:
-        """The time from each call to the next times a factor, shape (calls,), pauses left as they are.
+    def with_launching(self, factor: Floats, max_saved_ns: float = np.inf) -> Replay:
+        """Returns the same steps with the time between calls multiplied by a factor, shape (calls,). Pauses stay.
 
-        ``most``: what one call saves at most, ns.
+        ``max_saved_ns`` limits what is saved after one call.
         """
-        return replace(self, after=self.after - np.minimum((self.after - self.pause) * (1 - factor), most))
-
-    @property
-    def launching_ns(self) -> float:
-        """What it takes to launch something, from one call to the next: median, ns."""
-        launching = (self.after - self.pause)[self.launch]
-        return float(np.median(launching)) if len(launching) else 0.0
+        return replace(
+            self, cpu_ns=self.cpu_ns - np.minimum((self.cpu_ns - self.pause_ns) * (1 - factor), max_saved_ns)
+        )
 
     def with_work(self, factor: Floats) -> Replay:
-        """The work of each piece times a factor, shape (pieces,); a piece without work starts no gap either."""
-        return replace(self, work=self.work * factor, spacing=np.where(factor == 0, 0.0, self.spacing))
+        """Returns the same steps with the work of each piece multiplied by a factor, shape (pieces,).
+
+        A piece without work does not need the time between two pieces either.
+        """
+        spacing_ns = np.where(factor == 0, 0.0, self.spacing_ns)
+        return replace(self, work_ns=self.work_ns * factor, spacing_ns=spacing_ns)
+
+    def with_events_costing(self, multiple: float) -> Replay:
+        """Returns the same steps without the profiler's cost: ``multiple`` times ``profiler_ns`` for each call.
+
+        A call keeps a tenth of its time. The time that the profiler records as its own work is always removed.
+        """
+        cpu_ns, latency_ns = self.cpu_ns, self.latency_ns
+        if len(self.noted_ns):
+            cpu_ns, latency_ns = cpu_ns - self.noted_ns, np.maximum(latency_ns - self.noted_ns[self.launch], 0.0)
+        cpu_ns = cpu_ns - np.minimum(self.profiler_ns * multiple, 0.9 * cpu_ns)
+        pause_ns = np.minimum(self.pause_ns, cpu_ns)
+        return replace(self, cpu_ns=cpu_ns, pause_ns=pause_ns, latency_ns=latency_ns, noted_ns=self.noted_ns[:0])
+
+    def at_pace(self, factor: float, unrecorded_ns: Ints) -> Replay:
+        """Returns the same steps with the CPU's time multiplied by a factor. Waits for unrecorded GPU work stay."""
+        gpu_ns = np.minimum(unrecorded_ns, self.pause_ns)
+        return replace(
+            self,
+            cpu_ns=gpu_ns + (self.cpu_ns - gpu_ns) * factor,
+            pause_ns=gpu_ns + (self.pause_ns - gpu_ns) * factor,
+        )
+
+    def with_graph_launches(self, launch_ns: float, node_ns: float) -> Replay:
+        """Returns the same steps as if the profiler did not record the nodes of CUDA graphs.
+
+        The launch of a graph takes ``launch_ns`` at most, and the pause before each node is ``node_ns`` shorter.
+        """
+        is_graph = np.bincount(self.launch, minlength=len(self.cpu_ns)) > 1
+        saved = np.where(is_graph, np.maximum(self.cpu_ns - self.pause_ns - launch_ns, 0.0), 0.0)
+        node_saved = np.where(is_graph[self.launch], np.clip(self.spacing_ns, 0.0, node_ns), 0.0)
+        return replace(
+            self,
+            cpu_ns=self.cpu_ns - saved,
+            latency_ns=np.maximum(self.latency_ns - saved[self.launch], 0.0),
+            spacing_ns=self.spacing_ns - node_saved,
+        )
 
 
-def run_together(ranks: Sequence[Replay]) -> list[_Times]:
-    """Runs ranks at once: each collective begins to transfer when its last rank has started it."""
+def run_together(ranks: Sequence[Replay]) -> list[Run]:
+    """Replays ranks together: each collective begins to transfer when its last rank has started it."""
     running: list[Any] = [rank.run() for rank in ranks]
-    missing = Counter(met for rank in ranks for met in met_in(rank.meets))
-    started = defaultdict[int, dict[int, float]](dict)  # by rank, of the collectives that wait for others
-    free: set[tuple[int, int]] = set()
-    ended: dict[int, _Times] = {}
-    ready: list[tuple[int, float | None]] = [(place, None) for place in range(len(ranks))]
+    missing = Counter(collective for rank in ranks for collective in rank.collective.tolist())
+    arrived = defaultdict[int, dict[int, float]](dict)  # for each collective that waits, the start on each rank
+    passed: set[tuple[int, int]] = set()  # collective and rank of each arrival that did not wait
+    ended: dict[int, Run] = {}
+    ready: list[tuple[int, float | None]] = [(rank, None) for rank in range(len(ranks))]
     while len(ended) < len(ranks):
         if ready:
-            place, begins = ready.pop()
+            rank, begin = ready.pop()
             try:
-                met, start = running[place].send(begins)
+                arrival = running[rank].send(begin)
             except StopIteration as end:
-                ended[place] = end.value
+                ended[rank] = end.value
                 continue
-            if met < 0:  # it goes on, and others wait for it
-                ready.append((place, start))
-                met = -2 - met
-                free.add((met, place))
-            started[met][place] = start
-            missing[met] -= 1
-        else:  # two ranks launch two collectives in different orders: the first one goes on without the others
-            met = min(started, key=lambda one: max(started[one].values()))
-            missing[met] = 0
-        if missing[met] <= 0:
-            waited = started.pop(met)
-            ready += [(place, max(waited.values())) for place in waited if (met, place) not in free]
-    return [ended[place] for place in range(len(ranks))]
+            collective = arrival.collective
+            if not arrival.waits:
+                ready.append((rank, arrival.start_ns))
+                passed.add((collective, rank))
+            arrived[collective][rank] = arrival.start_ns
+            missing[collective] -= 1
+        else:  # two ranks launch two collectives in different orders, so the earliest one goes on without the others
+            collective = min(arrived, key=lambda number: max(arrived[number].values()))
+            missing[collective] = 0
+        if missing[collective] <= 0:
+            starts = arrived.pop(collective)
+            ready += [(rank, max(starts.values())) for rank in starts if (collective, rank) not in passed]
+    return [ended[rank] for rank in range(len(ranks))]
 
 
-def met_in(meets: Ints) -> list[int]:
-    """The collective of each piece, whether or not it waits for others."""
-    collectives: list[int] = np.where(meets >= 0, meets, -2 - meets).tolist()
-    return collectives
-
-
-def before_on(stream: Ints) -> Ints:
-    """Shape (pieces,), the piece before each on its stream; -1 for the first."""
+def preceding_on_stream(stream: Ints) -> Ints:
+    """Returns the piece before each piece on its stream, shape (pieces,), ``NONE`` for the first."""
     order = np.argsort(stream, kind="stable")
-    before = np.full(len(stream), -1)
-    before[order[1:]] = np.where(stream[order[1:]] == stream[order[:-1]], order[:-1], -1)
-    return before
+    preceding = np.full(len(stream), NONE)
+    preceding[order[1:]] = np.where(stream[order[1:]] == stream[order[:-1]], order[:-1], NONE)
+    return preceding
+
+
+def _rows(index: Any, *columns: Any) -> Iterator[Any]:
+    """Yields the selected rows of some columns as tuples of numbers."""
+    return zip(*(column[index].tolist() for column in columns), strict=True)

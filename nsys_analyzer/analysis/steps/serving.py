@@ -1,6 +1,6 @@
-"""How requests are served: the steps of each kind, prefill, decode or both, what lies between them, and requests.
+"""How requests are served: prefill, decode and mixed steps, the time between steps, and the requests.
 
-A step lasts, as every step, from its start to the next one's; without the time in which no request is there.
+A step lasts from its start to the start of the next one, without the time in which the server has no request.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.step import DeviceSteps, KernelTime, Ms
 from nsys_analyzer.analysis.steps.summarize import dissect_device
-from nsys_analyzer.analysis.steps.windows import Steps
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import REQUEST_RANGE, ServedStepKind
 from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, NS_PER_S
 
-#: Kernels that are kept of each kind.
-_KERNELS = 8
+#: The longest kernels of each kind of step, as many as are kept.
+_MAX_KERNELS = 8
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,27 @@ class Quantiles:
 
     @staticmethod
     def of_ns(values: Ints) -> Quantiles:
-        """Returns those of durations in ns."""
+        """Returns the quantiles of durations in ns."""
         median, p95 = np.quantile(values / NS_PER_MS, [0.5, 0.95]).tolist()
         return Quantiles(median, p95)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepKind(DeviceSteps):
-    """The steps of one kind, with the figures of the device that computes most; its parts add up to the median step.
+    """The steps of one kind, with the figures of the device that computes most. Its parts add up to the median step.
 
     Attributes:
-        batch, tokens, positions: sequences, new tokens, and what these attend to in the cache: medians.
+        steps: the number of steps.
+        length_ms: their lengths.
+        batch, tokens, positions: the sequences and new tokens of a step, and the positions in the cache that the tokens
+            attend to, median; None if a step does not say it.
         tokens_per_s: new tokens ÷ time of all steps of the kind.
-        between_ms: from a step's end to the next one's start on the CPU, median; None where none follows.
-        kernels: those that take most.
-        weights_bytes, cache_bytes: what a step reads of both at the least; None where that is not known.
-        counted: whether they are the model's own, and not those of a transformer of its dimensions.
-        least_ms: how long reading them once takes at the memory's peak; None where that is not known.
+        between_ms: the time from the end of a step to the start of the next one on the CPU, median; None if none
+            follows.
+        kernels: the longest kernels.
+        weights_bytes, cache_bytes: the least that a step reads of the weights and of the cache; None if unknown.
+        counted: whether these bytes are those of the model, and not of a transformer with its dimensions.
+        least_ms: how long it takes to read them once at the peak rate of the memory; None if unknown.
     """
 
     kind: ServedStepKind
@@ -68,7 +72,7 @@ class StepKind(DeviceSteps):
     least_ms: Ms | None = None
 
     def share_of(self, *classes: str) -> float | None:
-        """Returns the share of some classes in the compute; None without any."""
+        """Returns the share of some classes in the compute time; None if nothing computes."""
         return (
             sum(row.ms for row in self.classes if row.kernel_class in classes) / self.compute_ms
             if self.compute_ms
@@ -77,18 +81,19 @@ class StepKind(DeviceSteps):
 
     @property
     def busy_share(self) -> float | None:
-        """The share of a step in which the GPU works."""
+        """Returns the share of a step in which the GPU works; None if the step has no length."""
         return 1 - self.idle_ms / self.total_ms if self.total_ms else None
 
 
 @dataclass(frozen=True)
 class HeldUp:
-    """Decode steps that wait behind prefill while their sequences are there already.
+    """Decode steps that wait for prefill steps although their sequences are ready.
 
     Attributes:
-        steps: how many; ``of`` so many that follow another one.
-        wait_ms: the steps in between, of each that waits.
-        per_step_ms: all of that ÷ ``of``.
+        steps: the number of decode steps that wait.
+        of: the number of decode steps that follow another one.
+        wait_ms: the length of the prefill steps before a decode step that waits.
+        per_step_ms: the sum of these waits ÷ ``of``.
     """
 
     steps: int
@@ -99,12 +104,12 @@ class HeldUp:
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests that ranges mark, by the CPU's clock.
+    """The requests that ranges mark, by the CPU's clock.
 
     Attributes:
-        count: those whose first token is marked.
-        ttft_ms: time to first token, from a request's arrival on.
-        inter_token_ms: from one token to the next of a request; None where no request has two.
+        count: the number of requests whose first token is marked.
+        ttft_ms: time to first token, from the arrival of a request on.
+        inter_token_ms: inter-token latency, from one token of a request to the next; None if no request has two.
     """
 
     count: int
@@ -114,11 +119,13 @@ class Requests:
 
 @dataclass(frozen=True)
 class Serving:
-    """How a process serves requests.
+    """The way in which a process serves requests.
 
     Attributes:
         kinds: the kinds of steps, the most frequent first.
-        inferred: whether a hook told the kinds by the shapes of the model's input, and no engine.
+        inferred: whether a hook inferred the kinds from the shapes of the model's input, because no engine said them.
+        held_up: decode steps that wait for prefill; None if there are none, or if the kinds are inferred.
+        requests: None if no range marks requests.
     """
 
     kinds: tuple[StepKind, ...]
@@ -129,41 +136,49 @@ class Serving:
     def with_least(
         self, weights: float, of_position: float | None, bytes_per_s: float | None, *, counted: bool
     ) -> Serving:
-        """Returns the same with what decoding reads at the least: its weights, and of its cache for each position."""
+        """Returns the same with the least that a decode step reads.
 
-        def known(kind: StepKind) -> StepKind:
+        Args:
+            weights: the bytes of the weights.
+            of_position: the bytes of the cache for each position; None if unknown.
+            bytes_per_s: the peak rate of the memory; None if unknown.
+            counted: as in ``StepKind``.
+        """
+
+        def with_bytes(kind: StepKind) -> StepKind:
             cache = None if kind.positions is None or of_position is None else of_position * kind.positions
             least = (weights + (cache or 0)) / bytes_per_s * MS_PER_S if bytes_per_s else None
             return replace(kind, weights_bytes=weights, cache_bytes=cache, least_ms=least, counted=counted)
 
-        return replace(self, kinds=tuple(known(kind) if kind.kind == "decode" else kind for kind in self.kinds))
+        return replace(self, kinds=tuple(with_bytes(kind) if kind.kind == "decode" else kind for kind in self.kinds))
 
 
 def summarize_serving(attributed: AttributedTrace, process: int, steps: Steps) -> Serving | None:
-    """Returns how a process serves requests; None where no mark says it."""
+    """Summarizes how a process serves requests; returns None if no step has a mark of an engine."""
     if not steps.marks:
         return None
     kind, warm = np.array([mark.kind for mark in steps.marks]), np.array(steps.names) != "first"
-    work = ProcessWork(attributed, process, steps.every)
+    work = ProcessWork(attributed, process, steps.recorded)
     kinds = Counter(kind[warm].tolist()).most_common()
-    found = tuple(_of_kind(work, steps, name, (kind == name) & warm) for name, _ in kinds)
+    summaries = tuple(_summarize_kind(work, steps, name, (kind == name) & warm) for name, _ in kinds)
     inferred = any(mark.inferred for mark in steps.marks)
-    held_up = None if inferred else _held_up(steps, kind)  # each prefill begins another generation then
-    return Serving(found, inferred, held_up, _requests(attributed, process, steps, kind))
+    held_up = None if inferred else _find_held_up(steps, kind)  # each prefill begins another generation then
+    return Serving(summaries, inferred, held_up, _find_requests(attributed, process, steps, kind))
 
 
-def _of_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, chosen: Bools) -> StepKind:
-    marks = [mark for mark, mine in zip(steps.marks, chosen.tolist(), strict=True) if mine]
-    windows = steps.every.select(chosen)
+def _summarize_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, mask: Bools) -> StepKind:
+    """Summarizes the steps of one kind, which the mask selects from all recorded steps."""
+    marks = [mark for mark, selected in zip(steps.marks, mask.tolist(), strict=True) if selected]
+    windows = steps.recorded.select(mask)
     length = Quantiles.of_ns(windows.length)
     devices = [dissect_device(work, windows, device, length.median) for device in work.devices]
     main = max(devices, key=lambda device: device.compute_ms)
-    follows = np.append(steps.every.called[1:] == steps.every.left[:-1], False)[chosen]
-    between = (windows.left - windows.ended)[follows]
+    is_followed = np.append(steps.recorded.cpu_start[1:] == steps.recorded.cpu_end[:-1], False)[mask]
+    between = (windows.cpu_end - windows.body_end)[is_followed]
     tokens = [mark.tokens for mark in marks if mark.tokens is not None]
     seconds = float(windows.length.sum()) / NS_PER_S
     return StepKind(
-        **{one.name: getattr(main, one.name) for one in fields(DeviceSteps)},
+        **{column.name: getattr(main, column.name) for column in fields(DeviceSteps)},
         kind=kind,
         steps=len(windows),
         length_ms=length,
@@ -172,51 +187,56 @@ def _of_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, chosen: Bool
         positions=_median([mark.positions for mark in marks]),
         tokens_per_s=sum(tokens) / seconds if len(tokens) == len(marks) and seconds else None,
         between_ms=float(np.median(between)) / NS_PER_MS if len(between) else None,
-        kernels=main.kernels[:_KERNELS],
+        kernels=main.kernels[:_MAX_KERNELS],
     )
 
 
 def _median(values: list[int | None]) -> float | None:
-    """Returns the median of what is said of all steps; None where one says nothing."""
-    said = [value for value in values if value is not None]
-    return float(np.median(said)) if said and len(said) == len(values) else None
+    """Returns the median of the values of all steps; None if a step has no value."""
+    present = [value for value in values if value is not None]
+    return float(np.median(present)) if present and len(present) == len(values) else None
 
 
-def _held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
-    """Finds the decode steps between which and the decode step before lies prefill alone."""
+def _find_held_up(steps: Steps, kind: npt.NDArray[np.str_]) -> HeldUp | None:
+    """Finds the decode steps with nothing but prefill steps between them and the decode step before."""
     decode = np.flatnonzero(kind == "decode")
-    behind = np.append(0, np.cumsum(np.where(kind == "prefill", steps.every.length, 0)))
-    # Of two decode steps with nothing but prefill in between, without a pause.
-    goes_on = np.append(0, np.cumsum((steps.every.called[1:] == steps.every.left[:-1]) & (kind[1:] != "mixed")))
-    wait = behind[decode[1:]] - behind[decode[:-1] + 1]
-    held = (wait > 0) & (goes_on[decode[1:]] - goes_on[decode[:-1]] == np.diff(decode))
-    if not held.any():
+    prefill_ns = np.append(0, np.cumsum(np.where(kind == "prefill", steps.recorded.length, 0)))
+    follows_at_once = (steps.recorded.cpu_start[1:] == steps.recorded.cpu_end[:-1]) & (kind[1:] != "mixed")
+    followers = np.append(0, np.cumsum(follows_at_once))
+    wait_ns = prefill_ns[decode[1:]] - prefill_ns[decode[:-1] + 1]
+    waits = (wait_ns > 0) & (followers[decode[1:]] - followers[decode[:-1]] == np.diff(decode))
+    if not waits.any():
         return None
-    return HeldUp(
-        int(held.sum()), len(wait), Quantiles.of_ns(wait[held]), int(wait[held].sum()) / len(wait) / NS_PER_MS
-    )
+    wait_ns, of = wait_ns[waits], len(wait_ns)
+    return HeldUp(len(wait_ns), of, Quantiles.of_ns(wait_ns), int(wait_ns.sum()) / of / NS_PER_MS)
 
 
-def _requests(attributed: AttributedTrace, process: int, steps: Steps, kind: npt.NDArray[np.str_]) -> Requests | None:
-    """Reads the requests that ranges mark, outside warm-up: each token behind the first is that of a decode step."""
+def _find_requests(
+    attributed: AttributedTrace, process: int, steps: Steps, kind: npt.NDArray[np.str_]
+) -> Requests | None:
+    """Finds the requests that ranges mark, outside warm-up; returns None if there are none.
+
+    Each token after the first one of a request is that of a decode or mixed step.
+    """
     ranges = attributed.trace.ranges
-    found = [REQUEST_RANGE.fullmatch(name) for name in ranges.names]
-    named = np.array([*(match is not None for match in found), False])[ranges.name]
-    mine = np.flatnonzero(named & (process_of(ranges.thread) == process))
-    mine = mine[~attributed.is_in_warmup(process_of(ranges.thread[mine]), ranges.start[mine])]
-    whole, first = dict[str, tuple[int, int]](), dict[str, tuple[int, int]]()
-    for index in mine.tolist():
-        match = found[ranges.name[index]]
-        if match:
-            (first if match["first"] else whole)[match["request"]] = (int(ranges.start[index]), int(ranges.end[index]))
-    ended = steps.every.ended[kind != "prefill"]
-    gaps = [
-        np.diff([there, *ended[(ended > there) & (ended <= whole[name][1])].tolist()])
-        for name, (_, there) in first.items()
-        if name in whole
-    ]
-    if not first:
+    matches = [REQUEST_RANGE.fullmatch(name) for name in ranges.names]
+    is_request = np.array([*(match is not None for match in matches), False])[ranges.name]
+    index = np.flatnonzero(is_request & (process_of(ranges.thread) == process))
+    index = index[~attributed.is_in_warmup(process_of(ranges.thread[index]), ranges.start[index])]
+    whole_requests, first_tokens = dict[str, tuple[int, int]](), dict[str, tuple[int, int]]()
+    for position in index.tolist():
+        if match := matches[ranges.name[position]]:
+            bounds = (int(ranges.start[position]), int(ranges.end[position]))
+            (first_tokens if match["first"] else whole_requests)[match["request"]] = bounds
+    if not first_tokens:
         return None
-    between = np.concatenate([np.zeros(0, np.int64), *gaps])
-    ttft = np.array([end - start for start, end in first.values()])
-    return Requests(len(first), Quantiles.of_ns(ttft), Quantiles.of_ns(between) if len(between) else None)
+    step_ends = steps.recorded.body_end[kind != "prefill"]
+    latencies = [np.zeros(0, np.int64)]
+    for name, (_, first_end) in first_tokens.items():
+        if name in whole_requests:
+            is_token = (step_ends > first_end) & (step_ends <= whole_requests[name][1])
+            latencies.append(np.diff([first_end, *step_ends[is_token].tolist()]))
+    inter_token = np.concatenate(latencies)
+    ttft = np.array([end - start for start, end in first_tokens.values()])
+    inter_token_ms = Quantiles.of_ns(inter_token) if len(inter_token) else None
+    return Requests(len(first_tokens), Quantiles.of_ns(ttft), inter_token_ms)

@@ -10,25 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 
 from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.steps.process import Cause
-from nsys_analyzer.analysis.steps.windows import Source, StepGroup
+from nsys_analyzer.analysis.steps.windows import Source
 from nsys_analyzer.text import StrOrText, Text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-#: The loading of batches, in a program without a GPU.
+#: The name of the loading of batches among the phases of a program without a GPU.
 INPUT = "input"
-#: What is on the critical path where no work of the GPU is.
+#: The name of the program on the critical path, where no work of the GPU is on it.
 PROGRAM = "program"
-#: Parts of a step that hooks time, but that are no phases, because the GPU does little in them.
+#: Parts of a step that hooks time. They are not phases, because the GPU does little in them.
 UNPHASED = ("data", "zero_grad", "evaluation")
-#: The word, but not in an option, a call, a name, or "optimizer step".
-_WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
+#: The word "step", except in an option, a call, a name, or "optimizer step".
+_STEP_WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
 
 
-#: Ten years are 3e11 ms.
+#: A time in ms. Ten years are 3e11 ms.
 Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Values: TypeAlias = Annotated[tuple[Ms, ...], msgspec.Meta(min_length=1)]
 
@@ -36,14 +37,14 @@ Values: TypeAlias = Annotated[tuple[Ms, ...], msgspec.Meta(min_length=1)]
 _Narrow = TypeVar("_Narrow", bound="DataclassInstance")
 
 
-def narrowed(value: object, kind: type[_Narrow]) -> _Narrow:
-    """The value as what it inherits from: with the fields of that alone."""
-    return kind(**{one.name: getattr(value, one.name) for one in fields(kind) if one.init})
+def narrow(value: object, kind: type[_Narrow]) -> _Narrow:
+    """Returns the value as a type that it inherits from, with the fields of that type alone."""
+    return kind(**{column.name: getattr(value, column.name) for column in fields(kind) if column.init})
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What fills a stretch of a device's time in a step, ms: the four parts add up to it."""
+    """The four parts of a stretch of a device's time in a step, ms: they add up to it."""
 
     compute_ms: Ms
     exposed_copy_ms: Ms
@@ -52,12 +53,12 @@ class Parts:
 
     @property
     def total_ms(self) -> float:
-        """The stretch itself."""
+        """Returns the length of the stretch, ms."""
         return self.compute_ms + self.exposed_copy_ms + self.exposed_communication_ms + self.idle_ms
 
 
 class ClassTime(msgspec.Struct, frozen=True):
-    """The compute of one kernel class in a step, mean ms; of kernels that overlap, a moment is that of the first."""
+    """The compute time of one kernel class in a step, mean ms. Kernels that overlap share the time equally."""
 
     kernel_class: str = msgspec.field(name="class")
     ms: Ms
@@ -65,9 +66,9 @@ class ClassTime(msgspec.Struct, frozen=True):
 
 
 class KernelTime(msgspec.Struct, frozen=True):
-    """The compute of one kernel in a step, and how often it starts: means. The kernels of a class add up to it.
+    """The compute time of one kernel in a step, and how often it starts: means. The kernels of a class add up to it.
 
-    Fills, and graphs whose kernels are not known, have no name.
+    Fills, and graphs whose kernels are unknown, have no name.
     """
 
     name: str
@@ -79,14 +80,20 @@ class KernelTime(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PhaseParts(Parts):
-    """The device's time of one phase in a step; a gap is of the phase whose work ends it."""
+    """The device's time of one phase in a step. A gap belongs to the phase of the work that ends it."""
 
     phase: str
 
 
 @dataclass(frozen=True)
 class IdleTime:
-    """The idle time of one cause in a step, mean: its range and API call where it has one, its gaps and its lines."""
+    """The idle time of one cause in a step, mean.
+
+    Attributes:
+        range, api: the range and the API call in which the program is; None if there is none.
+        gaps: the number of gaps in a step.
+        lines: the lines of the program, if its stacks were sampled.
+    """
 
     cause: Cause
     range: str | None
@@ -98,7 +105,7 @@ class IdleTime:
 
 @dataclass(frozen=True)
 class CauseTime:
-    """The idle time of one cause in a step, mean ms, whatever the range and the API call."""
+    """The idle time of one cause in a step over all ranges and API calls, mean ms."""
 
     cause: Cause
     ms: Ms
@@ -109,9 +116,10 @@ class OnPath(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of the critical path of a step, mean ms: the parts add up to the step.
 
     Attributes:
-        where: "GPU" for work of a kernel class (of copies, of collectives), "idle" for the idle time of a cause, "CPU"
+        where: "GPU" for work of a kernel class, of copies or of collectives; "idle" for the idle time of a cause; "CPU"
             for what the program does while the GPU's work delays nothing.
-        device: another GPU whose work it is, while the one that computes most is idle; None for the latter's own time.
+        part: the kernel class, "copies", the cause of the idle time, or ``PROGRAM``.
+        device: another GPU that works while the GPU that computes most is idle; None for the time of the latter.
     """
 
     where: Literal["GPU", "idle", "CPU"]
@@ -122,9 +130,10 @@ class OnPath(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class DeviceSteps(Parts):
-    """The steps on one device, which is numbered as CUDA does.
+    """The steps on one device.
 
     Attributes:
+        device: its number in CUDA.
         idle_by_cause: the idle time by cause, range and API call, longest first.
     """
 
@@ -136,15 +145,15 @@ class DeviceSteps(Parts):
 
 @dataclass(frozen=True, kw_only=True)
 class DissectedSteps(DeviceSteps):
-    """The steps on one device with all that a comparison needs.
+    """The steps on one device with all figures that a comparison needs.
 
-    Standard deviations are those over the steps, None of a single one.
+    Standard deviations are taken over the steps, and are None for a single step.
 
     Attributes:
-        kernels: those that compute, longest first.
+        kernels: the kernels that compute, longest first.
         causes: the idle time by cause alone, longest first.
-        busy_values_ms: the GPU's work in each step; of very many steps those of some, evenly spread.
-        own_pauses_ms: the idle time in short pauses between operations that are both queued, which no program delays.
+        busy_values_ms: the GPU's work in each step; if there are very many steps, in some of them, evenly spread.
+        own_pauses_ms: the idle time in short pauses between operations that are both queued. No program delays them.
     """
 
     kernels: tuple[KernelTime, ...] = ()
@@ -157,7 +166,7 @@ class DissectedSteps(DeviceSteps):
 
 @dataclass(frozen=True)
 class LaunchLatency:
-    """From a launch to the start of its operation, µs: the median, and what the slowest tenth exceeds."""
+    """The time from a launch to the start of its operation, µs: median and 90th percentile."""
 
     median: float
     p90: float
@@ -165,7 +174,7 @@ class LaunchLatency:
 
 @dataclass(frozen=True)
 class Queue:
-    """How many launches wait or run when another one is added."""
+    """The number of launches that wait or run when another one is added."""
 
     median: float
     max: int
@@ -173,7 +182,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class UnprofiledStep:
-    """What a step takes without the profiler, ms: one figure where that was timed, else an estimate between two."""
+    """The length of a step without the profiler, ms: the same figure twice if it was timed, else an estimate."""
 
     low: float
     high: float
@@ -185,22 +194,23 @@ class StepSummary(DissectedSteps):
     """The steps of a process, with the figures of the device that computes most.
 
     Attributes:
-        instances: how many steps.
-        source: what bounds them; ``unit`` says it in words.
-        kind: what they do where an engine that serves requests says it: "prefill", "decode" or "mixed"; else empty.
-        batch: how many sequences the steps of an engine have, median; None where that is not said.
-        on_gpu_timeline: whether they are bounded by the GPU's work, which the program runs ahead of.
-        length_ms: the length of a step, profiled: the one that is said, and to which all parts are scaled.
-        wall_ms: statistics of those that are measured.
-        wall_values_ms: the duration of each step; of very many steps those of some, evenly spread.
-        groups: the steps that are alike, those that are not measured among them.
+        instances: the number of measured steps.
+        source: what shows where they begin and end.
+        unit: the same in words.
+        kind: "prefill", "decode" or "mixed" if an engine that serves requests says so; else empty.
+        batch: the number of sequences in a step of an engine, median; None if the engine does not say it.
+        on_gpu_timeline: whether the steps are bounded by the GPU's work, because the program runs ahead of the GPU.
+        length_ms: the length of a step under the profiler. All parts are scaled to it.
+        wall_ms: statistics of the lengths of the measured steps.
+        wall_values_ms: the length of each step; if there are very many steps, of some of them, evenly spread.
+        groups: the groups of steps that are alike, including the groups that are not measured.
         passes: how often each phase, and each range of ``UNPHASED``, begins in a step, mean.
         devices: every device that the process uses.
-        unprofiled_ms: None where nothing tells it.
-        busy_share: the GPU's work, or on a CPU the operators', as a share of the step's reported length.
-        profiler_overhead_ms: the least and the most that the profiler takes of a step, where it hides the program.
-        lines: those of the program at which it is longest in a step, where its stacks were sampled.
-        critical_path: what the end of a step waits for, by part; empty where no replay of the steps tells it.
+        unprofiled_ms: the length of a step without the profiler; None if it is unknown.
+        busy_share: the GPU's work as a share of the step's reported length; on a CPU, the work of operators.
+        profiler_overhead_ms: the least and the most that the profiler takes of a step, if that hides the program.
+        lines: the lines at which the program is longest in a step, if its stacks were sampled.
+        critical_path: the parts of the time that the end of a step waits for; empty if the steps cannot be replayed.
     """
 
     instances: int
@@ -224,56 +234,56 @@ class StepSummary(DissectedSteps):
     critical_path: tuple[OnPath, ...] = ()
 
     @property
-    def said_ms(self) -> float:
-        """The one length that a report says: without the profiler where that is known, the middle of an estimate."""
-        known = self.unprofiled_ms
-        return (known.low + known.high) / 2 if known else self.length_ms
+    def reported_ms(self) -> float:
+        """Returns the one length that a report gives, ms: without the profiler if known, the middle of an estimate."""
+        unprofiled = self.unprofiled_ms
+        return (unprofiled.low + unprofiled.high) / 2 if unprofiled else self.length_ms
 
     @property
     def is_pass(self) -> bool:
-        """Whether the capture is one pass, since nothing tells its steps."""
+        """Returns whether the capture is one pass, because nothing shows its steps."""
         return self.source == "pass"
 
     @property
     def is_found(self) -> bool:
-        """Whether no name tells the steps."""
+        """Returns whether the steps are not named by ranges or phases."""
         return self.source in ("repetition", "said", "pass")
 
     @property
     def median_busy_ms(self) -> float:
-        """The GPU's work in a step, median."""
+        """Returns the median of the GPU's work in a step, ms."""
         return median(self.busy_values_ms)
 
     @property
     def usual_compute_ms(self) -> float:
-        """The compute of most steps: the mean, but no more than the GPU's work in the median step.
+        """Returns the compute time of most steps, ms: the mean, but no more than the GPU's work in the median step.
 
-        A step that computes ten times as long as the others makes the mean longer, and a median step no longer.
+        One step that computes ten times as long as the others raises the mean, and does not change the median step.
         """
         return min(self.compute_ms, self.median_busy_ms)
 
     @property
     def launches(self) -> float:
-        """Kernels and fills that start in a step, mean."""
-        return sum(one.launches for one in self.kernels)
+        """Returns the number of kernels and fills that start in a step, mean."""
+        return sum(kernel.launches for kernel in self.kernels)
 
     @property
     def matmuls(self) -> float:
-        """Matmuls that start in a step, mean."""
-        return sum(one.launches for one in self.kernels if one.kernel_class == "matmul")
+        """Returns the number of matmuls that start in a step, mean."""
+        return sum(kernel.launches for kernel in self.kernels if kernel.kernel_class == "matmul")
 
-    def in_words(self, words: StrOrText) -> StrOrText:
+    def adapt_to_pass(self, words: StrOrText) -> StrOrText:
         """Returns a sentence about a step, or the same about a pass if the capture is one."""
         return name_pass(words) if self.is_pass else words
 
     def idle_of(self, *causes: Cause) -> float:
-        """The idle time of these causes in a step, mean ms."""
+        """Returns the idle time of these causes in a step, mean ms."""
         return sum(row.ms for row in self.idle_by_cause if row.cause in causes)
 
 
 def name_pass(text: StrOrText) -> StrOrText:
-    """Returns a sentence about a step as one about a pass; code, options and names stay."""
+    """Returns a sentence about a step as one about a pass. Code, options and names stay."""
     if isinstance(text, str):
-        return _WORD.sub(lambda word: ("P" if word[1] == "S" else "p") + ("asses" if word[2] else "ass"), text)
+        return _STEP_WORD.sub(lambda word: ("P" if word[1] == "S" else "p") + ("asses" if word[2] else "ass"), text)
     spans = (span if span.kind == "code" else replace(span, text=str(name_pass(span.text))) for span in text.spans)
     return Text(tuple(spans))

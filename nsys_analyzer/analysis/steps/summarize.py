@@ -1,4 +1,4 @@
-"""From an attributed trace to the summary of a process's steps."""
+"""Summarizes the steps of a process from its attributed trace."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import Moments, Stats, sample_ms
-from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, dissect, shares_of
-from nsys_analyzer.analysis.steps.lines import Line, Voters
-from nsys_analyzer.analysis.steps.process import AT_ONCE, CAUSES, OUTSIDE, ProcessWork, is_loading
+from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, Anatomy, Fragments, dissect, shares_of
+from nsys_analyzer.analysis.steps.groups import Steps
+from nsys_analyzer.analysis.steps.lines import Line, SampledProgram
+from nsys_analyzer.analysis.steps.process import CAUSES, OPERATIONS_AT_ONCE, OUTSIDE, Idle, ProcessWork, is_loading
+from nsys_analyzer.analysis.steps.replay import MIN_STEPS
 from nsys_analyzer.analysis.steps.step import (
     INPUT,
     PROGRAM,
@@ -32,73 +34,86 @@ from nsys_analyzer.analysis.steps.step import (
     PhaseParts,
     Queue,
     StepSummary,
-    narrowed,
+    narrow,
 )
-from nsys_analyzer.analysis.steps.study import Study, study_groups
-from nsys_analyzer.analysis.steps.windows import Steps, Windows, near_median
-from nsys_analyzer.trace.arrays import SmallInts, distinct, distinct_rows
+from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.analysis.steps.study_steps import study_groups
+from nsys_analyzer.analysis.steps.windows import Windows, bounds_near_median
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, map_by_shape
 from nsys_analyzer.trace.schema import NS_PER_MS, NS_PER_US
 
-#: Operations of a process that are dissected in all, about.
-_MOST_OPERATIONS = 300_000
-#: Only this many rows of idle time are given one by one, because each request may be a range; and the code that stands
-#: for the ranges of all other rows.
-_MOST_IDLE_ROWS, _OTHER_RANGES = 1_000, NONE - 1
-#: So many steps before the middle one, and from it on, tell how far the program runs ahead.
-_LOOKED_AT = 8
+#: About this many operations of a process are dissected in all.
+_MAX_OPERATIONS = 300_000
+#: The most rows of idle time that are listed one by one, because each request may be a range of its own.
+_MAX_IDLE_ROWS = 1_000
+#: The code that stands for the ranges of all other rows.
+_OTHER_RANGES = NONE - 1
+#: Steps before and after the middle one that show how far the program runs ahead of the GPU.
+_STEPS_FOR_LAUNCH_LATENCY = 8
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
 
 
 def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[StepSummary, Study | None]:
-    """Summarizes the steps of a process by its global ID, and some of them in detail; None where no launch is known."""
+    """Returns the summary of a process's steps, and a study of some of them.
+
+    The process is given by its global ID. The study is None if no launch is known.
+    """
     measured = steps.windows
     work = ProcessWork(attributed, process, measured)
-    # Of a long capture blocks of steps, evenly spread, tell as much in a part of the time.
-    windows, operations = measured, sum(map(len, work.devices.values()))
-    fewer, block = -(-operations // _MOST_OPERATIONS), max(1, AT_ONCE * len(measured) // max(operations, 1))
-    if fewer > 1 and len(measured) >= 2 * fewer * block:
-        windows = measured.select(np.flatnonzero(np.arange(len(measured)) // block % fewer == 0))
-    sampled = {device: Voters(work, windows, device) for device in work.devices if process in attributed.trace.stacks}
+    windows = _sample_windows(measured, sum(map(len, work.devices.values())))
+    sampled = {}
+    if process in attributed.trace.stacks:
+        sampled = {device: SampledProgram(work, windows, device) for device in work.devices}
     dissected = [dissect_device(work, windows, device, steps.length_ms, sampled.get(device)) for device in work.devices]
     main = max(dissected, key=lambda device: device.compute_ms)
-    on_cpu, voters = is_on_cpu(attributed.trace, process), sampled.get(main.device)
+    on_cpu, program = is_on_cpu(attributed.trace, process), sampled.get(main.device)
     if on_cpu:
-        main = _by_ranges(work, windows, main, voters)
+        main = _by_ranges(work, windows, main, program)
         dissected = [main]
-    chosen = work.devices[main.device]
-    looked_at = f" (of {len(measured):,}, {len(windows):,} are looked at)" if len(windows) < len(measured) else ""
-    latency, queue = (None, None) if on_cpu else _launching(work, measured, chosen)
-    marks = [steps.marks[place] for place in steps.number.tolist() if steps.marks]
+    latency, queue = (None, None) if on_cpu else _measure_launches(work, measured, work.devices[main.device])
+    marks = [steps.marks[position] for position in steps.positions.tolist() if steps.marks]
+    batches = [mark.batch for mark in marks if mark.batch is not None]
+    sample = f" (of {len(measured):,}, {len(windows):,} are looked at)" if len(windows) < len(measured) else ""
     summary = StepSummary(
         **vars(main),
         instances=len(measured),
         source=windows.source,
-        unit=f"{windows.unit}{looked_at}",
+        unit=f"{windows.unit}{sample}",
         kind=marks[0].kind if marks else "",
-        batch=median(batches) if (batches := [mark.batch for mark in marks if mark.batch is not None]) else None,
+        batch=median(batches) if batches else None,
         on_gpu_timeline=windows.on_gpu,
         length_ms=steps.length_ms,
-        wall_ms=Stats.of_ns(measured.end - measured.start),
-        wall_values_ms=sample_ms(measured.end - measured.start),
+        wall_ms=Stats.of_ns(measured.length),
+        wall_values_ms=sample_ms(measured.length),
         groups=steps.groups,
-        devices=tuple(narrowed(device, DeviceSteps) for device in dissected),
+        devices=tuple(narrow(device, DeviceSteps) for device in dissected),
         launch_latency_us=latency,
         queue=queue,
-        lines=voters.of_step(steps.length_ms) if voters else (),
+        lines=program.lines_of_steps(steps.length_ms) if program else (),
     )
     if on_cpu:
         return summary, None
     study = study_groups(work, steps, main.device)
     if study:
         summary = replace(summary, critical_path=tuple(_critical_path(work, study, summary)))
-    if study and voters:
+    if study and program:
         lines: dict[str, tuple[Line, ...]] = {
-            one: voters.of_idle(CAUSES.index(one), None if one == "copy" else summary.idle_of(one)) for one in CAUSES
+            cause: program.lines_of_cause(code, None if cause == "copy" else summary.idle_of(cause))
+            for code, cause in enumerate(CAUSES)
         }
-        study = replace(study, lines=lines, votes=voters.of_calls(study.started))
+        study = replace(study, lines=lines, votes=program.votes_of_calls(study.calls.start))
     return summary, study
+
+
+def _sample_windows(windows: Windows, operations: int) -> Windows:
+    """Returns the steps that are dissected: of a long capture, evenly spread blocks, which tell as much."""
+    stride = -(-operations // _MAX_OPERATIONS)
+    block = max(1, OPERATIONS_AT_ONCE * len(windows) // max(operations, 1))
+    if stride <= 1 or len(windows) < 2 * stride * block:
+        return windows
+    return windows.select(np.flatnonzero(np.arange(len(windows)) // block % stride == 0))
 
 
 def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterator[OnPath]:
@@ -108,123 +123,184 @@ def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterat
     of another GPU if that is on it, else the cause of the idle time. While the GPU does other work, the path is with
     the program.
     """
-    # Of several steps the first is left out, as of a replay: it begins with an idle GPU.
-    windows = study.windows.select(np.arange(study.steps) >= int(study.steps > 2))
+    # As in a replay, the first of several steps is left out, because it begins with an idle GPU.
+    windows = study.windows.select(np.arange(study.steps) >= int(study.steps >= MIN_STEPS))
     busy_ns = sum(int(anatomy.parts[:-1].sum()) for _, anatomy in work.dissect(windows, step.device))
     operations = work.attributed.trace.operations
-    critical = study.critical[np.argsort(operations.start[study.critical], kind="stable")]
-    is_own = operations.device[critical] == step.device
-    fragments = dissect(windows, operations, critical[is_own], work.rank).fragments
-    names = (*work.classes, "copies", COMMUNICATION)  # in the order of ranks
-    label = np.where(work.rank == COMPUTE, work.label, work.label.dtype.type(len(work.classes) - 1) + work.rank)
+    critical = study.critical_operations
+    critical = critical[np.argsort(operations.start[critical], kind="stable")]
+    on_main_device = operations.device[critical] == step.device
+    fragments = dissect(windows, operations, critical[on_main_device], work.activity).fragments
+    names = (*work.classes, "copies", COMMUNICATION)  # in the order of activities
+    last_class = work.class_code.dtype.type(len(work.classes) - 1)
+    name_code = np.where(work.activity == COMPUTE, work.class_code, last_class + work.activity)
     scale = (step.total_ms - step.idle_ms) / max(busy_ns, 1)
-    by_name = np.bincount(label[fragments.operation], fragments.share, len(names)) * scale
-    works = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
-    yield from _longest(works)
-    idle, others = work.find_idle(windows, step.device), critical[~is_own]
-    index, stretch, start, end = find_overlaps(idle.start, idle.end, operations.start[others], operations.end[others])
+    by_name = np.bincount(name_code[fragments.operation], fragments.share, len(names)) * scale
+    parts_on_gpu = [OnPath("GPU", name, ms) for name, ms in zip(names, by_name.tolist(), strict=True)]
+    yield from _longest(parts_on_gpu)
+    # While the GPU idles, critical work of another GPU takes the place of the cause of the idle time.
+    idle, elsewhere = work.find_idle(windows, step.device), critical[~on_main_device]
+    index, stretch, start, end = find_overlaps(
+        idle.start, idle.end, operations.start[elsewhere], operations.end[elsewhere]
+    )
     order = np.argsort(start, kind="stable")
-    elsewhere, cause = others[index[order]], idle.cause[stretch[order]]
+    operation, cause = elsewhere[index[order]], idle.cause[stretch[order]]
     ms_of_cause = {row.cause: row.ms for row in step.causes}
     idle_ms = np.array([ms_of_cause.get(name, 0.0) for name in CAUSES])
-    per_ns = idle_ms / np.maximum(np.bincount(idle.cause, idle.end - idle.start, len(CAUSES)), 1)
-    elsewhere_ms = shares_of(start[order], end[order], work.rank[elsewhere]) * per_ns[cause]
-    for device in distinct(np.sort(operations.device[elsewhere])).tolist():
-        on_device = operations.device[elsewhere] == device
-        ms_of_name = np.bincount(label[elsewhere[on_device]], elsewhere_ms[on_device], len(names))
+    ms_per_ns = idle_ms / np.maximum(np.bincount(idle.cause, idle.end - idle.start, len(CAUSES)), 1)
+    elsewhere_ms = shares_of(start[order], end[order], work.activity[operation]) * ms_per_ns[cause]
+    for device in distinct(np.sort(operations.device[operation])).tolist():
+        on_device = operations.device[operation] == device
+        ms_of_name = np.bincount(name_code[operation[on_device]], elsewhere_ms[on_device], len(names))
         yield from _longest(OnPath("GPU", *row, device) for row in zip(names, ms_of_name.tolist(), strict=True))
-    left_ms = (idle_ms - np.bincount(cause, elsewhere_ms, len(CAUSES))).round(9)
-    yield from _longest(OnPath("idle", *row) for row in zip(CAUSES, left_ms.tolist(), strict=True))
-    program_ms = round(step.total_ms - step.idle_ms - sum(one.ms for one in works), 6)
+    idle_ms = (idle_ms - np.bincount(cause, elsewhere_ms, len(CAUSES))).round(9)
+    yield from _longest(OnPath("idle", *row) for row in zip(CAUSES, idle_ms.tolist(), strict=True))
+    program_ms = round(step.total_ms - step.idle_ms - sum(part.ms for part in parts_on_gpu), 6)
     yield from _longest([OnPath("CPU", PROGRAM, max(program_ms, 0.0))])
 
 
 def dissect_device(
-    work: ProcessWork, windows: Windows, device: int, length_ms: float, voters: Voters | None = None
+    work: ProcessWork, windows: Windows, device: int, length_ms: float, program: SampledProgram | None = None
 ) -> DissectedSteps:
-    """Dissects the steps on one device. The parts are means of the steps near the median, and add up to its length."""
-    kernels, starts = work.attributed.kernels, work.attributed.trace.operations.start
-    continues = work.attributed.trace.operations.continues
-    # Behind all kernels stands, without a name, what of each class is none: fills, and opaque graphs.
-    names = [*zip(kernels.names, kernels.classes, strict=True), *(("", name) for name in work.classes)]
-    parts, by_cause = Moments(len(ACTIVITIES) + 1), Moments(len(CAUSES))
-    by_class, by_kernel, launches = Moments(len(work.classes)), Moments(len(names)), np.zeros(len(names), np.int64)
-    by_phase = np.zeros((len(ACTIVITIES) + 1, len(work.phases)))
-    shortest, longest = near_median(windows.length)
-    busy, own_pauses_ns = [], 0
-    idle_ns, idle_gaps = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]]()
-    for part, anatomy in work.dissect(windows, device):
-        fragments, gaps, idle = anatomy.fragments, anatomy.gaps, work.find_causes(anatomy.gaps)
-        near = (part.length >= shortest) & (part.length <= longest)
-        place, step = np.indices(anatomy.parts.shape)
-        parts.add(step.ravel(), place.ravel(), anatomy.parts.ravel(), near)
-        busy.append(part.end - part.start - anatomy.parts[-1])
-        for rank in ACTIVITIES:
-            mine = (fragments.rank == rank) & near[fragments.window]
-            phase = work.phase[fragments.operation[mine]]
-            by_phase[rank] += np.bincount(phase, fragments.share[mine], len(work.phases))
-        of_gaps = (gaps.end - gaps.start) * near[gaps.window]
-        by_phase[-1] += np.bincount(work.phase[gaps.next], of_gaps, len(work.phases))
-        computes = fragments.rank == COMPUTE
-        operation, share, window = (one[computes] for one in (fragments.operation, fragments.share, fragments.window))
-        label, code = work.label[operation], kernels.code[operation]
-        kernel = np.where(code == NONE, len(kernels.names) + label, code)
-        by_class.add(window, label, share, near)
-        by_kernel.add(window, kernel, share, near)
-        begun = (fragments.start[computes] == starts[operation]) & near[window] & (continues[operation] == 0)
-        launches += np.bincount(kernel[begun], minlength=len(names))
-        by_cause.add(idle.window, idle.cause, idle.end - idle.start, near)
-        idle = idle.select(near[idle.window])
-        length = idle.end - idle.start
-        own_pauses_ns += int(length[idle.own].sum())
-        first, group = distinct_rows(idle.cause, idle.range, idle.api)
-        rows = zip(*(column[first].tolist() for column in (idle.cause, idle.range, idle.api)), strict=True)
-        sums = (np.bincount(group, weights, len(first)).tolist() for weights in (length, idle.begins))
-        for key, ns, count in zip(rows, *sums, strict=True):
-            idle_ns[key] += int(ns)
-            idle_gaps[key] += int(count)
-    # The mean of the steps near the median is not quite the median. So waits are scaled to what the work leaves of it.
-    in_ms = 1 / (parts.near * NS_PER_MS)
-    works_ms, waits_ms = float(parts.typical[:2].sum()) * in_ms, float(parts.typical[2:].sum()) * in_ms
-    works, waits = 1.0, (length_ms - works_ms) / waits_ms if waits_ms else 1.0
-    if length_ms < works_ms or not waits_ms:
-        works = waits = length_ms / (works_ms + waits_ms) if works_ms + waits_ms else 1.0
-    (compute, _), (copy, copy_std), *_ = parts.of(works)
-    *_, (communication, communication_std), (idle_ms, _) = parts.of(waits)
-    scales = np.array([[works], [works], [waits], [waits]]) * in_ms
-    of_phases = zip(*(by_phase * scales).tolist(), work.phases, strict=True)
-    of_kernels = zip(names, launches.tolist(), by_kernel.of(works), strict=True)
-    in_ranges = [key for key in idle_ns if key[1] != NONE]
-    for key in sorted(in_ranges, key=lambda key: -idle_ns[key])[_MOST_IDLE_ROWS:]:
-        idle_ns[key[0], _OTHER_RANGES, NONE] += idle_ns.pop(key)
-        idle_gaps[key[0], _OTHER_RANGES, NONE] += idle_gaps.pop(key)
-    ranges, apis = (*work.attributed.trace.ranges.names, "other ranges", ""), work.calls.names
+    """Dissects the steps on one device: the parts are means of the steps near the median, and add up to its length.
+
+    Args:
+        work: the operations and the calls of the process.
+        windows: the steps.
+        device: the device.
+        length_ms: the length of a step that the parts add up to.
+        program: the sampled stacks, if there are any.
+    """
+    sums = _DeviceSums(work, *bounds_near_median(windows.length))
+    for steps, anatomy in work.dissect(windows, device):
+        sums.add(steps, anatomy)
+    # The mean of the steps near the median is not quite the median, so the waits are scaled to what the work leaves.
+    parts, in_ms = sums.parts, 1 / (sums.parts.near * NS_PER_MS)
+    work_ms, wait_ms = float(parts.typical[:2].sum()) * in_ms, float(parts.typical[2:].sum()) * in_ms
+    work_scale, wait_scale = 1.0, (length_ms - work_ms) / wait_ms if wait_ms else 1.0
+    if length_ms < work_ms or not wait_ms:
+        work_scale = wait_scale = length_ms / (work_ms + wait_ms) if work_ms + wait_ms else 1.0
+    (compute_ms, _), (copy_ms, copy_std_ms), *_ = parts.of(work_scale)
+    *_, (communication_ms, communication_std_ms), (idle_ms, _) = parts.of(wait_scale)
+    scales = np.array([[work_scale], [work_scale], [wait_scale], [wait_scale]]) * in_ms
+    phases = zip(*(sums.phase_ns * scales).tolist(), work.phases, strict=True)
+    classes = zip(work.classes, sums.classes.of(work_scale), strict=True)
+    kernels = zip(sums.kernel_names, sums.launches.tolist(), sums.kernels.of(work_scale), strict=True)
     return DissectedSteps(
-        compute_ms=compute,
-        exposed_copy_ms=copy,
-        exposed_communication_ms=communication,
+        compute_ms=compute_ms,
+        exposed_copy_ms=copy_ms,
+        exposed_communication_ms=communication_ms,
         idle_ms=idle_ms,
         device=device,
-        classes=_longest(ClassTime(name, *ms) for name, ms in zip(work.classes, by_class.of(works), strict=True)),
-        phases=tuple(PhaseParts(*row) for row in of_phases if any(row[:-1])),
-        idle_by_cause=_longest(
-            IdleTime(
-                CAUSES[cause],
-                ranges[range_] or None,
-                apis[api].partition("_v")[0] if api != NONE else None,  # without the version that CUPTI puts behind it
-                ms := ns * in_ms * waits,
-                idle_gaps[cause, range_, api] / parts.near,
-                voters.of_idle(cause, ms, range_, api) if voters else (),
-            )
-            for (cause, range_, api), ns in idle_ns.items()
-        ),
-        kernels=_longest(KernelTime(*name, count / parts.near, *ms) for name, count, ms in of_kernels),
-        causes=_longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, by_cause.of(waits), strict=True)),
-        busy_values_ms=sample_ms(np.concatenate(busy)),
-        exposed_copy_std_ms=copy_std,
-        exposed_communication_std_ms=communication_std,
-        own_pauses_ms=own_pauses_ns * in_ms * waits,
+        classes=_longest(ClassTime(name, *ms) for name, ms in classes),
+        phases=tuple(PhaseParts(*row) for row in phases if any(row[:-1])),
+        idle_by_cause=_longest(_idle_times(work, sums, in_ms, wait_scale, program)),
+        kernels=_longest(KernelTime(*name, count / parts.near, *ms) for name, count, ms in kernels),
+        causes=_longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, sums.causes.of(wait_scale), strict=True)),
+        busy_values_ms=sample_ms(np.concatenate(sums.busy_ns)),
+        exposed_copy_std_ms=copy_std_ms,
+        exposed_communication_std_ms=communication_std_ms,
+        own_pauses_ms=sums.device_pauses_ns * in_ms * wait_scale,
     )
+
+
+class _DeviceSums:
+    """Sums over the dissected steps of a device, from block to block. Means are made from the steps near the median.
+
+    Attributes:
+        parts, classes, kernels, causes: sums by part of the step, kernel class, kernel and cause of idle time.
+        kernel_names: name and class of each kernel. After all kernels, each class has a row without a name, for fills
+            and for graphs whose kernels are unknown.
+        launches: shape (kernels,), how often each kernel starts.
+        phase_ns: shape (parts, phases).
+        busy_ns: for each block, the GPU's work in each step.
+        device_pauses_ns: the idle time in the device's own pauses.
+        idle_ns, idle_gaps: time and number of gaps, by cause, range and API call.
+    """
+
+    def __init__(self, work: ProcessWork, shortest_ns: float, longest_ns: float) -> None:
+        self._work, self._near_median = work, (shortest_ns, longest_ns)
+        kernels = work.attributed.kernels
+        self.kernel_names = [*zip(kernels.names, kernels.classes, strict=True), *(("", name) for name in work.classes)]
+        self.parts, self.causes = Moments(len(ACTIVITIES) + 1), Moments(len(CAUSES))
+        self.classes, self.kernels = Moments(len(work.classes)), Moments(len(self.kernel_names))
+        self.launches = np.zeros(len(self.kernel_names), np.int64)
+        self.phase_ns = np.zeros((len(ACTIVITIES) + 1, len(work.phases)))
+        self.busy_ns: list[Ints] = []
+        self.device_pauses_ns = 0
+        self.idle_ns, self.idle_gaps = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]]()
+
+    def add(self, windows: Windows, anatomy: Anatomy) -> None:
+        """Adds a block of steps."""
+        shortest_ns, longest_ns = self._near_median
+        near = (windows.length >= shortest_ns) & (windows.length <= longest_ns)
+        part, step = np.indices(anatomy.parts.shape)
+        self.parts.add(step.ravel(), part.ravel(), anatomy.parts.ravel(), near)
+        self.busy_ns.append(windows.length - anatomy.parts[-1])
+        self._add_phases(anatomy, near)
+        self._add_compute(anatomy.fragments, near)
+        self._add_idle(self._work.find_causes(anatomy.gaps), near)
+
+    def _add_phases(self, anatomy: Anatomy, near: Bools) -> None:
+        """Adds the work and the gaps of each phase. A gap belongs to the phase of the work that ends it."""
+        fragments, gaps, phase = anatomy.fragments, anatomy.gaps, self._work.phase
+        for activity in ACTIVITIES:
+            counts = (fragments.activity == activity) & near[fragments.step]
+            of_fragments = phase[fragments.operation[counts]]
+            self.phase_ns[activity] += np.bincount(of_fragments, fragments.share[counts], len(self._work.phases))
+        gap_ns = (gaps.end - gaps.start) * near[gaps.step]
+        self.phase_ns[-1] += np.bincount(phase[gaps.next_operation], gap_ns, len(self._work.phases))
+
+    def _add_compute(self, fragments: Fragments, near: Bools) -> None:
+        """Adds the compute of each kernel and each class."""
+        operations, kernels = self._work.attributed.trace.operations, self._work.attributed.kernels
+        computes = fragments.activity == COMPUTE
+        columns = (fragments.operation, fragments.share, fragments.step)
+        operation, share, step = (column[computes] for column in columns)
+        class_code, kernel_code = self._work.class_code[operation], kernels.code[operation]
+        kernel = np.where(kernel_code == NONE, len(kernels.names) + class_code, kernel_code)
+        self.classes.add(step, class_code, share, near)
+        self.kernels.add(step, kernel, share, near)
+        starts = (fragments.start[computes] == operations.start[operation]) & near[step]
+        starts &= operations.continues[operation] == 0
+        self.launches += np.bincount(kernel[starts], minlength=len(self.launches))
+
+    def _add_idle(self, idle: Idle, near: Bools) -> None:
+        """Adds the idle time by cause, range and API call."""
+        self.causes.add(idle.step, idle.cause, idle.end - idle.start, near)
+        idle = idle.select(near[idle.step])
+        length = idle.end - idle.start
+        self.device_pauses_ns += int(length[idle.is_device_pause].sum())
+        first, group = distinct_rows(idle.cause, idle.range, idle.api)
+        keys = zip(*(column[first].tolist() for column in (idle.cause, idle.range, idle.api)), strict=True)
+        sums = (np.bincount(group, weights, len(first)).tolist() for weights in (length, idle.begins))
+        for key, ns, count in zip(keys, *sums, strict=True):
+            self.idle_ns[key] += int(ns)
+            self.idle_gaps[key] += int(count)
+
+
+def _idle_times(
+    work: ProcessWork, sums: _DeviceSums, in_ms: float, wait_scale: float, program: SampledProgram | None
+) -> Iterator[IdleTime]:
+    """Yields the idle time of each cause, range and API call. Beyond a number of ranges, the shortest are summed up.
+
+    ``in_ms`` turns a sum in ns into the mean of a step in ms, and ``wait_scale`` is the factor for waits.
+    """
+    in_ranges = [key for key in sums.idle_ns if key[1] != NONE]
+    for key in sorted(in_ranges, key=lambda key: -sums.idle_ns[key])[_MAX_IDLE_ROWS:]:
+        sums.idle_ns[key[0], _OTHER_RANGES, NONE] += sums.idle_ns.pop(key)
+        sums.idle_gaps[key[0], _OTHER_RANGES, NONE] += sums.idle_gaps.pop(key)
+    ranges, apis = (*work.attributed.trace.ranges.names, "other ranges", ""), work.calls.names
+    for (cause, range_, api), ns in sums.idle_ns.items():
+        ms = ns * in_ms * wait_scale
+        yield IdleTime(
+            CAUSES[cause],
+            ranges[range_] or None,
+            apis[api].partition("_v")[0] if api != NONE else None,  # without the version that CUPTI appends
+            ms,
+            sums.idle_gaps[cause, range_, api] / sums.parts.near,
+            program.lines_of_cause(cause, ms, range_, api) if program else (),
+        )
 
 
 def _longest(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:
@@ -232,54 +308,64 @@ def _longest(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:
     return tuple(sorted((row for row in rows if row.ms), key=lambda row: -row.ms))
 
 
-def _launching(work: ProcessWork, measured: Windows, chosen: SmallInts) -> tuple[LaunchLatency | None, Queue | None]:
-    """Tells how long operations wait behind their launches, and how many of them are launched and not done.
+def _measure_launches(
+    work: ProcessWork, windows: Windows, index: SmallInts
+) -> tuple[LaunchLatency | None, Queue | None]:
+    """Measures how long operations wait after their launches, and how many of them are launched and not done.
 
-    Those that are launched in some steps of the middle of the capture tell it.
+    The operations that are launched in some steps in the middle of the capture are measured.
     """
-    middle = len(measured) // 2
-    low, high = max(0, middle - _LOOKED_AT), min(len(measured), middle + _LOOKED_AT) - 1
-    time = work.launched[chosen]
-    mine = chosen[(time >= measured.called[low]) & (time < measured.left[high])]
-    if not len(mine):
+    middle = len(windows) // 2
+    low = max(0, middle - _STEPS_FOR_LAUNCH_LATENCY)
+    high = min(len(windows), middle + _STEPS_FOR_LAUNCH_LATENCY) - 1
+    time = work.launched_at[index]
+    index = index[(time >= windows.cpu_start[low]) & (time < windows.cpu_end[high])]
+    if not len(index):
         return None, None
     # The nodes of a graph are one launch, which starts with the first and ends with the last of them.
-    starts, ends = (getattr(work.attributed.trace.operations, name)[mine] for name in ("start", "end"))
-    order = np.lexsort((starts, launch := work.attributed.attribution.launch[mine]))
+    starts, ends = (getattr(work.attributed.trace.operations, name)[index] for name in ("start", "end"))
+    order = np.lexsort((starts, launch := work.attributed.attribution.launch[index]))
     first = np.flatnonzero(np.diff(launch[order], prepend=NONE - 1))
-    latency = (np.percentile(work.attributed.measure_launch_waits(mine[order[first]]), [50, 90]) / NS_PER_US).tolist()
-    launched, ended = np.sort(work.launched[mine[order[first]]]), np.sort(np.maximum.reduceat(ends[order], first))
-    waiting = np.maximum(np.arange(len(first)) - np.searchsorted(ended, launched, side="right"), 0)
-    return LaunchLatency(*latency), Queue(float(np.median(waiting)), int(waiting.max()))
+    latency_us = (
+        np.percentile(work.attributed.measure_launch_waits(index[order[first]]), [50, 90]) / NS_PER_US
+    ).tolist()
+    launched_at, ended = (
+        np.sort(work.launched_at[index[order[first]]]),
+        np.sort(np.maximum.reduceat(ends[order], first)),
+    )
+    waiting = np.maximum(np.arange(len(first)) - np.searchsorted(ended, launched_at, side="right"), 0)
+    return LaunchLatency(*latency_us), Queue(float(np.median(waiting)), int(waiting.max()))
 
 
-def _by_ranges(work: ProcessWork, windows: Windows, device: DissectedSteps, voters: Voters | None) -> DissectedSteps:
-    """Tells the steps of a program without a GPU: each phase by its ranges, the loading of batches, and the rest.
+def _by_ranges(
+    work: ProcessWork, windows: Windows, device: DissectedSteps, program: SampledProgram | None
+) -> DissectedSteps:
+    """Returns the steps of a program without a GPU: each phase by its ranges, the loading of batches, and the rest.
 
-    Nothing is launched there: the time in which no operator runs is the program's own.
+    Nothing is launched there. The time in which no operator runs is the program's own.
     """
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     loads = np.array([*map_by_shape(ranges.names, is_loading), False])[ranges.name]
     loads &= process_of(ranges.thread) == work.process
-    wall = float((windows.end - windows.start).sum())
-    computes = {phase.phase: phase.compute_ms for phase in device.phases}
-    phases: list[PhaseParts] = []
-    left = device.total_ms
     spans = [(INPUT, ranges.start[loads], ranges.end[loads])]
     for code, name in enumerate(instances.phases[: -len((OTHER_STEP, STEP))]):
-        chosen = (instances.phase == code) & (instances.process == work.process)
-        spans.append((name, instances.start[chosen], instances.end[chosen]))
+        is_phase = (instances.phase == code) & (instances.process == work.process)
+        spans.append((name, instances.start[is_phase], instances.end[is_phase]))
+    wall_ns = float(windows.length.sum())
+    compute_of_phase = {phase.phase: phase.compute_ms for phase in device.phases}
+    phases: list[PhaseParts] = []
+    rest_ms = device.total_ms
     for name, start, end in spans:
         order = np.argsort(start, kind="stable")
         ns = Cover.from_intervals(start[order], end[order]).covered_within(windows.start, windows.end).sum()
-        ms = min(float(ns) / wall * device.total_ms, left) if wall else 0.0
-        compute = min(computes.get(name, 0.0), ms)
+        ms = min(float(ns) / wall_ns * device.total_ms, rest_ms) if wall_ns else 0.0
+        compute_ms = min(compute_of_phase.get(name, 0.0), ms)
         if ms:
-            phases.append(PhaseParts(compute, 0.0, 0.0, ms - compute, name))
-        left -= ms
-    compute = max(device.compute_ms - sum(phase.compute_ms for phase in phases), 0.0)
-    phases.append(PhaseParts(compute, 0.0, 0.0, max(left - compute, 0.0), OUTSIDE))
-    lines = voters.of_operators(device.idle_ms) if voters else ()
+            phases.append(PhaseParts(compute_ms, 0.0, 0.0, ms - compute_ms, name))
+        rest_ms -= ms
+    compute_ms = max(device.compute_ms - sum(phase.compute_ms for phase in phases), 0.0)
+    phases.append(PhaseParts(compute_ms, 0.0, 0.0, max(rest_ms - compute_ms, 0.0), OUTSIDE))
+    lines = program.lines_between_operators(device.idle_ms) if program else ()
     idle_ms, gaps = device.idle_ms, sum(idle.gaps for idle in device.idle_by_cause)
     return replace(
         device,

@@ -171,7 +171,7 @@ def find_busy_share_of_step(step: StepSummary, *, on_cpu: bool) -> float | None:
         return None
     if on_cpu:  # the profiler makes operators longer, too
         return step.compute_ms / step.total_ms
-    length_ms, busy_ms = step.said_ms if step.unprofiled_ms else step.total_ms, step.total_ms - step.idle_ms
+    length_ms, busy_ms = step.reported_ms if step.unprofiled_ms else step.total_ms, step.total_ms - step.idle_ms
     if busy_ms > length_ms:  # collectives waited for ranks that the profiler slowed down
         busy_ms -= step.exposed_communication_ms
     return min(busy_ms / length_ms, 1.0) if length_ms else None
@@ -219,7 +219,7 @@ def find_busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare |
         times, busy_ms = step.unprofiled_ms, step.total_ms - step.idle_ms
         is_timed = times is not None and times.timed
         bounds = (busy_ms / times.high, min(busy_ms / times.low, 1.0)) if times and times.low and not is_timed else None
-        return BusyShare(busy_ms, step.said_ms, is_timed, share, share, bounds)
+        return BusyShare(busy_ms, step.reported_ms, is_timed, share, share, bounds)
     unprofiled_ms = capture.unprofiled.trusted_ms(phase.phase) if capture.unprofiled else None
     if unprofiled_ms and busy_ms <= unprofiled_ms * (1 + _BUSY_TOLERANCE):
         share = min(busy_ms / unprofiled_ms, 1.0)

@@ -319,10 +319,10 @@ class _RatesOfCapture:
         if study is None:
             return
         for kind, name in enumerate(COPY_KINDS):
-            of_kind = (study.kind == MEMCPY) & (study.copy == kind) & (study.size > 0)
-            duration_ns = int(study.duration[of_kind].sum())
+            of_kind = (study.pieces.kind == MEMCPY) & (study.pieces.copy == kind) & (study.pieces.size > 0)
+            duration_ns = int(study.pieces.duration_ns[of_kind].sum())
             if duration_ns:
-                moved_bytes = float(np.sum(study.size[of_kind])) * (2 if kind == ON_DEVICE else 1) / study.steps
+                moved_bytes = float(np.sum(study.pieces.size[of_kind])) * (2 if kind == ON_DEVICE else 1) / study.steps
                 ms = duration_ns / study.steps / NS_PER_MS
                 bytes_per_s = self.possible_bytes_per_s(moved_bytes / (ms / MS_PER_S))
                 kernel_class = f"copy, {name}" if name != "other" else "copy"

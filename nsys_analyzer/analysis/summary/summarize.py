@@ -16,13 +16,13 @@ from nsys_analyzer.analysis.intervals import NONE, has_moments
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import Stats, sample_ms
+from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.member import record_members
 from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.steps.serving import summarize_serving
 from nsys_analyzer.analysis.steps.step import UNPHASED, StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
-from nsys_analyzer.analysis.steps.windows import Steps, find_steps
 from nsys_analyzer.analysis.summary.kernel_tables import (
     GpuClocks,
     GroupSums,
@@ -288,7 +288,7 @@ class _ProcessSummarizer:
         The last recorded step does not count, because the time up to the next step may be missing.
         """
         windows, ranges = steps.windows, self.attributed.trace.ranges
-        if len(windows) > 1 and windows.left[-1] == steps.every.left[-1]:
+        if len(windows) > 1 and windows.cpu_end[-1] == steps.recorded.cpu_end[-1]:
             windows = windows.select(np.arange(len(windows) - 1))
         in_process = process_of(ranges.thread) == self.process.global_pid
         is_measured = self.own_instances & self.instances.measured

@@ -198,7 +198,7 @@ class _Checks:
     def steps(self) -> Iterator[StrOrText]:
         """Yields waits for unrecorded work, steps that no figure holds, and a warm-up that never ends."""
         if self.summary.step and (unrecorded := self.summary.step.idle_of("unrecorded")):
-            of = self.summary.step.in_words("of a step")
+            of = self.summary.step.adapt_to_pass("of a step")
             yield (
                 f"For {rounded(unrecorded)} ms {of} the program waits, and no recorded work runs: the GPU works on "
                 "what was not recorded, or for another process. This idle time may be work, so no saving is "

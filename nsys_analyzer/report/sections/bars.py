@@ -34,7 +34,7 @@ def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> St
     for device in step.devices:
         remaining_ms = device.exposed_communication_ms + device.idle_ms
         if not profiled:  # collectives that wait for other ranks wait for less without the profiler
-            remaining_ms = max(step.said_ms - device.compute_ms - device.exposed_copy_ms, 0.0)
+            remaining_ms = max(step.reported_ms - device.compute_ms - device.exposed_copy_ms, 0.0)
         exposed = min(device.exposed_communication_ms, remaining_ms)
         exposed_ms = {"exposed copies": device.exposed_copy_ms, "exposed communication": exposed}
         classes_ms = {share.kernel_class: share.ms for share in device.classes}

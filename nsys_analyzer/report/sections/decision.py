@@ -113,7 +113,7 @@ def _step_blocks(capture: CaptureSummary) -> Iterator[Block]:
     if capture.findings_missing:
         yield Paragraph(capture.findings_missing, title)
     elif not first and not capture.on_cpu:
-        yield Paragraph(step.in_words(explain_no_findings(capture)), title)
+        yield Paragraph(step.adapt_to_pass(explain_no_findings(capture)), title)
 
 
 def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:

@@ -149,7 +149,7 @@ def step_cell(capture: CaptureSummary) -> Cell:
     if unprofiled and (ms := unprofiled.typical_ms(STEP)):
         return ms
     if step and (step.unprofiled_ms or not step.is_pass):
-        return step.said_ms
+        return step.reported_ms
     return None if capture.status in _FINISHED else format_status(capture.status)
 
 

@@ -1,0 +1,357 @@
+"""Finds the steps of a process: what one pass of the program's loop is, and when each begins and ends.
+
+These are tried in order: a range or an annotation that names the step; the phases, from one forward pass to the next;
+the period at which the whole sequence of work repeats; the number of steps that the user gives. If none of them shows
+steps, the capture is one pass. A layer, the update of one parameter, a micro-batch of a step that has an optimizer, and
+a loop outside the model are never a step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals import NONE, Cover
+from nsys_analyzer.analysis.ranges.inference import BY_THREADS
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
+from nsys_analyzer.analysis.steps.windows import LaunchedWork, Source, Windows, last_ends, trains
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct, mask_by_name
+from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
+from nsys_analyzer.trace.phase_names import (
+    MODULE_RANGE_PREFIX,
+    OTHER_STEP,
+    PIPELINE_PASS_SUFFIXES,
+    STEP,
+    parse_served_step,
+)
+
+_PROFILER_STEP = "ProfilerStep#"
+_NUMBER_AT_END = re.compile(r"(\d{1,18})\W*$")
+#: Step ranges hold the passes of the model if they hold at least this share of them.
+_MIN_PASSES_IN_STEPS = 0.5
+#: A step's range is around a generation if it holds at least this many forward passes.
+_MIN_PASSES_OF_GENERATION = 8
+#: A server had no request if the time between two steps is this many times as long as usual.
+_SERVER_PAUSE_FACTOR = 10
+#: The phases of one step span it if they hold at least this share of the time of all operations.
+_MIN_TIME_IN_PHASES = 0.8
+#: Steps that train models in turns, as those of a GAN, are alike if they share at least this part of their operations.
+_MIN_SAME_OPERATIONS = 0.9
+#: Kernel classes that compute in a layer.
+_CLASSES_OF_LAYERS = ("matmul", "fused attention", "convolution")
+#: The GPU lags behind the program if its work ends later than the step's range by more than this share of a step.
+_GPU_LAG = 0.1
+#: Only this many steps in the middle are checked for such a lag.
+_STEPS_CHECKED_FOR_LAG = 32
+#: The first launch waits for unrecorded work if it waits for this share of a step while nothing that was recorded runs.
+_MIN_UNRECORDED_WAIT = 0.5
+
+
+def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
+    """Finds the steps of a process, or its whole work as one pass; returns None if none of its work is known."""
+    work = LaunchedWork(attributed, process)
+    if not len(work.index):
+        return None
+    windows = _find_in_ranges(work)
+    if windows is None or (len(windows) == 1 and windows.source == "profiler_step"):
+        # The profiler may have been told of one step around several passes.
+        phases = _find_in_phases(work)
+        windows = phases if phases and (windows is None or len(phases) > 1) else windows
+    windows = windows or _find_in_repetition(work) or _find_in_phases(work, by_threads=True) or _divide_as_given(work)
+    return _bound_by_gpu_work(windows, work) if windows else work.as_one_pass
+
+
+def _divide_as_given(work: LaunchedWork) -> Windows | None:
+    """Divides the capture into as many equal parts as the user says it has steps."""
+    steps = work.attributed.roles.names.steps
+    if not steps:
+        return None
+    bounds = np.linspace(*work.bounds, steps + 1).astype(np.int64)
+    return Windows.of_program("said", f"one of {steps:,} equal parts of the capture", bounds[:-1], bounds[1:])
+
+
+# --- ranges that name the step
+
+
+def _find_in_ranges(work: LaunchedWork) -> Windows | None:
+    """Finds the step ranges; if some of them hold a backward pass, only these are steps."""
+    attributed, instances, ranges = work.attributed, work.attributed.instances, work.attributed.trace.ranges
+    # Steps of every kind bound each other. Steps of two threads may begin at the same time.
+    bounds = np.unique(np.append(instances.start[work.is_instance_of(STEP, OTHER_STEP)], work.warmups.start))
+    never = np.iinfo(np.int64).max
+    for phase in (STEP, OTHER_STEP):
+        is_step = work.is_instance_of(phase) & instances.measured
+        if not is_step.any():
+            continue
+        names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[is_step]].tolist())]
+        is_served = bool(parse_served_step(names[0]))
+        is_certain = STEP in attributed.roles.names.extra or is_served
+        if not is_certain and (not _hold_passes(work, is_step) or _hold_generations(work, is_step)):
+            continue
+        start, first = np.unique(instances.start[is_step], return_index=True)
+        range_end = instances.end[is_step][first]
+        names_of_steps = [ranges.names[code] for code in ranges.name[instances.range[is_step][first]].tolist()]
+        next_bound = np.append(bounds, never)[np.searchsorted(bounds, start, side="right")]
+        ends_alone = (next_bound == never) | (_precede_missing_steps(names_of_steps) & (not is_served))
+        end = np.where(ends_alone, range_end, next_bound)
+        source: Source = "range"
+        unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
+        if names[0].startswith(_PROFILER_STEP):
+            source, unit = "profiler_step", "a step of PyTorch's profiler"
+        windows = Windows.of_program(source, unit, start, end, np.minimum(range_end, end))
+        return _without_pauses(windows, work) if is_served else windows
+    return None
+
+
+def _hold_passes(work: LaunchedWork, is_step: Bools) -> bool:
+    """Checks whether step ranges hold the passes of the model; a range `step` may be around the optimizer alone."""
+    instances = work.attributed.instances
+    time = instances.start[work.is_instance_of("forward", "backward") & instances.measured]
+    steps = Cover.from_intervals(instances.start[is_step], instances.end[is_step])
+    return bool(steps.covered_within(time, time + 1).sum() >= _MIN_PASSES_IN_STEPS * len(time))
+
+
+def _hold_generations(work: LaunchedWork, is_step: Bools) -> bool:
+    """Checks whether each step range is around a generation: many forward passes of a model that does not train."""
+    instances, ranges = work.attributed.instances, work.attributed.trace.ranges
+    is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
+    forward = np.sort(instances.start[work.is_instance_of("forward") & ~is_part])
+    first, end = (np.searchsorted(forward, edge[is_step]) for edge in (instances.start, instances.end))
+    is_generation = bool(np.median(end - first) >= _MIN_PASSES_OF_GENERATION)
+    return is_generation and not trains(work.attributed, work.process)
+
+
+def _precede_missing_steps(names: list[str]) -> Bools:
+    """Marks the steps after which steps are missing, by the numbers at the ends of their names: #8 follows #3.
+
+    PyTorch's profiler counts every step; a program may number every tenth.
+    """
+    numbers = [int(match[1]) for name in names if (match := _NUMBER_AT_END.search(name))]
+    if len(numbers) < len(names) or len(names) < 2:
+        return np.zeros(len(names), np.bool_)
+    increase = np.diff(numbers)
+    usual = 1 if names[0].startswith(_PROFILER_STEP) else max(np.median(increase), 1)
+    return np.append(increase > usual, False)
+
+
+def _without_pauses(windows: Windows, work: LaunchedWork) -> Windows:
+    """Returns the steps of a server without the times in which it had no request."""
+    body_end = work.end_with_work(windows).body_end
+    between = windows.end - body_end
+    is_pause = between > _SERVER_PAUSE_FACTOR * (np.median(between) + np.median(body_end - windows.start))
+    end = np.where(is_pause, body_end, windows.end)
+    return replace(windows, end=end, cpu_end=end)
+
+
+# --- phases
+
+_LETTERS = {"forward": "F", "backward": "B", "optimizer": "O"}
+
+
+def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows | None:
+    """Finds the steps from one forward pass to the next, or from the end of one optimizer step to the next.
+
+    If there is one pass of each phase, they span the one step. ``by_threads`` uses the phases that are inferred from
+    threads and kernels alone; else these are ignored.
+    """
+    index = _phase_instances(work, by_threads=by_threads)
+    instances = work.attributed.instances
+    letters = np.array([_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase[index]]
+    text = "".join(letters.tolist())  # the order of the phases, such as FBOFBO
+    if "F" not in text:
+        return _find_between_optimizers(work, index[letters == "O"])
+    closing = next((letter for letter in "OB" if letter in text), "F")
+    pattern = f"[^{closing}]*{closing}+" if closing != "F" else "F"
+    spans = [match.span() for match in re.finditer(pattern, text)]
+    spans = _without_evaluation(spans, text) if closing != "F" else spans
+    first, behind = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
+    start, end = instances.start[index], np.maximum.accumulate(instances.end[index])
+    bounds = np.unique(np.append(start, work.warmups.start))
+    next_bound = np.searchsorted(bounds, start[behind - 1], side="right")
+    own_end = end[behind - 1]
+    if closing == "F" and len(spans) > 1:  # what follows the last forward pass belongs to it, as for the others
+        own_end[-1] = max(own_end[-1], work.end[work.time >= start[-1]].max(initial=start[-1]))
+    step_end = np.where(next_bound == len(bounds), own_end, np.append(bounds, 0)[next_bound])
+    measured = np.append(0, np.cumsum(instances.measured[index]))
+    is_step = (measured[behind] - measured[first] == behind - first) & (step_end > start[first])
+    columns = start[first][is_step], step_end[is_step], np.minimum(own_end, step_end)[is_step]
+    windows = Windows.of_program("phases", "from one forward pass to the next", *columns)
+    if closing == "F" and len(windows):
+        windows = work.end_with_work(windows)
+    if len(windows) < 2:
+        inside_ns = work.duration_ns[windows.step_at(work.time) != NONE].sum() if len(windows) else 0
+        spans_all = inside_ns and inside_ns >= _MIN_TIME_IN_PHASES * work.duration_ns.sum()
+        return replace(windows, unit="the one step that its phases span") if spans_all else None
+    return _join_turns(windows, work) if "O" in text else windows
+
+
+def _phase_instances(work: LaunchedWork, *, by_threads: bool) -> Ints:
+    """Returns the indices of the instances of forward, backward and optimizer that may bound a step."""
+    instances, ranges = work.attributed.instances, work.attributed.trace.ranges
+    is_phase = work.is_instance_of(*_LETTERS)
+    # What autograd's thread runs again of a forward pass is part of a backward pass.
+    is_recomputed = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine)
+    # The schedule of a pipeline runs the parts of several passes in turns.
+    is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
+    is_by_threads = mask_by_name(ranges, lambda name: BY_THREADS in name)[instances.range]
+    return np.flatnonzero(is_phase & ~is_recomputed & ~is_part & (is_by_threads == by_threads))
+
+
+def _without_evaluation(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Returns the steps with as many leading forward passes as most steps have: further ones are an evaluation.
+
+    A step without a leading forward pass was not recorded from its start and is left out.
+    """
+    leading = [len(text[first:end]) - len(text[first:end].lstrip("F")) for first, end in spans]
+    usual = Counter(count for count in leading if count).most_common(1)[0][0] if any(leading) else 0
+    return [
+        (first + max(count - usual, 0), end)
+        for (first, end), count in zip(spans, leading, strict=True)
+        if count >= min(usual, 1)
+    ]
+
+
+def _find_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | None:
+    """Finds the steps between the ends of optimizer steps, if nothing else of a step is known."""
+    instances = work.attributed.instances
+    ends, first = np.unique(instances.end[optimizers], return_index=True)
+    measured, warmups_before = instances.measured[optimizers][first], np.searchsorted(np.sort(work.warmups.start), ends)
+    is_step = measured[1:] & measured[:-1] & (warmups_before[1:] == warmups_before[:-1])
+    unit = "from one optimizer step's end to the next"
+    windows = Windows.of_program("phases", unit, ends[:-1][is_step], ends[1:][is_step])
+    return _join_turns(windows, work) if len(windows) else None
+
+
+def _join_turns(windows: Windows, work: LaunchedWork) -> Windows:
+    """Joins the steps of models that train in turns, as in a GAN: they launch different kernels."""
+    step, symbol = windows.step_at(work.time), work.symbols(work.index)
+    in_step = step != NONE
+    counts = np.zeros((len(windows), int(symbol.max()) + 1))
+    np.add.at(counts, (step[in_step], symbol[in_step]), 1)
+    for turns in range(1, len(windows) // 2 + 1):
+        later, earlier = counts[turns:], counts[:-turns]
+        same, most = np.minimum(later, earlier).sum(1), np.maximum(later, earlier).sum(1)
+        if (same >= _MIN_SAME_OPERATIONS * most).all():
+            break
+    else:
+        return windows
+    first = np.arange(0, len(windows) - turns + 1, turns)
+    last = first + turns - 1
+    bounds = windows.start[first], windows.end[last], windows.body_end[last]
+    unit = f"{turns} optimizer steps that take turns" if turns > 1 else windows.unit
+    return Windows.of_program("phases", unit, *bounds)
+
+
+# --- repetition
+
+
+def _find_in_repetition(work: LaunchedWork) -> Windows | None:
+    """Finds the units in which the whole sequence of work repeats, if these are passes of the program's loop."""
+    operations, given_steps = work.attributed.trace.operations, work.attributed.roles.names.steps
+    # The operations of the device that works most, in the order of their launches.
+    _, device = np.unique(operations.device[work.index], return_inverse=True)
+    on_device = np.flatnonzero(device == np.argmax(np.bincount(device, work.duration_ns)))
+    on_device = on_device[np.lexsort((work.start[on_device], work.time[on_device]))]
+    index, time = work.index[on_device], work.time[on_device]
+    launch = work.attributed.attribution.launch[index]
+    begins_launch = np.append(True, (launch[1:] != launch[:-1]) | (launch[1:] == NONE))
+    pauses, symbols = np.diff(time, prepend=time[:1]), work.symbols(index)
+    for repeats in find_repeats(symbols, work.duration_ns[on_device], pauses, given_steps, begins_launch):
+        times = time[repeats.starts]
+        if not (np.diff(times) > 0).all():  # the kernels of one graph are launched together
+            times = operations.start[index[repeats.starts]]
+        bounds = np.append(times, max(int(time[repeats.end - 1]), int(times[-1])) + 1)
+        unit = f"a sequence of {repeats.period:,} operations that repeats"
+        source: Source = "said" if given_steps else "repetition"
+        windows = Windows.of_program(source, unit, bounds[:-1], bounds[1:], times)
+        if given_steps or (not _lie_in_one_range(work, windows) and _is_loop(work, index, repeats)):
+            return work.end_with_work(windows)
+    return None
+
+
+def _lie_in_one_range(work: LaunchedWork, windows: Windows) -> bool:
+    """Checks whether all units lie in a single phase or a single call of a model: then they are parts of one pass."""
+    roles, ranges = work.attributed.roles, work.attributed.trace.ranges
+    is_call = np.array([*(name.startswith(MODULE_RANGE_PREFIX) for name in ranges.names), False])[ranges.name]
+    is_around = (roles.is_phase_or_step | is_call) & (process_of(ranges.thread) == work.process)
+    is_around &= (ranges.start <= windows.cpu_start[0]) & (ranges.end >= windows.cpu_start[-1])
+    return bool(is_around.any())
+
+
+def _is_loop(work: LaunchedWork, index: Ints, repeats: Repeats) -> bool:
+    """Checks whether units are passes of a loop, and not the layers of one pass.
+
+    A pass has layers, trains a model, or is the replay of a CUDA graph. Units are layers if kernels lie on both sides
+    of them: a pass has work before its layers and after them. Waits and copies between CPU and device tell nothing,
+    because layers that are sharded or offloaded have them, too.
+    """
+    attributed, operations = work.attributed, work.attributed.trace.operations
+    is_kernel = operations.kind[index] == KERNEL
+    before = int(is_kernel[: repeats.before].sum())
+    behind = int(is_kernel[len(index) - repeats.behind :].sum())
+    if before and behind and max(before, behind) < repeats.period:
+        return False
+    unit = index[int(repeats.starts[0]) : int(repeats.starts[0]) + repeats.period]
+    classes = np.array([*attributed.kernels.classes, ""])[attributed.kernels.code[unit]]
+    computes = np.isin(classes, _CLASSES_OF_LAYERS)
+    if "optimizer" in classes and computes.any():
+        return True
+    is_replayed = (operations.kind[unit] == GRAPH) | (operations.graph_node[unit] != 0)
+    replays = len(distinct(np.sort(attributed.attribution.launch[unit[is_replayed]])))
+    # If a layer is replayed, its attention runs outside the graph. If a pass is replayed, sampling runs outside.
+    if replays == 1 and not computes[~is_replayed].any():
+        return True
+    return has_layers(work.symbols(unit), computes)
+
+
+# --- the clock of the GPU
+
+
+def _bound_by_gpu_work(windows: Windows, work: LaunchedWork) -> Windows:
+    """Returns the windows by the GPU's clock if the program runs far ahead of the GPU.
+
+    A step then lasts from the end of the work that was launched before it to the end of its own work.
+    """
+    attributed = work.attributed
+    operations, attribution = attributed.trace.operations, attributed.attribution
+    index = np.flatnonzero((operations.process == work.process) & (attribution.thread != NONE))
+    index = index[np.argsort(attribution.time[index], kind="stable")]
+    time, end = attribution.time[index], operations.end[index]
+    work_end = last_ends(windows, time, end)
+    middle = max(0, (len(windows) - _STEPS_CHECKED_FOR_LAG) // 2)
+    sample = slice(middle, middle + _STEPS_CHECKED_FOR_LAG)
+    lag = np.median(np.maximum(work_end - windows.end, 0)[sample])
+    first_start = int(windows.start[0])
+    of_first_step = index[windows.step_at(time) == 0]
+    # Work from before the capture, which is not in the file, may delay the work of the first step.
+    first_work = int(operations.start[of_first_step].min()) if len(of_first_step) else first_start
+    if lag <= _GPU_LAG * np.median(windows.length[sample]):
+        end = np.append(windows.end[:-1], max(int(windows.end[-1]), int(work_end[-1])))
+        min_wait_ns = _MIN_UNRECORDED_WAIT * int(windows.length[0])
+        if first_work < end[0] and _waits_for_unrecorded_work(work, index, first_start, min_wait_ns):
+            return replace(windows, start=np.append(first_work, windows.start[1:]), end=end)
+        return replace(windows, end=end)
+    step_ends = np.maximum.accumulate(np.maximum(work_end, windows.end))
+    usual_length = float(np.median(np.diff(step_ends, prepend=first_start)))
+    first_work = first_work if first_work - first_start > _GPU_LAG * usual_length else first_start
+    earlier_end = np.append(first_work, np.maximum.accumulate(end))[np.searchsorted(time, windows.start)]
+    starts = np.maximum.reduce([earlier_end, windows.start, np.append(earlier_end[0], step_ends[:-1])])
+    has_time = step_ends > starts
+    if not has_time.any():
+        return windows
+    return replace(windows, start=starts, end=step_ends, on_gpu=True).select(has_time)
+
+
+def _waits_for_unrecorded_work(work: LaunchedWork, index: Ints, time: int, min_wait_ns: float) -> bool:
+    """Checks whether the first work after a time starts long after its launch, while no recorded work runs."""
+    trace, launch = work.attributed.trace, work.attributed.attribution.launch
+    start, end = trace.operations.start[index], trace.operations.end[index]
+    if not (start >= time).any():
+        return False
+    first = int(start[start >= time].min())
+    launched = int(trace.launches.end[launch[index[start == first][0]]])
+    return first - max(launched, int(end[start < time].max(initial=time))) > min_wait_ns

@@ -1,0 +1,234 @@
+"""Finds which steps of a process are alike, and which of them are measured.
+
+The steps of one program differ: the first step starts things up, some wait for a batch, some hold an evaluation. Steps
+that are alike form a group with a count, so that one length for all steps does not hide the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals import NONE
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.boundaries import find_windows
+from nsys_analyzer.analysis.steps.windows import Windows, trains
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import MEMCPY
+from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP, ServedStep, parse_served_step
+from nsys_analyzer.trace.schema import NS_PER_MS
+
+#: "usual" steps are measured. "longer" and "shorter" steps do the same work, "other work" does not. The "first" steps
+#: start the program up. The "last" step is left out if the time from it to the next one is unknown.
+GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
+
+#: A step is unlike the others if it is longer or shorter than their median by this factor.
+_UNLIKE_FACTOR = 1.5
+#: Differences of less than this do not make steps unlike, ns.
+_MIN_DIFFERENCE_NS = 50_000
+#: Steps do different work if there is a gap of this factor between their numbers of operations, or their compute times.
+#: So many operations are added before, because a few more or less are no other work.
+_GAP_FACTOR, _ADDED_OPERATIONS = 1.5, 20
+#: The last step is incomplete if the gap between steps exceeds this share of a step.
+_INCOMPLETE_LAST_STEP_GAP = 0.1
+#: The first steps of a capture are a cold call if at least this many of them last longer.
+_MIN_COLD_STEPS = 3
+
+
+@dataclass(frozen=True)
+class StepGroup:
+    """Steps that are alike.
+
+    Attributes:
+        kind: how they differ from the usual steps.
+        steps: how many they are.
+        median_ms: their median length.
+        measured: whether the figures are made from them.
+    """
+
+    kind: GroupKind
+    steps: int
+    median_ms: float
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a process.
+
+    Attributes:
+        windows: the measured steps.
+        positions: shape (measured steps,), the position of each among the recorded steps.
+        recorded: all recorded steps.
+        groups: the groups of alike steps, the usual ones first.
+        marks: what an engine that serves requests says of each recorded step; empty if it marks no steps.
+        names: for each recorded step, the kind of its group, or what an engine says that it does.
+    """
+
+    windows: Windows
+    positions: Ints
+    recorded: Windows
+    groups: tuple[StepGroup, ...]
+    marks: tuple[ServedStep, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def unmeasured_groups(self) -> Iterator[tuple[str, Steps]]:
+        """Yields each group that is not measured, except the first and the last steps, as if only its steps existed."""
+        measured = {self.names[position] for position in self.positions.tolist()}
+        for name in dict.fromkeys(self.names):
+            if name not in (*measured, "first", "last"):
+                positions = np.array([position for position, label in enumerate(self.names) if label == name])
+                windows = self.recorded.select(positions)
+                group = StepGroup("usual", len(windows), float(np.median(windows.length)) / NS_PER_MS, measured=True)
+                yield name, replace(self, windows=windows, positions=positions, groups=(group,))
+
+    @property
+    def length_ms(self) -> float:
+        """Returns the length of a step, ms: the median of the measured steps."""
+        return float(np.median(self.windows.length)) / NS_PER_MS
+
+    @property
+    def start_up(self) -> tuple[int, int] | None:
+        """Returns when the first steps, which are left out, began, and the step after them; None if there are none."""
+        first = sum(group.steps for group in self.groups if group.kind == "first")
+        return (int(self.recorded.cpu_start[0]), int(self.recorded.cpu_end[first - 1])) if first else None
+
+
+def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
+    """Finds the steps of a process by its global ID; returns None if nothing of it ran on a device."""
+    recorded = find_windows(attributed, process)
+    if recorded is None:
+        return None
+    marks = _find_marks(attributed, process, recorded)
+    if marks:
+        usual_mark = Counter(mark.kind for mark in marks).most_common(1)[0][0]
+        by_work: list[GroupKind] = ["usual" if mark.kind == usual_mark else "other work" for mark in marks]
+    else:
+        by_work = _kinds_by_work(attributed, process, recorded)
+    kinds = np.array(by_work, np.object_)
+    is_usual, length = kinds == "usual", recorded.length
+    median = np.sort(length[is_usual])[(is_usual.sum() - 1) // 2]
+    is_longer = length > _UNLIKE_FACTOR * median + _MIN_DIFFERENCE_NS
+    is_shorter = length < median / _UNLIKE_FACTOR - _MIN_DIFFERENCE_NS
+    kinds[: _count_cold_steps(attributed, process, marks, is_usual, is_longer)] = "first"
+    if not marks:  # the length of a step that serves depends on its batch
+        kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
+    if kinds[-1] == "shorter" and recorded.source in ("phases", "repetition"):
+        kinds[-1] = "last"
+    groups = []
+    for kind in get_args(GroupKind):
+        if len(length_of_kind := length[kinds == kind]):
+            median_ms = float(np.median(length_of_kind)) / NS_PER_MS
+            groups.append(StepGroup(kind, len(length_of_kind), median_ms, kind == "usual"))
+    positions = np.flatnonzero(kinds == "usual")
+    labels = np.array([mark.kind for mark in marks] or kinds, np.object_)
+    names = tuple(np.where(kinds == "first", kinds, labels).tolist())
+    return Steps(recorded.select(positions), positions, recorded, tuple(groups), marks, names)
+
+
+def _find_marks(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[ServedStep, ...]:
+    """Returns the mark of an engine on each step; none if a step has no mark, or if this may be no engine."""
+    instances, ranges = attributed.instances, attributed.trace.ranges
+    step_phases = [instances.phases.index(name) for name in (STEP, OTHER_STEP)]
+    index = np.flatnonzero((instances.process == process) & np.isin(instances.phase, step_phases))
+    if recorded.source != "range" or not len(index):
+        return ()
+    index = index[np.searchsorted(instances.start[index], recorded.cpu_start)]
+    names = ranges.name[instances.range[index]].tolist()
+    marks = tuple(mark for code in names if (mark := parse_served_step(ranges.names[code])))
+    serves = any(mark.certain for mark in marks) or len({mark.kind for mark in marks}) > 1
+    return marks if serves and len(marks) == len(names) else ()
+
+
+def _count_cold_steps(
+    attributed: AttributedTrace, process: int, marks: tuple[ServedStep, ...], is_usual: Bools, is_longer: Bools
+) -> int:
+    """Returns how many of the first steps are a cold call of a model that does not train: they last longer.
+
+    They end with the last longer step that does the usual work. A server's first steps may be longer because its batch
+    was larger, so they do not count; those of a generation count if the first batch is not larger than the median.
+    """
+    cold = np.flatnonzero(is_usual[: int(np.argmin(is_longer))])
+    if len(cold) < _MIN_COLD_STEPS or trains(attributed, process):
+        return 0
+    batches = [mark.batch or 0 for mark, usual in zip(marks, is_usual.tolist(), strict=False) if usual]
+    is_generation = all(mark.inferred for mark in marks) and (not marks or batches[0] <= np.median(batches))
+    return int(cold[-1]) + 1 if is_generation else 0
+
+
+def _kinds_by_work(attributed: AttributedTrace, process: int, recorded: Windows) -> list[GroupKind]:
+    """Finds the kind of each step by its work: the usual kind is that of most steps."""
+    steps, length = len(recorded), recorded.length
+    launches, compute_ns = _launched_work(attributed, process, recorded)
+    kinds: list[GroupKind] = ["usual"] * steps
+    if steps < 2 or recorded.source == "said":
+        return kinds
+    # The length of each step without the time between steps.
+    body_ns = np.maximum(recorded.body_end - recorded.cpu_start, recorded.end - recorded.cpu_end)
+    has_open_end = bool(recorded.cpu_end[-1] == recorded.body_end[-1])  # the time after the last step is unknown
+    first = int(_is_first_step_long(attributed, process, recorded, body_ns, compute_ns, has_open_end=has_open_end))
+    between_ns = np.median((recorded.cpu_end - recorded.body_end)[first:-1]) if steps > first + 1 else 0
+    is_last_incomplete = has_open_end and between_ns > _INCOMPLETE_LAST_STEP_GAP * np.median(length[first:])
+    end = steps - int(is_last_incomplete)
+    others = slice(first, end)
+    clusters = _cluster(launches[others] + _ADDED_OPERATIONS) * steps
+    clusters += _cluster(compute_ns[others] + _MIN_DIFFERENCE_NS)
+    largest = max(
+        np.unique(clusters).tolist(),
+        key=lambda cluster: ((clusters == cluster).sum(), length[others][clusters == cluster].sum()),
+    )
+    usual_ns = np.median(body_ns[others][clusters == largest])
+    has_usual_length = (body_ns <= _UNLIKE_FACTOR * usual_ns) & (body_ns >= usual_ns / _UNLIKE_FACTOR)
+    # The work of other streams may fall into a neighboring step, so steps of the usual length are alike, too.
+    is_usual = has_usual_length[others] | (clusters == largest)
+    kinds[others] = ["usual" if usual else "other work" for usual in is_usual.tolist()]
+    kinds[:first], kinds[end:] = ["first"] * first, ["last"] * (steps - end)
+    return kinds
+
+
+def _is_first_step_long(
+    attributed: AttributedTrace, process: int, recorded: Windows, body_ns: Ints, compute_ns: Ints, *, has_open_end: bool
+) -> bool:
+    """Checks whether the first step is longer than the others because it starts the program up."""
+    length = recorded.length
+    complete = length[1 : len(recorded) - has_open_end]
+    is_long = bool(body_ns[0] > _UNLIKE_FACTOR * np.median(body_ns[1:]))
+    if len(complete):
+        is_long |= bool(length[0] > _UNLIKE_FACTOR * np.median(complete) + _MIN_DIFFERENCE_NS)
+    # Inference may begin with a long prompt. Then the step is longer in proportion to its work.
+    work_ratio = compute_ns[0] / max(np.median(compute_ns[1:]), 1)
+    is_in_proportion = body_ns[0] <= _UNLIKE_FACTOR * work_ratio * np.median(body_ns[1:])
+    has_other_work = work_ratio > _UNLIKE_FACTOR and is_in_proportion
+    return is_long and (not has_other_work or trains(attributed, process))
+
+
+def _launched_work(attributed: AttributedTrace, process: int, recorded: Windows) -> tuple[Ints, Ints]:
+    """Returns how many operations each step launches, and how long these compute, ns; both have the shape (steps,).
+
+    Collectives do not count. Copies count as operations only, because a first step may upload the model.
+    """
+    operations, attribution, kernels = attributed.trace.operations, attributed.attribution, attributed.kernels
+    is_collective = np.array([*(name == COMMUNICATION for name in kernels.classes), False])[kernels.code]
+    counts = (operations.process == process) & ~is_collective
+    has_launch = counts & (attribution.thread != NONE)
+    time = operations.start
+    if has_launch.any():  # then the other operations were launched before the recording began
+        counts, time = has_launch, attribution.time
+    step = recorded.step_at(time[counts]) + 1  # 0: outside of all steps
+    compute_ns = np.where(operations.kind == MEMCPY, 0, operations.end - operations.start)[counts]
+    launches = np.bincount(step, minlength=len(recorded) + 1)
+    return launches[1:], np.bincount(step, compute_ns, len(recorded) + 1)[1:].astype(np.int64)
+
+
+def _cluster(values: Ints) -> Ints:
+    """Returns the cluster of each value, numbered from the smallest on: there is a gap between two clusters."""
+    order = np.argsort(values, kind="stable")
+    clusters = np.empty(len(values), np.int64)
+    clusters[order] = np.append(0, np.cumsum(values[order][1:] > _GAP_FACTOR * values[order][:-1]))
+    return clusters
