@@ -1,4 +1,4 @@
-"""From the events of a PyTorch profiler's trace to the tables of an nsys export, as far as they are read."""
+"""Converts a trace of PyTorch's profiler to the tables of an nsys export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.trace.arrays import Ints, arrow_table
 from nsys_analyzer.trace.columns import pid_of
-from nsys_analyzer.trace.kineto.events import COLUMNS, Name, Rows
+from nsys_analyzer.trace.kineto.events import COLUMNS, Rows, TrackId
 from nsys_analyzer.trace.kineto.read import KinetoTrace, read_kineto
 from nsys_analyzer.trace.metadata import CPU, CUDA, HIP
 
@@ -24,25 +24,28 @@ if TYPE_CHECKING:
 _PUSH_POP = 59
 _WARNING = 2
 _HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memory
-_COPY_KINDS = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
-#: ENUM_CUDA_MEM_KIND by the words of the same names.
+_COPY_DIRECTIONS = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+#: The codes of ENUM_CUDA_MEM_KIND by the words in the names of copies.
 _MEMORY_KINDS, _UNKNOWN_MEMORY = {"Pageable": 0, "Pinned": 1, "Device": 2, "Array": 3, "Managed": 4}, 7
-#: Kineto's "thread 28683 (pt_autograd_0)".
+#: Kineto's name of a thread: "thread 28683 (pt_autograd_0)".
 _THREAD_NAME = re.compile(r"^thread \d+ \((.+)\)$")
-#: What a device is called that the trace gives no name.
-_UNNAMED = {CUDA: "unnamed NVIDIA GPU", HIP: "unnamed AMD GPU"}
+#: The name of a device that has no name in the trace.
+_UNNAMED_DEVICE = {CUDA: "unnamed NVIDIA GPU", HIP: "unnamed AMD GPU"}
 
 _VM = 1 << 48
-_LIMIT = 1 << 24  # a global ID has 24 bits for the process and 24 for the thread
-#: Kinds of event that happen on a thread of a process; the others name a GPU and a stream there.
-_ON_A_THREAD = ("runtime", "range", "operator", "memory")
+_MAX_ID = 1 << 24  # a global thread ID has 24 bits for the process and 24 for the thread
+#: The kinds of event whose track is a process and a thread. The track of the others is a GPU and a stream.
+_CPU_KINDS = ("runtime", "range", "operator", "memory")
+
+_Columns = dict[str, Any]
+"""The columns of a table: arrays of integers, or lists of texts."""
 
 
 def read_tables(path: Path) -> dict[str, pa.Table]:
-    """Reads a trace of PyTorch's profiler as the tables of an nsys export, by their names there; none is empty.
+    """Reads a trace of PyTorch's profiler as the tables of an nsys export, by their names there, without empty tables.
 
     Raises:
-        TraceError: what :func:`read_kineto` raises, or the trace is of several processes.
+        TraceError: an error of :func:`read_kineto`, or the trace contains several processes.
     """
     trace = read_kineto(path)
     if trace.on_cpu:
@@ -51,99 +54,124 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
             trace.remarks.append(
                 "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
             )
-    tables = {name: arrow_table(columns) for name, columns in _tables(trace, *_threads(trace)).items()}
-    return {name: table for name, table in tables.items() if table.num_rows}
+    process, thread = _global_ids(trace)
+    tables = {
+        **_gpu_tables(trace, process),
+        **_cpu_tables(trace, process, thread),
+        **_name_tables(trace, thread),
+        **_condition_tables(trace, process),
+    }
+    arrow_tables = {name: arrow_table(columns) for name, columns in tables.items()}
+    return {name: table for name, table in arrow_tables.items() if table.num_rows}
 
 
-def _threads(trace: KinetoTrace) -> tuple[int, Ints]:
-    """Returns the global ID of the trace's process, and the global thread ID of each place.
+def _global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
+    """Returns the global ID of the trace's process, and the global thread ID of each track.
 
-    The latter has shape (places,), and is 0 for a place where nothing of a CPU happened.
+    The latter has shape (tracks,), and is 0 for the tracks of GPU operations.
 
     Raises:
-        TraceError: it is of several processes.
+        TraceError: the trace contains several processes.
     """
-    numbers = np.unique(np.concatenate([trace.of(kind)["place"] for kind in _ON_A_THREAD])).tolist()
-    pids = _folded(trace.places[number][0] for number in numbers)
+    tracks = np.unique(np.concatenate([trace.of(kind)["track"] for kind in _CPU_KINDS])).tolist()
+    pids = _fit_ids(trace.tracks[track][0] for track in tracks)
     if len(pids) > 1:
-        # Kineto writes a GPU's number where the process belongs: which launched what ran there is not known.
+        # Kineto writes a GPU's number instead of the process, so the process that launched an operation is unknown.
         raise TraceError(f"{trace.path} holds {len(pids)} processes", "Give the trace of each rank alone")
     process = _VM | next(iter(pids.values()), 0) << 24
-    threads = _folded(trace.places[number][1] for number in numbers)
-    thread = np.zeros(len(trace.places), np.int64)
-    thread[numbers] = [process | threads[trace.places[number][1]] for number in numbers]
+    tids = _fit_ids(trace.tracks[track][1] for track in tracks)
+    thread = np.zeros(len(trace.tracks), np.int64)
+    thread[tracks] = [process | tids[trace.tracks[track][1]] for track in tracks]
     return process, thread
 
 
-def _folded(ids: Iterable[Name]) -> dict[Name, int]:
-    """Returns a number below 2^24 for each ID: itself where it is one, else the next that is free."""
+def _fit_ids(ids: Iterable[TrackId]) -> dict[TrackId, int]:
+    """Returns a number below 2^24 for each ID: the ID itself if it is such a number, else the next free number."""
     distinct = set(ids)
-    fitting = {name for name in distinct if isinstance(name, int) and 0 <= name < _LIMIT}
+    fitting = {track_id for track_id in distinct if isinstance(track_id, int) and 0 <= track_id < _MAX_ID}
     free = (number for number in count(1) if number not in fitting)
-    in_order = sorted(distinct, key=lambda name: (str(type(name)), name))
-    return {name: name if isinstance(name, int) and name in fitting else next(free) for name in in_order}
+    in_order = sorted(distinct, key=lambda track_id: (str(type(track_id)), track_id))
+    return {
+        track_id: track_id if isinstance(track_id, int) and track_id in fitting else next(free) for track_id in in_order
+    }
 
 
-_Columns = dict[str, Any]
-"""The columns of a table: arrays of integers, or lists of texts."""
+def _gpu_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
+    """Returns the tables of the GPU operations."""
 
+    def common_columns(operations: Rows) -> _Columns:
+        return {
+            "start": operations["start"],
+            "end": operations["end"],
+            "deviceId": operations["device"],
+            "contextId": operations["context"],
+            "streamId": operations["stream"],
+            "correlationId": operations["correlation"],
+            "globalPid": np.full(len(operations), process),
+            "graphNodeId": operations["graph_node"],
+        }
 
-def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Columns]:
-    """Returns all tables by their names in an export, also those without a row."""
-    calls, ranges, operators, memory = (trace.of(kind) for kind in ("runtime", "range", "operator", "memory"))
-    copies = trace.of("memcpy")
-    if not trace.on_cpu:
-        memory = memory[memory["device"] >= 0]  # the host's is of interest where there is no GPU
+    kernels, copies, memsets = trace.of("kernel"), trace.of("memcpy"), trace.of("memset")
     names, inverse = np.unique(copies["name"], return_inverse=True)
-    kinds = np.array([_copy_kinds(trace.texts[name]) for name in names], np.int64).reshape(-1, 3)[inverse]
-    used = np.unique(trace.operations["device"])
-    named = {number: name for number, name in trace.of("thread")[["place", "name"]].tolist() if thread[number]}
-    texts = [*trace.texts, *(_THREAD_NAME.sub(r"\1", trace.texts[name]) for name in named.values())]
-    group = trace.properties.distributed
-    ranks = [group] if group and group.rank is not None else []
-    devices = list(_devices(trace))
+    kinds = np.array([_parse_copy_name(trace.texts[name]) for name in names], np.int64).reshape(-1, 3)[inverse]
     return {
         "CUPTI_ACTIVITY_KIND_KERNEL": {
-            **_on_gpu(trace.of("kernel"), process),
-            "demangledName": trace.of("kernel")["name"],
-            "continues": trace.of("kernel")["continues"],
+            **common_columns(kernels),
+            "demangledName": kernels["name"],
+            "continues": kernels["continues"],
         },
         "CUPTI_ACTIVITY_KIND_MEMCPY": {
-            **_on_gpu(copies, process),
+            **common_columns(copies),
             "bytes": copies["bytes"],
             **dict(zip(("copyKind", "srcKind", "dstKind"), kinds.T, strict=True)),
         },
-        "CUPTI_ACTIVITY_KIND_MEMSET": {
-            **_on_gpu(trace.of("memset"), process),
-            "bytes": trace.of("memset")["bytes"],
-        },
+        "CUPTI_ACTIVITY_KIND_MEMSET": {**common_columns(memsets), "bytes": memsets["bytes"]},
+    }
+
+
+def _parse_copy_name(name: str) -> tuple[int, int, int]:
+    """Returns the ENUM_CUDA_MEMCPY_OPER of a copy and the ENUM_CUDA_MEM_KIND of its source and its destination.
+
+    A name is "Memcpy HtoD (Pageable -> Device)". An unknown direction is 0, an unknown kind of memory is 7.
+    """
+    direction = next((code for code, word in enumerate(_COPY_DIRECTIONS, 1) if f"Memcpy {word}" in name), 0)
+    ends = re.search(r"\((\w+) -> (\w+)\)", name)
+    source, target = (_MEMORY_KINDS.get(end, _UNKNOWN_MEMORY) for end in (ends.groups() if ends else ("", "")))
+    return direction, source, target
+
+
+def _cpu_tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Columns]:
+    """Returns the tables of what happened on threads, and of the profiler's overhead."""
+
+    def times_and_threads(events: Rows) -> _Columns:
+        return {"start": events["start"], "end": events["end"], "globalTid": thread[events["track"]]}
+
+    calls, ranges, operators, overhead = (trace.of(kind) for kind in ("runtime", "range", "operator", "overhead"))
+    memory = trace.of("memory")
+    if not trace.on_cpu:
+        memory = memory[memory["device"] >= 0]  # host memory is only relevant without a GPU
+    return {
         "CUPTI_ACTIVITY_KIND_RUNTIME": {
-            **_spans(calls, thread[calls["place"]]),
+            **times_and_threads(calls),
             "correlationId": calls["correlation"],
             "nameId": calls["name"],
         },
-        "NCCL_CALLS": _nccl_calls(trace, thread),
-        "CUPTI_ACTIVITY_KIND_OVERHEAD": {
-            **_spans(trace.of("noted"), np.full(len(trace.of("noted")), process)),
-            "nameId": trace.of("noted")["name"],
-        },
-        "TARGET_INFO_GPU": dict(zip(("id", "name", "totalMemory", "smCount"), _transposed(devices, 4), strict=True)),
-        "TARGET_INFO_CUDA_DEVICE": {"gpuId": used, "cudaId": used, "pid": np.full(len(used), pid_of(process))},
-        "DIAGNOSTIC_EVENT": {
-            "severity": np.full(len(trace.remarks), _WARNING),
-            "text": trace.remarks,
-            "globalPid": np.full(len(trace.remarks), process),
-        },
         "NVTX_EVENTS": {
-            **_spans(ranges, thread[ranges["place"]]),
+            **times_and_threads(ranges),
             "eventType": np.full(len(ranges), _PUSH_POP),
             "textId": ranges["name"],
         },
         "TORCH_OPERATOR_EVENTS": {
-            **_spans(operators, thread[operators["place"]]),
+            **times_and_threads(operators),
             "nameId": operators["name"],
             "sequenceNumber": operators["sequence"],
             "forwardThreadId": operators["forward_thread"],
+        },
+        "CUPTI_ACTIVITY_KIND_OVERHEAD": {
+            "start": overhead["start"],
+            "end": overhead["end"],
+            "globalTid": np.full(len(overhead), process),
+            "nameId": overhead["name"],
         },
         "CUDA_GPU_MEMORY_USAGE_EVENTS": {
             "start": memory["start"],
@@ -153,16 +181,64 @@ def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Column
             "memoryOperationType": (memory["bytes"] < 0).astype(np.int64),
             "localMemoryPoolUtilizedSize": memory["allocated"],
         },
-        "ThreadNames": {
-            "nameId": np.arange(len(trace.texts), len(texts)),
-            "globalTid": thread[list(named)],
+        "NCCL_CALLS": _nccl_calls(trace, thread),
+    }
+
+
+def _nccl_calls(trace: KinetoTrace, thread: Ints) -> _Columns:
+    """Returns the collectives of kernels that are launched one at a time, as a table of NCCL calls.
+
+    PyTorch's groups have names that are unique within a run, but no IDs that distinguish runs, so the table has no
+    communicators.
+    """
+
+    def with_unique_correlation(rows: Rows) -> Rows:
+        _, first, counts = np.unique(rows["correlation"], return_index=True, return_counts=True)
+        unique: Rows = rows[first[counts == 1]]
+        return unique
+
+    calls, collectives = trace.of("runtime"), trace.of("collective")
+    calls = with_unique_correlation(calls)
+    collectives = with_unique_correlation(collectives[collectives["correlation"] != 0])
+    _, call, collective = np.intersect1d(
+        calls["correlation"], collectives["correlation"], assume_unique=True, return_indices=True
+    )
+    calls, collectives = calls[call], collectives[collective]
+    return {
+        "start": calls["start"],
+        "globalTid": thread[calls["track"]],
+        "function": [trace.texts[name] for name in collectives["name"].tolist()],
+        "bytes": collectives["bytes"],
+        "ranks": collectives["ranks"],
+    }
+
+
+def _name_tables(trace: KinetoTrace, thread: Ints) -> dict[str, _Columns]:
+    """Returns the table of strings, and that of thread names, which follow the trace's texts in it."""
+    name_of = {track: name for track, name in trace.of("thread")[["track", "name"]].tolist() if thread[track]}
+    texts = [*trace.texts, *(_THREAD_NAME.sub(r"\1", trace.texts[name]) for name in name_of.values())]
+    return {
+        "StringIds": {"id": np.arange(len(texts)), "value": texts},
+        "ThreadNames": {"nameId": np.arange(len(trace.texts), len(texts)), "globalTid": thread[list(name_of)]},
+    }
+
+
+def _condition_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
+    """Returns the tables about the machine, the rank, the profiler and its warnings."""
+    used_devices = np.unique(trace.operations["device"])
+    gpu_columns = ("id", "name", "totalMemory", "smCount")
+    group = trace.properties.distributed
+    ranks = [(group.rank, group.world_size or 0)] if group and group.rank is not None else []
+    rank, world_size = _transpose(ranks, 2)
+    return {
+        "TARGET_INFO_GPU": dict(zip(gpu_columns, _transpose(list(_devices(trace)), 4), strict=True)),
+        "TARGET_INFO_CUDA_DEVICE": {
+            "gpuId": used_devices,
+            "cudaId": used_devices,
+            "pid": np.full(len(used_devices), pid_of(process)),
         },
         "TARGET_INFO_SYSTEM_ENV": _properties(_environment(trace)),
-        "PROCESS_RANKS": {
-            "globalPid": np.full(len(ranks), process),
-            "rank": np.array([each.rank for each in ranks], np.int64),
-            "worldSize": np.array([each.world_size or 0 for each in ranks], np.int64),
-        },
+        "PROCESS_RANKS": {"globalPid": np.full(len(ranks), process), "rank": rank, "worldSize": world_size},
         "META_DATA_EXPORT": _properties(
             [
                 ("EXPORT_PRODUCT_NAME", "torch.profiler"),
@@ -170,63 +246,12 @@ def _tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Column
                 ("EXPORT_SCHEMA_VERSION", "3.20.3"),
             ]
         ),
-        "StringIds": {"id": np.arange(len(texts)), "value": texts},
+        "DIAGNOSTIC_EVENT": {
+            "severity": np.full(len(trace.remarks), _WARNING),
+            "text": trace.remarks,
+            "globalPid": np.full(len(trace.remarks), process),
+        },
     }
-
-
-def _spans(events: Rows, thread: Ints) -> _Columns:
-    return {"start": events["start"], "end": events["end"], "globalTid": thread}
-
-
-def _on_gpu(events: Rows, process: int) -> _Columns:
-    return {
-        "start": events["start"],
-        "end": events["end"],
-        "deviceId": events["device"],
-        "contextId": events["context"],
-        "streamId": events["stream"],
-        "correlationId": events["correlation"],
-        "globalPid": np.full(len(events), process),
-        "graphNodeId": events["graph_node"],
-    }
-
-
-def _copy_kinds(name: str) -> tuple[int, int, int]:
-    """Returns the ENUM_CUDA_MEMCPY_OPER of a copy and the ENUM_CUDA_MEM_KIND of its ends, by its name.
-
-    "Memcpy HtoD (Pageable -> Device)"; 0 for an unknown kind of copy, 7 for an unknown kind of memory.
-    """
-    direction = next((kind for kind, word in enumerate(_COPY_KINDS, 1) if f"Memcpy {word}" in name), 0)
-    ends = re.search(r"\((\w+) -> (\w+)\)", name)
-    source, target = (_MEMORY_KINDS.get(end, _UNKNOWN_MEMORY) for end in (ends.groups() if ends else ("", "")))
-    return direction, source, target
-
-
-def _nccl_calls(trace: KinetoTrace, thread: Ints) -> _Columns:
-    """Returns the collectives that kernels say they carry out, where they are launched one by one.
-
-    The groups of PyTorch have names within a run, and no IDs that tell runs apart.
-    """
-    calls, collectives = trace.of("runtime"), trace.of("collective")
-    calls, collectives = (_of_one_correlation(rows) for rows in (calls, collectives[collectives["correlation"] != 0]))
-    _, launch, carried = np.intersect1d(
-        calls["correlation"], collectives["correlation"], assume_unique=True, return_indices=True
-    )
-    calls, collectives = calls[launch], collectives[carried]
-    return {
-        "start": calls["start"],
-        "globalTid": thread[calls["place"]],
-        "function": [trace.texts[name] for name in collectives["name"].tolist()],
-        "bytes": collectives["bytes"],
-        "ranks": collectives["ranks"],
-    }
-
-
-def _of_one_correlation(rows: Rows) -> Rows:
-    """Returns the rows whose correlation ID no other has, in its order."""
-    _, first, times = np.unique(rows["correlation"], return_index=True, return_counts=True)
-    alone: Rows = rows[first[times == 1]]
-    return alone
 
 
 def _platform(trace: KinetoTrace) -> str:
@@ -239,19 +264,23 @@ def _platform(trace: KinetoTrace) -> str:
 
 
 def _devices(trace: KinetoTrace) -> Iterator[tuple[int, str, int, int]]:
-    """Yields the devices that the trace lists; where it lists none, those used, if they are AMD's; or the CPU."""
+    """Yields ID, name, memory (bytes) and multiprocessors of each device in the trace's list, or of the CPU.
+
+    Without a list, it yields the AMD devices that operations ran on.
+    """
     if trace.on_cpu:
         yield 0, CPU, 0, 0
         return
-    platform, listed = _platform(trace), trace.properties.device_properties
-    if not listed and platform == HIP:
-        yield from ((device, _UNNAMED[platform], 0, 0) for device in np.unique(trace.operations["device"]).tolist())
-    for gpu in listed:
-        yield gpu.id, (gpu.name or "").strip() or _UNNAMED[platform], gpu.memory or 0, gpu.sms or 0
+    platform, gpus = _platform(trace), trace.properties.device_properties
+    if not gpus and platform == HIP:
+        used_devices = np.unique(trace.operations["device"]).tolist()
+        yield from ((device, _UNNAMED_DEVICE[platform], 0, 0) for device in used_devices)
+    for gpu in gpus:
+        yield gpu.id, (gpu.name or "").strip() or _UNNAMED_DEVICE[platform], gpu.memory or 0, gpu.sms or 0
 
 
 def _environment(trace: KinetoTrace) -> Iterator[tuple[str, str]]:
-    """Yields the platform, versions, CPU and system, from Kineto's properties and those that our recorder adds."""
+    """Yields the platform, versions, CPU and operating system, as far as the trace's properties tell them."""
     platform, properties = _platform(trace), trace.properties
     if not trace.on_cpu and platform == HIP:
         yield "DevicePlatform", platform
@@ -268,12 +297,12 @@ def _environment(trace: KinetoTrace) -> Iterator[tuple[str, str]]:
 
 
 def _properties(pairs: Iterable[tuple[str, str]]) -> _Columns:
-    names, values = _transposed(list(pairs), 2)
+    names, values = _transpose(list(pairs), 2)
     return {"name": names, "value": values}
 
 
-def _transposed(rows: list[tuple[Any, ...]], columns: int) -> list[Any]:
-    """Returns the columns of some rows: arrays of integers, lists of texts."""
+def _transpose(rows: list[tuple[Any, ...]], columns: int) -> list[Any]:
+    """Returns the columns of some rows: arrays of integers, or lists of texts."""
     transposed = zip(*rows, strict=True) if rows else ((),) * columns
     return [
         np.array(column, np.int64) if column and isinstance(column[0], int) else list(column) for column in transposed
@@ -282,76 +311,79 @@ def _transposed(rows: list[tuple[Any, ...]], columns: int) -> list[Any]:
 
 # --- the operators of a trace without a GPU
 
-#: Autograd's own bookkeeping, which runs operators: ``autograd::engine::evaluate_function: MmBackward0``,
+#: Ranges of autograd's engine and nodes, which run operators: ``autograd::engine::evaluate_function: MmBackward0``,
 #: ``torch::autograd::AccumulateGrad``, ``MmBackward0``, ``torch::jit::…Backward``, a function's ``MyBackward``.
 _AUTOGRAD = re.compile(r"^(?:torch::)?autograd::|^[\w:<>., ]*Backward\d*$")
-#: What torch.compile's own code runs in; its matmuls are operators in it.
+#: The prefix of the range in which the code that torch.compile generates runs. Its matmuls are operators in it.
 _COMPILED = "## Call CompiledFxGraph"
 _COMPILED_GRAPH = "CompiledFxGraph"
 
 Stretch = tuple[int, int]
-"""Where an operator runs and none that it calls: start and end in ns."""
+"""Start and end (ns) of a time in which an operator runs itself, without the operators that it calls."""
 
 
 def _make_kernels(trace: KinetoTrace) -> None:
-    """Makes a launch of each call of an operator, in place, and kernels of its own time; a thread is a stream."""
-    operators, names, graph = trace.of("operator"), trace.texts, len(trace.texts)
-    working = [number for number in np.unique(operators["name"]) if is_operator(names[number])]
-    if any(names[number].startswith(_COMPILED) for number in working):
-        names.append(_COMPILED_GRAPH)
-    threads: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
-    for span in operators[np.isin(operators["name"], working)][["name", "place", "start", "end"]].tolist():
-        threads[span[1]].append(span)
+    """Adds kernels for the own time of operators, and a launch for each operator, in place. A thread is a stream."""
+    operators, texts, compiled_graph = trace.of("operator"), trace.texts, len(trace.texts)
+    names = [name for name in np.unique(operators["name"]) if is_operator(texts[name])]
+    if any(texts[name].startswith(_COMPILED) for name in names):
+        texts.append(_COMPILED_GRAPH)
+    operators_of_threads: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for operator in operators[np.isin(operators["name"], names)][["name", "track", "start", "end"]].tolist():
+        operators_of_threads[operator[1]].append(operator)
     calls, kernels = list[tuple[int, ...]](), list[tuple[int, ...]]()
-    for stream, spans in enumerate(threads.values()):
-        spans.sort(key=lambda span: (span[2], -span[3]))
-        for (name, place, start, end), free in zip(spans, find_own_stretches(span[2:] for span in spans), strict=True):
-            is_graph = names[name].startswith(_COMPILED)
-            name = graph if is_graph else name  # equal graphs differ in the hash of their names
-            for part, run in enumerate(free or [(start, start)]):
+    for stream, in_thread in enumerate(operators_of_threads.values()):
+        in_thread.sort(key=lambda operator: (operator[2], -operator[3]))
+        own_stretches = find_own_stretches(operator[2:] for operator in in_thread)
+        for (name, track, start, end), stretches in zip(in_thread, own_stretches, strict=True):
+            is_graph = texts[name].startswith(_COMPILED)
+            name = compiled_graph if is_graph else name  # the names of equal graphs differ in a hash
+            for part, stretch in enumerate(stretches or [(start, start)]):
                 if is_graph or not part:
-                    calls.append((name, place, *(run if is_graph else (start, end)), len(calls) + 1))
-                kernels.append((name, place, *run, len(calls), 0, 0, stream, 0, 0, int(part > 0 and not is_graph)))
+                    calls.append((name, track, *(stretch if is_graph else (start, end)), len(calls) + 1))
+                continues = int(part > 0 and not is_graph)
+                kernels.append((name, track, *stretch, len(calls), 0, 0, stream, 0, 0, continues))
     trace.events["runtime"] = np.array(calls, COLUMNS["runtime"])
     trace.events["kernel"] = np.array(kernels, COLUMNS["kernel"])
 
 
 def is_operator(name: str) -> bool:
-    """Returns whether a ``cpu_op`` does work: it has a namespace (``aten::mm``), and is not autograd's bookkeeping.
+    """Returns whether a ``cpu_op`` does work: it has a namespace (``aten::mm``) and is not a range of autograd.
 
-    What has none is a label somebody put around operators: ``MmBackward0``, ``enumerate(DataLoader)#…``,
-    ``Optimizer.step#AdamW.step``, ``DistributedDataParallel.forward``; but for what torch.compile made.
+    An event without a namespace is a label around operators, such as ``MmBackward0``, ``enumerate(DataLoader)#…``,
+    ``Optimizer.step#AdamW.step`` or ``DistributedDataParallel.forward``. Code that torch.compile generated is an
+    operator without a namespace.
     """
     return ("::" in name and not _AUTOGRAD.search(name)) or name.startswith(_COMPILED) or "cpp_fused" in name
 
 
 def find_own_stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
-    """Returns the stretches of each interval of one thread that no interval nested in it covers; none empty.
+    """Returns the stretches of each interval of a thread that no nested interval covers, without empty stretches.
 
     Args:
-        intervals: (start, end) in ns, by start and, where they start together, the longer first. One that ends
-            after the one it starts in is cut there.
+        intervals: (start, end) in ns, sorted by start, with the longer one first if they start together. An interval
+            that ends after the interval in which it starts is cut there.
     """
-    free: list[list[Stretch]] = []
+    own_stretches: list[list[Stretch]] = []
     ends: list[int] = []
-    free_from: list[int] = []
-    stack: list[int] = []
+    covered_until: list[int] = []
+    open_intervals: list[int] = []
 
-    def leave_out(index: int, start: int, end: int) -> None:
-        if start > free_from[index]:
-            free[index].append((free_from[index], start))
-        free_from[index] = end
+    def cover(index: int, start: int, end: int) -> None:
+        if start > covered_until[index]:
+            own_stretches[index].append((covered_until[index], start))
+        covered_until[index] = end
 
     for start, end in intervals:
-        while stack and ends[stack[-1]] <= start:
-            stack.pop()
-        if stack:
-            end = min(end, ends[stack[-1]])  # profilers round, and a child may outlive its parent by 1 ns
-            leave_out(stack[-1], start, end)
-        stack.append(len(free))
-        free.append([])
+        while open_intervals and ends[open_intervals[-1]] <= start:
+            open_intervals.pop()
+        if open_intervals:
+            end = min(end, ends[open_intervals[-1]])  # because of rounding, a child may end 1 ns after its parent
+            cover(open_intervals[-1], start, end)
+        open_intervals.append(len(own_stretches))
+        own_stretches.append([])
         ends.append(end)
-        free_from.append(start)
+        covered_until.append(start)
     for index, end in enumerate(ends):
-        leave_out(index, end, end)
-    return free
+        cover(index, end, end)
+    return own_stretches

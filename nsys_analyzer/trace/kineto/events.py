@@ -1,4 +1,4 @@
-"""Events as Kineto writes them: their fields, the kinds that are kept, and the row of integers that is kept of each."""
+"""Defines Kineto's events: their fields, the kinds that are read, and the row of integers that is stored for each."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.phase_names import MODULE_RANGE_PREFIX
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-"""An ordinal: of a device, a rank; a version."""
+"""A device ordinal, a rank or a version."""
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
-"""The range of a column of integers."""
+"""An integer that a column can hold."""
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A number of bytes or of processors."""
+"""A number of bytes, elements or processors."""
 
-Name: TypeAlias = int | str | None
+TrackId: TypeAlias = int | str | None
 """The ID of a process or a thread in a trace: any number, or any text."""
-Place: TypeAlias = tuple[Name, Name]
-"""A process and a thread of it; a device and a stream on a GPU."""
+Track: TypeAlias = tuple[TrackId, TrackId]
+"""A process and its thread, or for GPU operations a device and its stream."""
 Rows: TypeAlias = npt.NDArray[np.void]
 """The events of one kind: a structured array of integers, in the file's order, with the columns of ``COLUMNS``."""
 
 OLD_OPERATOR = "old operator"
-"""The kind of an operator or a range as PyTorch up to 1.12 wrote them, in one category."""
+"""The kind of operators and ranges in traces of PyTorch up to 1.12, which writes both in one category."""
 OTHER_DEVICE = "other device"
-"""The kind of what only devices do that are not read."""
+"""The kind of events of devices that are not supported."""
 
-#: What Kineto calls the kinds of event that are kept (``libkineto::ActivityType``), in small letters; the names of
-#: PyTorch up to 1.12 last; ``trace`` is the span of the recording. Waits (``cuda_sync``), counters and Python functions
-#: are not kept, but for calls of modules.
+#: Kineto's categories (``libkineto::ActivityType``) of each kind of event, in lower case, with those of PyTorch up to
+#: 1.12 last. ``trace`` is the span of the recording. Waits (``cuda_sync``), counters and Python functions are not read,
+#: except for calls of modules.
 _CATEGORIES = {
     "kernel": "kernel",
     "memcpy": "gpu_memcpy memcpy",
@@ -42,34 +42,34 @@ _CATEGORIES = {
     "runtime": "cuda_runtime cuda_driver privateuse1_runtime privateuse1_driver runtime",
     "range": "user_annotation",
     "operator": "cpu_op",
-    "noted": "overhead trace",
+    "overhead": "overhead trace",
     OLD_OPERATOR: "operator",
     OTHER_DEVICE: "xpu_runtime xpu_driver mtia_runtime mtia_ccp_events hpu_op glow_runtime",
 }
 _KINDS = {category: kind for kind, categories in _CATEGORIES.items() for category in categories.split()}
 
-_EVENT = ("name", "place", "start", "end")
+_EVENT = ("name", "track", "start", "end")
 _CALL = (*_EVENT, "correlation")
 
 
 def _columns(*names: str) -> np.dtype[np.void]:
-    narrow = ("name", "place", "device", "forward_thread")
+    narrow = ("name", "track", "device", "forward_thread")
     return np.dtype([(name, np.int32 if name in narrow else np.int64) for name in names])
 
 
-#: Of every event: the numbers of its name and of its place (process and thread; device and stream on a GPU) among
-#: those of the trace, its start and end in ns. A thread's name is an event of that name, without a time.
+#: The columns of every event: the codes of its name and its track, and its start and end in ns. The name of a thread is
+#: also an event, without a time.
 EVENT = _columns(*_EVENT)
-#: The node of a graph is 0 for an operation outside graphs.
+#: The ID of the graph node is 0 outside graphs.
 _OPERATION = _columns(*_CALL, "device", "context", "stream", "graph_node", "bytes", "continues")
 _OPERATOR = _columns(*_EVENT, "sequence", "forward_thread")
 COLUMNS = {
     **dict.fromkeys(("kernel", "memcpy", "memset"), _OPERATION),
     **dict.fromkeys(("operator", OLD_OPERATOR), _OPERATOR),
-    "runtime": _columns(*_CALL),  # the correlation ID is 0 where the trace has none
-    # What a kernel says of its collective: its name, the message of one rank in bytes or -1, ranks of its group or 0.
+    "runtime": _columns(*_CALL),  # the correlation ID is 0 if the trace has none
+    # The collective of a kernel: its name, the message size of one rank (or -1), and the ranks of its group (or 0).
     "collective": _columns("name", "correlation", "bytes", "ranks"),
-    # Bytes that PyTorch's allocator allocated, or freed (negative); of the host where the device is -1.
+    # Bytes that PyTorch's allocator allocated (positive) or freed (negative). Device -1 is the host.
     "memory": _columns(*_EVENT, "bytes", "device", "allocated"),
 }
 """The columns of the kinds that have more than ``EVENT``."""
@@ -93,13 +93,13 @@ class Arguments(
         "group_size": "Group size",
     },
 ):
-    """The arguments that are of use: of GPU operations and API calls, memory (capital letters), threads, operators."""
+    """The arguments that are read: those of GPU operations, API calls, memory events, thread names and operators."""
 
     correlation: Int64 | None = None
     device: Int32 | None = None
-    in_device: Int32 | None = None  # of a copy between GPUs
+    in_device: Int32 | None = None  # for a copy between GPUs
     context: Int64 | None = None
-    stream: int | str | None = None  # AMD's have an address
+    stream: int | str | None = None  # an address on AMD's GPUs
     graph_node: Int64 | None = None
     bytes: Size | None = None
     device_type: Int64 = 0  # c10::DeviceType: 0 is the CPU
@@ -109,7 +109,7 @@ class Arguments(
     name: str = ""
     sequence: Int64 = -1
     forward_thread: Int32 = 0
-    collective: str | None = None  # of a kernel that carries one out
+    collective: str | None = None  # for a kernel of a collective
     in_elements: Size = 0
     out_elements: Size = 0
     dtype: str = ""
@@ -117,13 +117,13 @@ class Arguments(
 
 
 class Event(msgspec.Struct, gc=False):
-    """An event of any kind, its times as they are written: those of many are read at once."""
+    """An event of any kind. Its times are raw, because the times of many events are parsed together."""
 
     ph: str | None = None
     cat: str | None = None
     name: str | None = None
-    pid: Name = None
-    tid: Name = None
+    pid: TrackId = None
+    tid: TrackId = None
     args: Arguments | None = None
     ts: msgspec.Raw = msgspec.Raw()
     dur: msgspec.Raw = msgspec.Raw()
@@ -133,9 +133,9 @@ _NO_ARGUMENTS = Arguments()
 
 
 def kind_of(phase: object, category: object, name: object) -> str | None:
-    """Returns the kind of an event, None where it is not used, as flow arrows and counters are not."""
+    """Returns the kind of an event; None if it is not read, as for flow arrows and counters."""
     if phase == "X":
-        if category == "python_function":  # as the profiler's tracer of Python saw it
+        if category == "python_function":  # from the profiler's Python tracer
             return "range" if str(name).startswith(MODULE_RANGE_PREFIX) else None
         return _KINDS.get(str(category).lower())
     if phase == "i" and name == "[memory]":
@@ -146,79 +146,86 @@ def kind_of(phase: object, category: object, name: object) -> str | None:
 _Value = TypeVar("_Value")
 
 
-class _Numbered(dict[_Value, int]):
-    """A number for each value, from 0 on, in the order in which they were first asked for."""
+class _Codes(dict[_Value, int]):
+    """TraceCodes of values: consecutive integers from 0, in the order in which the values are first looked up."""
 
     def __missing__(self, value: _Value) -> int:
-        self[value] = number = len(self)
-        return number
+        self[value] = code = len(self)
+        return code
 
 
-class Numbers:
-    """The texts and places of a trace, by whose numbers its rows name them."""
+class TraceCodes:
+    """The codes by which the rows of a trace refer to its texts and tracks."""
 
     def __init__(self) -> None:
-        self.texts = _Numbered[str]()
-        self.places = _Numbered[Place]()
+        self.texts = _Codes[str]()
+        self.tracks = _Codes[Track]()
 
 
 def times_of(kind: str, events: Sequence[Event]) -> tuple[Ints, Ints, Bools]:
-    """Returns when some events of a kind start and end, ns, and of which of them a trace can say so."""
-    if kind == "thread":  # its name has no time
-        none = np.zeros(len(events), np.int64)
-        return none, none, np.ones(len(events), np.bool_)
+    """Returns the starts and ends (ns) of some events of a kind, and the mask of the events with valid times."""
+    if kind == "thread":  # the name of a thread has no time
+        zeros = np.zeros(len(events), np.int64)
+        return zeros, zeros, np.ones(len(events), np.bool_)
     starts, are_timed = nanoseconds([bytes(event.ts) for event in events])
     if kind == "memory":
         return starts, starts, are_timed
-    durations, have_lengths = nanoseconds([bytes(event.dur) for event in events])
-    return starts, starts + durations, are_timed & have_lengths & (durations >= 0)
+    durations, have_durations = nanoseconds([bytes(event.dur) for event in events])
+    return starts, starts + durations, are_timed & have_durations & (durations >= 0)
 
 
-def rows_of(kind: str, events: Sequence[Event], numbers: Numbers) -> Rows:
-    """Returns the rows of some events of a kind, all but their times."""
+def make_rows(kind: str, events: Sequence[Event], codes: TraceCodes) -> Rows:
+    """Returns the rows of some events of a kind, without their times."""
     rows = np.zeros(len(events), COLUMNS.get(kind, EVENT))
     arguments = [event.args or _NO_ARGUMENTS for event in events]
-    rows["place"] = [numbers.places[event.pid, event.tid] for event in events]
+    rows["track"] = [codes.tracks[event.pid, event.tid] for event in events]
     if kind == "thread":
-        rows["name"] = [numbers.texts[each.name] for each in arguments]
+        rows["name"] = [codes.texts[args.name] for args in arguments]
         return rows
-    rows["name"] = [numbers.texts[event.name or ""] for event in events]
+    rows["name"] = [codes.texts[event.name or ""] for event in events]
     if kind == "memory":
-        rows["bytes"] = [each.size for each in arguments]
-        rows["device"] = [each.memory_device if each.device_type else -1 for each in arguments]
-        rows["allocated"] = [each.allocated for each in arguments]
+        rows["bytes"] = [args.size for args in arguments]
+        rows["device"] = [args.memory_device if args.device_type else -1 for args in arguments]
+        rows["allocated"] = [args.allocated for args in arguments]
     elif kind in ("operator", OLD_OPERATOR):
-        rows["sequence"] = [each.sequence for each in arguments]
-        rows["forward_thread"] = [each.forward_thread for each in arguments]
+        rows["sequence"] = [args.sequence for args in arguments]
+        rows["forward_thread"] = [args.forward_thread for args in arguments]
     elif kind == "runtime":
-        rows["correlation"] = [each.correlation or 0 for each in arguments]
+        rows["correlation"] = [args.correlation or 0 for args in arguments]
     elif COLUMNS.get(kind) is _OPERATION:
         pairs = list(zip(arguments, events, strict=True))
-        rows["correlation"] = [each.correlation or 0 for each in arguments]
+        rows["correlation"] = [args.correlation or 0 for args in arguments]
         rows["device"] = [
-            _ordinal(32, args.in_device, event.pid) if args.device is None else args.device for args, event in pairs
+            _first_integer(32, args.in_device, event.pid) if args.device is None else args.device
+            for args, event in pairs
         ]
-        rows["stream"] = [_ordinal(64, args.stream, event.tid) for args, event in pairs]
+        rows["stream"] = [_first_integer(64, args.stream, event.tid) for args, event in pairs]
         rows["context"] = [args.context or 0 for args in arguments]
         rows["graph_node"] = [args.graph_node or 0 for args in arguments]
         rows["bytes"] = [args.bytes or 0 for args in arguments]
     return rows
 
 
-def collectives_of(rows: Rows, events: Sequence[Event], numbers: Numbers) -> Rows:
-    """Returns what some kernels say of the collectives that they carry out."""
-    carrying = [index for index, event in enumerate(events) if event.args and event.args.collective]
-    collectives = np.zeros(len(carrying), COLUMNS["collective"])
-    arguments = [events[index].args or _NO_ARGUMENTS for index in carrying]
-    collectives["correlation"] = rows["correlation"][carrying]
-    collectives["name"] = [numbers.texts[each.collective or ""] for each in arguments]
-    collectives["bytes"] = [_message_bytes(each) for each in arguments]
-    collectives["ranks"] = [each.group_size for each in arguments]
+def make_collective_rows(rows: Rows, events: Sequence[Event], codes: TraceCodes) -> Rows:
+    """Returns the collectives that some kernels carry out, with the columns of ``COLUMNS["collective"]``.
+
+    Args:
+        rows: the rows of the kernels.
+        events: their events.
+        codes: the codes of the trace, for the collectives' names.
+    """
+    index = [i for i, event in enumerate(events) if event.args and event.args.collective]
+    collectives = np.zeros(len(index), COLUMNS["collective"])
+    arguments = [events[i].args or _NO_ARGUMENTS for i in index]
+    collectives["correlation"] = rows["correlation"][index]
+    collectives["name"] = [codes.texts[args.collective or ""] for args in arguments]
+    collectives["bytes"] = [_message_bytes(args) for args in arguments]
+    collectives["ranks"] = [args.group_size for args in arguments]
     return collectives
 
 
-#: Bytes of an element, by what PyTorch calls its type.
-_ELEMENT = {
+#: Bytes of an element, by PyTorch's names of data types.
+_ELEMENT_BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"), 1),
     **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
     **dict.fromkeys(("Float", "Int"), 4),
@@ -228,13 +235,13 @@ _ELEMENT = {
 
 
 def _message_bytes(arguments: Arguments) -> int:
-    """Returns the message of a collective as NCCL counts it, -1 where it is not known.
+    """Returns the message size of a collective as NCCL counts it; -1 if unknown.
 
-    PyTorch counts the elements that a rank puts in and gets out. NCCL counts what one rank has of a gathered or
-    scattered tensor, and what passes between two of an all-to-all.
+    PyTorch counts the elements that a rank puts in and gets out. NCCL counts one rank's part of a gathered or scattered
+    tensor, and for an all-to-all the elements that one rank sends to another.
     """
     name = (arguments.collective or "").lower()
-    element = _ELEMENT.get(arguments.dtype, 0)
+    element = _ELEMENT_BYTES.get(arguments.dtype, 0)
     sizes = [elements * element for elements in (arguments.in_elements, arguments.out_elements) if elements]
     if not element or not sizes or max(sizes) >= 2**63:
         return -1
@@ -243,48 +250,51 @@ def _message_bytes(arguments: Arguments) -> int:
     return min(sizes) if "gather" in name or "scatter" in name else max(sizes)
 
 
-def as_number(name: Name) -> Name:
-    """Returns an ID as a number where it is written as the text of one, as PyTorch up to 1.12 wrote threads."""
-    return int(name) if isinstance(name, str) and name.isdecimal() and len(name) < 20 else name
+def as_number(track_id: TrackId) -> TrackId:
+    """Returns an ID as a number if it is a text of digits, as PyTorch up to 1.12 writes thread IDs."""
+    if isinstance(track_id, str) and track_id.isdecimal() and len(track_id) < 20:
+        return int(track_id)
+    return track_id
 
 
-def _ordinal(bits: int, *places: Name) -> int:
-    """Returns the first ID that is a number of this many bits, signed or unsigned; 0 if none is."""
-    for place in places:
-        number = as_number(place)
+def _first_integer(bits: int, *ids: TrackId) -> int:
+    """Returns the first ID that is an integer of at most ``bits`` bits, as a signed integer; 0 if there is none."""
+    for track_id in ids:
+        number = as_number(track_id)
         if isinstance(number, int) and -(2 ** (bits - 1)) <= number < 2**bits:
             return number - 2**bits if number >= 2 ** (bits - 1) else number
     return 0
 
 
-_LIMIT_NS = 2**61  # the difference of two such times, and a duration more, fit into 64 bits
+_MAX_TIME_NS = 2**61  # the difference of two such times plus a duration fits into 64 bits
 
 
 def nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
-    """Returns times in ns from numbers of a JSON in us, half to even, and which of them a trace can have.
+    """Converts JSON numbers in µs to ns (half to even), and returns them with the mask of the valid times.
 
-    A double cannot hold the nanoseconds of a time since 1970, so they are read as integers.
+    The digits are read as integers, because a float cannot represent the nanoseconds of a time since 1970.
     """
     digits = b",".join(microseconds).replace(b".", b"")
-    as_kineto_writes = all(each[-4:-3] == b"." and len(each) < 20 for each in microseconds)
-    if as_kineto_writes and not digits.translate(None, b"0123456789-,"):
-        numbers = np.fromstring(digits, np.int64, sep=",")
-        return numbers, np.ones(len(numbers), np.bool_)
-    times = [_one_time(each) for each in microseconds]
-    return np.array([ns or 0 for ns in times], np.int64), np.array([ns is not None for ns in times], np.bool_)
+    has_kineto_format = all(number[-4:-3] == b"." and len(number) < 20 for number in microseconds)
+    if has_kineto_format and not digits.translate(None, b"0123456789-,"):
+        times = np.fromstring(digits, np.int64, sep=",")
+        return times, np.ones(len(times), np.bool_)
+    times_or_none = [_parse_time(number) for number in microseconds]
+    are_valid = np.array([ns is not None for ns in times_or_none], np.bool_)
+    return np.array([ns or 0 for ns in times_or_none], np.int64), are_valid
 
 
-def _one_time(written: bytes) -> int | None:
+def _parse_time(number: bytes) -> int | None:
     try:
-        microseconds = Decimal(written.decode().strip('"'))
-    except DecimalException:  # absent, or no number
+        microseconds = Decimal(number.decode().strip('"'))
+    except DecimalException:  # missing, or not a number
         return None
-    possible = microseconds.is_finite() and -_LIMIT_NS // 1000 < microseconds < _LIMIT_NS // 1000
-    return round(microseconds * 1000) if possible else None
+    is_valid = microseconds.is_finite() and -_MAX_TIME_NS // 1000 < microseconds < _MAX_TIME_NS // 1000
+    return round(microseconds * 1000) if is_valid else None
 
 
 class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms"}):
-    """A GPU of the machine, as Kineto lists it."""
+    """A GPU in Kineto's list of the machine's GPUs."""
 
     id: Int32
     name: str | None = None
@@ -293,14 +303,17 @@ class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms"
 
 
 class Distributed(msgspec.Struct):
-    """The rank of the process in its group."""
+    """The rank of the process, and the number of ranks."""
 
     rank: Int32 | None = None
     world_size: Int32 | None = None
 
 
 class Properties(msgspec.Struct):
-    """The properties of a trace that are read, those of our recorder last; None where the trace does not have one."""
+    """The properties of a trace that are read. Those that the trace does not have are None.
+
+    The torch recorder adds ``torch_version``, ``driver_version`` and ``cpu``.
+    """
 
     device_properties: tuple[Device, ...] = msgspec.field(name="deviceProperties", default=())
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)

@@ -1,7 +1,7 @@
-"""Reads a Chrome trace of PyTorch's profiler (Kineto): the events worth keeping, by kind.
+"""Reads a Chrome trace of PyTorch's profiler (Kineto), and returns the relevant events by kind.
 
-A trace of a million events is a text of 200 MB and more, and most of it is of no use here (flow arrows, Python
-stacks, arguments of operators). So its events are decoded a piece of it at a time, and condensed to a few columns.
+The text of a trace with a million events has 200 MB and more, and most of it is irrelevant (flow arrows, Python stacks,
+arguments of operators). So the text is decoded piece by piece, and the events are reduced to a few columns.
 """
 
 from __future__ import annotations
@@ -29,152 +29,154 @@ from nsys_analyzer.trace.kineto.events import (
     OLD_OPERATOR,
     OTHER_DEVICE,
     Event,
-    Numbers,
-    Place,
     Properties,
     Rows,
+    TraceCodes,
+    Track,
     as_number,
-    collectives_of,
     kind_of,
-    rows_of,
+    make_collective_rows,
+    make_rows,
     times_of,
 )
 
 RECORD = "Record it with torch.profiler and export_chrome_trace(), or with: nsys-analyze run --profiler torch"
-"""The hint for a file that is no trace of PyTorch's profiler."""
+"""The hint for a file that is not a trace of PyTorch's profiler."""
 
 AGAIN = "Copy it again, or record it again"
-"""The hint for a trace that is damaged."""
+"""The hint for a damaged trace."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_PIECE = 1 << 20
-"""Bytes of a text whose events are decoded at once; a few thousand events."""
+_PIECE_BYTES = 1 << 20
+"""The text that is decoded at once. It contains a few thousand events."""
 
-MOST_EXPANDED = 200
-"""How many times larger than its file a compressed trace may be: those of Kineto expand 10 to 30 times, 50 with deep
-indentation, and deflate can do 1,000.
+MAX_EXPANSION = 200
+"""The maximum ratio of a trace's size to its compressed size. Kineto's traces expand 10 to 30 times, and 50 times with
+deep indentation. Deflate can reach 1,000.
 """
 
-_ALWAYS_READ = 64 << 20
-"""Bytes that are read however few they were compressed to."""
+_ALWAYS_READ_BYTES = 64 << 20
+"""A trace up to this size is read regardless of its compression ratio."""
 
-#: What profilers have written that is no JSON: control characters in texts, the decimal commas of some locales, values
-#: such as NaN, and backslashes that escape nothing. A text in JSON cannot contain '":' without a backslash before it.
+#: Faults in the JSON of profilers: control characters in texts, decimal commas of some locales, values such as NaN, and
+#: backslashes that escape nothing. Inside a JSON text, '":' always has a backslash before it.
 _CONTROL_CHARACTERS = bytes(code if code >= 0x20 else 0x20 for code in range(256))
 _DECIMAL_COMMA = re.compile(rb'("(?<!\\")\s*:\s*-?\d+),(\d+(?:[eE][-+]?\d+)?)(?=\s*[,}])')
-_NO_NUMBER = re.compile(rb"([:\[, ])-?(?:[nN]a[nN](?:\(\w*\))?|[iI]nf(?:inity)?)(?=\s*[,\]}])")
+_NAN_OR_INFINITY = re.compile(rb"([:\[, ])-?(?:[nN]a[nN](?:\(\w*\))?|[iI]nf(?:inity)?)(?=\s*[,\]}])")
 _BACKSLASH = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
-_PLACE = re.compile(r"\(byte (\d+)\)")
-_BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
+_BYTE_OFFSET = re.compile(r"\(byte (\d+)\)")
+_EVENT_SEPARATOR = re.compile(rb"\}\s*,\s*(?=\{)")
 
-_ON_A_GPU = ("kernel", "memcpy", "memset")
-#: Calls that put work on a GPU: what they launched may be missing from a trace.
-_LAUNCHING = (*CALL_PREFIXES[LAUNCH], *CALL_PREFIXES[LAUNCH_GRAPH], *CALL_PREFIXES[COPY], *CALL_PREFIXES[FILL])
+_GPU_KINDS = ("kernel", "memcpy", "memset")
+#: The prefixes of calls that put work on a GPU. A trace may contain such calls without the work.
+_LAUNCH_PREFIXES = (*CALL_PREFIXES[LAUNCH], *CALL_PREFIXES[LAUNCH_GRAPH], *CALL_PREFIXES[COPY], *CALL_PREFIXES[FILL])
 _BACKWARD = re.compile(r"Backward\d*$")
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class KinetoTrace:
-    """The events of a trace by kind, times in ns since the first of them.
+    """The events of a trace by kind, with times in ns since the first event.
 
     Attributes:
-        events: kinds are ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``,
-            ``thread``, ``noted``; and ``collective``, what kernels say of theirs.
-        texts, places: those of the numbers in the events.
+        path: the file.
+        properties: the properties of the trace.
+        events: rows by kind: ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``,
+            ``thread``, ``overhead``, and ``collective`` for the collectives of kernels.
+        texts, tracks: the values of the codes in the events.
         remarks: warnings about what could not be read.
-        on_cpu: whether it holds nothing of a GPU, nor a call that puts work on one.
+        on_cpu: whether there are no GPU operations and no calls that launch any.
     """
 
     path: Path
     properties: Properties
     events: dict[str, Rows]
     texts: list[str]
-    places: list[Place]
+    tracks: list[Track]
     remarks: list[str]
     on_cpu: bool
 
     def of(self, kind: str) -> Rows:
-        """Returns the events of a kind."""
+        """Returns the rows of the events of a kind."""
         return self.events.get(kind, np.empty(0, COLUMNS.get(kind, EVENT)))
 
     @property
     def operations(self) -> Rows:
-        """The GPU operations: kernels, copies and fills."""
-        return np.concatenate([self.of(kind) for kind in _ON_A_GPU])
+        """The rows of the GPU operations: kernels, copies and memsets."""
+        return np.concatenate([self.of(kind) for kind in _GPU_KINDS])
 
 
 def read_kineto(path: Path) -> KinetoTrace:
     """Reads a Chrome trace of PyTorch's profiler, plain or compressed with gzip.
 
-    An event that cannot be what it says is left out; the trace's remarks say so.
+    Invalid events are left out, and the trace's remarks tell it.
 
     Raises:
-        TraceError: no such file, truncated, not JSON, another tool's trace, of a device that is not read, or nothing in
-            it to analyse.
+        TraceError: the file is missing, truncated, not JSON, a trace of another tool or of an unsupported device, or it
+            contains nothing to analyze.
     """
-    content, remarks = _content(path), list[str]()
+    content, remarks = _read_text(path), list[str]()
     try:
-        written = _members(content)
-    except _UNREADABLE:
-        content, remarks = _repaired(content)
+        members = _decode_members(content)
+    except _DECODE_ERRORS:
+        content, remarks = _repair_json(content)
         try:
-            written = _members(content)
-        except _UNREADABLE as error:
-            raise _no_json(path, content, error) from error
-    array = memoryview(written.pop("traceEvents", b""))
+            members = _decode_members(content)
+        except _DECODE_ERRORS as error:
+            raise _invalid_json_error(path, content, error) from error
+    array = memoryview(members.pop("traceEvents", b""))
     if bytes(array[:1]) != b"[":
-        raise TraceError(f"{path} is JSON, but no trace of PyTorch's profiler: it has no traceEvents", RECORD)
-    read = _Events(path)
-    rest = b""
-    for piece in _pieces(array):
-        rest = b"" if read.add(rest + piece) else rest + piece
-    events, left_out = read.finished()
+        raise TraceError(f"{path} is JSON, but not a trace of PyTorch's profiler: it has no traceEvents", RECORD)
+    collector = _EventCollector(path)
+    incomplete = b""
+    for piece in _split_events(array):
+        incomplete = b"" if collector.add(incomplete + piece) else incomplete + piece
+    events, left_out = collector.finish()
     properties = Properties()
     remarks += left_out
     try:
-        properties = msgspec.json.decode(msgspec.json.encode(written), type=Properties)
-    except _UNREADABLE as error:
+        properties = msgspec.json.decode(msgspec.json.encode(members), type=Properties)
+    except _DECODE_ERRORS as error:
         remarks.append(f"The trace's properties are ignored: {error}")
     because = f": {left_out[0]}" if left_out else ""
     timed = [rows for kind, rows in events.items() if kind not in ("thread", "collective")]
-    if not set(events) - {"thread", "noted"}:
-        raise TraceError(f"{path} holds no events of PyTorch's profiler of 1.8 or later{because}", RECORD)
-    texts = list(read.numbers.texts)
-    called = [texts[number] for number in np.unique(events["runtime"]["name"])] if "runtime" in events else []
-    on_cpu = not set(events) & set(_ON_A_GPU) and not any(name.startswith(_LAUNCHING) for name in called)
+    if not set(events) - {"thread", "overhead"}:
+        raise TraceError(f"{path} has no events of PyTorch's profiler of 1.8 or later{because}", RECORD)
+    texts = list(collector.codes.texts)
+    api_names = [texts[code] for code in np.unique(events["runtime"]["name"])] if "runtime" in events else []
+    on_cpu = not set(events) & set(_GPU_KINDS) and not any(name.startswith(_LAUNCH_PREFIXES) for name in api_names)
     if on_cpu and "operator" not in events:
         hint = "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-        raise TraceError(f"{path} holds neither operators nor kernels{because}", hint)
+        raise TraceError(f"{path} has neither operators nor kernels{because}", hint)
     first = min(int(rows["start"].min()) for rows in timed)
     for rows in timed:
         rows["start"] -= first
         rows["end"] -= first
-    places = [(as_number(pid), as_number(tid)) for pid, tid in read.numbers.places]
-    return KinetoTrace(path, properties, events, texts, places, remarks, on_cpu)
+    tracks = [(as_number(pid), as_number(tid)) for pid, tid in collector.codes.tracks]
+    return KinetoTrace(path, properties, events, texts, tracks, remarks, on_cpu)
 
 
-def _content(path: Path) -> bytes | bytearray:
-    """Returns the text of a trace as valid UTF-8. It is read in pieces: a read of N bytes takes N bytes of memory."""
+def _read_text(path: Path) -> bytes | bytearray:
+    """Returns the text of a trace as valid UTF-8. It reads in pieces, because reading N bytes allocates N bytes."""
     content, decoder = bytearray(), getincrementaldecoder("utf-8-sig")("replace")
     try:
         if path.exists() and not path.is_file():
-            raise TraceError(f"{path} is no file that can be read to its end", "Give the path of a .json or .json.gz")
+            raise TraceError(f"{path} is not a regular file", "Give the path of a .json or .json.gz")
         with path.open("rb") as file:
-            is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            most = max(_ALWAYS_READ, MOST_EXPANDED * file.seek(0, 2))
+            is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            max_bytes = max(_ALWAYS_READ_BYTES, MAX_EXPANSION * file.seek(0, 2))
             file.seek(0)
-            with gzip.open(file) if is_packed else nullcontext(file) as stream:
-                while (piece := stream.read(_PIECE)) and len(content) <= most:
+            with gzip.open(file) if is_compressed else nullcontext(file) as stream:
+                while (piece := stream.read(_PIECE_BYTES)) and len(content) <= max_bytes:
                     content += decoder.decode(piece.translate(_CONTROL_CHARACTERS)).encode()
                 content += decoder.decode(b"", final=True).encode()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path} is damaged or truncated ({error})", AGAIN) from error
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .json or .json.gz trace") from error
-    if is_packed and len(content) > most:
+    if is_compressed and len(content) > max_bytes:
         raise TraceError(
-            f"{path} expands more than {MOST_EXPANDED} times, as no recorded trace does",
+            f"{path} expands more than {MAX_EXPANSION} times, more than any recorded trace",
             f"If you trust it, unpack it and give the .json: gunzip -k {path.name}",
         )
     if not content or content.isspace():
@@ -182,149 +184,149 @@ def _content(path: Path) -> bytes | bytearray:
     return content
 
 
-def _members(content: bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """Returns the members of an object's text. A bare array holds the events, and becomes the only member."""
+def _decode_members(content: bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """Returns the members of a JSON object. A bare array contains the events, and becomes the only member."""
     if re.match(rb"\s*\[", content):
         return {"traceEvents": msgspec.json.decode(content, type=msgspec.Raw)}
     return msgspec.json.decode(content, type=dict[str, msgspec.Raw])
 
 
-def _repaired(content: bytes | bytearray) -> tuple[bytes, list[str]]:
-    """Returns a text that is no JSON with PyTorch's known faults corrected, and a warning if that was a guess."""
+def _repair_json(content: bytes | bytearray) -> tuple[bytes, list[str]]:
+    """Returns the text with PyTorch's known JSON faults corrected, and a warning if the correction was a guess."""
     counts = Counter[str]()
 
-    def escaped(match: re.Match[bytes]) -> bytes:
+    def escape(match: re.Match[bytes]) -> bytes:
         if len(match[0]) > 1:
             return match[0]
         counts["backslashes"] += 1
         return rb"\\"
 
     content, counts["decimal commas"] = _DECIMAL_COMMA.subn(rb"\1.\2", content)
-    content = _BACKSLASH.sub(escaped, _NO_NUMBER.sub(rb"\1null", content))
+    content = _BACKSLASH.sub(escape, _NAN_OR_INFINITY.sub(rb"\1null", content))
     faults = " and ".join(f"{count:,} {fault}" for fault, count in counts.items() if count)
-    remark = f"The trace is no valid JSON, and was read all the same: {faults} stand where none may"
+    remark = f"The trace is not valid JSON and was repaired: it has {faults} in wrong places"
     return content, [remark] if faults else []
 
 
-def _no_json(path: Path, content: bytes | bytearray, error: Exception) -> TraceError:
-    """Returns the error for a text that is no JSON: cut off, or wrong at a place that it shows."""
-    place = _PLACE.search(str(error))
-    if not place or content.lstrip()[:1] not in (b"{", b"["):
+def _invalid_json_error(path: Path, content: bytes | bytearray, error: Exception) -> TraceError:
+    """Returns the error for a text that is not JSON. It shows the text around the fault if the fault has a position."""
+    offset = _BYTE_OFFSET.search(str(error))
+    if not offset or content.lstrip()[:1] not in (b"{", b"["):
         return TraceError(f"{path} is not JSON, or only a part of it ({error})", AGAIN)
-    around = content[max(0, int(place[1]) - 30) : int(place[1]) + 20].decode(errors="replace")
+    around = content[max(0, int(offset[1]) - 30) : int(offset[1]) + 20].decode(errors="replace")
     return TraceError(
         f"{path} is not JSON, or only a part of it ({error}): …{visible(around)}…",
-        "If a new recording has the same fault, PyTorch writes it: set LC_ALL=C, and record without with_stack",
+        "If a new recording has the same fault, PyTorch causes it: set LC_ALL=C, and record without with_stack",
     )
 
 
-def _pieces(array: memoryview) -> Iterator[bytes]:
-    """Yields the text of an array in pieces, each up to what looks like the end of an event."""
-    at, end = 1, len(array) - 1
-    while at < end:
-        between = _BETWEEN.search(array, at + _PIECE, end)
-        until = between.end() if between else end
-        yield bytes(array[at:until])
-        at = until
+def _split_events(array: memoryview) -> Iterator[bytes]:
+    """Yields the text of an array in pieces, each of which probably ends at the end of an event."""
+    start, end = 1, len(array) - 1
+    while start < end:
+        separator = _EVENT_SEPARATOR.search(array, start + _PIECE_BYTES, end)
+        piece_end = separator.end() if separator else end
+        yield bytes(array[start:piece_end])
+        start = piece_end
 
 
-class _Head(msgspec.Struct):
+class _EventHead(msgspec.Struct):
     ph: object = None
     cat: object = None
     name: object = None
 
 
-#: Not strict: a number may be a text ("1") or have a point (1.0).
-_one = msgspec.json.Decoder(Event, strict=False)
-_many = msgspec.json.Decoder(list[Event], strict=False)
+#: They are not strict, because a number may be a text ("1") or have a decimal point (1.0).
+_event_decoder = msgspec.json.Decoder(Event, strict=False)
+_events_decoder = msgspec.json.Decoder(list[Event], strict=False)
 
 
-class _Events:
-    """The events of a trace as they are read: those that are kept, by kind, and how many are left out."""
+class _EventCollector:
+    """Collects the rows of a trace's events by kind, and counts the invalid events that are left out."""
 
     def __init__(self, path: Path) -> None:
-        self.numbers = Numbers()
+        self.codes = TraceCodes()
         self._path = path
-        self._kept: dict[str, list[Rows]] = defaultdict(list)
+        self._rows: dict[str, list[Rows]] = defaultdict(list)
         self._left_out: Counter[str] = Counter()
         self._first_left_out: dict[str, str] = {}
 
     def add(self, text: bytes) -> bool:
-        """Adds events from the text of several, ``{…}, {…},``; False, and none, where it ends inside of one."""
+        """Adds the events of a text ``{…}, {…},``; returns False and adds none if the text ends inside an event."""
         array = b"[%b]" % text.rstrip(b", ")
         try:
-            self._condense(_many.decode(array))
-        except _UNREADABLE:
+            self._add_rows(_events_decoder.decode(array))
+        except _DECODE_ERRORS:
             try:
-                each = msgspec.json.decode(array, type=list[msgspec.Raw])
-            except _UNREADABLE:
+                raw_events = msgspec.json.decode(array, type=list[msgspec.Raw])
+            except _DECODE_ERRORS:
                 return False
-            self._condense([event for one in each if (event := self._decoded(one))])
+            self._add_rows([event for raw in raw_events if (event := self._decode_event(raw))])
         return True
 
-    def _decoded(self, written: msgspec.Raw) -> Event | None:
-        """Returns an event; None, and counts it, where a value of it is of another type."""
+    def _decode_event(self, raw: msgspec.Raw) -> Event | None:
+        """Returns an event; if one of its values has a wrong type, it counts the event and returns None."""
         try:
-            return _one.decode(written)
-        except _UNREADABLE:
+            return _event_decoder.decode(raw)
+        except _DECODE_ERRORS:
             try:
-                head = msgspec.json.decode(written, type=_Head)
-            except _UNREADABLE:
+                head = msgspec.json.decode(raw, type=_EventHead)
+            except _DECODE_ERRORS:
                 self._leave_out("unknown", None)
             else:
                 if kind := kind_of(head.ph, head.cat, head.name):
                     self._leave_out(kind, head.name)
         return None
 
-    def finished(self) -> tuple[dict[str, Rows], list[str]]:
-        """Returns the rows of each kind, and a warning for each kind of which events were left out."""
-        events = {kind: np.concatenate(self._kept.pop(kind)) for kind in tuple(self._kept)}
+    def finish(self) -> tuple[dict[str, Rows], list[str]]:
+        """Returns the rows of each kind, and a warning for each kind with events that were left out."""
+        events = {kind: np.concatenate(self._rows.pop(kind)) for kind in tuple(self._rows)}
         remarks = [
             f"Left out: {count:,} of {count + len(events.get(kind, ())):,} events of the kind {kind}, which have no "
-            f"time, or hold what cannot be read; the first is {self._first_left_out[kind]}"
+            f"time or invalid values; the first is {self._first_left_out[kind]}"
             for kind, count in self._left_out.items()
         ]
         if OLD_OPERATOR in events:
-            self._sort_old_operators(events)
+            self._separate_old_operators(events)
         return events, remarks
 
     def _leave_out(self, kind: str, name: object, count: int = 1) -> None:
         self._first_left_out.setdefault(kind, f'"{visible(name[:60])}"' if isinstance(name, str) else "without a name")
         self._left_out[kind] += count
 
-    def _condense(self, several: Sequence[Event]) -> None:
-        """Condenses events to rows."""
+    def _add_rows(self, new_events: Sequence[Event]) -> None:
+        """Adds the rows of events."""
         by_kind: dict[str, list[Event]] = defaultdict(list)
-        for event in several:
+        for event in new_events:
             if kind := kind_of(event.ph, event.cat, event.name):
                 by_kind[kind].append(event)
         for kind, events in by_kind.items():
             if kind == OTHER_DEVICE:
-                hint = "Traces of NVIDIA's and AMD's GPUs are read, and those of CPUs"
-                raise TraceError(f"{self._path} is of a device that is not read ({events[0].cat})", hint)
+                hint = "Supported are traces of NVIDIA's and AMD's GPUs, and of CPUs"
+                raise TraceError(f"{self._path} is from an unsupported device ({events[0].cat})", hint)
             starts, ends, are_timed = times_of(kind, events)
             if not are_timed.all():
                 self._leave_out(kind, events[int(are_timed.argmin())].name, int((~are_timed).sum()))
                 events = list(compress(events, are_timed.tolist()))
-            rows = rows_of(kind, events, self.numbers)
+            rows = make_rows(kind, events, self.codes)
             rows["start"], rows["end"] = starts[are_timed], ends[are_timed]
-            if kind == "kernel" and len(collectives := collectives_of(rows, events, self.numbers)):
-                self._kept["collective"].append(collectives)
+            if kind == "kernel" and len(collectives := make_collective_rows(rows, events, self.codes)):
+                self._rows["collective"].append(collectives)
             if len(rows):
-                self._kept[kind].append(rows)
+                self._rows[kind].append(rows)
 
-    def _sort_old_operators(self, events: dict[str, Rows]) -> None:
-        """Parts operators from ranges by their names, in place."""
-        rows, texts = events.pop(OLD_OPERATOR), list(self.numbers.texts)
-        names = {texts[number]: number for number in np.unique(rows["name"]).tolist()}
+    def _separate_old_operators(self, events: dict[str, Rows]) -> None:
+        """Replaces the rows of the kind ``OLD_OPERATOR`` by operators and ranges, which their names tell apart."""
+        rows, texts = events.pop(OLD_OPERATOR), list(self.codes.texts)
+        code_of = {texts[code]: code for code in np.unique(rows["name"]).tolist()}
         operators = [
-            number
-            for name, number in names.items()
-            if "::" in name or f"aten::{name}" in names or _BACKWARD.search(name)
+            code
+            for name, code in code_of.items()
+            if "::" in name or f"aten::{name}" in code_of or _BACKWARD.search(name)
         ]
         are_operators = np.isin(rows["name"], operators)
-        for kind, some in (("operator", rows[are_operators]), ("range", rows[~are_operators])):
-            if len(some):
+        for kind, separated in (("operator", rows[are_operators]), ("range", rows[~are_operators])):
+            if len(separated):
                 columns = COLUMNS.get(kind, EVENT)
-                there = events.get(kind, np.empty(0, columns))
-                events[kind] = np.concatenate([there, some[list(columns.names or ())].astype(columns)])
+                rows_before = events.get(kind, np.empty(0, columns))
+                events[kind] = np.concatenate([rows_before, separated[list(columns.names or ())].astype(columns)])
