@@ -310,15 +310,6 @@ TRAINED = {"forward": (1, 1), "backward": (1, 1)}
             torch_step(Kineto().gpu(), 0, 1, passes=2),
             {"forward": (2, 2.5), "backward": (2, 3), "optimizer": (1, 1), "step": (1, 12)},
         ),
-        # Before PyTorch named the engine.
-        (operators(("aten::mm", 100, MAIN_OF_TORCH), ("MmBackward", 200, TORCH_AUTOGRAD)), TRAINED),
-        (
-            operators(
-                ("aten::mm", 100, MAIN_OF_TORCH), ("MmBackward", 400, TORCH_AUTOGRAD),
-                ("torch::autograd::AccumulateGrad", 600, TORCH_AUTOGRAD),
-            ),
-            {"forward": (1, 1), "backward": (1, 2)},
-        ),
         # The model is a graph of 100 us; beside it a sampler of 11 us is no forward, a head of 12 us may be one.
         (decoding("Sampler_0", 11), {"step": (1, 2)}),
         (decoding("Head_0", 12), {"forward": (1, 1), "step": (1, 2)}),

@@ -52,9 +52,8 @@ _FUNCTION_RANGES = {
 }
 #: The call of a module in a trace of PyTorch's profiler.
 _MODULE_CALL = re.compile(rf"{MODULE_RANGE_PREFIX}.*")
-#: The operators that autograd's engine runs, and their names in versions of PyTorch that do not name the engine.
+#: The operators that autograd's engine runs.
 _ENGINE_OPERATOR = re.compile(r"autograd::engine::evaluate_function")
-_EARLY_ENGINE_OPERATOR = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateGrad|CopySlices)")
 #: ``backward()`` computes the first gradient with this operator before it starts the engine.
 _FIRST_GRADIENT = "aten::ones_like"
 _OPTIMIZER, _ZERO_GRAD, _PROFILER_STEP = "Optimizer.step#", "Optimizer.zero_grad#", "ProfilerStep#"
@@ -259,14 +258,10 @@ class _Inference:
     def _infer_from_operators(self) -> _InferredPhases | None:
         """Infers the phases from the engine's operators and from the launches of the step's thread outside them."""
         engine = self.operators.select(mask_by_name(self.operators, _ENGINE_OPERATOR.match))
-        if is_early := not len(engine):
-            engine = self.operators.select(mask_by_name(self.operators, _EARLY_ENGINE_OPERATOR.fullmatch))
         if not len(engine):
             return None
         thread = self._find_step_thread(engine)
         on_thread = engine.select(engine.thread == thread)
-        if is_early and len(on_thread):
-            return None  # nothing separates one backward from the next
         launched = np.sort(self.launches.start[self.launches.thread == thread])
         group = np.full(len(launched), thread)
         outside = launched[~is_in_any_range(on_thread.thread, on_thread.start, on_thread.end, group, launched)]
