@@ -2,13 +2,15 @@
 
 import pytest
 
-from nsys_analyzer.analysis.transformer.costs import (
+from nsys_analyzer.analysis.transformer.models import (
+    MODEL_SIZES,
+    ModelSize,
     attention_matmul_flops,
     attention_to_softmax_flop_ratio,
+    find_model,
     forward_flops,
     softmax_flops,
 )
-from nsys_analyzer.analysis.transformer.models import MODEL_SIZES, ModelSize, find_model
 
 TINY = ModelSize("tiny", d_model=8, d_ff=16, num_layers=3, num_heads=2, vocab_size=100)
 B, S = 2, 5

@@ -22,12 +22,14 @@ from nsys_analyzer.analysis.summary.limits import compare_with_peaks
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
-from nsys_analyzer.analysis.transformer.costs import (
+from nsys_analyzer.analysis.transformer.models import (
+    Configuration,
+    ModelSize,
     attention_matmul_elements,
+    find_model,
     fused_attention_elements,
     linear_elements,
 )
-from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
 from nsys_analyzer.configuration import CountedFlops, Run
 from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence

@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.summary.limits import PEAK_TOLERANCE, compare_with_p
 from nsys_analyzer.analysis.summary.modules import with_flops
 from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary
-from nsys_analyzer.analysis.transformer.costs import ELEMENT_BYTES, cached_bytes, read_weights_bytes
+from nsys_analyzer.analysis.transformer.models import ELEMENT_BYTES, cached_bytes, read_weights_bytes
 from nsys_analyzer.analysis.transformer.peaks import find_memory_bandwidth
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.phase_names import LEAF_PHASES, MODULE_RANGE_PREFIX, OTHER_STEP, STEP, find_module_role

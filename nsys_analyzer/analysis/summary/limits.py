@@ -15,15 +15,16 @@ import numpy as np
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FUSED, MATMUL
 from nsys_analyzer.analysis.summary.kernel_tables import find_precision_shares
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
-from nsys_analyzer.analysis.transformer.costs import (
+from nsys_analyzer.analysis.transformer.models import (
     ELEMENT_BYTES,
+    Configuration,
+    ModelSize,
     attention_matmul_elements,
     attention_matmul_flops,
     forward_flops,
     fused_attention_elements,
     linear_elements,
 )
-from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_memory_bandwidth, find_peaks
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.trace.columns import COPY_KINDS, MEMCPY, ON_DEVICE

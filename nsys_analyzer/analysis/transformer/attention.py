@@ -10,12 +10,13 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_operators
-from nsys_analyzer.analysis.transformer.costs import (
+from nsys_analyzer.analysis.transformer.models import (
+    Configuration,
+    ModelSize,
     attention_matmul_flops,
     attention_to_softmax_flop_ratio,
     softmax_flops,
 )
-from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import find_l2_bytes, find_memory_bandwidth
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import KERNEL
