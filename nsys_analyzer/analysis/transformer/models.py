@@ -1,7 +1,7 @@
 """Describes transformers: their known sizes, their costs, and the configuration of a capture as far as it is known.
 
-The costs follow from the shapes alone: FLOPs, and the minimum of bytes moved. B is the batch size, S the context length,
-d = d_model, H the number of heads, L the number of layers, V the vocabulary size.
+The costs follow from the shapes alone: FLOPs, and the minimum of bytes moved. B is the batch size, S the context
+length, d = d_model, H the number of heads, L the number of layers, V the vocabulary size.
 
 A matmul of (m, k) and (k, n) has 2·m·k·n FLOPs: one multiplication and one addition per term. The FLOPs of norms, RoPE,
 the activation and the residual additions are negligible. A matmul reads both operands once and writes its result once:
