@@ -115,7 +115,7 @@ def test_a_step_that_there_is_not(trace: Path, run_main: Main) -> None:
     outcome = run_main("explain", trace, "--step", "nothere")
     assert (outcome.code, outcome.out) == (1, "")
     (line,) = outcome.err.splitlines()
-    assert "No range is called 'nothere', which was to be the step" in line
+    assert "No range has the name 'nothere', which the options give to the step" in line
 
 
 def test_ranges_that_repeat_are_named_where_the_capture_is_one_pass(
@@ -132,7 +132,7 @@ def test_ranges_that_repeat_are_named_where_the_capture_is_one_pass(
         path
     )
     assert " · 3 steps · " in explain(path, "--step", "micro_step")
-    assert run_main("explain", path, "--step", "no").err.endswith("Those that repeat: micro_step, inner\n")
+    assert run_main("explain", path, "--step", "no").err.endswith("Ranges that repeat: micro_step, inner\n")
 
 
 def accumulating(*micro_batches: int, pause: int = 0) -> Export:

@@ -426,7 +426,9 @@ def _path_parts_ms(study: Study, replay: Replay, labels: Sequence[str]) -> dict[
     call_shares, operation_shares = replay.critical_path()
     work_ns, pause_ns = operation_shares * replay.work_ns, call_shares * replay.pause_ns
     names = (*study.classes, FILLS, UNKNOWN)
-    class_code = np.where(study.pieces.kernel >= 0, study.pieces.kernel, len(study.classes) + (study.pieces.kind == GRAPH))
+    class_code = np.where(
+        study.pieces.kernel >= 0, study.pieces.kernel, len(study.classes) + (study.pieces.kind == GRAPH)
+    )
     parts_ns = defaultdict[tuple[str, str], float](float)
     for rank, label in enumerate(labels):
         calls, operations = (position == rank for position in replay.rank_of)

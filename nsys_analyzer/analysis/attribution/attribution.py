@@ -84,10 +84,10 @@ class Attribution:
         Args:
             is_candidate: shape (ranges,), True for the ranges to look for.
         """
-        lines, index = make_timeline(self.ranges, is_candidate, latest=False)
-        outermost = lines.open_at(self.thread, self.time)
+        timeline, index = make_timeline(self.ranges, is_candidate, latest=False)
+        outermost = timeline.open_at(self.thread, self.time)
         inheriting = np.flatnonzero(self.inherited != NONE)
-        inherited = lines.open_at(self.inherited[inheriting], self.time[inheriting])
+        inherited = timeline.open_at(self.inherited[inheriting], self.time[inheriting])
         launching = outermost[inheriting]
         keeps_own = (inherited == NONE) | (self.inside[inheriting] & (launching != NONE))
         outermost[inheriting] = np.where(keeps_own, launching, inherited)
@@ -98,12 +98,12 @@ class Attribution:
 
         The ranges around the capture of a CUDA graph lie inside the ranges around its replay.
         """
-        lines, index = make_timeline(self.ranges, is_candidate, latest=True)
+        timeline, index = make_timeline(self.ranges, is_candidate, latest=True)
         innermost = np.full(len(self.launch), NONE, np.int64)
-        innermost[self.captures.operation] = lines.open_at(self.captures.thread, self.captures.time)
+        innermost[self.captures.operation] = timeline.open_at(self.captures.thread, self.captures.time)
         innermost = innermost[operations]
         for thread in (self.thread[operations], self.inherited[operations]):
-            innermost = np.where(innermost == NONE, lines.open_at(thread, self.time[operations]), innermost)
+            innermost = np.where(innermost == NONE, timeline.open_at(thread, self.time[operations]), innermost)
         return np.append(index, NONE)[innermost]
 
 
@@ -164,8 +164,8 @@ def _find_engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
     ranges = trace.ranges
     backward = roles.mask("backward") & np.isin(ranges.thread, ranges.thread[roles.mask("forward")])
     phases = ranges.select(roles.is_phase_or_step)
-    lines = make_timeline(ranges, backward, latest=True, by_process=True)[0]
-    in_backward = lines.open_at(process_of(phases.thread), phases.start) != NONE
+    timeline = make_timeline(ranges, backward, latest=True, by_process=True)[0]
+    in_backward = timeline.open_at(process_of(phases.thread), phases.start) != NONE
     recomputes = roles.mask("forward", of=phases) & in_backward
     return np.append(find_autograd_threads(trace), np.setdiff1d(phases.thread[recomputes], phases.thread[~recomputes]))
 
@@ -192,8 +192,8 @@ def find_waiting_ranges(
     for rank, is_candidate in enumerate(preferences):
         undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (rank < len(preferences) - 1)))
         if len(undecided):
-            lines, index = make_timeline(trace.ranges, is_candidate & from_others, latest=True, by_process=True)
-            waiting[undecided] = np.append(index, NONE)[lines.open_at(process[undecided], time[undecided])]
+            timeline, index = make_timeline(trace.ranges, is_candidate & from_others, latest=True, by_process=True)
+            waiting[undecided] = np.append(index, NONE)[timeline.open_at(process[undecided], time[undecided])]
     return waiting
 
 

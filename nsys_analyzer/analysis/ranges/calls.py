@@ -180,8 +180,8 @@ class CallFinder:
         return call
 
     def _find_open_calls(self, thread: Ints, time: Ints) -> Ints:
-        lines, index = self._timeline
-        call: Ints = self._call_of_range[np.append(index, NONE)[lines.open_at(thread, time)]]
+        timeline, index = self._timeline
+        call: Ints = self._call_of_range[np.append(index, NONE)[timeline.open_at(thread, time)]]
         return call
 
     @cached_property

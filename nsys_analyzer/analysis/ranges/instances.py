@@ -87,8 +87,8 @@ class AttributedTrace:
         names = names or PhaseNames()
         for name in names.extra.get(STEP, ()):
             if not any(name in (text, strip_counter(text)) for text in trace.ranges.names):
-                hint = f"Those that repeat: {', '.join(find_repeating_ranges(trace)) or 'none'}"
-                raise ConfigurationError(f"No range is called {name!r}, which was to be the step", hint)
+                hint = f"Ranges that repeat: {', '.join(find_repeating_ranges(trace)) or 'none'}"
+                raise ConfigurationError(f"No range has the name {name!r}, which the options give to the step", hint)
         self.as_recorded = trace
         self.start_ups: Mapping[int, tuple[int, int]] = {}
         consistent, launch, self._clock_offset, self.unmeasured = leave_out_contradictions(trace)
@@ -259,8 +259,8 @@ class AttributedTrace:
         ranges = self.trace.ranges
         is_leaf = self.roles.is_leaf_phase & (process_of(ranges.thread) == process)
         inner = np.flatnonzero(is_leaf)
-        lines, index = make_timeline(ranges, is_leaf, latest=False)
-        around = lines.open_at(ranges.thread[inner], ranges.start[inner])
+        timeline, index = make_timeline(ranges, is_leaf, latest=False)
+        around = timeline.open_at(ranges.thread[inner], ranges.start[inner])
         inner, outer = inner[around != NONE], index[around[around != NONE]]
         phase = self.roles.codes(self.roles.names.leaf_phases)
         is_nested = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
@@ -281,8 +281,8 @@ class AttributedTrace:
         """
         ranges, not_pushed = self.trace.ranges, {*self.trace.start_end_names, *self.roles.inferred}
         is_pushed = self.roles.is_phase_or_step & mask_by_name(ranges, lambda name: name not in not_pushed)
-        lines, first = make_timeline(ranges, is_pushed & (process_of(ranges.thread) == process), latest=True)
-        second = np.append(first, NONE)[lines.open_at(ranges.thread[first], ranges.end[first] - 1)]
+        timeline, first = make_timeline(ranges, is_pushed & (process_of(ranges.thread) == process), latest=True)
+        second = np.append(first, NONE)[timeline.open_at(ranges.thread[first], ranges.end[first] - 1)]
         crosses = (ranges.end[second] > ranges.end[first]) & (ranges.end[first] - ranges.start[second] > _ROUNDING_NS)
         pairs = zip(ranges.name[first[crosses]].tolist(), ranges.name[second[crosses]].tolist(), strict=True)
         return Counter((ranges.names[first_name], ranges.names[second_name]) for first_name, second_name in pairs)
@@ -317,10 +317,10 @@ class Instances:
     phases: tuple[str, ...]
 
     @property
-    def measured(self) -> Bools:
+    def is_measured(self) -> Bools:
         """True for the instances that count as measurements."""
-        measured: Bools = ~self.warmup & ~self.incomplete
-        return measured
+        is_measured: Bools = ~self.warmup & ~self.incomplete
+        return is_measured
 
 
 def find_repeating_ranges(trace: Trace) -> list[str]:
@@ -441,11 +441,11 @@ def find_launching_operators(trace: Trace, attribution: Attribution, operations:
 def _find_innermost_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
     """Returns the index of the innermost operator around the launch of each operation, or -1."""
     operators = trace.operators
-    lines = Timeline(operators.thread, operators.start, operators.end, latest=True)
+    timeline = Timeline(operators.thread, operators.start, operators.end, latest=True)
     thread, time = attribution.thread.copy(), attribution.time.copy()
     captures = attribution.captures
     thread[captures.operation], time[captures.operation] = captures.thread, captures.time
-    return lines.open_at(thread[operations], time[operations])
+    return timeline.open_at(thread[operations], time[operations])
 
 
 def find_launching_collectives(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:

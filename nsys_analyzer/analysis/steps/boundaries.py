@@ -84,7 +84,7 @@ def _find_in_ranges(work: LaunchedWork) -> Windows | None:
     bounds = np.unique(np.append(instances.start[work.is_instance_of(STEP, OTHER_STEP)], work.warmups.start))
     never = np.iinfo(np.int64).max
     for phase in (STEP, OTHER_STEP):
-        is_step = work.is_instance_of(phase) & instances.measured
+        is_step = work.is_instance_of(phase) & instances.is_measured
         if not is_step.any():
             continue
         names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[is_step]].tolist())]
@@ -110,7 +110,7 @@ def _find_in_ranges(work: LaunchedWork) -> Windows | None:
 def _hold_passes(work: LaunchedWork, is_step: Bools) -> bool:
     """Checks whether step ranges hold the passes of the model; a range `step` may be around the optimizer alone."""
     instances = work.attributed.instances
-    time = instances.start[work.is_instance_of("forward", "backward") & instances.measured]
+    time = instances.start[work.is_instance_of("forward", "backward") & instances.is_measured]
     steps = Cover.from_intervals(instances.start[is_step], instances.end[is_step])
     return bool(steps.covered_within(time, time + 1).sum() >= _MIN_PASSES_IN_STEPS * len(time))
 
@@ -176,7 +176,7 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
     if closing == "F" and len(spans) > 1:  # what follows the last forward pass belongs to it, as for the others
         own_end[-1] = max(own_end[-1], work.end[work.time >= start[-1]].max(initial=start[-1]))
     step_end = np.where(next_bound == len(bounds), own_end, np.append(bounds, 0)[next_bound])
-    measured = np.append(0, np.cumsum(instances.measured[index]))
+    measured = np.append(0, np.cumsum(instances.is_measured[index]))
     is_step = (measured[behind] - measured[first] == behind - first) & (step_end > start[first])
     columns = start[first][is_step], step_end[is_step], np.minimum(own_end, step_end)[is_step]
     windows = Windows.of_program("phases", "from one forward pass to the next", *columns)
@@ -219,7 +219,10 @@ def _find_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | 
     """Finds the steps between the ends of optimizer steps, if nothing else of a step is known."""
     instances = work.attributed.instances
     ends, first = np.unique(instances.end[optimizers], return_index=True)
-    measured, warmups_before = instances.measured[optimizers][first], np.searchsorted(np.sort(work.warmups.start), ends)
+    measured, warmups_before = (
+        instances.is_measured[optimizers][first],
+        np.searchsorted(np.sort(work.warmups.start), ends),
+    )
     is_step = measured[1:] & measured[:-1] & (warmups_before[1:] == warmups_before[:-1])
     unit = "from one optimizer step's end to the next"
     windows = Windows.of_program("phases", unit, ends[:-1][is_step], ends[1:][is_step])

@@ -311,7 +311,7 @@ def find_peak_memory(attributed: AttributedTrace, process: int) -> tuple[int | N
     The peak is None if memory was not recorded or no phase was measured.
     """
     uses, instances = attributed.trace.memory, attributed.instances
-    is_measured = instances.measured & (instances.process == process)
+    is_measured = instances.is_measured & (instances.process == process)
     if uses is None or not is_measured.any():
         return None, 0
     events, alive = memory_levels(uses, process)

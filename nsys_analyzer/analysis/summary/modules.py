@@ -184,7 +184,7 @@ def _find_units(attributed: AttributedTrace, process: int, *, by_ranges: bool) -
     """
     instances = attributed.instances
     is_unit = {name: instances.phase == instances.phases.index(name) for name in (STEP, "forward")}
-    is_measured = instances.measured & (instances.process == process)
+    is_measured = instances.is_measured & (instances.process == process)
     is_counted = is_measured.copy()
     for name in ("optimizer", STEP, OTHER_STEP):
         is_counted &= instances.phase != instances.phases.index(name)

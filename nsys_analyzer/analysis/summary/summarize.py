@@ -190,7 +190,7 @@ class _ProcessSummarizer:
         """
         clocks = measure_gpu_clocks(self.operations, instance, len(self.instances.range))
         # The last entry is for operations without an instance.
-        phase = np.append(np.where(self.instances.measured, self.instances.phase, NONE), NONE).astype(np.int32)
+        phase = np.append(np.where(self.instances.is_measured, self.instances.phase, NONE), NONE).astype(np.int32)
         sums = self._sum_by(phase[instance], len(self.instances.phases))
         for code in codes:
             of_phase = np.flatnonzero(self.own_instances & (self.instances.phase == code))
@@ -211,7 +211,7 @@ class _ProcessSummarizer:
             clocks: the GPU time of each instance.
             sums: the sums of operations by phase.
         """
-        measured = of_phase[self.instances.measured[of_phase]]
+        measured = of_phase[self.instances.is_measured[of_phase]]
         ranges, instances = self.attributed.trace.ranges, self.instances
         names = [ranges.names[name] for name in distinct(np.sort(ranges.name[instances.range[of_phase]]))]
         unlisted = len(names) - _MAX_LISTED_RANGES
@@ -291,7 +291,7 @@ class _ProcessSummarizer:
         if len(windows) > 1 and windows.cpu_end[-1] == steps.recorded.cpu_end[-1]:
             windows = windows.select(np.arange(len(windows) - 1))
         in_process = process_of(ranges.thread) == self.process.global_pid
-        is_measured = self.own_instances & self.instances.measured
+        is_measured = self.own_instances & self.instances.is_measured
         starts = {name: ranges.start[in_process & mask_by_name(ranges, name.__eq__)] for name in UNPHASED}
         for code, name in enumerate(self.instances.phases[: -len((OTHER_STEP, STEP))]):
             starts[name] = self.instances.start[is_measured & (self.instances.phase == code)]

@@ -166,7 +166,7 @@ def _find_scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
 
     def select_kernels(per: str, instance_of: SmallInts) -> tuple[Ints, int]:
         units = (instances.phase == instances.phases.index(per)) & (instances.process == process)
-        units &= instances.measured
+        units &= instances.is_measured
         is_inside = np.append(units, False)[instance_of]  # the last entry serves operations without an instance
         return np.flatnonzero((operations.kind == KERNEL) & is_inside), int(units.sum())
 
