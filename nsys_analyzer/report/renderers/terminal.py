@@ -1,4 +1,4 @@
-"""The report on the terminal: its first screen, or sections with their tables."""
+"""Prints a report on the terminal: its first screen, or sections with their tables."""
 
 from __future__ import annotations
 
@@ -30,54 +30,56 @@ from nsys_analyzer.text import StrOrText, plain, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Rows of a table on the first screen, and spaces between columns.
+#: The maximum number of rows of a table on the first screen, and the spaces between columns.
 _FIRST_SCREEN_ROWS, _COLUMN_GAP = 20, 2
-#: Letters that a column of names has at least, and lines of a cell at most if its words are short.
+#: The minimum width of a column of names, and the maximum number of lines of a cell with short words.
 _MIN_NAME_WIDTH, _MAX_CELL_LINES = 16, 3
-#: What stands for a no-break space while lines are broken.
-_NO_BREAK, _STAND_IN = "\N{NO-BREAK SPACE}", "\ue000"
-#: A line of a file, such as "programs/train.py:22".
+#: A character that replaces no-break spaces while lines are broken.
+_NO_BREAK, _PLACEHOLDER = "\N{NO-BREAK SPACE}", "\ue000"
+#: A file with a line number, such as "programs/train.py:22".
 _FILE_AND_LINE = re.compile(r"\S+:\d+")
 
 
 def print_first_screen(report: Report, first: Section) -> None:
-    """Prints what a report says first below its title: as many rows of a table as fit a screen."""
+    """Prints the title and the first screen of a report, with at most ``_FIRST_SCREEN_ROWS`` rows of each table."""
     screen = console()
     _print_text(screen, report.title, "bold")
     for block in first.blocks:
         if not isinstance(block, Details):
-            _print_block(screen, block, most=_FIRST_SCREEN_ROWS)
+            _print_block(screen, block, max_rows=_FIRST_SCREEN_ROWS)
 
 
 def print_section(section: Section) -> None:
-    """Prints a section: its text, tables and lines of code, what is folded in a report too; no figures."""
+    """Prints a section with its folded blocks, but without figures."""
     screen = console()
     if section.title:
         _print_text(screen, section.title, "bold")
-    _print_blocks(screen, section.blocks, None if section.title else _FIRST_SCREEN_ROWS)  # the first one has no title
+    _print_blocks(
+        screen, section.blocks, None if section.title else _FIRST_SCREEN_ROWS
+    )  # the first section has no title
 
 
 def print_table(block: Table) -> None:
-    """Prints a table by itself, whole."""
+    """Prints a complete table."""
     _print_table(console(), block)
 
 
-def _print_blocks(screen: Console, blocks: Iterable[Block], most: int | None = None) -> None:
-    """Prints blocks with an empty line before each; no figures, nor a fold that holds nothing else."""
+def _print_blocks(screen: Console, blocks: Iterable[Block], max_rows: int | None = None) -> None:
+    """Prints blocks, each after an empty line. Figures are omitted, and so are folds that contain only figures."""
     for block in blocks:
         if _has_text(block):
             screen.print()
-            _print_block(screen, block, most)
+            _print_block(screen, block, max_rows)
 
 
 def _has_text(block: Block) -> bool:
-    """Tells whether a terminal shows anything of a block; it shows no figures."""
+    """Checks whether a block contains anything except figures."""
     if isinstance(block, Details):
         return any(map(_has_text, block.blocks))
     return isinstance(block, Paragraph | Answer | Listing | Table | StepBars)
 
 
-def _print_block(screen: Console, block: Block, most: int | None = None) -> None:
+def _print_block(screen: Console, block: Block, max_rows: int | None = None) -> None:
     match block:
         case Paragraph(text):
             _print_text(screen, text)
@@ -85,25 +87,25 @@ def _print_block(screen: Console, block: Block, most: int | None = None) -> None
             _print_text(screen, text, "bold")
         case Listing(lines, "bullets"):
             for line in lines:
-                first, *following = _wrapped(_shown(line), screen.width - 2)
-                _print_lines(screen, [f"- {first}", *(f"  {text}" for text in following)])
-        case Listing(lines):  # to be copied: each on a line of its own, however long
-            _print_lines(screen, [f"    {_shown(line)}" for line in lines], "green")
+                first, *continuation = _wrap(_to_plain_line(line), screen.width - 2)
+                _print_lines(screen, [f"- {first}", *(f"  {text}" for text in continuation)])
+        case Listing(lines):  # each line stays whole, so that it can be copied
+            _print_lines(screen, [f"    {_to_plain_line(line)}" for line in lines], "green")
         case Table():
-            _print_table(screen, block, most)
+            _print_table(screen, block, max_rows)
         case StepBars():
-            for bar in draw_bars(block, screen):
-                screen.print(bar)
+            for bar_line in draw_bars(block, screen):
+                screen.print(bar_line)
     if isinstance(block, Details):
         _print_blocks(screen, block.blocks)
 
 
 class _Column(NamedTuple):
-    """A column as it is printed.
+    """A column with its formatted cells.
 
     Attributes:
-        names_row: whether its cells are a part of the name of their row.
-        is_cut: whether its cells are cut if they are too long.
+        names_row: whether its cells are part of the name of the row.
+        is_cut: whether cells that are too long are cut.
     """
 
     title: str
@@ -114,14 +116,17 @@ class _Column(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Returns the width of its longest cell."""
+        """Returns the width of the longest cell."""
         return max(map(_width, self.cells), default=0)
 
     def widths(self) -> tuple[int, int]:
-        """Returns the least width, which breaks no number, short word or title of many lines, and the full width."""
+        """Returns the minimum and the full width.
+
+        At the minimum width, no number or short word is broken, and the title has at most ``_MAX_CELL_LINES`` lines.
+        """
         full_width = max(self.longest, _width(self.title))
         title = max(map(_width, self.title.split()), default=0)
-        title = next(width for width in count(max(title, 1)) if len(_wrapped(self.title, width)) <= _MAX_CELL_LINES)
+        title = next(width for width in count(max(title, 1)) if len(_wrap(self.title, width)) <= _MAX_CELL_LINES)
         if self.is_cut or not self.is_text:
             return max(min(self.longest, _MIN_NAME_WIDTH) if self.is_cut else self.longest, title), full_width
         word = max((_width(word) for cell in self.cells for word in cell.split()), default=0)
@@ -129,48 +134,48 @@ class _Column(NamedTuple):
         return max(min(self.longest, least), title), full_width
 
     def padded(self, cell: str, width: int) -> str:
-        """Returns a part of a cell or title in so many letters: text at their left, a number at their right."""
+        """Returns a line of a cell or title, padded to a width: text is aligned to the left, a number to the right."""
         space = " " * (width - _width(cell))
         return cell + space if self.is_text else space + cell
 
 
-def _print_table(screen: Console, block: Table, most: int | None = None) -> None:
-    """Prints a table; if its columns have no room side by side, it prints a block of lines for each row.
+def _print_table(screen: Console, block: Table, max_rows: int | None = None) -> None:
+    """Prints a table, or a block of lines for each row if the columns do not fit side by side.
 
-    A first screen has room for ``most`` lines. There, long names after figures are cut. If the blocks of all rows have
-    no room either, the last columns are left out.
+    On the first screen, which has ``max_rows``, long names after figures are cut, and the last columns are left out if
+    the blocks of all rows do not fit either.
     """
     if block.caption:
         _print_text(screen, block.caption)
     rows = [
-        [_shown(format_cell(cell, column.unit)) for cell, column in zip(row, block.columns, strict=True)]
-        for row in block.rows[:most]
+        [_to_plain_line(format_cell(cell, column.unit)) for cell, column in zip(row, block.columns, strict=True)]
+        for row in block.rows[:max_rows]
     ]
     columns: list[_Column] = []
     for place, (title, unit) in enumerate((column.title, column.unit) for column in block.columns):
-        is_cut = most is not None and place > 1 and unit in ("text", "code")
+        is_cut = max_rows is not None and place > 1 and unit in ("text", "code")
         cells = tuple(row[place] for row in rows)
-        columns.append(_Column(_shown(title), cells, unit in TEXT_UNITS, place < block.names, is_cut))
+        columns.append(_Column(_to_plain_line(title), cells, unit in TEXT_UNITS, place < block.names, is_cut))
     widths = _side_by_side(columns, screen.width)
     constant = [column for column in columns if not column.names_row and len(set(column.cells)) == 1 < len(rows)]
     if widths is None and constant and len(constant) < len(block.columns) - block.names:
         _print_text(screen, f"In each row: {', '.join(f'{column.title} {column.cells[0]}' for column in constant)}")
         columns = [column for column in columns if column not in constant]
         widths = _side_by_side(columns, screen.width)
-    blocks = [] if widths else _blocks(columns, len(rows), screen.width)
+    blocks = [] if widths else _row_blocks(columns, len(rows), screen.width)
     hidden: list[str] = []
-    while most and len(blocks) > most and widths is None and len(columns) > 2:
+    while max_rows and len(blocks) > max_rows and widths is None and len(columns) > 2:
         hidden.insert(0, columns.pop().title)
         widths = _side_by_side(columns, screen.width)
     if widths is None:
         _print_lines(screen, blocks)
     else:
-        titles = [_wrapped(column.title, width) for column, width in zip(columns, widths, strict=True)]
+        titles = [_wrap(column.title, width) for column, width in zip(columns, widths, strict=True)]
         height = max(map(len, titles))
         head = [[""] * (height - len(title)) + title for title in titles]
-        _print_lines(screen, _lines(columns, widths, head), "bold")
+        _print_lines(screen, _row_lines(columns, widths, head), "bold")
         for row in zip(*(column.cells for column in columns), strict=True):
-            _print_lines(screen, _lines(columns, widths, [*map(_fitted, row, columns, widths)]))
+            _print_lines(screen, _row_lines(columns, widths, [*map(_fit, row, columns, widths)]))
     hidden += [format_count(len(block.rows) - len(rows), "row")] if len(block.rows) > len(rows) else []
     if hidden:
         _print_text(screen, f"Not shown: {', '.join(hidden)}. See the report.")
@@ -188,10 +193,10 @@ def _side_by_side(columns: Sequence[_Column], room: int) -> list[int] | None:
     return widths
 
 
-def _fitted(cell: str, column: _Column, width: int) -> list[str]:
-    """Returns the lines of a cell; a name that is too long loses its end, and the line of a file its first folders."""
+def _fit(cell: str, column: _Column, width: int) -> list[str]:
+    """Returns the lines of a cell. If a cut cell is too long, a name loses its end, and a path its first folders."""
     if not column.is_cut or _width(cell) <= width:
-        return _wrapped(cell, width)
+        return _wrap(cell, width)
     from rich.cells import set_cell_size
 
     if not _FILE_AND_LINE.fullmatch(cell):
@@ -200,17 +205,17 @@ def _fitted(cell: str, column: _Column, width: int) -> list[str]:
     return [f"…{end[max(end.find('/'), 0) :]}"]
 
 
-def _lines(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the lines of a row, given the lines of each cell."""
+def _row_lines(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields the lines of a row, given the lines of each of its cells."""
     for parts in zip_longest(*cells, fillvalue=""):
         yield (" " * _COLUMN_GAP).join(map(_Column.padded, columns, parts, widths))
 
 
-def _blocks(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
-    """Returns the lines of a block for each row: its name, and below it the figures, each after its title."""
+def _row_blocks(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
+    """Returns a block of lines for each row: its name, and below it the figures, each after its title."""
     lines: list[str] = []
     for row in range(rows):
-        lines += _wrapped(
+        lines += _wrap(
             " · ".join(column.cells[row] for column in columns if column.names_row and column.cells[row]), room
         )
         line = ""
@@ -222,7 +227,7 @@ def _blocks(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
                 lines.append(line)
                 line = ""
             if _width(item) > room - _COLUMN_GAP:
-                lines += [" " * _COLUMN_GAP + part for part in _wrapped(item, room - _COLUMN_GAP)]
+                lines += [" " * _COLUMN_GAP + part for part in _wrap(item, room - _COLUMN_GAP)]
             else:
                 line += " " * _COLUMN_GAP + item
         lines += [line] if line else []
@@ -230,7 +235,7 @@ def _blocks(columns: Sequence[_Column], rows: int, room: int) -> list[str]:
 
 
 def _print_text(screen: Console, text: StrOrText, style: str = "") -> None:
-    _print_lines(screen, _wrapped(_shown(text), screen.width), style)
+    _print_lines(screen, _wrap(_to_plain_line(text), screen.width), style)
 
 
 def _print_lines(screen: Console, lines: Iterable[str], style: str = "") -> None:
@@ -240,28 +245,28 @@ def _print_lines(screen: Console, lines: Iterable[str], style: str = "") -> None
         screen.print(Text(line.rstrip(" "), style), soft_wrap=True)
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    """Returns the lines of a text; none is broken at a no-break space, as rich breaks it."""
+def _wrap(text: str, width: int) -> list[str]:
+    """Returns the lines of a text. Unlike in rich, no line is broken at a no-break space."""
     from rich.console import Console
     from rich.text import Text
 
-    lines = Text(text.replace(_NO_BREAK, _STAND_IN)).wrap(Console(), max(width, 1), overflow="fold")
-    return [line.plain.rstrip(" ").replace(_STAND_IN, _NO_BREAK) for line in lines]
+    lines = Text(text.replace(_NO_BREAK, _PLACEHOLDER)).wrap(Console(), max(width, 1), overflow="fold")
+    return [line.plain.rstrip(" ").replace(_PLACEHOLDER, _NO_BREAK) for line in lines]
 
 
 def print_answer(report: Report) -> None:
-    """Prints what a report says first."""
+    """Prints the first paragraph of a report."""
     first = next(block for section in report.sections for block in section.blocks if isinstance(block, Paragraph))
-    click.echo(fill(_shown(first.text), 100))
+    click.echo(fill(_to_plain_line(first.text), 100))
 
 
 def _width(text: str) -> int:
-    """Returns how many cells of a terminal a text takes."""
+    """Returns the number of terminal cells of a text."""
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
-def _shown(text: StrOrText) -> str:
-    """Returns a text on one line, without marks."""
+def _to_plain_line(text: StrOrText) -> str:
+    """Returns a text on one line, without formatting."""
     return visible(plain(text))
