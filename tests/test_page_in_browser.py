@@ -279,7 +279,7 @@ def test_search_finds_and_steps_through(view: Callable[..., View]) -> None:
     shown.page.keyboard.press("Enter")
     assert "_xmma_gemm_f32f32" in shown.facts()["name"]
     shown.page.locator("#find").fill("no such kernel")
-    assert shown.page.locator("#matches").inner_text() == "nothing found"
+    assert shown.page.locator("#matches").inner_text() == "no match"
 
 
 def test_matches_of_several_lanes_come_in_order_of_start(view: Callable[..., View]) -> None:
@@ -300,7 +300,7 @@ def test_a_finding_leads_to_its_place(view: Callable[..., View]) -> None:
     button = shown.page.locator('button[data-kind="idle"][data-name="launch"]').first
     whole = shown.stretch_ns()
     button.click()
-    shown.page.wait_for_selector("#chosen tr")
+    shown.page.wait_for_selector("#selection tr")
     assert shown.facts()["GPU idle"] == "launching, short pauses"
     assert shown.stretch_ns() < whole / 2
     assert shown.page.evaluate("document.activeElement.id") == "canvas"
@@ -314,10 +314,10 @@ def test_a_gap_shows_the_stack_at_that_moment(view: Callable[..., View]) -> None
     assert shown.facts()["on the critical path"] == "no"  # it was launched before the step
     assert "on the critical path" in shown.page.locator("#legend").inner_text()
     shown.page.locator("#canvas").press("]")
-    while "the program was at" not in (gap := shown.facts()):  # the gap is cut where its cause changes
+    while "line of the program" not in (gap := shown.facts()):  # the gap is cut where its cause changes
         shown.page.locator("#canvas").press(".")
     assert gap["GPU idle"] == "other CPU work"
-    assert (gap["the program was at"], gap["called from"]) == ("data.py:5 in load", "train.py:9 in <module>")
+    assert (gap["line of the program"], gap["called from"]) == ("data.py:5 in load", "train.py:9 in <module>")
 
 
 def test_a_color_of_the_legend_is_seen_alone(view: Callable[..., View]) -> None:
@@ -411,14 +411,14 @@ def test_drag_moves_and_shift_sums_up(view: Callable[..., View]) -> None:
         shown.page.mouse.up()
         shown.frames()
 
-    before = shown.page.locator("#stretch").inner_text()
+    before = shown.page.locator("#visible-range").inner_text()
     drag(800, 500)
-    assert shown.page.locator("#stretch").inner_text() != before
+    assert shown.page.locator("#visible-range").inner_text() != before
     shown.page.locator("#all").click()
     shown.page.keyboard.down("Shift")
     drag(200, box["width"] - 4)
     shown.page.keyboard.up("Shift")
-    rows = shown.page.locator("#chosen tbody tr").all()
+    rows = shown.page.locator("#selection tbody tr").all()
     sums = {cells[0]: cells[1] for cells in ([td.inner_text() for td in row.locator("td").all()] for row in rows)}
     # Nearly all of three steps: 3 × 20.94 ms of matmuls.
     number, unit = sums["matmul"].split()
@@ -451,7 +451,7 @@ def marked_sums(shown: View) -> dict[str, float]:
     page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 60, steps=3)
     page.mouse.up()
     page.keyboard.up("Shift")
-    rows = [[cell.inner_text() for cell in row.locator("td").all()] for row in page.locator("#chosen tbody tr").all()]
+    rows = [[cell.inner_text() for cell in row.locator("td").all()] for row in page.locator("#selection tbody tr").all()]
     units = {"ns": 1e-6, "µs": 1e-3, "ms": 1}
     return {name: float(time.split()[0].replace(",", "")) * units[time.split()[1]] for name, time, *_ in rows}
 
@@ -480,7 +480,7 @@ def test_the_time_before_a_moment(view: Callable[..., View]) -> None:
     moments = np.arange(-5, 1100, 7)
     found = view().page.evaluate(
         "([start, duration, moments]) => { const row = new Row({ start, duration }, start.map((_, i) => i));"
-        " return moments.map((moment) => row.before(moment)); }",
+        " return moments.map((moment) => row.coveredBefore(moment)); }",
         [start.tolist(), duration.tolist(), moments.tolist()],
     )
     assert found == [int(np.clip(moment - start, 0, duration).sum()) for moment in moments]
@@ -497,8 +497,8 @@ def test_memory_is_told_by_mouse_and_by_keyboard(view: Callable[..., View]) -> N
         page.mouse.move(box["x"] + 186 + share * wide, box["y"] + box["height"] - 20)
         assert page.locator("#tip b").inner_text() == expected
     marked_sums(shown)
-    said = "Device memory: 0 B at the start, 3.0 MiB at most, 1.0 MiB at the end."
-    assert page.locator("#chosen p").last.inner_text() == said
+    said = "Device memory: 0 B at the start, 3.0 MiB at the peak, 1.0 MiB at the end."
+    assert page.locator("#selection p").last.inner_text() == said
 
 
 def test_the_axis_tells_moments_apart(view: Callable[..., View]) -> None:
@@ -541,13 +541,13 @@ def test_keys_do_what_the_mouse_does(view: Callable[..., View]) -> None:
     assert shown.stretch_ns() == pytest.approx(whole, rel=0.01)
     page.keyboard.press("ArrowUp")
     shown.frames()
-    before = page.locator("#stretch").inner_text()
+    before = page.locator("#visible-range").inner_text()
     page.keyboard.press("d")
     shown.frames()
-    moved = page.locator("#stretch").inner_text()
+    moved = page.locator("#visible-range").inner_text()
     page.keyboard.press("ArrowLeft")
     shown.frames()
-    assert (moved != before, page.locator("#stretch").inner_text()) == (True, before)
+    assert (moved != before, page.locator("#visible-range").inner_text()) == (True, before)
     page.keyboard.press("]")
     kernel = shown.facts()
     assert kernel["track"] == "GPU stream 7"
@@ -567,7 +567,7 @@ def test_keys_do_what_the_mouse_does(view: Callable[..., View]) -> None:
     page.keyboard.press("Space")
     page.keyboard.press("d")
     page.keyboard.press("Space")
-    assert "are marked" in page.locator("#chosen").inner_text()
+    assert "The marked range lasts" in page.locator("#selection").inner_text()
     page.keyboard.press("0")
     everything = shown.stretch_ns()
     page.keyboard.press("Home")
@@ -663,7 +663,7 @@ def test_ranks_stand_above_each_other(view: Callable[..., View]) -> None:
     shown = view("ranks")
     assert shown.page.locator("#view option").all_inner_texts()[0] == "late_rank (2 captures): 2 ranks"
     shown.page.locator('button[data-name="communication"]').first.click()
-    shown.page.wait_for_selector("#chosen tr")
+    shown.page.wait_for_selector("#selection tr")
     assert shown.facts()["track"].startswith("rank 0, GPU stream")  # the collective that waits longest
     assert "nccl" in shown.facts()["name"].lower()
 
@@ -672,7 +672,7 @@ def test_ranks_are_summed_up_apart(view: Callable[..., View], tmp_path: Path) ->
     """The late rank waits for nobody: of each rank the time of its own collectives."""
     shown = view("ranks")
     marked_sums(shown)
-    head, *rows = shown.page.locator("#chosen tr").all()
+    head, *rows = shown.page.locator("#selection tr").all()
     assert head.locator("th").all_inner_texts() == ["class, or idle time by cause", "rank 0", "rank 1"]
     found = {cells[0]: cells[1:] for cells in (row.locator("td").all_inner_texts() for row in rows)}
     expected = []

@@ -71,12 +71,12 @@ class View:
     def stretch_ns(self) -> float:
         """How much time the timeline shows, ns."""
         self.frames()
-        number, unit = self.page.locator("#stretch").inner_text().split()[:2]
-        return float(number.replace(",", "")) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+        number, unit = self.page.locator("#visible-range").inner_text().split()[:2]
+        return float(number.replace(",", "")) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit.rstrip(",")]
 
     def facts(self) -> dict[str, str]:
-        """What the timeline says of the chosen box."""
-        rows = self.page.locator("#chosen tr").all()
+        """What the timeline says of the selected box."""
+        rows = self.page.locator("#selection tr").all()
         return {row.locator("th").inner_text(): row.locator("td").inner_text() for row in rows}
 
 

@@ -1,34 +1,33 @@
-// Where the GPU's time goes, by what it is for: phases, in them modules or ranges, classes, and kernels.
+// The work of the GPU as nested bars: phases, the modules or ranges in them, classes, and kernels.
 
-const BAR = 22, LEAST_SHARE = 0.0015;
+const BAR_HEIGHT = 22, MIN_SHARE = 0.0015;
 
-/** A tree of the work in the measured steps of the view's first capture, ns. */
+/** Returns a tree of the work in the measured steps of the first capture of the view, in ns. */
 function workTree(timeline) {
-  const root = { name: `all ${timeline.parts[0].capture.on_cpu ? "CPU" : "GPU"} work`, ns: 0, count: 0, inner: new Map() };
+  const root = { name: `all ${timeline.parts[0].capture.on_cpu ? "CPU" : "GPU"} work`, ns: 0, count: 0, children: new Map() };
   const { capture } = timeline.parts[0];
   const byModule = capture.modules.length > 1;
-  const wordsOf = (track, one) => {
-    const phase = capture.phases[track.phase[one]] || "outside the phases";
-    const module = capture.modules[track.module[one]];
-    // Without modules the ranges around the launch, those behind the phase's own.
+  const rangesOf = (track, box) => {
+    const phase = capture.phases[track.phase[box]] || "outside the phases";
+    const module = capture.modules[track.module[box]];
+    // Without modules, the path consists of the ranges around the launch, below that of the phase.
     if (byModule) return [phase, ...(module ? module.split(".") : [])];
-    const path = capture.paths[track.path[one]].split(" / ").filter(Boolean);
-    const own = path.indexOf(phase);
-    return [phase, ...path.slice(own + 1)];
+    const path = capture.paths[track.path[box]].split(" / ").filter(Boolean);
+    return [phase, ...path.slice(path.indexOf(phase) + 1)];
   };
-  // The nodes that a kernel lies in, from the root on.
-  const nodesOf = (lane, one) => {
+  // Returns the nodes that contain a kernel, from the root down.
+  const nodesOf = (lane, box) => {
     const { track } = lane;
     const nodes = [root];
     const add = (name, kind, color) => {
-      const around = nodes.at(-1);
-      if (!around.inner.has(name)) around.inner.set(name, { name, kind, color, ns: 0, count: 0, inner: new Map(), around });
-      nodes.push(around.inner.get(name));
+      const parent = nodes.at(-1);
+      if (!parent.children.has(name)) parent.children.set(name, { name, kind, color, ns: 0, count: 0, children: new Map(), parent });
+      nodes.push(parent.children.get(name));
     };
-    for (const word of wordsOf(track, one)) add(word, "range");
-    const color = timeline.colorOfGroup(lane, track.group[one]);
-    add(capture.groups[track.group[one]], "class", color);
-    const name = track.name[one];
+    for (const range of rangesOf(track, box)) add(range, "range");
+    const color = timeline.colorOfGroup(lane, track.group[box]);
+    add(capture.groups[track.group[box]], "class", color);
+    const name = track.name[box];
     add(capture.labels[name] || capture.names[name], "kernel", color);
     return nodes;
   };
@@ -36,13 +35,13 @@ function workTree(timeline) {
     if (lane.kind !== "stream" || lane.part !== 0) continue;
     const { track } = lane;
     const place = byModule ? track.module : track.path, places = byModule ? capture.modules.length : capture.paths.length;
-    const known = new Map(); // by what tells the work of one place and kernel from others
-    for (const one of lane.row.index) {
-      const key = ((track.phase[one] * places + place[one]) * capture.groups.length + track.group[one]) * capture.names.length + track.name[one];
-      let nodes = known.get(key);
-      if (!nodes) known.set(key, (nodes = nodesOf(lane, one)));
+    const nodesByKey = new Map(); // the key identifies a phase, place, class and kernel
+    for (const box of lane.row.index) {
+      const key = ((track.phase[box] * places + place[box]) * capture.groups.length + track.group[box]) * capture.names.length + track.name[box];
+      let nodes = nodesByKey.get(key);
+      if (!nodes) nodesByKey.set(key, (nodes = nodesOf(lane, box)));
       for (const node of nodes) {
-        node.ns += track.duration[one];
+        node.ns += track.duration[box];
         node.count += 1;
       }
     }
@@ -50,44 +49,44 @@ function workTree(timeline) {
   return root;
 }
 
-/** Draws the tree as bars below each other, as wide as their time; a click on one fills the width with it. */
-function drawFlame(place, timeline) {
+/** Draws the tree as nested bars as wide as their time. A click on a bar zooms to it. */
+function drawFlame(container, timeline) {
   const root = workTree(timeline);
-  place.hidden = !root.ns;
+  container.hidden = !root.ns;
   const { label, capture } = timeline.parts[0];
-  const work = capture.on_cpu ? "CPU work" : "GPU work", those = capture.on_cpu ? "operator" : "kernel", within = capture.modules.length > 1 ? "module" : "range";
-  place.replaceChildren(element("summary", `${work}${capture.steps.length ? " of all steps" : ""} by phase, ${within}, class and ${those}${label ? `, ${label}` : ""}`));
-  const said = element("p", "", { class: "hint", "aria-live": "polite" });
-  const bars = element("div", "", { class: "flame", role: "group", "aria-label": `${work} by phase, ${within}, class and name` });
-  place.append(said, bars);
-  const pieces = piecesOf(capture);
+  const work = capture.on_cpu ? "CPU work" : "GPU work", leaf = capture.on_cpu ? "operator" : "kernel", level = capture.modules.length > 1 ? "module" : "range";
+  container.replaceChildren(element("summary", `${work}${capture.steps.length ? " of all steps" : ""} by phase, ${level}, class and ${leaf}${label ? `, ${label}` : ""}`));
+  const description = element("p", "", { class: "hint", "aria-live": "polite" });
+  const bars = element("div", "", { class: "flame", role: "group", "aria-label": `${work} by phase, ${level}, class and name` });
+  container.append(description, bars);
+  const noun = operationNoun(capture);
   const show = (top) => {
     bars.replaceChildren();
     const levels = [];
-    const put = (node, depth, from) => {
+    const addBar = (node, depth, left) => {
       const share = node.ns / top.ns;
-      if (share < LEAST_SHARE) return;
-      const button = element("button", node.name, { type: "button", tabindex: depth || from ? "-1" : "0" });
-      Object.assign(button.style, { left: `${100 * from}%`, width: `${100 * share}%`, top: `${depth * BAR}px` });
-      if (node.color) Object.assign(button.style, { background: node.color, color: inkOn(node.color) });
-      button.setAttribute("aria-label", told(node, root, pieces));
-      button.title = told(node, root, pieces);
+      if (share < MIN_SHARE) return;
+      const button = element("button", node.name, { type: "button", tabindex: depth || left ? "-1" : "0" });
+      Object.assign(button.style, { left: `${100 * left}%`, width: `${100 * share}%`, top: `${depth * BAR_HEIGHT}px` });
+      if (node.color) Object.assign(button.style, { background: node.color, color: textColorOn(node.color) });
+      button.setAttribute("aria-label", describeNode(node, root, noun));
+      button.title = describeNode(node, root, noun);
       button.node = node;
-      button.addEventListener("click", () => show(node === top ? node.around ?? root : node));
-      button.addEventListener("focus", () => (said.textContent = told(node, root, pieces)));
-      button.addEventListener("pointerenter", () => (said.textContent = told(node, root, pieces)));
+      button.addEventListener("click", () => show(node === top ? node.parent ?? root : node));
+      button.addEventListener("focus", () => (description.textContent = describeNode(node, root, noun)));
+      button.addEventListener("pointerenter", () => (description.textContent = describeNode(node, root, noun)));
       (levels[depth] ??= []).push(button);
       bars.append(button);
-      let inside = from;
-      for (const one of inOrder(node.inner)) {
-        put(one, depth + 1, inside);
-        inside += one.ns / top.ns;
+      let childLeft = left;
+      for (const child of sortedChildren(node.children)) {
+        addBar(child, depth + 1, childLeft);
+        childLeft += child.ns / top.ns;
       }
     };
-    put(top, 0, 0);
-    bars.style.height = `${levels.length * BAR + 2}px`;
+    addBar(top, 0, 0);
+    bars.style.height = `${levels.length * BAR_HEIGHT + 2}px`;
     bars.levels = levels;
-    said.textContent = told(top, root, pieces);
+    description.textContent = describeNode(top, root, noun);
     if (bars.contains(document.activeElement) || bars.wasUsed) levels[0][0].focus({ preventScroll: true });
     bars.wasUsed = true;
   };
@@ -95,11 +94,11 @@ function drawFlame(place, timeline) {
     const { levels } = bars, button = document.activeElement;
     const depth = levels.findIndex((level) => level.includes(button));
     if (depth < 0) return;
-    const at = levels[depth].indexOf(button);
-    const inside = (one) => one.node.around === button.node;
+    const place = levels[depth].indexOf(button);
+    const isChild = (other) => other.node.parent === button.node;
     const next = {
-      ArrowLeft: () => levels[depth][at - 1], ArrowRight: () => levels[depth][at + 1],
-      ArrowDown: () => levels[depth + 1]?.find(inside), ArrowUp: () => levels[depth - 1]?.find((one) => one.node === button.node.around),
+      ArrowLeft: () => levels[depth][place - 1], ArrowRight: () => levels[depth][place + 1],
+      ArrowDown: () => levels[depth + 1]?.find(isChild), ArrowUp: () => levels[depth - 1]?.find((other) => other.node === button.node.parent),
     }[event.key]?.();
     if (event.key.startsWith("Arrow")) event.preventDefault();
     next?.focus();
@@ -107,13 +106,13 @@ function drawFlame(place, timeline) {
   show(root);
 }
 
-/** Ranges in the order in which they come, then classes and kernels, the longest first. */
-function inOrder(inner) {
+/** Returns ranges in order of occurrence, then classes and kernels with the longest first. */
+function sortedChildren(children) {
   const rank = (node) => (node.kind === "range" ? 0 : 1);
-  return [...inner.values()].sort((a, b) => rank(a) - rank(b) || (rank(a) ? b.ns - a.ns : 0));
+  return [...children.values()].sort((a, b) => rank(a) - rank(b) || (rank(a) ? b.ns - a.ns : 0));
 }
 
-function told(node, root, pieces) {
+function describeNode(node, root, noun) {
   const share = ((100 * node.ns) / root.ns).toFixed(1);
-  return `${node.name}: ${inUnits(node.ns)}, ${share} % of ${root.name}, ${node.count.toLocaleString("en")} ${pieces}`;
+  return `${node.name}: ${formatDuration(node.ns)}, ${share} % of ${root.name}, ${node.count.toLocaleString("en")} ${noun}`;
 }

@@ -1,4 +1,4 @@
-// What runs when the page is open.
+// Starts the page when it is loaded.
 
 async function start() {
   setUpPage();
@@ -10,7 +10,7 @@ async function start() {
   });
   if (!data) return;
   const [first, ...lines] = data.textContent.split("\n");
-  timeline = new Timeline(await unpacked(first), lines);
+  timeline = new Timeline(await decodeLine(first), lines);
   for (const button of document.querySelectorAll("button[data-view]")) {
     button.addEventListener("click", () => timeline.showFinding(button.dataset.kind, button.dataset.name, button.dataset.view));
   }

@@ -1,59 +1,60 @@
-// The timeline as a person uses it: what is shown, moved, found, chosen and summed up.
+// The interactive timeline: it shows views, moves, zooms, searches, selects boxes and sums up marked ranges.
 
-const LEFT = 186, CLICK = 4, NEAR = 6, LEAST_NS = 20;
-/** On paper: the width of the timeline in pixels, as many dots each, and the most of its height that a browser can draw. */
+/** Pixels: the width of lane titles, and the tolerances of a click and of the pointer; ns: the shortest view. */
+const TITLES_WIDTH = 186, CLICK_TOLERANCE = 4, POINTER_TOLERANCE = 6, MIN_VIEW_NS = 20;
+/** On paper: the width of the timeline in pixels, the dots per pixel, and the maximum height that a browser can draw. */
 const PAPER = { width: 1000, dots: 2, height: 8000 };
 
 class Timeline {
   constructor(shared, lines) {
-    Object.assign(this, { shared, lines, captures: new Map(), left: LEFT, scrolled: 0 });
+    Object.assign(this, { shared, lines, captures: new Map(), left: TITLES_WIDTH, scrolled: 0 });
     this.canvas = document.getElementById("canvas");
     this.scroll = document.getElementById("scroll");
     this.painter = new Painter(this.canvas);
     this.tip = element("div", "", { id: "tip", role: "presentation" });
     this.tip.hidden = true;
     document.body.append(this.tip);
-    this.found = false;
-    this.hits = new Hits([]);
-    this.chosen = this.marked = this.shownGroup = null;
+    this.isSearching = false;
+    this.matches = new Matches([]);
+    this.selection = this.markedRange = this.onlyGroup = null;
     this.listen();
   }
 
-  /** Shows one of the views: a capture, or the ranks of a run above each other. */
+  /** Shows a view: a capture, or the ranks of a run below each other. */
   async show(number) {
     const view = this.shared.views[number];
     this.number = number;
     document.getElementById("view").value = String(number);
     for (const { capture } of view.parts) {
-      if (!this.captures.has(capture)) this.captures.set(capture, await unpacked(this.lines[capture]));
+      if (!this.captures.has(capture)) this.captures.set(capture, await decodeLine(this.lines[capture]));
     }
-    if (this.number !== number) return; // another one was asked for meanwhile
-    this.shown = number;
+    if (this.number !== number) return; // another view was selected in the meantime
+    this.shownNumber = number;
     this.parts = [];
     this.lanes = [];
-    let top = HEAD;
+    let top = AXIS_HEIGHT;
     view.parts.forEach((part, place) => {
       const capture = this.captures.get(part.capture);
       const label = view.parts.length > 1 ? part.label : "";
-      const begins = top;
-      top += label ? PART : BETWEEN;
-      for (const lane of lanesOf(capture, part.at, place)) {
+      const partTop = top;
+      top += label ? PART_TITLE_HEIGHT : LANE_GAP;
+      for (const lane of makeLanes(capture, part.at, place)) {
         lane.capture = capture;
-        if (lane.title && this.lanes.at(-1)?.part === place) top += BETWEEN;
+        if (lane.title && this.lanes.at(-1)?.part === place) top += LANE_GAP;
         lane.top = top;
         top += lane.height;
         this.lanes.push(lane);
       }
       const steps = capture.steps.map(([start, end]) => [start + part.at, end + part.at]);
-      this.parts.push({ capture, label, top: begins, bottom: top + BETWEEN, steps, start: part.at, end: part.at + capture.duration });
-      top += BETWEEN;
+      this.parts.push({ capture, label, top: partTop, bottom: top + LANE_GAP, steps, start: part.at, end: part.at + capture.duration });
+      top += LANE_GAP;
     });
     this.height = top + 4;
     this.first = Math.min(...this.parts.map((part) => part.start));
     this.last = Math.max(...this.parts.map((part) => part.end));
-    this.letGo();
-    const left_out = [...new Set(this.parts.map((part) => part.capture.left_out).filter(Boolean))];
-    document.getElementById("note").textContent = [view.note, ...left_out].filter(Boolean).join(" ");
+    this.clearSelection();
+    const notes = [...new Set(this.parts.map((part) => part.capture.left_out).filter(Boolean))];
+    document.getElementById("note").textContent = [view.note, ...notes].filter(Boolean).join(" ");
     this.showLegend();
     this.search(document.getElementById("find").value);
     this.fit();
@@ -64,54 +65,54 @@ class Timeline {
 
   // --- drawing ---
 
-  /** Makes the canvas as large as what is seen of the lanes, which may be higher than any canvas. */
+  /** Resizes the canvas to the visible part of the lanes, since all lanes may be higher than any canvas. */
   fit() {
-    if (!this.lanes || this.scroll.clientWidth <= LEFT || this.onPaper) return; // nothing of it is to be seen
+    if (!this.lanes || this.scroll.clientWidth <= TITLES_WIDTH || this.onPaper) return; // the timeline is hidden
     document.getElementById("lanes").style.height = `${this.height}px`;
-    this.painter.restyle();
-    this.left = this.scroll.clientWidth < 700 ? 110 : LEFT;
+    this.painter.readTheme();
+    this.left = this.scroll.clientWidth < 700 ? 110 : TITLES_WIDTH;
     this.painter.resize(this.scroll.clientWidth, Math.min(this.height, this.scroll.clientHeight));
-    this.redraw();
+    this.requestDraw();
   }
 
-  /** Draws all lanes in the colors of paper, at once: a browser prints what is there. */
+  /** Draws all lanes in the colors for paper. It does so at once, since the browser prints immediately afterwards. */
   print() {
     if (!this.lanes) return;
     this.onPaper = true;
     document.documentElement.dataset.paper = "";
-    this.painter.restyle();
-    [this.left, this.scrolled] = [LEFT, 0];
+    this.painter.readTheme();
+    [this.left, this.scrolled] = [TITLES_WIDTH, 0];
     this.painter.resize(PAPER.width, Math.min(this.height, PAPER.height), PAPER.dots);
     this.painter.draw(this);
   }
 
-  printed() {
+  endPrint() {
     delete document.documentElement.dataset.paper;
     this.onPaper = false;
     this.fit();
   }
 
-  redraw() {
-    if (this.asked || !this.painter.width) return;
-    this.asked = true;
+  requestDraw() {
+    if (this.drawRequested || !this.painter.width) return;
+    this.drawRequested = true;
     requestAnimationFrame(() => {
-      this.asked = false;
+      this.drawRequested = false;
       if (this.onPaper) return;
       this.scrolled = this.scroll.scrollTop;
       this.painter.draw(this);
-      document.getElementById("stretch").textContent = `${inUnits(this.high - this.low)} from ${this.momentOf(this.low - this.first)} ms on`;
+      document.getElementById("visible-range").textContent = `${formatDuration(this.high - this.low)}, from ${this.formatTime(this.low - this.first)} ms`;
     });
   }
 
-  /** A time in ms, as finely as the stretch that is shown needs. */
-  momentOf(ns) {
+  /** Returns a time in ms, with the decimal places that the visible range needs. */
+  formatTime(ns) {
     const digits = Math.min(Math.max(2 - Math.floor(Math.log10((this.high - this.low) / 1e6)), 0), 6);
-    return inMs(ns, digits).replace("-", "−");
+    return formatMs(ns, digits).replace("-", "−");
   }
 
-  textOf(lane, one) {
-    if (lane.kind === "idle") return this.shared.causes[lane.capture.groups[lane.track.group[one]]].text;
-    const name = lane.track.name[one];
+  textOf(lane, box) {
+    if (lane.kind === "idle") return this.shared.causes[lane.capture.groups[lane.track.group[box]]].text;
+    const name = lane.track.name[box];
     return lane.capture.labels[name] || lane.capture.names[name];
   }
 
@@ -121,14 +122,14 @@ class Timeline {
     return lane.kind === "idle" ? this.shared.causes[name].color : (classes[name] ?? classes.other);
   }
 
-  isFaint(lane, one) {
-    if (this.found) return !lane.fits(one);
-    return this.isFaintGroup(lane, lane.track.group[one]);
+  isDimmed(lane, box) {
+    if (this.isSearching) return !lane.isMatch(box);
+    return this.isGroupDimmed(lane, lane.track.group[box]);
   }
 
-  isFaintGroup(lane, group) {
-    if (this.found) return true;
-    return this.shownGroup !== null && this.shownGroup !== `${lane.kind}:${lane.capture.groups[group]}`;
+  isGroupDimmed(lane, group) {
+    if (this.isSearching) return true;
+    return this.onlyGroup !== null && this.onlyGroup !== `${lane.kind}:${lane.capture.groups[group]}`;
   }
 
   showLegend() {
@@ -136,34 +137,34 @@ class Timeline {
     for (const lane of this.lanes) {
       for (const [group, row] of lane.groups ?? []) {
         const key = `${lane.kind}:${lane.capture.groups[group]}`;
-        const one = sums.get(key) ?? { ns: 0, color: this.colorOfGroup(lane, group), idle: lane.kind === "idle", name: lane.capture.groups[group] };
-        one.ns += row.covered.at(-1);
-        sums.set(key, one);
+        const sum = sums.get(key) ?? { ns: 0, color: this.colorOfGroup(lane, group), isIdle: lane.kind === "idle", name: lane.capture.groups[group] };
+        sum.ns += row.covered.at(-1);
+        sums.set(key, sum);
       }
     }
     const legend = document.getElementById("legend");
     legend.replaceChildren();
-    const sorted = [...sums].sort((a, b) => a[1].idle - b[1].idle || b[1].ns - a[1].ns);
-    for (const [key, one] of sorted) {
+    const sorted = [...sums].sort((a, b) => a[1].isIdle - b[1].isIdle || b[1].ns - a[1].ns);
+    for (const [key, { color, isIdle, name }] of sorted) {
       const patch = element("i");
-      patch.style.background = one.color;
-      const entry = element("button", "", { type: "button", "data-group": key, "aria-pressed": "false", title: "Press to see it alone" });
-      entry.addEventListener("click", () => this.showAlone(this.shownGroup === key ? null : key));
-      entry.append(patch, one.idle ? `idle: ${this.shared.causes[one.name].text}` : one.name);
+      patch.style.background = color;
+      const entry = element("button", "", { type: "button", "data-group": key, "aria-pressed": "false", title: "Show only this color" });
+      entry.addEventListener("click", () => this.showOnly(this.onlyGroup === key ? null : key));
+      entry.append(patch, isIdle ? `idle: ${this.shared.causes[name].text}` : name);
       legend.append(entry);
     }
     if (this.lanes.some((lane) => lane.critical)) {
-      const entry = element("span", "", { class: "path", title: "What the end of a step waits for" });
-      entry.append(element("i"), "on the critical path; elsewhere the program is");
+      const entry = element("span", "", { class: "path", title: "The operations that determine the length of a step" });
+      entry.append(element("i"), "on the critical path; where no operation is, the program is on it");
       legend.append(entry);
     }
   }
 
-  /** Shows one color of the legend alone; null is all of them. */
-  showAlone(group) {
-    this.shownGroup = group;
+  /** Shows only one color of the legend, or all colors for null. */
+  showOnly(group) {
+    this.onlyGroup = group;
     for (const entry of document.querySelectorAll("#legend button")) entry.setAttribute("aria-pressed", String(entry.dataset.group === group));
-    this.redraw();
+    this.requestDraw();
   }
 
   // --- moving ---
@@ -172,211 +173,213 @@ class Timeline {
     return this.low + ((x - this.left) * (this.high - this.low)) / (this.painter.width - this.left);
   }
 
-  look(low, high) {
-    const whole = this.last - this.first, room = whole * 0.05;
-    let width = Math.min(Math.max(high - low, LEAST_NS), whole + 2 * room);
+  /** Shows a range of time, within the limits of the view. */
+  setView(low, high) {
+    const total = this.last - this.first, margin = total * 0.05;
+    let width = Math.min(Math.max(high - low, MIN_VIEW_NS), total + 2 * margin);
     const middle = (low + high) / 2;
-    low = Math.min(Math.max(middle - width / 2, this.first - room), this.last + room - width);
+    low = Math.min(Math.max(middle - width / 2, this.first - margin), this.last + margin - width);
     [this.low, this.high] = [low, low + width];
     this.tip.hidden = true;
-    this.redraw();
+    this.requestDraw();
   }
 
   zoom(factor, around = (this.low + this.high) / 2) {
-    this.look(around - (around - this.low) * factor, around + (this.high - around) * factor);
+    this.setView(around - (around - this.low) * factor, around + (this.high - around) * factor);
   }
 
   move(share) {
     const by = share * (this.high - this.low);
-    this.look(this.low + by, this.high + by);
+    this.setView(this.low + by, this.high + by);
   }
 
   showAll() {
-    const room = 0.01 * (this.last - this.first);
-    this.look(this.first - room, this.last + room);
+    const margin = 0.01 * (this.last - this.first);
+    this.setView(this.first - margin, this.last + margin);
   }
 
   showStep(number) {
     const steps = this.parts[0].steps;
     if (!steps.length) return this.showAll();
     const [start, end] = steps[Math.min(Math.max(number, 0), steps.length - 1)];
-    return this.look(start - 0.02 * (end - start), end + 0.02 * (end - start));
+    return this.setView(start - 0.02 * (end - start), end + 0.02 * (end - start));
   }
 
-  /** The number of the step of median duration. */
+  /** The index of the step of median duration. */
   get medianStep() {
-    const longest = this.parts[0].steps.map(([start, end], number) => [end - start, number]).sort((a, b) => a[0] - b[0]);
-    return longest.length ? longest[(longest.length - 1) >> 1][1] : 0;
+    const byDuration = this.parts[0].steps.map(([start, end], number) => [end - start, number]).sort((a, b) => a[0] - b[0]);
+    return byDuration.length ? byDuration[(byDuration.length - 1) >> 1][1] : 0;
   }
 
-  /** The step in the middle of what is shown. */
+  /** The index of the step in the middle of the visible range. */
   get nearestStep() {
     const middle = (this.low + this.high) / 2;
     const place = this.parts[0].steps.findIndex(([, end]) => end > middle);
     return place < 0 ? this.parts[0].steps.length - 1 : place;
   }
 
-  // --- finding ---
+  // --- searching ---
 
   search(text) {
     const words = text.trim().toLowerCase();
     const output = document.getElementById("matches");
-    this.found = words !== "" && this.lanes !== undefined;
-    this.hits = new Hits([]);
-    this.hit = -1;
-    if (this.found) {
+    this.isSearching = words !== "" && this.lanes !== undefined;
+    this.matches = new Matches([]);
+    this.matchNumber = -1;
+    if (this.isSearching) {
       const matching = new Map();
       for (const { capture } of this.parts) {
-        const has = (text) => text.toLowerCase().includes(words);
-        const those = (texts, fits) => new Set(texts.flatMap((one, code) => (fits(one, code) ? [code] : [])));
-        // A kernel is found by its full name, and by the short one that is written on it.
-        const names = those(capture.names, (name, code) => has(name) || has(capture.labels[code]));
-        matching.set(capture, { names, modules: those(capture.modules, has) });
+        const contains = (text) => text.toLowerCase().includes(words);
+        const codesOf = (texts, isMatch) => new Set(texts.flatMap((text, code) => (isMatch(text, code) ? [code] : [])));
+        // A kernel is found by its full name and by its label.
+        const names = codesOf(capture.names, (name, code) => contains(name) || contains(capture.labels[code]));
+        matching.set(capture, { names, modules: codesOf(capture.modules, contains) });
       }
-      const some = [];
+      const laneMatches = [];
       for (const lane of this.lanes) {
         if (!lane.row) continue;
         const { names, modules } = matching.get(lane.capture);
         const { track, row } = lane;
         const byModule = track.module && modules.size;
-        lane.fits = (one) => lane.kind !== "idle" && (names.has(track.name[one]) || (byModule && modules.has(track.module[one])));
-        const places = [];
-        for (let i = 0; i < row.index.length; i++) if (lane.fits(row.index[i])) places.push(i);
-        lane.matches = new Float64Array(places.length);
-        places.forEach((at, i) => (lane.matches[i] = (row.start[at] + row.end[at]) / 2));
+        lane.isMatch = (box) => lane.kind !== "idle" && (names.has(track.name[box]) || (byModule && modules.has(track.module[box])));
+        const positions = [];
+        for (let i = 0; i < row.index.length; i++) if (lane.isMatch(row.index[i])) positions.push(i);
+        lane.matches = new Float64Array(positions.length);
+        positions.forEach((position, i) => (lane.matches[i] = (row.start[position] + row.end[position]) / 2));
         lane.matches.sort();
-        if (places.length) some.push({ lane, places });
+        if (positions.length) laneMatches.push({ lane, positions });
       }
-      this.hits = new Hits(some);
+      this.matches = new Matches(laneMatches);
     }
-    output.textContent = !words ? "" : this.hits.length ? `${this.hits.length.toLocaleString("en")} found` : "nothing found";
-    this.redraw();
+    output.textContent = !words ? "" : this.matches.length ? `${this.matches.length.toLocaleString("en")} found` : "no match";
+    this.requestDraw();
   }
 
-  stepThrough(by) {
-    if (!this.hits.length) return;
-    if (this.hit < 0) {
-      // The first one that is shown, or behind what is shown.
-      const from = this.hits.start.findIndex((start) => start >= this.low);
-      this.hit = by > 0 ? (from < 0 ? 0 : from) : (from < 0 ? this.hits.length : from) - 1;
+  goToMatch(by) {
+    if (!this.matches.length) return;
+    if (this.matchNumber < 0) {
+      // The first match in or after the visible range.
+      const first = this.matches.start.findIndex((start) => start >= this.low);
+      this.matchNumber = by > 0 ? Math.max(first, 0) : (first < 0 ? this.matches.length : first) - 1;
     } else {
-      this.hit += by;
+      this.matchNumber += by;
     }
-    this.hit = (this.hit + this.hits.length) % this.hits.length;
-    const { lane, position } = this.hits.at(this.hit);
-    this.choose(lane, position);
+    this.matchNumber = (this.matchNumber + this.matches.length) % this.matches.length;
+    const { lane, position } = this.matches.at(this.matchNumber);
+    this.select(lane, position);
     this.reveal(lane, position);
-    document.getElementById("matches").textContent = `${(this.hit + 1).toLocaleString("en")} of ${this.hits.length.toLocaleString("en")}`;
+    document.getElementById("matches").textContent = `${(this.matchNumber + 1).toLocaleString("en")} of ${this.matches.length.toLocaleString("en")}`;
   }
 
-  /** Moves so that a box is seen, and zooms where it is too narrow or too wide. */
+  /** Moves the view to a box, and zooms if the box is too narrow or too wide. */
   reveal(lane, position) {
     const [start, end] = [lane.row.start[position], lane.row.end[position]];
-    const shown = this.high - this.low, length = Math.max(end - start, 1);
-    const width = length > shown * 0.9 || length < shown / 200 ? length * 20 : shown;
+    const visible = this.high - this.low, length = Math.max(end - start, 1);
+    const width = length > visible * 0.9 || length < visible / 200 ? length * 20 : visible;
     const middle = (start + end) / 2;
-    if (width !== shown || start < this.low || end > this.high) this.look(middle - width / 2, middle + width / 2);
-    if (lane.top < this.scroll.scrollTop + HEAD || lane.top + lane.height > this.scroll.scrollTop + this.scroll.clientHeight) {
+    if (width !== visible || start < this.low || end > this.high) this.setView(middle - width / 2, middle + width / 2);
+    if (lane.top < this.scroll.scrollTop + AXIS_HEIGHT || lane.top + lane.height > this.scroll.scrollTop + this.scroll.clientHeight) {
       this.scroll.scrollTop = lane.top - this.scroll.clientHeight / 2;
     }
   }
 
-  /** What a finding is about: the longest box of it in the view of a capture or run. */
+  /** Shows the longest box that a finding is about, in the view of a capture or run. */
   async showFinding(kind, name, capture) {
     const views = this.shared.views;
     const number = views.findIndex((view) => (view.name ?? view.title) === capture);
     if (number < 0) return;
-    if (this.shown !== number) await this.show(number);
+    if (this.shownNumber !== number) await this.show(number);
     document.getElementById("find").value = "";
     this.search("");
     let best = null, longest = -1;
     for (const lane of this.lanes) {
       if (lane.kind !== (kind === "idle" ? "idle" : "stream")) continue;
       const { names, groups, phases } = lane.capture;
-      const fits = {
-        idle: (one) => groups[lane.track.group[one]] === name,
-        class: (one) => groups[lane.track.group[one]] === name,
-        phase: (one) => phases[lane.track.phase[one]] === name,
-        kernel: (one) => names[lane.track.name[one]] === name,
+      const isSubject = {
+        idle: (box) => groups[lane.track.group[box]] === name,
+        class: (box) => groups[lane.track.group[box]] === name,
+        phase: (box) => phases[lane.track.phase[box]] === name,
+        kernel: (box) => names[lane.track.name[box]] === name,
       }[kind];
       for (let i = 0; i < lane.row.index.length; i++) {
         const length = lane.row.end[i] - lane.row.start[i];
-        if (length > longest && fits(lane.row.index[i])) [best, longest] = [{ lane, position: i }, length];
+        if (length > longest && isSubject(lane.row.index[i])) [best, longest] = [{ lane, position: i }, length];
       }
     }
     document.getElementById("timeline").scrollIntoView({ block: "start" });
     this.canvas.focus({ preventScroll: true });
     if (!best) {
-      this.letGo();
-      document.getElementById("chosen").replaceChildren(element("p", "Nothing of it is in what is shown here."));
+      this.clearSelection();
+      document.getElementById("selection").replaceChildren(element("p", "The timeline shows no part of this finding."));
       return;
     }
-    this.choose(best.lane, best.position, { idle: `idle:${name}`, class: `stream:${name}` }[kind]);
+    this.select(best.lane, best.position, { idle: `idle:${name}`, class: `stream:${name}` }[kind]);
     this.reveal(best.lane, best.position);
   }
 
-  // --- choosing ---
+  // --- selecting ---
 
-  /** Lets go of what is chosen, marked and shown alone. */
-  letGo() {
-    this.chosen = this.marked = this.markFrom = null;
-    document.getElementById("chosen").replaceChildren();
-    this.showAlone(null);
+  /** Clears the selection and the marked range, and shows all colors. */
+  clearSelection() {
+    this.selection = this.markedRange = this.markStart = null;
+    document.getElementById("selection").replaceChildren();
+    this.showOnly(null);
   }
 
-  /** Chooses a box, and says what is known of it; with a group its color is shown alone. */
-  choose(lane, position, group = null) {
-    this.chosen = { lane, position };
-    this.marked = null;
-    const rows = this.facts(lane, lane.row.index[position]);
-    document.getElementById("chosen").replaceChildren(factTable(rows));
-    this.showAlone(group);
+  /** Selects a box and describes it; with a group, shows only the color of that group. */
+  select(lane, position, group = null) {
+    this.selection = { lane, position };
+    this.markedRange = null;
+    const rows = this.describe(lane, lane.row.index[position]);
+    document.getElementById("selection").replaceChildren(makeTable(rows));
+    this.showOnly(group);
   }
 
-  /** What is known of a box: pairs of words. */
-  facts(lane, one) {
+  /** Returns the properties of a box as pairs of a name and a value. */
+  describe(lane, box) {
     const { capture, track } = lane;
-    const start = track.start[one], step = this.parts[lane.part].steps.findIndex(([from, until]) => start >= from && start < until);
-    const facts = [];
+    const { steps, start: origin } = this.parts[lane.part];
+    const start = track.start[box], step = steps.findIndex(([from, until]) => start >= from && start < until);
+    const properties = [];
     if (lane.kind === "idle") {
-      const cause = capture.groups[track.group[one]];
-      facts.push(["GPU idle", this.shared.causes[cause].text], ["the program was in", capture.names[track.name[one]] || "no range"]);
-      const stack = capture.stacks[track.stack[one]], usual = capture.usual[`${cause} ${capture.names[track.name[one]]}`];
-      stack.forEach((line, place) => facts.push([place ? "called from" : "the program was at", line]));
-      if (!stack.length && usual) facts.push(["in most such gaps at", usual]);
+      const cause = capture.groups[track.group[box]];
+      properties.push(["GPU idle", this.shared.causes[cause].text], ["range of the program", capture.names[track.name[box]] || "no range"]);
+      const stack = capture.stacks[track.stack[box]], usual = capture.usual[`${cause} ${capture.names[track.name[box]]}`];
+      stack.forEach((line, depth) => properties.push([depth ? "called from" : "line of the program", line]));
+      if (!stack.length && usual) properties.push(["line in most such gaps", usual]);
     } else {
-      facts.push(["name", capture.names[track.name[one]]]);
+      properties.push(["name", capture.names[track.name[box]]]);
     }
     if (lane.kind === "stream") {
-      facts.push(["class", capture.groups[track.group[one]]], ["phase", capture.phases[track.phase[one]] || "outside the phases"]);
-      if (capture.modules[track.module[one]]) facts.push(["module", capture.modules[track.module[one]]]);
-      if (lane.critical) facts.push(["on the critical path", lane.critical.index[countUntil(lane.critical.index, one) - 1] === one ? "yes" : "no"]);
-      facts.push(["ranges", capture.paths[track.path[one]] || "none"]);
+      properties.push(["class", capture.groups[track.group[box]]], ["phase", capture.phases[track.phase[box]] || "outside the phases"]);
+      if (capture.modules[track.module[box]]) properties.push(["module", capture.modules[track.module[box]]]);
+      if (lane.critical) properties.push(["on the critical path", lane.critical.index[countUntil(lane.critical.index, box) - 1] === box ? "yes" : "no"]);
+      properties.push(["ranges", capture.paths[track.path[box]] || "none"]);
     }
-    facts.push(["duration", inUnits(track.duration[one])]);
-    facts.push(["start", `${inMs(start - this.parts[lane.part].start, 4)} ms${step < 0 ? "" : `, in step ${step + 1} of ${this.parts[lane.part].steps.length}`}`]);
-    if (lane.kind === "stream" && !capture.on_cpu) facts.push(["launch latency", track.wait[one] < 0 ? "the launch is not known" : inUnits(track.wait[one])]);
-    facts.push(["track", this.titleOf(lane)]);
-    return facts;
+    properties.push(["duration", formatDuration(track.duration[box])]);
+    properties.push(["start", `${formatMs(start - origin, 4)} ms${step < 0 ? "" : `, in step ${step + 1} of ${steps.length}`}`]);
+    if (lane.kind === "stream" && !capture.on_cpu) properties.push(["launch latency", track.wait[box] < 0 ? "unknown" : formatDuration(track.wait[box])]);
+    properties.push(["track", this.titleOf(lane)]);
+    return properties;
   }
 
   titleOf(lane) {
     const place = this.lanes.indexOf(lane);
-    const named = this.lanes.slice(0, place + 1).findLast((one) => one.title);
+    const titled = this.lanes.slice(0, place + 1).findLast((candidate) => candidate.title);
     const label = this.parts[lane.part].label;
-    return label ? `${label}, ${named.title}` : named.title;
+    return label ? `${label}, ${titled.title}` : titled.title;
   }
 
-  /** Sums a stretch up: the GPU's work by class and its idle time by cause, of each part of the view. */
-  mark(one, other) {
-    const [start, end] = one < other ? [one, other] : [other, one];
-    this.marked = [start, end];
-    this.chosen = null;
+  /** Marks a range, and sums up the GPU's work by class and its idle time by cause, for each part of the view. */
+  markRange(first, second) {
+    const [start, end] = first < second ? [first, second] : [second, first];
+    this.markedRange = [start, end];
+    this.selection = null;
     const sums = new Map();
-    let kernels = 0;
+    let started = 0;
     for (const lane of this.lanes) {
       for (const [group, row] of lane.groups ?? []) {
-        const ns = row.within(start, end);
+        const ns = row.coveredBetween(start, end);
         const count = countUntil(row.start, end) - countUntil(row.start, start);
         if (ns <= 0 && !count) continue;
         const name = lane.capture.groups[group];
@@ -386,32 +389,32 @@ class Timeline {
         sum.ns += ns;
         sum.count += count;
         sum.parts[lane.part] += ns;
-        if (lane.kind === "stream") kernels += count;
+        if (lane.kind === "stream") started += count;
       }
     }
-    const head = element("p", `${inUnits(end - start)} are marked; ${kernels.toLocaleString("en")} ${piecesOf(this.parts[0].capture)} begin in them.`);
+    const head = element("p", `The marked range lasts ${formatDuration(end - start)}; ${started.toLocaleString("en")} ${operationNoun(this.parts[0].capture)} start in it.`);
     const table = element("table");
     const top = table.createTHead().insertRow();
-    // Of several ranks the time of each: their sum is no share of a stretch.
-    const several = this.parts.length > 1;
-    const titles = several ? this.parts.map((part) => part.label) : ["time", "of the stretch", "count"];
+    // For several ranks, the time of each is shown, since the sum is no share of the range.
+    const hasSeveralParts = this.parts.length > 1;
+    const titles = hasSeveralParts ? this.parts.map((part) => part.label) : ["time", "share of the range", "count"];
     for (const title of ["class, or idle time by cause", ...titles]) top.append(element("th", title, { scope: "col" }));
     const body = table.createTBody();
     for (const [text, { ns, count, parts }] of [...sums].sort((a, b) => b[1].ns - a[1].ns)) {
-      const cells = several ? parts.map(inUnits) : [inUnits(ns), `${((100 * ns) / (end - start)).toFixed(1)} %`, count.toLocaleString("en")];
+      const cells = hasSeveralParts ? parts.map(formatDuration) : [formatDuration(ns), `${((100 * ns) / (end - start)).toFixed(1)} %`, count.toLocaleString("en")];
       const row = body.insertRow();
       for (const cell of [text, ...cells]) row.append(element("td", cell));
     }
-    document.getElementById("chosen").replaceChildren(head, table, ...this.memoryWithin(start, end));
-    this.redraw();
+    document.getElementById("selection").replaceChildren(head, table, ...this.describeMemory(start, end));
+    this.requestDraw();
   }
 
-  /** What is said of the memory in a stretch, of each part that has it. */
-  memoryWithin(start, end) {
+  /** Describes the memory in a range, for each part of which it was recorded. */
+  describeMemory(start, end) {
     return this.lanes.filter((lane) => lane.kind === "memory").map((lane) => {
       const first = Math.max(countUntil(lane.time, start) - 1, 0), last = Math.max(countUntil(lane.time, end) - 1, first);
       const most = lane.bytes.subarray(first, last + 1).reduce((a, b) => Math.max(a, b));
-      return element("p", `${this.titleOf(lane)}: ${inBytes(lane.bytes[first])} at the start, ${inBytes(most)} at most, ${inBytes(lane.bytes[last])} at the end.`);
+      return element("p", `${this.titleOf(lane)}: ${formatBytes(lane.bytes[first])} at the start, ${formatBytes(most)} at the peak, ${formatBytes(lane.bytes[last])} at the end.`);
     });
   }
 
@@ -422,30 +425,30 @@ class Timeline {
     canvas.addEventListener("pointerdown", (event) => this.press(event));
     canvas.addEventListener("pointermove", (event) => this.drag(event));
     canvas.addEventListener("pointerup", (event) => this.release(event));
-    canvas.addEventListener("pointercancel", () => (this.held = null));
+    canvas.addEventListener("pointercancel", () => (this.pressed = null));
     canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
     canvas.addEventListener("dblclick", (event) => this.zoom(0.4, this.timeAt(event.offsetX)));
     canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     canvas.addEventListener("keydown", (event) => this.key(event));
-    this.scroll.addEventListener("scroll", () => this.redraw());
+    this.scroll.addEventListener("scroll", () => this.requestDraw());
     new ResizeObserver(() => this.fit()).observe(this.scroll);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.fit());
     addEventListener("beforeprint", () => this.print());
-    addEventListener("afterprint", () => this.printed());
-    const on = (id, act) => document.getElementById(id).addEventListener("click", act);
+    addEventListener("afterprint", () => this.endPrint());
+    const on = (id, action) => document.getElementById(id).addEventListener("click", action);
     on("in", () => this.zoom(0.5));
     on("out", () => this.zoom(2));
     on("all", () => this.showAll());
     on("step", () => this.showStep(this.nearestStep));
-    on("next", () => this.stepThrough(1));
-    on("previous", () => this.stepThrough(-1));
+    on("next", () => this.goToMatch(1));
+    on("previous", () => this.goToMatch(-1));
     const find = document.getElementById("find");
     find.addEventListener("input", () => this.search(find.value));
     find.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") this.stepThrough(event.shiftKey ? -1 : 1);
+      if (event.key === "Enter") this.goToMatch(event.shiftKey ? -1 : 1);
     });
     const view = document.getElementById("view");
-    this.shared.views.forEach((one, number) => view.append(element("option", one.title, { value: number })));
+    this.shared.views.forEach(({ title }, number) => view.append(element("option", title, { value: number })));
     document.getElementById("view-label").hidden = this.shared.views.length < 2;
     view.addEventListener("change", () => this.show(Number(view.value)));
   }
@@ -454,70 +457,70 @@ class Timeline {
     return this.lanes.find((lane) => y >= lane.top - 1 && y < lane.top + lane.height);
   }
 
-  /** The box under the pointer: in a lane without one there, none. */
+  /** Returns the box under the pointer, or null. */
   boxAt(event) {
     const lane = this.laneAt(event.offsetY + this.scroll.scrollTop);
     if (!lane?.row || event.offsetX < this.left) return null;
-    const near = (NEAR * (this.high - this.low)) / (this.painter.width - this.left);
-    const position = lane.at(this.timeAt(event.offsetX), near);
+    const tolerance = (POINTER_TOLERANCE * (this.high - this.low)) / (this.painter.width - this.left);
+    const position = lane.findBox(this.timeAt(event.offsetX), tolerance);
     return position < 0 ? null : { lane, position };
   }
 
   press(event) {
     if (event.button !== 0 || !this.lanes) return;
     this.canvas.setPointerCapture(event.pointerId);
-    this.held = { x: event.offsetX, y: event.offsetY, scrolled: this.scroll.scrollTop, low: this.low, high: this.high, moved: false, marks: event.shiftKey };
+    this.pressed = { x: event.offsetX, y: event.offsetY, scrolled: this.scroll.scrollTop, low: this.low, high: this.high, moved: false, marks: event.shiftKey };
     this.tip.hidden = true;
   }
 
   drag(event) {
     if (!this.lanes) return;
-    if (!this.held) {
+    if (!this.pressed) {
       this.hover(event);
       return;
     }
-    const { held } = this;
-    const by = event.offsetX - held.x;
-    held.moved ||= Math.abs(by) > CLICK || (!held.marks && Math.abs(event.offsetY - held.y) > CLICK);
-    if (!held.moved) return;
-    if (held.marks) {
-      this.mark(this.timeAt(held.x), this.timeAt(event.offsetX));
+    const { pressed } = this;
+    const distance = event.offsetX - pressed.x;
+    pressed.moved ||= Math.abs(distance) > CLICK_TOLERANCE || (!pressed.marks && Math.abs(event.offsetY - pressed.y) > CLICK_TOLERANCE);
+    if (!pressed.moved) return;
+    if (pressed.marks) {
+      this.markRange(this.timeAt(pressed.x), this.timeAt(event.offsetX));
     } else {
-      const ns = (by * (held.high - held.low)) / (this.painter.width - this.left);
-      this.look(held.low - ns, held.high - ns);
-      this.scroll.scrollTop = held.scrolled + held.y - event.offsetY;
+      const ns = (distance * (pressed.high - pressed.low)) / (this.painter.width - this.left);
+      this.setView(pressed.low - ns, pressed.high - ns);
+      this.scroll.scrollTop = pressed.scrolled + pressed.y - event.offsetY;
     }
   }
 
   release(event) {
-    const { held } = this;
-    this.held = null;
-    if (!held || held.moved || !this.lanes) return;
+    const { pressed } = this;
+    this.pressed = null;
+    if (!pressed || pressed.moved || !this.lanes) return;
     const box = this.boxAt(event);
-    if (box) this.choose(box.lane, box.position);
-    else this.letGo();
+    if (box) this.select(box.lane, box.position);
+    else this.clearSelection();
   }
 
-  /** What is known of what is under the pointer; null where nothing is. */
-  factsAt(event) {
+  /** Returns the properties of the lane or box under the pointer, or null. */
+  describeAt(event) {
     const box = this.boxAt(event);
-    if (box) return this.facts(box.lane, box.lane.row.index[box.position]);
+    if (box) return this.describe(box.lane, box.lane.row.index[box.position]);
     const lane = this.laneAt(event.offsetY + this.scroll.scrollTop);
     if (!lane) return null;
-    if (event.offsetX < this.left) return [["track", this.titleOf(lane)]]; // which may be longer than its place
+    if (event.offsetX < this.left) return [["track", this.titleOf(lane)]]; // a long title is cut in its place
     if (lane.kind !== "memory") return null;
     const time = this.timeAt(event.offsetX), bytes = lane.bytes[Math.max(countUntil(lane.time, time) - 1, 0)];
-    return [["in use", inBytes(bytes)], ["moment", `${this.momentOf(time - this.parts[lane.part].start)} ms`], ["track", this.titleOf(lane)]];
+    return [["in use", formatBytes(bytes)], ["time", `${this.formatTime(time - this.parts[lane.part].start)} ms`], ["track", this.titleOf(lane)]];
   }
 
   hover(event) {
-    const facts = this.factsAt(event);
-    this.tip.hidden = !facts;
-    if (!facts) return;
+    const properties = this.describeAt(event);
+    this.tip.hidden = !properties;
+    if (!properties) return;
     this.tip.replaceChildren();
-    facts.forEach(([what, said], place) => {
+    properties.forEach(([name, value], row) => {
       const line = element("div");
-      line.append(...(place ? [`${what}: ${said}`] : [element("b", said)]));
+      line.append(...(row ? [`${name}: ${value}`] : [element("b", value)]));
       this.tip.append(line);
     });
     const { width, height } = this.tip.getBoundingClientRect();
@@ -532,7 +535,7 @@ class Timeline {
       event.preventDefault();
       this.move(sideways / 1000);
     } else if (event.ctrlKey || event.metaKey || document.activeElement === this.canvas) {
-      // Without a click first the wheel scrolls the page, as it does everywhere else on it.
+      // Before a click on the timeline, the wheel scrolls the page, as elsewhere on it.
       event.preventDefault();
       this.zoom(Math.exp(Math.min(Math.max(event.deltaY, -200), 200) / 300), this.timeAt(event.offsetX));
     }
@@ -543,76 +546,78 @@ class Timeline {
     const keys = {
       w: () => this.zoom(0.7), ArrowUp: () => this.zoom(0.7), s: () => this.zoom(1 / 0.7), ArrowDown: () => this.zoom(1 / 0.7),
       a: () => this.move(-0.15), ArrowLeft: () => this.move(-0.15), d: () => this.move(0.15), ArrowRight: () => this.move(0.15),
-      ",": () => this.neighbor(-1), ".": () => this.neighbor(1), "[": () => this.otherLane(-1), "]": () => this.otherLane(1),
-      f: () => this.fill(), 0: () => this.showAll(), Home: () => this.showStep(0), End: () => this.showStep(Infinity),
-      "/": () => document.getElementById("find").focus(), n: () => this.stepThrough(1), p: () => this.stepThrough(-1),
-      " ": () => this.markHere(), Escape: () => this.letGo(),
+      ",": () => this.selectNeighbor(-1), ".": () => this.selectNeighbor(1), "[": () => this.selectInLane(-1), "]": () => this.selectInLane(1),
+      f: () => this.zoomToSelection(), 0: () => this.showAll(), Home: () => this.showStep(0), End: () => this.showStep(Infinity),
+      "/": () => document.getElementById("find").focus(), n: () => this.goToMatch(1), p: () => this.goToMatch(-1),
+      " ": () => this.markMiddle(), Escape: () => this.clearSelection(),
     };
-    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-    if (!act) return;
+    const action = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!action) return;
     event.preventDefault();
-    act();
+    action();
   }
 
-  /** The next box of the lane; without a chosen one the one in the middle of the first lane with work. */
-  neighbor(by) {
-    if (!this.chosen) return this.otherLane(1);
-    const { lane, position } = this.chosen;
+  /** Selects the next box of the lane, or the box in the middle of the first lane with work if none is selected. */
+  selectNeighbor(by) {
+    if (!this.selection) return this.selectInLane(1);
+    const { lane, position } = this.selection;
     const next = Math.min(Math.max(position + by, 0), lane.row.start.length - 1);
-    this.choose(lane, next);
+    this.select(lane, next);
     return this.reveal(lane, next);
   }
 
-  otherLane(by) {
+  /** Selects the box at the same time in the next lane. */
+  selectInLane(by) {
     const lanes = this.lanes.filter((lane) => lane.row?.start.length);
-    const from = this.chosen ? lanes.indexOf(this.chosen.lane) : lanes.findIndex((lane) => lane.kind === "stream") - by;
+    const from = this.selection ? lanes.indexOf(this.selection.lane) : lanes.findIndex((lane) => lane.kind === "stream") - by;
     const lane = lanes[Math.min(Math.max(from + by, 0), lanes.length - 1)];
-    const time = this.chosen ? this.chosen.lane.row.start[this.chosen.position] : (this.low + this.high) / 2;
+    const time = this.selection ? this.selection.lane.row.start[this.selection.position] : (this.low + this.high) / 2;
     const position = Math.max(countUntil(lane.row.start, time) - 1, 0);
-    this.choose(lane, position);
+    this.select(lane, position);
     this.reveal(lane, position);
   }
 
-  fill() {
-    if (this.marked) return this.look(...this.marked);
-    if (!this.chosen) return undefined;
-    const { lane, position } = this.chosen;
+  /** Fills the view with the marked range or the selected box. */
+  zoomToSelection() {
+    if (this.markedRange) return this.setView(...this.markedRange);
+    if (!this.selection) return undefined;
+    const { lane, position } = this.selection;
     const [start, end] = [lane.row.start[position], lane.row.end[position]];
-    return this.look(start - 0.1 * (end - start), end + 0.1 * (end - start));
+    return this.setView(start - 0.1 * (end - start), end + 0.1 * (end - start));
   }
 
-  /** Begins a sum in the middle of what is shown, and ends it there. */
-  markHere() {
+  /** Starts a marked range in the middle of the visible range, or ends it there. */
+  markMiddle() {
     const middle = (this.low + this.high) / 2;
-    if (this.markFrom === null) {
-      this.markFrom = middle;
-      this.chosen = null;
-      this.marked = [middle, middle];
-      document.getElementById("chosen").replaceChildren(element("p", "A stretch begins here: move, and press Space where it ends."));
-      this.redraw();
+    if (this.markStart === null) {
+      this.markStart = middle;
+      this.selection = null;
+      this.markedRange = [middle, middle];
+      document.getElementById("selection").replaceChildren(element("p", "The marked range starts here. Move, and press Space to end it."));
+      this.requestDraw();
     } else {
-      this.mark(this.markFrom, middle);
-      this.markFrom = null;
+      this.markRange(this.markStart, middle);
+      this.markStart = null;
     }
   }
 }
 
-/** What was found in several lanes, in order of start: of millions, too, at each letter that is typed. */
-class Hits {
-  constructor(found) {
-    this.lanes = found.map(({ lane }) => lane);
-    this.length = found.reduce((sum, { places }) => sum + places.length, 0);
+/** The matches of several lanes in order of start. It is fast enough for millions of matches at each typed letter. */
+class Matches {
+  constructor(laneMatches) {
+    this.lanes = laneMatches.map(({ lane }) => lane);
+    this.length = laneMatches.reduce((sum, { positions }) => sum + positions.length, 0);
     this.start = new Float64Array(this.length);
     this.lane = new Uint16Array(this.length);
     this.position = new Int32Array(this.length);
-    const taken = found.map(() => 0);
-    const next = found.map(({ lane, places }) => lane.row.start[places[0]]);
+    const merged = laneMatches.map(() => 0);
+    const nextStart = laneMatches.map(({ lane, positions }) => lane.row.start[positions[0]]);
     for (let i = 0; i < this.length; i++) {
       let first = 0;
-      for (let one = 1; one < next.length; one++) if (next[one] < next[first]) first = one;
-      const { lane, places } = found[first];
-      [this.start[i], this.lane[i], this.position[i]] = [next[first], first, places[taken[first]++]];
-      next[first] = taken[first] < places.length ? lane.row.start[places[taken[first]]] : Infinity;
+      for (let k = 1; k < nextStart.length; k++) if (nextStart[k] < nextStart[first]) first = k;
+      const { lane, positions } = laneMatches[first];
+      [this.start[i], this.lane[i], this.position[i]] = [nextStart[first], first, positions[merged[first]++]];
+      nextStart[first] = merged[first] < positions.length ? lane.row.start[positions[merged[first]]] : Infinity;
     }
   }
 
@@ -621,11 +626,12 @@ class Hits {
   }
 }
 
-function factTable(facts) {
+/** Returns a table of the properties of a box. */
+function makeTable(properties) {
   const table = element("table");
-  for (const [what, said] of facts) {
+  for (const [name, value] of properties) {
     const row = table.insertRow();
-    row.append(element("th", what, { scope: "row" }), element("td", said));
+    row.append(element("th", name, { scope: "row" }), element("td", value));
   }
   return table;
 }
