@@ -285,16 +285,16 @@ def test_share_replaces_no_stacks_unasked_and_writes_through_no_link(tmp_path: P
         place.write_text("mine")
     words = ["share", str(export), "-o", str(tmp_path / "own.sqlite"), "--keep-source"]
     refused = CliRunner().invoke(cli, words)
-    assert f"{copy} is there already" in str(refused.exception)
+    assert f"{copy} exists already" in str(refused.exception)
     assert (copy.read_text(), (tmp_path / "own.sqlite").exists()) == ("mine", False)
     copy.unlink()
     for target in (mine, tmp_path / "nothing"):
         copy.symlink_to(target)
-        assert "is there already" in str(CliRunner().invoke(cli, [*words, "--force"]).exception)
+        assert "exists already" in str(CliRunner().invoke(cli, [*words, "--force"]).exception)
         copy.unlink()
     assert (mine.read_text(), (tmp_path / "nothing").exists()) == ("mine", False)
     (tmp_path / "own.sqlite").symlink_to(tmp_path / "nothing")
-    assert "own.sqlite is there already" in str(CliRunner().invoke(cli, words).exception)
+    assert "own.sqlite exists already" in str(CliRunner().invoke(cli, words).exception)
     (tmp_path / "own.sqlite").unlink()
     copy.write_text("mine")
     assert CliRunner().invoke(cli, [*words, "--force"]).exit_code == 0
