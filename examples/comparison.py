@@ -16,7 +16,7 @@ import msgspec
 
 from nsys_analyzer import summarize
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, Change, Estimate, SerialCorrelation
-from nsys_analyzer.analysis.comparison.compare import RunSpread
+from nsys_analyzer.analysis.comparison.estimates import RunSpread
 from nsys_analyzer.analysis.steps.step import StepSummary
 
 FOLDER = Path(__file__).parent / "comparison"

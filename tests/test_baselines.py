@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from nsys_analyzer.analysis.comparison.budgets import Budgets, check_budgets
+from nsys_analyzer.analysis.comparison.estimates import Budgets, check_budgets
 from nsys_analyzer.analysis.comparison.pairs import compare_runs
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import DifferentConditionsError, NsysAnalyzerError
+from nsys_analyzer.report.sections.comparison import require_comparisons
 from tests.conftest import ROOT, Main, Outcome
 from tests.support.export import Export
 from tests.support.sides import kernel, run, side
@@ -61,7 +62,7 @@ def test_a_baseline_is_a_report_for_each_gpu(here: Path, run_main: Main) -> None
     assert "Slower: a step takes 6.300 → 6.800" in compared.out
     other = run_main("compare", ".nsys-analyze/baselines/main", steps(gpu="AMD MI300").write(here / "other.sqlite"))
     assert other.code == 4
-    assert "train is of NVIDIA A100, other of AMD MI300" in other.err
+    assert "train ran on NVIDIA A100, other on AMD MI300" in other.err
     assert run_main("compare", ".nsys-analyze/baselines/main", after, "--csv-before", "x.csv").code == 1
 
 
@@ -87,17 +88,17 @@ def test_other_hardware_and_other_ways_to_time() -> None:
     on_gpu = run([kernel("a", 10)], gpu="NVIDIA H200", profiler="nsys", run=Run(host_cpu="A"))
     assert compare_runs([on_gpu], [replace(on_gpu, run=Run(host_cpu="B"))]).compared
     one, other = (run([kernel("a", 10)], gpu="CPU", run=Run(host_cpu=cpu)) for cpu in ("A", "B"))
-    with pytest.raises(DifferentConditionsError, match="train is of CPU A, train of CPU B"):
-        compare_runs([one], [other])
+    with pytest.raises(DifferentConditionsError, match="train ran on CPU A, train on CPU B"):
+        require_comparisons(compare_runs([one], [other]))
     assert compare_runs([one], [replace(other, run=None)]).compared, "its processor is not known"
     assert compare_runs([one], [other], force=True).compared[0].is_of_other_conditions
     by_torch = replace(on_gpu, profiler="torch")
     with pytest.raises(DifferentConditionsError, match="train was timed under nsys, train under torch"):
-        compare_runs([on_gpu], [by_torch])
+        require_comparisons(compare_runs([on_gpu], [by_torch]))
     timed = [run([kernel("a", 10)], profiler=name, unprofiled=Stats(5, 10, 0.1)) for name in ("nsys", "torch")]
     assert compare_runs(timed[:1], timed[1:]).compared
     with pytest.raises(NsysAnalyzerError) as raised:
-        compare_runs([on_gpu], [replace(on_gpu, status="oom")])
+        require_comparisons(compare_runs([on_gpu], [replace(on_gpu, status="oom")]))
     assert raised.value.exit_status == 1
 
 
@@ -105,7 +106,7 @@ def test_other_hardware_and_other_ways_to_time() -> None:
 
 
 def verdicts(budgets: Budgets, *runs: Any) -> dict[str, tuple[float | None, str]]:
-    return {one.what: (one.value, one.verdict) for one in check_budgets(budgets, side(*runs))}
+    return {one.quantity: (one.value, one.verdict) for one in check_budgets(budgets, side(*runs))}
 
 
 def test_budgets() -> None:
@@ -220,7 +221,7 @@ def test_the_action_on_captures(here: Path, action: Callable[..., tuple[int, str
     assert action(CAPTURE=EAGER, BASELINE="none", BUDGETS="budgets.toml")[:2] == (3, "slower")
     status, result, line = action(CAPTURE=timed_on_cpu(here / "cpu", 200))
     assert (status, result) == (0, "other-conditions")
-    assert "is of NVIDIA H200, train of CPU A CPU" in line
+    assert "ran on NVIDIA H200, train on CPU A CPU" in line
     assert action(CAPTURE="absent.sqlite")[:2] == (1, "failed")
 
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from nsys_analyzer.analysis.comparison.compare import RunSpread, compare, match_kernels
+from nsys_analyzer.analysis.comparison.compare import compare, match_kernels
 from nsys_analyzer.analysis.comparison.comparison import Comparison
+from nsys_analyzer.analysis.comparison.estimates import RunSpread
 from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun, compare_runs, match_runs
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
@@ -24,7 +25,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.model import Answer, Block, Listing, SignedChange, Table, unfold
-from nsys_analyzer.report.sections.comparison import answer_comparison
+from nsys_analyzer.report.sections.comparison import answer_comparison, caution_sentences, require_comparisons
 from nsys_analyzer.text import plain
 from tests.examples import comparing
 from tests.support.sides import finding, kernel, run, side
@@ -77,7 +78,7 @@ def test_parts_and_kernels_add_up(before: Any, after: Any) -> None:
     step = compare(before, after).step
     assert step
     assert sum(part.change.ms for part in step.parts) == pytest.approx(step.wall.ms, abs=1e-6)
-    for part in step.of_kind("compute"):
+    for part in (part for part in step.parts if part.kind == "compute"):
         assert sum(one.change.ms for one in part.kernels) == pytest.approx(part.change.ms, abs=1e-6)
     sizes = [abs(part.change.ms) for part in step.parts]
     assert sizes == sorted(sizes, reverse=True)
@@ -218,9 +219,9 @@ def test_doubted_times_are_left_out() -> None:
     assert compared(one, other).unprofiled
     doubted = Unprofiled("ok", phases={"step": times}, doubts={"step": ("the GPU is busy for longer",)})
     assert compared(one, replace(other, unprofiled=doubted)).unprofiled is None
-    reason = "The step of train without the profiler is distrusted: the GPU is busy for longer."
+    reason = "The step of train without the profiler is not trusted: the GPU is busy for longer."
     assert reason in remarks_of(one, replace(other, unprofiled=doubted))
-    assert not any("distrusted" in line for line in remarks_of(one, other))
+    assert not any("not trusted" in line for line in remarks_of(one, other))
 
 
 def test_a_wide_interval_is_not_written_out() -> None:
@@ -253,7 +254,7 @@ def test_all_large_classes_by_one_factor(after: tuple[float, ...], factor: float
     step = compared(*sides).step
     assert step
     assert step.common_factor == (None if factor is None else pytest.approx(factor))
-    asked = f"All large classes took {factor or 0:.2f} of their time: another batch size?"
+    asked = f"The times of all large classes changed by the factor {factor or 0:.2f}: another batch size?"
     assert (asked in remarks_of(*sides)) == (factor is not None)
     batches = [replace(one, configuration=Configuration(batch_size=4)) for one in sides]
     assert not any("another batch size" in line for line in remarks_of(*batches)), "it is known"
@@ -354,9 +355,9 @@ def test_what_differs_and_what_is_another_program() -> None:
     ("after", "reasons"),
     [
         (run(name="long", configuration=Configuration(context_length=512)),
-         ["The context length of train is 256, that of long 512"]),
+         ["The context length of train is 256, that of long is 512"]),
         (run(), []),  # what is not known contradicts nothing
-        (run(name="other", gpu="NVIDIA H100"), ["train is of NVIDIA H200, other of NVIDIA H100"]),
+        (run(name="other", gpu="NVIDIA H100"), ["train ran on NVIDIA H200, other on NVIDIA H100"]),
         (run(name="cut", status="partial"), ["cut is partial: a range has no end, or kernels of it are missing"]),
         (run(status="oom", message="2 GiB"), ["train ran out of memory (2 GiB)"]),
         (run(step=None), ["train holds no step that ran on a GPU"]),
@@ -365,7 +366,7 @@ def test_what_differs_and_what_is_another_program() -> None:
 )  # fmt: skip
 def test_reasons_against_a_comparison(after: Summary, reasons: list[str]) -> None:
     before = run(configuration=Configuration(context_length=256))
-    assert [plain(reason) for reason in compared(before, after).cautions] == reasons
+    assert [*map(plain, caution_sentences(compared(before, after)))] == reasons
 
 
 def test_the_precision_that_the_kernels_tell() -> None:
@@ -479,8 +480,8 @@ def test_of_another_number_of_processes_none_is_taken_for_another() -> None:
 def test_nothing_can_be_compared() -> None:
     with pytest.raises(NsysAnalyzerError, match=r"a and c differ in context length \(1 and 2\)\. Compare two"):
         compare_runs([of("a", context_length=1), of("b", batch_size=3)], [of("c", context_length=2)])
-    with pytest.raises(NsysAnalyzerError, match=r"train is of NVIDIA H200, train of A100\. .* add --force"):
-        compare_runs([run()], [run(gpu="A100")])
+    with pytest.raises(NsysAnalyzerError, match=r"train ran on NVIDIA H200, train on A100\. .* add --force"):
+        require_comparisons(compare_runs([run()], [run(gpu="A100")]))
     (forced,) = compare_runs([run()], [run(gpu="A100")], force=True).compared
     assert forced.cautions
     with pytest.raises(NsysAnalyzerError, match="holds no run"):

@@ -70,9 +70,9 @@ def test_what_json_says_of_a_step_adds_up(capture: Path) -> None:
         if step is None:
             continue
         length = pytest.approx(step["length_ms"], rel=1e-9)
-        assert estimate_parts(step) == length
-        assert max(map(estimate_parts, step["devices"])) == length
-        assert sum(map(estimate_parts, step["phases"])) == length
+        assert sum_parts(step) == length
+        assert max(map(sum_parts, step["devices"])) == length
+        assert sum(map(sum_parts, step["phases"])) == length
         assert sum(row["ms"] for row in step["classes"]) == pytest.approx(step["compute_ms"])
         assert sum(row["ms"] for row in step["idle_by_cause"]) == pytest.approx(step["idle_ms"])
         assert all(phase["wall_ms"]["median"] == length for phase in one["phases"] if phase["phase"] == "step")
@@ -99,5 +99,5 @@ def test_one_share_of_the_gpus_work(capture: Path) -> None:
         assert f"the GPU works {rounded_percent(share)} of" in render(build_report([one]))
 
 
-def estimate_parts(row: dict[str, Any]) -> float:
+def sum_parts(row: dict[str, Any]) -> float:
     return float(sum(row[f"{part}_ms"] for part in ("compute", "exposed_copy", "exposed_communication", "idle")))

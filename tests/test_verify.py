@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.inputs.gather import gather
+from nsys_analyzer.inputs.captures import load_captures
 from nsys_analyzer.system.process import JobResult
 from nsys_analyzer.verify import side_by_side, verification
 from nsys_analyzer.verify.ledger import (
@@ -34,6 +34,7 @@ from nsys_analyzer.verify.ledger import (
     widening_factor,
     with_calibrated_intervals,
 )
+from nsys_analyzer.verify.section import describe_work_difference
 from nsys_analyzer.verify.turns import _run_jobs, checkout
 from nsys_analyzer.verify.verification import find_prediction
 from tests.conftest import ROOT
@@ -119,12 +120,12 @@ def test_a_program_without_a_seed_is_compared_with_itself() -> None:
         ms = np.where(np.arange(2), 4.0, 10.0)  # a change that one pair would tell
         pairs = [tuple(TimedProcess((ms[side],) * 6, losses=tuple(pair[side])) for side in (0, 1)) for pair in losses]
         first = ProcessPairs((pairs[0],))  # type: ignore[arg-type]
-        assert not [*first.other_work()]
-        assert first.unclear_loss.startswith("Loss ")
+        assert not first.work_differences
+        assert first.unclear_loss_difference.kind == "loss"
         assert not first.is_enough
         assert not first.change.is_change
         every = [ProcessPairs((*pairs[:n],)) for n in (2, 3, 4, 5, 6)]  # type: ignore[arg-type]
-        decided += [said for turns in every for said in turns.other_work()]
+        decided += [said for turns in every for said in map(describe_work_difference, turns.work_differences)]
         assert every[1].is_enough
     assert len(decided) <= 5  # of 100 programs, looked at again and again
 
@@ -135,13 +136,13 @@ def test_losses_that_are_no_numbers(ended: float) -> None:
         return TimedProcess((10.0,) * 6, losses=losses)
 
     both = ProcessPairs(((side(2.0, ended), side(2.0, ended)),) * 2)
-    assert not [*both.other_work()]
+    assert not both.work_differences
     after = ProcessPairs(((side(2.0, 2.0), side(2.0, ended)),) * 2)
-    assert [*after.other_work()] == [f"Loss 2 is 2 before, and {ended} after"]
+    assert [*map(describe_work_difference, after.work_differences)] == [f"Loss 2 is 2 before, and {ended} after"]
     before = ProcessPairs(((side(ended, 2.0), side(2.0, 9.0)),) * 2)
-    assert [*before.other_work()] == [f"Loss 1 is {ended} before, and 2 after"]
+    assert [*map(describe_work_difference, before.work_differences)] == [f"Loss 1 is {ended} before, and 2 after"]
     once = ProcessPairs(((side(2.0, 2.0), side(2.0, ended)), (side(2.0, 2.0), side(2.0, 2.0)), (side(2.0, 2.0),) * 2))
-    assert not [*once.other_work()]  # a start that ended so by chance
+    assert not once.work_differences  # a start that ended so by chance
 
 
 @pytest.mark.parametrize(
@@ -153,14 +154,14 @@ def test_losses_that_are_no_numbers(ended: float) -> None:
         (TimedProcess((9.0,) * 6, losses=(2.3, float("nan"))), ["Loss 2 is 2.2 before, and nan after"]),
         (
             TimedProcess((9.0,) * 6, losses=(2.3, 2.2), rows=(4, 4)),
-            ["A step computes 8 rows before, and 4 after: another batch"],
+            ["A step computes 8 rows before, and 4 after: the batches differ"],
         ),
     ],
 )
 def test_another_computation_is_no_faster_one(other: TimedProcess, said: list[str]) -> None:
     before = TimedProcess((10.0,) * 6, losses=(2.3, 2.2), rows=(8, 8))
     turns = ProcessPairs(((before, other),) * 4)
-    assert list(turns.other_work()) == said
+    assert [*map(describe_work_difference, turns.work_differences)] == said
     assert verdict_of(turns.change, said) == ("not comparable" if said else "faster")
 
 
@@ -308,8 +309,8 @@ def test_a_prediction_holds_where_the_measured_interval_meets_it(saved: float, h
 
 
 def test_the_finding_that_is_gone_was_acted_on(tmp_path: Path) -> None:
-    (before,) = gather([unpacked_fault("item", tmp_path)]).captures
-    (after,) = gather([unpacked_fault("none", tmp_path)]).captures
+    (before,) = load_captures([unpacked_fault("item", tmp_path)]).captures
+    (after,) = load_captures([unpacked_fault("none", tmp_path)]).captures
     told, why = find_prediction(before, after, None)
     assert told is not None
     assert (told.finding, why) == ("host_sync", "")
@@ -324,7 +325,7 @@ def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
     path, told = tmp_path / "ledger.jsonl", Prediction("host_sync", "", 2.0, 4.0)
     for _ in range(5):
         append_entry(entry(5.0, told), path)  # each lies two halves of its interval away
-    captures = gather([unpacked_fault("item", tmp_path)]).captures
+    captures = load_captures([unpacked_fault("item", tmp_path)]).captures
     before, after = captures[0].findings[0], with_calibrated_intervals(captures, path)[0].findings[0]
     assert after.saves_ms_high - after.saves_ms == pytest.approx(2 * (before.saves_ms_high - before.saves_ms))
     assert "widened by a factor of 2.00, from 5 savings" in str(after.derivation)
@@ -334,7 +335,7 @@ def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
 def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
     """Runs the command on processes that were measured: its exit status and its output."""
     monkeypatch.chdir(tmp_path)
-    (before,) = gather([unpacked_fault("item", tmp_path)]).captures
+    (before,) = load_captures([unpacked_fault("item", tmp_path)]).captures
     before = replace(before, run=Run(command="python old.py"))
     Path("new.py").touch()
     monkeypatch.setattr(verification, "_capture_of_program", lambda *_: before)

@@ -107,13 +107,12 @@ def _print_explanation(result: Verification) -> None:
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.report.model import Table
     from nsys_analyzer.report.renderers.terminal import print_section
-    from nsys_analyzer.report.sections.comparison import answer_comparison
+    from nsys_analyzer.report.sections.comparison import answer_comparison, require_comparisons
 
     if result.after is None:
         return
-    section = answer_comparison(
-        compare_runs((result.before,), (result.after,), repeats=True), DEFAULT_THRESHOLD, detailed=False
-    )
+    comparisons = require_comparisons(compare_runs((result.before,), (result.after,), repeats=True))
+    section = answer_comparison(comparisons, DEFAULT_THRESHOLD, detailed=False)
     tables = tuple(block for block in section.blocks if isinstance(block, Table))
     if tables:
         print_section(replace(section, title="", blocks=tables))

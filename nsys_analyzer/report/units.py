@@ -45,12 +45,12 @@ def format_cell(value: Cell, unit: Unit) -> StrOrText:
     return format_number(value, unit)
 
 
-def format_change(change: SignedChange, unit: Unit) -> str:
-    """Returns a change with its sign, and its interval in brackets: −14.90 (−15.10 to −14.70)."""
+def format_change(change: SignedChange, unit: Unit, interval_name: str = "") -> str:
+    """Returns a change with its sign, and its interval in brackets behind a name: −14.90 (−15.10 to −14.70)."""
     bounds = [bound for bound in (change.low, change.high) if bound is not None]
     largest = max(map(abs, (change.value, *bounds)))
     value, *interval = (_format_signed(number, largest, unit) for number in (change.value, *bounds))
-    return f"{value} ({' to '.join(interval)})" if len(interval) == 2 else value
+    return f"{value} ({interval_name}{' to '.join(interval)})" if len(interval) == 2 else value
 
 
 def _format_signed(value: float, largest: float, unit: Unit) -> str:

@@ -7,10 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from nsys_analyzer.analysis.comparison.comparison import reasons_against_run
+from nsys_analyzer.analysis.comparison.comparison import find_run_obstacles
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.renderers.json_report import captures_data, in_json
+from nsys_analyzer.report.sections.comparison import describe_obstacle
 from nsys_analyzer.report.writing import check_replaceable
 from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.text import join_texts, plain
@@ -35,7 +36,7 @@ def save_baseline(runs: Sequence[Summary], folder: Path, source: Path, tell: Cal
     """
     runs_by_hardware = defaultdict[str, list[Summary]](list)
     for run in runs:
-        if reasons := [*reasons_against_run(run)]:
+        if reasons := [describe_obstacle(obstacle) for obstacle in find_run_obstacles(run)]:
             tell(f"Left out: {plain(join_texts('; ', reasons))}")
         else:
             runs_by_hardware[run.hardware].append(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from nsys_analyzer.analysis.comparison.turns import WorkDifference
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.model import (
@@ -127,3 +128,11 @@ _FIELDS: tuple[Field[Entry], ...] = (
     Field("hardware", "text", lambda entry: entry.gpu or entry.host_cpu),
     Field("commit", "text", _commit),
 )
+
+
+def describe_work_difference(difference: WorkDifference) -> str:
+    """Returns how the work of two programs differs, without the final period."""
+    before, after = difference.before, difference.after
+    if difference.kind == "rows":
+        return f"A step computes {before:,.0f} rows before, and {after:,.0f} after: the batches differ"
+    return f"Loss {difference.step} is {before:.4g} before, and {after:.4g} after"

@@ -16,12 +16,13 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
 from nsys_analyzer.capture.jobs import locked, run_sweep
 from nsys_analyzer.capture.plan import Plan
-from nsys_analyzer.capture.targets import is_python, program_target
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.experiments.evidence import load_runs
+from nsys_analyzer.experiments.gather import load_runs
+from nsys_analyzer.inputs.targets import is_python, program_target
 from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.process import Progress
 from nsys_analyzer.verify.ledger import Entry, Prediction, now, prediction_holds, verdict_of
+from nsys_analyzer.verify.section import describe_work_difference
 from nsys_analyzer.verify.turns import HOW_TO_NAME_OLD, Program, checkout, take_turns, with_blocks_of_steps
 
 
@@ -89,7 +90,7 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         CaptureError: one of the programs failed.
     """
     plan, output_dir = request.plan, request.output_dir
-    before = _capture_of_program(load_runs(request.folder), plan, request.folder)
+    before = _capture_of_program(load_runs(request.folder, ()), plan, request.folder)
     ids = [finding.id for finding in _findings(before)]
     if request.finding and request.finding not in ids:
         raise ConfigurationError(
@@ -98,7 +99,7 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
     output_dir.mkdir(parents=True, exist_ok=True)
     with _programs(request, before, tell) as programs:
         turns = _measure(programs, request, tell)
-        reasons = tuple(turns.other_work())
+        reasons = tuple(map(describe_work_difference, turns.work_differences))
         after = _record(request, tell) if request.is_recorded and not reasons else None
     change, prediction, remarks = turns.change, None, list[str]()
     if not reasons:
@@ -106,8 +107,9 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         remarks.append(why_none)
         if not turns.has_losses:
             remarks.append("The losses are not known, so it is not known whether both programs compute the same.")
-        if turns.unclear_loss:
-            remarks.append(f"{turns.unclear_loss}: more pairs would tell whether that is chance.")
+        if turns.unclear_loss_difference:
+            difference = describe_work_difference(turns.unclear_loss_difference)
+            remarks.append(f"{difference}: more pairs would tell whether that is chance.")
     old, new = map(_command_line, programs)
     entry = Entry(
         verdict=verdict_of(change, reasons), time=now(), before=old, after=new, before_ms=change.before_ms,
@@ -201,7 +203,7 @@ def _measure(programs: tuple[Program, Program], request: Request, tell: Callable
         turns, elapsed_s = ProcessPairs(tuple(pairs)), time.monotonic() - start
         old_ms, new_ms = (process.step_ms for process in pair)
         tell(f"pair {len(pairs)}: {old_ms:.4g} → {new_ms:.4g} ms per step, {elapsed_s:.0f} s")
-        if turns.is_enough or any(turns.other_work()) or elapsed_s * (1 + 1 / len(pairs)) > request.time_limit_s:
+        if turns.is_enough or turns.work_differences or elapsed_s * (1 + 1 / len(pairs)) > request.time_limit_s:
             break
     return turns
 
@@ -214,7 +216,7 @@ def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | N
             silent = Progress(lambda *_: None, lambda *_: None)
             (result,) = run_sweep(plan.targets, folder, plan.profiler, request.timeout_s, silent)
         if result.status == "ok":
-            return _capture_of_program(load_runs(folder), plan, folder)
+            return _capture_of_program(load_runs(folder, ()), plan, folder)
         tell(f"The new program could not be recorded: {result.message}")
     except (NsysAnalyzerError, OSError) as error:
         tell(f"The new program could not be recorded: {error}")

@@ -1,1 +1,1 @@
-"""Two runs side by side: what changed, whether that is more than chance, and what explains it."""
+"""Compares runs: what changed, whether the change is more than chance, and what explains it."""

@@ -1,4 +1,4 @@
-"""The sides of a comparison and its figures; what the sides say otherwise of themselves, and what forbids it."""
+"""The sides of a comparison, their changes, how their settings differ, and the obstacles to comparing them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import Summary
-from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.metadata import CPU
 from nsys_analyzer.trace.phase_names import STEP
 
@@ -17,52 +18,48 @@ Verdict = Literal["faster", "slower", "no change", "unclear"]
 BudgetUnit = Literal["ms", "count", "bytes"]
 BudgetVerdict = Literal["kept", "exceeded", "above, perhaps by chance", "not known"]
 PartKind = Literal["compute", "exposed copies", "exposed communication", "idle"]
-#: A change of the step that is looked for where no other is named, as a share of it.
+ObstacleKind = Literal[
+    "not analysed", "no step", "hardware", "timing", "setting", "modules", "kind of step", "work of a step",
+]  # fmt: skip
+#: The change of the step to look for if no other limit is given, as a share of it.
 DEFAULT_THRESHOLD = 0.05
-#: What makes another program of a run, by the key of the report's JSON; then the dimensions that the model stands for.
+#: The settings that define the work of a run, by their keys in the JSON; then the dimensions that a model stands for.
 _WORK = ("model", "context_length", "batch_size", "mode")
 _DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
-#: What people change, to see what it gains.
+#: The settings that people change to make a program faster.
 _OPTIONS = ("precision", "attention", "compile", "cuda_graph", "optimizer", "device")
-#: All of a configuration: runs of one that is the same in every key are runs of one program.
+#: The whole configuration: runs with the same value of every key are runs of one program.
 CONFIGURATION = (*_WORK, *_OPTIONS)
-#: What differs by itself between machines and days.
+#: What differs between machines and days.
 _VERSIONS = ("torch", "cuda", "driver", "nsys", "host_cpu", "git_commit")
-#: A matmul precision that stands for a run, as a share of the matmul time.
-_MOSTLY = 0.5
-#: A class with this share of the compute is large; so much may its factor differ from that of all large ones, which
-#: says something of the work from so much on.
-_LARGE, _ALIKE, _OTHER_WORK = 0.1, 1.2, 1.3
-#: The class whose work is the same for any batch.
+#: A precision with a larger share of the matmul time is the precision of the run.
+_MAIN_PRECISION_SHARE = 0.5
+#: A kernel class with a larger share of the compute time is a large one.
+_LARGE_SHARE = 0.1
+#: The factors of large classes are alike within this factor. A common factor beyond the second one shows other work.
+_ALIKE_FACTOR, _OTHER_WORK_FACTOR = 1.2, 1.3
+#: The class whose work does not depend on the batch.
 OPTIMIZER = "optimizer"
-#: Steps that no name tells are the same work where neither has so many times the matmuls of the other.
-_AS_MANY = 1.1
-_STATUS = {
-    "oom": "ran out of memory",
-    "partial": "is partial: a range has no end, or kernels of it are missing",
-    "no_kernels": "holds no kernel",
-    "failed": "failed",
-    "timeout": "was stopped after its time limit",
-    "not_profiled": "was not profiled",
-}
+#: Steps without a name do the same work if their numbers of matmuls differ by at most this factor.
+_SAME_WORK_FACTOR = 1.1
 
 
 @dataclass(frozen=True)
 class Side:
-    """What stands on one side of a comparison: a run, or several of one program, whose figures are means over them."""
+    """One side of a comparison: a run, or several runs of one program whose figures are averaged."""
 
     runs: tuple[Summary, ...]
 
     @property
     def title(self) -> str:
-        """Returns the name of the run, and of several how many there are."""
+        """Returns the name of the first run, and the number of further runs."""
         more = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
         return f"{self.runs[0].title}{more}"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What both sides say of themselves, and say otherwise: a key of the manifest, or ``matmul precision``."""
+    """A setting or version that both sides record and that differs, by its key in the manifest."""
 
     key: str
     before: str
@@ -70,10 +67,25 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class KernelChange:
-    """A kernel of a step, or two that stand for each other; a name is None where a side has none.
+class Obstacle:
+    """A reason against comparing runs. ``report.sections.comparison`` puts it into words.
 
-    ``before_launches`` and ``after_launches`` are means of a step.
+    Attributes:
+        kind: what the reason is about.
+        runs: the run that cannot be compared with any other, or the two runs that cannot be compared with each other.
+        difference: the setting that differs, of kind "setting".
+    """
+
+    kind: ObstacleKind
+    runs: tuple[Summary, ...]
+    difference: Difference | None = None
+
+
+@dataclass(frozen=True)
+class KernelChange:
+    """A kernel of a step, or two kernels that do the same work; a name is None if that side has no such kernel.
+
+    ``before_launches`` and ``after_launches`` are means per step.
     """
 
     before_name: str | None
@@ -85,9 +97,9 @@ class KernelChange:
 
 @dataclass(frozen=True)
 class PartChange:
-    """A part of the step on the GPU, mean ms: a kernel class that computes, exposed copies, idle time of a cause.
+    """A part of the step on the GPU, mean ms: compute of a kernel class, exposed copies, or idle time of a cause.
 
-    ``kernels`` are those of the class, the largest change first; their changes add up to its.
+    ``kernels`` are those of the class, the largest change first. Their changes add up to the change of the class.
     """
 
     kind: PartKind
@@ -98,13 +110,13 @@ class PartChange:
 
 @dataclass(frozen=True)
 class StepChange:
-    """The step under the profiler.
+    """The change of the step under the profiler.
 
     Attributes:
-        wall: its length.
-        busy: the GPU's work in it, median.
-        parts: the largest change first; they add up to the change of its length.
-        before_launches, after_launches: kernels and fills a step.
+        wall: the length of the step.
+        busy: the GPU's work in the step, median.
+        parts: the parts of the step, the largest change first. They add up to the change of its length.
+        before_launches, after_launches: the number of kernels and fills per step.
     """
 
     wall: Change
@@ -113,32 +125,34 @@ class StepChange:
     before_launches: float
     after_launches: float
 
-    def of_kind(self, kind: PartKind) -> Iterable[PartChange]:
-        """Returns the parts of a kind."""
-        return (part for part in self.parts if part.kind == kind)
-
     @property
     def common_factor(self) -> float | None:
-        """Returns after ÷ before of all large compute classes where it is about one and the same, and not about 1.
+        """Returns after ÷ before if it is about the same for all large compute classes but not about 1, else None.
 
-        The optimizer's does not count: its work is the same for any batch.
+        Such a factor indicates another batch size. The optimizer does not count: its work does not depend on the batch.
         """
-        changes = [part.change for part in self.of_kind("compute") if part.name != OPTIMIZER]
-        least = _LARGE * max(sum(one.before_ms for one in changes), sum(one.after_ms for one in changes))
-        large = [one for one in changes if max(one.before_ms, one.after_ms) > least]
-        if len(large) < 2 or not all(one.before_ms and one.after_ms for one in large):
+        changes = [part.change for part in self.parts if part.kind == "compute" and part.name != OPTIMIZER]
+        threshold_ms = _LARGE_SHARE * max(
+            sum(change.before_ms for change in changes), sum(change.after_ms for change in changes)
+        )
+        large = [change for change in changes if max(change.before_ms, change.after_ms) > threshold_ms]
+        if len(large) < 2 or not all(change.before_ms and change.after_ms for change in large):
             return None
-        factor = sum(one.after_ms for one in large) / sum(one.before_ms for one in large)
-        factors = [one.after_ms / one.before_ms / factor for one in large]
-        alike = max(factors) < _ALIKE and min(factors) > 1 / _ALIKE
-        return factor if alike and not 1 / _OTHER_WORK < factor < _OTHER_WORK else None
+        factor = sum(change.after_ms for change in large) / sum(change.before_ms for change in large)
+        factors = [change.after_ms / change.before_ms / factor for change in large]
+        are_alike = max(factors) < _ALIKE_FACTOR and min(factors) > 1 / _ALIKE_FACTOR
+        return factor if are_alike and not 1 / _OTHER_WORK_FACTOR < factor < _OTHER_WORK_FACTOR else None
 
 
 @dataclass(frozen=True)
 class PhaseChange:
-    """A phase of both sides, medians; ``unprofiled`` is None where a side was not timed without the profiler.
+    """The change of a phase that both sides have, medians.
 
-    ``synchronized`` tells whether its GPU work ends inside it on both sides: only then does ``wall`` hold its work.
+    Attributes:
+        unprofiled: the time without the profiler; None if it was not measured on both sides.
+        wall: the time under the profiler. It contains the GPU's work only if the phase is ``synchronized``.
+        busy: the GPU's work.
+        synchronized: whether the GPU's work ends inside the phase on both sides.
     """
 
     phase: str
@@ -150,36 +164,35 @@ class PhaseChange:
 
 @dataclass(frozen=True)
 class FindingChange:
-    """A finding of one side or both; None where a side has it not."""
+    """A finding of one side or both; None for a side without it."""
 
     before: Finding | None
     after: Finding | None
 
     @property
     def finding(self) -> Finding:
-        """Returns it as it is now, or was."""
+        """Returns the finding of the side after, or of the side before if it is gone."""
         finding = self.after or self.before
         assert finding
         return finding
 
     @property
     def status(self) -> Literal["gone", "new", "changed", "stays"]:
-        """Returns ``changed`` where both sides have it, and the intervals of what it saves have nothing in common."""
+        """Returns "changed" if both sides have the finding and the intervals of its savings do not overlap."""
         if self.before is None or self.after is None:
             return "new" if self.after else "gone"
-        apart = (
+        are_disjoint = (
             self.before.saves_ms_high < self.after.saves_ms_low or self.after.saves_ms_high < self.before.saves_ms_low
         )
-        return "changed" if apart else "stays"
+        return "changed" if are_disjoint else "stays"
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The most that a run may take of something in a step, and what it takes; None where that is not known."""
+class Budget(msgspec.Struct, frozen=True):
+    """The most that a run may take of a quantity per step, and what it takes; None if that is not known."""
 
-    what: str
+    quantity: str = msgspec.field(name="what")
     unit: BudgetUnit
-    most: float
+    limit: float = msgspec.field(name="most")
     value: float | None
     verdict: BudgetVerdict
 
@@ -189,13 +202,14 @@ class Comparison:
     """Two sides, and what changed from one to the other.
 
     Attributes:
-        differences: what the sides say otherwise of themselves.
-        step: None where a side has no step.
-        unprofiled: the step without the profiler; None where a side was not timed so.
-        findings: those of most runs of a side, with medians of what they save; None where a side's cannot be told.
-        cautions: reasons against comparing them, which ``--force`` overrode.
+        differences: the settings and versions that differ.
+        step: the step under the profiler; None if a side has no step.
+        unprofiled: the step without the profiler; None if it was not measured on both sides.
+        phases: the phases that all runs have.
+        findings: the findings of most runs of a side, with median savings; None if those of a side are not known.
+        cautions: the reasons against comparing the sides. They are compared nevertheless if ``--force`` is given.
         same: whether both sides are the same capture.
-        budgets: what ``after`` takes of those that were given.
+        budgets: the given budgets, with what ``after`` takes.
     """
 
     before: Side
@@ -205,37 +219,36 @@ class Comparison:
     unprofiled: Change | None
     phases: tuple[PhaseChange, ...]
     findings: tuple[FindingChange, ...] | None
-    cautions: tuple[StrOrText, ...] = ()
+    cautions: tuple[Obstacle, ...] = ()
     same: bool = False
     budgets: tuple[Budget, ...] = ()
 
     def __repr__(self) -> str:
-        """Returns one line: a session or a notebook shows it."""
+        """Returns one line for an interactive session or a notebook."""
         change = self.headline
         step = f", step {change.before_ms:.2f} → {change.after_ms:.2f} ms" if change else ""
         return f"<Comparison {self.before.title} → {self.after.title}: {self.verdict()}{step}>"
 
     @property
     def headline(self) -> Change | None:
-        """Returns the verdict's change: that of the step without the profiler where it was timed, else under it."""
+        """Returns the change that decides: of the step without the profiler if it was measured, else under it."""
         return self.unprofiled or (self.step.wall if self.step else None)
 
     @property
     def is_of_other_conditions(self) -> bool:
-        """Returns whether the sides ran on other hardware, or were timed in other ways."""
-        first, *others = (*self.before.runs, *self.after.runs)
-        return any(reason for run in others for reason in _other_conditions(first, run))
+        """Returns whether the sides ran on different hardware, or were timed in different ways."""
+        return any(obstacle.kind in ("hardware", "timing") for obstacle in self.cautions)
 
     @property
     def is_slowed_on_one_side(self) -> bool:
-        """Returns whether the profiler hides what one side alone does, and nothing else tells its times."""
-        hidden = {
-            any(run.step and run.step.profiler_overhead_ms for run in one.runs) for one in (self.before, self.after)
+        """Returns whether the profiler makes only one side longer, and no times without it show the difference."""
+        is_slowed = {
+            any(run.step and run.step.profiler_overhead_ms for run in side.runs) for side in (self.before, self.after)
         }
-        return self.unprofiled is None and len(hidden) > 1
+        return self.unprofiled is None and len(is_slowed) > 1
 
     def verdict(self, threshold: float = DEFAULT_THRESHOLD) -> Verdict:
-        """Returns whether the step changed; ``unclear`` where a change of this share would not have been seen."""
+        """Returns whether the step changed; "unclear" if a change of this share could not have been detected."""
         change = self.headline
         if self.same:
             return "no change"
@@ -246,40 +259,42 @@ class Comparison:
         return "no change" if max(-change.low_share, change.high_share) <= threshold else "unclear"
 
     def is_slower_by(self, share: float) -> bool:
-        """Returns whether the step is slower by more than this share of it.
+        """Returns whether the step is slower by more than this share: by its best estimate, and not by chance.
 
-        Its change is more than chance, and the best estimate of it is above the limit. The lower end of the interval
-        would let pass what is above the limit by less than the interval's width.
+        If the lower end of the interval had to exceed the share, changes above it by less than half the interval would
+        pass.
         """
         change = self.headline
         return change is not None and change.is_change and change.ms > share * change.before_ms
 
 
-# --- what the sides say of themselves
+# --- the settings of the sides
 
 
 def setting_of(run: Summary, key: str) -> Any:
-    """Returns what a run says of itself under a key of its configuration or manifest; None where it says nothing."""
-    known = getattr(run.configuration, "model_name" if key == "model" else key, None)
-    return getattr(run.run, key, None) if known is None else known
+    """Returns the value of a key in a run's configuration or manifest; None if the run does not record it."""
+    value = getattr(run.configuration, "model_name" if key == "model" else key, None)
+    return getattr(run.run, key, None) if value is None else value
 
 
 def compare_settings(before: Side, after: Side) -> tuple[Difference, ...]:
-    """Returns what both sides know, and say otherwise: first what was asked for, then versions."""
+    """Returns the settings that both sides record and that differ, then the versions."""
     runs = before.runs[0], after.runs[0]
-    asked = list(differing_settings(*runs, (*_WORK, *_DIMENSIONS, *_OPTIONS)))
-    # Of most of the matmul time; empty where no precision has so much.
+    settings = list(differing_settings(*runs, (*_WORK, *_DIMENSIONS, *_OPTIONS)))
+    # The precision of most of the matmul time; empty if no precision has so much.
     precisions = [
-        next((name for name, share in run.precisions.items() if share > _MOSTLY and name != "unknown"), "")
+        next(
+            (name for name, share in run.precisions.items() if share > _MAIN_PRECISION_SHARE and name != "unknown"), ""
+        )
         for run in runs
     ]
-    if all(precisions) and precisions[0] != precisions[1] and all(known.key != "precision" for known in asked):
-        asked.append(Difference("matmul precision", *precisions))
-    return (*asked, *differing_settings(*runs, _VERSIONS))
+    if all(precisions) and precisions[0] != precisions[1] and all(row.key != "precision" for row in settings):
+        settings.append(Difference("matmul precision", *precisions))
+    return (*settings, *differing_settings(*runs, _VERSIONS))
 
 
 def differing_settings(before: Summary, after: Summary, keys: Iterable[str], unknown: str = "") -> Iterator[Difference]:
-    """Yields the keys under which two runs say otherwise; with a word for ``unknown``, also what one leaves out."""
+    """Yields the settings that differ. If a word for ``unknown`` is given, settings of only one run count as well."""
     words = {None: unknown, True: "on", False: "off"}
     for key in keys:
         values = setting_of(before, key), setting_of(after, key)
@@ -288,62 +303,53 @@ def differing_settings(before: Summary, after: Summary, keys: Iterable[str], unk
             yield Difference(key, *texts)
 
 
-def reasons_against(before: Side, after: Side) -> tuple[StrOrText, ...]:
-    """Returns why two sides cannot be compared, a sentence each; none where they can."""
+# --- the obstacles to a comparison
+
+
+def find_obstacles(before: Side, after: Side) -> tuple[Obstacle, ...]:
+    """Returns why two sides cannot be compared; nothing if they can."""
     first, *others = runs = (*before.runs, *after.runs)
-    of_runs = (reason for run in runs for reason in reasons_against_run(run))
-    of_pairs = (reason for run in others for reason in _reasons_against_pair(first, run))
-    return tuple(dict.fromkeys((*of_runs, *of_pairs)))
+    of_runs = (obstacle for run in runs for obstacle in find_run_obstacles(run))
+    of_pairs = (obstacle for run in others for obstacle in _find_pair_obstacles(first, run))
+    return (*of_runs, *of_pairs)
 
 
-def reasons_against_run(run: Summary) -> Iterator[StrOrText]:
-    """Yields why a run cannot be compared with any other, a sentence each; none where it can."""
+def find_run_obstacles(run: Summary) -> Iterator[Obstacle]:
+    """Yields why a run cannot be compared with any other; nothing if it can."""
     if run.status == "not_profiled" and run.unprofiled and run.unprofiled.trusted_ms(STEP):
-        return  # its times alone are compared
+        return  # only its times without the profiler are compared
     if run.status != "ok":
-        said = f" ({run.message})" if run.message else ""
-        yield f"{run.title} {_STATUS.get(run.status, run.status)}{said}"
+        yield Obstacle("not analysed", (run,))
     elif run.step is None:
-        yield f"{run.title} holds no step that ran on a GPU"
+        yield Obstacle("no step", (run,))
 
 
-def _other_conditions(one: Summary, other: Summary) -> Iterator[StrOrText]:
-    """Yields what else than the program differs between two runs."""
-    first, last = sorted((one.hardware, other.hardware))
-    if first and first != last and not (first == CPU and last.startswith(CPU)):  # of one the processor is not known
-        yield f"{one.title} is of {one.hardware}, {other.title} of {other.hardware}"
-    clocks = [timing_methods(run) for run in (one, other)]
-    if all(clocks) and clocks[0].isdisjoint(clocks[1]):
-        how = [" and ".join(sorted(names)) for names in clocks]
-        yield f"{one.title} was timed {how[0]}, {other.title} {how[1]}"
+def timing_methods(run: Summary) -> frozenset[str]:
+    """Returns how the steps of a run were timed: the name of the profiler, and "none" for times without one."""
+    methods = {run.profiler} if run.step and run.profiler else set()
+    return frozenset(methods | ({"none"} if run.unprofiled and run.unprofiled.trusted_ms(STEP) else set()))
 
 
-def timing_methods(run: Summary) -> set[str]:
-    """Returns how the steps of a run were timed."""
-    under = {f"under {run.profiler}"} if run.step and run.profiler else set()
-    return under | ({"without a profiler"} if run.unprofiled and run.unprofiled.trusted_ms(STEP) else set())
-
-
-def _reasons_against_pair(one: Summary, other: Summary) -> Iterator[StrOrText]:
+def _find_pair_obstacles(first: Summary, second: Summary) -> Iterator[Obstacle]:
     """Yields why two runs cannot be compared with each other."""
-    yield from _other_conditions(one, other)
-    for difference in differing_settings(one, other, (*_WORK, *_DIMENSIONS)):
-        what = difference.key.replace("_", " ")
-        yield f"The {what} of {one.title} is {difference.before}, that of {other.title} {difference.after}"
-    # Those whose FLOPs were counted while the program ran, by their paths and classes.
-    modules = [set(run.run.flops.modules) if run.run and run.run.flops else set() for run in (one, other)]
+    pair = first, second
+    low, high = sorted((first.hardware, second.hardware))
+    # "CPU" without a model name may be any processor.
+    if low and low != high and not (low == CPU and high.startswith(CPU)):
+        yield Obstacle("hardware", pair)
+    methods = [timing_methods(run) for run in pair]
+    if all(methods) and methods[0].isdisjoint(methods[1]):
+        yield Obstacle("timing", pair)
+    for difference in differing_settings(first, second, (*_WORK, *_DIMENSIONS)):
+        yield Obstacle("setting", pair, difference)
+    # The modules whose FLOPs were counted while the program ran.
+    modules = [set(run.run.flops.modules) if run.run and run.run.flops else set() for run in pair]
     if all(modules) and modules[0].isdisjoint(modules[1]):
-        yield f"The models of {one.title} and {other.title} have no module in common"
-    if not one.step or not other.step:
+        yield Obstacle("modules", pair)
+    if not first.step or not second.step:
         return
-    few, many = sorted((one.step.matmuls, other.step.matmuls))
-    if one.step.source != other.step.source:
-        yield phrase(
-            "Their steps are not the same: of {} {}; of {} {}", one.title, one.step.unit, other.title, other.step.unit
-        )
-    elif one.step.is_found and many > _AS_MANY * few:
-        yield phrase(
-            "{} has {:,.0f} matmuls in {}, {} has {:,.0f} in {}, and nothing names what a step is (`--step RANGE`, "
-            "`--steps N`)",
-            one.title, one.step.matmuls, one.step.unit, other.title, other.step.matmuls, other.step.unit,
-        )  # fmt: skip
+    fewer, more = sorted((first.step.matmuls, second.step.matmuls))
+    if first.step.source != second.step.source:
+        yield Obstacle("kind of step", pair)
+    elif first.step.is_found and more > _SAME_WORK_FACTOR * fewer:
+        yield Obstacle("work of a step", pair)

@@ -1,58 +1,81 @@
-"""Two programs that ran in turns: whether the second is faster, how well that is known, and whether they do the same.
+"""Compares two programs that ran in turns: whether the second is faster, with which certainty, and by the same work.
 
-A pair of processes, one of each program, is what counts: the steps inside of a process are alike in what its start
-decided, and so tell nothing of another start. The pairs are evaluated after each new pair, until they tell enough. An
-interval of Student's t leaves out 0 sooner or later if it is computed again and again. The two intervals here do not,
-for 95 % of programs that were not changed, however often they are computed.
+The sample is a pair of processes, one of each program. The steps of one process depend on its start, so they do not
+show how another start differs. The pairs are evaluated after each new pair, until the result is certain enough. An
+interval of Student's t would exclude 0 sooner or later if it were computed again and again. The two intervals here
+include 0 at all times for 95 % of unchanged programs, however often they are computed.
 
-The first interval takes the deviation from the pairs (a mixture sequential test of the t statistic: Lai 1976; Wang and
-Ramdas 2025). It is about 1.8 times as wide as Student's, leaves out 0 for 4 % of unchanged programs, and needs four
-pairs. The second interval assumes the largest deviation that pairs of one program have, and leaves out 0 for 1 %. With
-it, a single pair tells that one program takes less than half of the other's time. It is not used if the pairs deviate
-by more than it assumes, or if the error of a pair, by its blocks, is more than half of that. Together both hold for
-95 %, so the narrower one may be taken.
+The first interval estimates the deviation from the pairs (a mixture sequential test of the t statistic: Lai 1976; Wang
+and Ramdas 2025). It is about 1.8 times as wide as Student's, excludes 0 for at most 4 % of unchanged programs, and
+needs four pairs.
+
+The second interval assumes the largest deviation that pairs of one program have, and excludes 0 for at most 1 %. With
+it, a single pair shows that one program takes less than half of the other's time. It is not used if the pairs deviate
+by more than it assumes, or if the error of a pair, estimated from its blocks, exceeds half of that deviation.
+
+Together both hold for 95 %, so the narrower one can be used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.trace.arrays import Floats
 
-#: Half an interval is narrow enough below this share of the step, or below this part of the change itself, or if the
-#: change is certainly larger than this share of the step.
-NARROW, PART, LARGE = 0.01, 0.25, 0.1
-#: The share of unchanged programs that may be called changed by each of the two intervals.
-_LEVEL, _LEVEL_OF_FEW = 0.04, 0.01
-#: The largest standard deviation that the logarithms of pairs of one program have.
+#: The measurement ends if half the interval is below the first share of the step or below the second share of the
+#: change, or if the change certainly exceeds the third share of the step.
+NARROW_SHARE, PRECISE_SHARE, LARGE_SHARE = 0.01, 0.25, 0.1
+#: The share of unchanged programs for which each of the two intervals may exclude 0.
+_T_LEVEL, _Z_LEVEL = 0.04, 0.01
+#: The largest standard deviation that the second interval assumes for the logarithm of after ÷ before of a pair.
 _LARGEST_DEVIATION = 0.2
-#: The variance of the changes that are looked for ÷ that of a pair, for each of the two intervals. Any value keeps the
-#: level; the first one makes the interval narrow at 5 to 20 pairs.
-_CHANGES_TO_PAIR, _CHANGES_TO_PAIR_OF_FEW = 5.0, 10.0
-#: Losses are those of another computation if they differ by more than this share of the largest one, and by more than
-#: this many deviations of a process's loss. Rows of a batch are another batch if they differ by more than this share.
-_LOSSES, _LOSS_DEVIATIONS, _ROWS = 0.05, 4.0, 0.01
-#: The deviation of two or three pairs is uncertain: Student's t of 1 in 1,000, 2 and 4 degrees of freedom, ÷ √pairs.
-_LOSS_DEVIATIONS_OF_FEW = {2: 22.3, 3: 5.0}
-#: This many pairs show whether losses differ by chance, because a program sets no seed, or by another computation.
-_JUDGING_PAIRS = 3
+#: The variance of the expected changes ÷ that of a pair, for each of the two intervals. Any value keeps the level; the
+#: first one makes the interval narrow at 5 to 20 pairs.
+_T_CHANGE_VARIANCE, _Z_CHANGE_VARIANCE = 5.0, 10.0
+#: Programs compute something else if a loss differs by more than this share of the largest loss and by more than this
+#: many standard deviations between processes.
+_LOSS_SHARE, _LOSS_DEVIATIONS = 0.05, 4.0
+#: Programs have different batches if the numbers of rows differ by more than this share.
+_ROWS_SHARE = 0.01
+#: The limits for two or three pairs, whose standard deviation is uncertain: the 1 in 1,000 quantile of Student's t with
+#: 2 and 4 degrees of freedom, ÷ √pairs.
+_LOSS_DEVIATIONS_OF_FEW_PAIRS = {2: 22.3, 3: 5.0}
+#: The fewest pairs that show whether losses differ by chance, because a program sets no seed, or by other work.
+_FEWEST_LOSS_PAIRS = 3
 _MOST_PAIRS = 1_000
 
 
 @dataclass(frozen=True)
-class TimedProcess:
-    """What a process of a program was measured to do.
+class WorkDifference:
+    """A sign that two programs do not compute the same. ``verify.section`` puts it into words.
 
     Attributes:
-        steps_ms: its measured steps; ``block`` of them followed each other, then the other program had its turn.
-        losses: those of the first backward passes.
-        rows: of each of the first steps, the rows of its batch.
+        kind: whether the rows of a batch or the losses differ.
+        before, after: the rows, or the losses.
+        step: the number of the step with the loss, from 1; 0 for rows.
+    """
+
+    kind: Literal["rows", "loss"]
+    before: float
+    after: float
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class TimedProcess:
+    """The measurements of one process of a program.
+
+    Attributes:
+        steps_ms: its measured steps.
+        block: the number of steps in each turn; then the other program ran.
+        losses: the losses of the first backward passes.
+        rows: the rows of the batch of each of the first steps.
     """
 
     steps_ms: tuple[float, ...]
@@ -62,7 +85,7 @@ class TimedProcess:
 
     @cached_property
     def blocks_ms(self) -> Floats:
-        """Returns the mean step of each block, without its first step, which follows a pause."""
+        """Returns the mean step of each block, ms. The first step does not count, because it follows a pause."""
         size = min(self.block, len(self.steps_ms))
         blocks = np.array(self.steps_ms[: len(self.steps_ms) // size * size]).reshape(-1, size)
         means: Floats = blocks[:, 1 if size > 1 else 0 :].mean(axis=1)
@@ -70,31 +93,31 @@ class TimedProcess:
 
     @property
     def step_ms(self) -> float:
-        """Returns the median of the blocks, which leaves out a stall that comes once."""
+        """Returns the median of the blocks, ms, in which a single stall does not count."""
         return float(np.median(self.blocks_ms))
 
 
 @dataclass(frozen=True)
 class ProcessPairs:
-    """Pairs of processes of two programs, in the order in which they ran."""
+    """The pairs of processes of two programs, in the order in which they ran."""
 
     pairs: tuple[tuple[TimedProcess, TimedProcess], ...]
 
     @cached_property
     def _blocks(self) -> list[Floats]:
-        """Returns the logarithms of after ÷ before of each pair's blocks, which ran beside each other."""
+        """Returns, for each pair, the logarithms of after ÷ before of its blocks, which ran one after the other."""
         pairs = [(before.blocks_ms, after.blocks_ms) for before, after in self.pairs]
         fewest = [min(map(len, pair)) for pair in pairs]
         return [np.log(after[:n] / before[:n]) for (before, after), n in zip(pairs, fewest, strict=True)]
 
     @cached_property
     def _logarithms(self) -> Floats:
-        """Returns that of each pair: the median of its blocks."""
+        """Returns the logarithm of after ÷ before of each pair: the median of its blocks."""
         return np.array([np.median(blocks) for blocks in self._blocks])
 
     @property
     def change(self) -> Change:
-        """Returns the change of a step with its interval, which is valid whenever one stops."""
+        """Returns the change of a step. Its interval is valid whenever the measurement stops."""
         n, before_ms = len(self.pairs), float(np.median([before.step_ms for before, _ in self.pairs]))
         middle, half = float(self._logarithms.mean()), self._half_width(n)
         low, high = (
@@ -104,97 +127,93 @@ class ProcessPairs:
 
     @property
     def is_enough(self) -> bool:
-        """Returns whether the change is known well enough, or certainly large, or too small to matter."""
+        """Returns whether the change is known precisely, is certainly large, or is too small to matter."""
         middle, half = abs(float(self._logarithms.mean())), self._half_width(len(self.pairs))
-        return half <= max(NARROW, PART * middle if middle > half else 0, middle - LARGE)
+        return half <= max(NARROW_SHARE, PRECISE_SHARE * middle if middle > half else 0, middle - LARGE_SHARE)
 
     @property
     def more_pairs(self) -> int | None:
-        """Returns how many more would tell a change as large as the one that is seen, or that there is none.
+        """Returns how many more pairs would confirm the observed change, or that there is none; None if too many.
 
-        Of one pair nobody knows how others differ: it is the fewest that tell anything.
+        After one pair, whose deviation is not known, this is the number of pairs with which any interval begins.
         """
-        n, change = len(self.pairs), max(NARROW, abs(float(self._logarithms.mean())))
+        n, change = len(self.pairs), max(NARROW_SHARE, abs(float(self._logarithms.mean())))
         if n == 1:
-            return next(count for count in range(_MOST_PAIRS) if math.isfinite(_t_for_ever(n + count)))
+            return next(count for count in range(_MOST_PAIRS) if math.isfinite(_sequential_t(n + count)))
         return next((count for count in range(_MOST_PAIRS) if self._half_width(n + count) < change), None)
 
     def _half_width(self, pairs: int) -> float:
-        """Returns half the interval after this many pairs, if all of them differ as the present ones do.
+        """Returns half the width of the interval after this many pairs, if they deviate as the present ones do.
 
-        It is the narrower one of the two intervals; the second one counts only if it shows a change.
+        It is the narrower of the two intervals. The second one counts only if it shows a change.
         """
-        if self.unclear_loss and pairs < _JUDGING_PAIRS:
+        if self.unclear_loss_difference and pairs < _FEWEST_LOSS_PAIRS:
             return math.inf
-        t, n, error = _t_for_ever(pairs), len(self.pairs), 1 / math.sqrt(pairs)
+        t, n, error = _sequential_t(pairs), len(self.pairs), 1 / math.sqrt(pairs)
         deviation = float(self._logarithms.std(ddof=1)) if n > 1 else 0.0
         by_pairs = t * deviation * error if n > 1 and math.isfinite(t) else math.inf
         error_of_pair = max(float(blocks.std()) / math.sqrt(len(blocks)) for blocks in self._blocks)
         is_usual = max(deviation, 2 * error_of_pair) <= _LARGEST_DEVIATION
-        by_largest = _z_for_ever(pairs) * _LARGEST_DEVIATION * error
+        by_largest = _sequential_z(pairs) * _LARGEST_DEVIATION * error
         return min(by_pairs, by_largest if is_usual and by_largest < abs(self._logarithms.mean()) else math.inf)
 
-    def other_work(self) -> Iterator[str]:
-        """Yields why the programs do not compute the same, a sentence each."""
+    @cached_property
+    def work_differences(self) -> tuple[WorkDifference, ...]:
+        """Returns the differences which show that the programs do not compute the same; nothing if there are none."""
         sides = list(zip(*self.pairs, strict=True))
-        rows = [float(np.median([row for process in side for row in process.rows] or [0])) for side in sides]
-        if all(rows) and abs(rows[1] - rows[0]) > _ROWS * rows[0]:
-            yield f"A step computes {rows[0]:,.0f} rows before, and {rows[1]:,.0f} after: another batch"
-        if self._other_loss:
-            yield self._other_loss
+        before, after = (float(np.median([row for run in side for row in run.rows] or [0])) for side in sides)
+        other_batch = before and after and abs(after - before) > _ROWS_SHARE * before
+        rows = (WorkDifference("rows", before, after),) if other_batch else ()
+        n = len(self.pairs)
+        loss = self._find_loss_difference(_LOSS_DEVIATIONS_OF_FEW_PAIRS.get(n, _LOSS_DEVIATIONS)) if n > 1 else None
+        return (*rows, loss) if loss else rows
 
     @property
-    def unclear_loss(self) -> str:
-        """Returns how a loss differs while there are too few pairs to exclude chance; empty if none differs."""
-        n = len(self.pairs)
-        return self._differing_loss(0.0) if n < _JUDGING_PAIRS and not self._other_loss else ""
+    def unclear_loss_difference(self) -> WorkDifference | None:
+        """Returns a difference of losses that may be chance, because there are too few pairs; None without one."""
+        is_clear = any(difference.kind == "loss" for difference in self.work_differences)
+        return self._find_loss_difference(0.0) if len(self.pairs) < _FEWEST_LOSS_PAIRS and not is_clear else None
 
-    @cached_property
-    def _other_loss(self) -> str:
-        """Returns how a loss differs by more than it does between processes of one program; empty if none does."""
-        n = len(self.pairs)
-        return self._differing_loss(_LOSS_DEVIATIONS_OF_FEW.get(n, _LOSS_DEVIATIONS)) if n > 1 else ""
+    def _find_loss_difference(self, deviations: float) -> WorkDifference | None:
+        """Returns the first loss that differs by the share and by this many standard deviations; None if none does.
 
-    def _differing_loss(self, deviations: float) -> str:
-        """Returns the first loss that differs by the share and by this many deviations; empty if none does.
-
-        A loss that is NaN in every process of one side, and in no process of the other, differs as well.
+        A loss that is NaN in every process of one side and in no process of the other differs as well.
         """
         steps = min(len(process.losses) for pair in self.pairs for process in pair)
         tables = [np.array([process.losses[:steps] for process in side]) for side in zip(*self.pairs, strict=True)]
         sides = [np.ma.masked_invalid(table) for table in tables]
         middle = [side.mean(axis=0).filled(math.nan) for side in sides]
-        never_finite = [np.isnan(of_side) for of_side in middle]
+        never_finite = [np.isnan(losses) for losses in middle]
         all_finite = [np.isfinite(table).all(axis=0) for table in tables]
         variances = [side.var(axis=0, ddof=1).filled(0.0) for side in sides]  # 0 for a loss of one process
         largest = np.abs(middle[0][~never_finite[0]]).max(initial=0.0)
-        allowed = np.maximum(_LOSSES * largest, deviations * np.sqrt(sum(variances)))
-        apart = np.abs(middle[1] - middle[0]) > allowed
-        apart |= (never_finite[0] & all_finite[1]) | (never_finite[1] & all_finite[0])
-        if not apart.any():
-            return ""
-        step = int(np.argmax(apart))
+        allowed = np.maximum(_LOSS_SHARE * largest, deviations * np.sqrt(sum(variances)))
+        differs = np.abs(middle[1] - middle[0]) > allowed
+        differs |= (never_finite[0] & all_finite[1]) | (never_finite[1] & all_finite[0])
+        if not differs.any():
+            return None
+        step = int(np.argmax(differs))
         before, after = (float(np.median(table[:, step])) for table in tables)
-        return f"Loss {step + 1} is {before:.4g} before, and {after:.4g} after"
+        return WorkDifference("loss", before, after, step + 1)
 
     @property
     def has_losses(self) -> bool:
-        """Returns whether losses of both are known."""
+        """Returns whether the losses of every process are known."""
         return all(process.losses for pair in self.pairs for process in pair)
 
 
-def _t_for_ever(pairs: int) -> float:
-    """Returns how far Student's t gets from 0 at this number of pairs in 1 of 25 series that it ever gets so far in.
+def _sequential_t(pairs: int) -> float:
+    """Returns the limit of Student's t at this number of pairs: 1 of 25 unchanged series exceeds it at any number.
 
-    The Bayes factor of a normally distributed size of the change ÷ its deviation, against none, exceeds 25 at any time
-    in no more than 1 of 25 unchanged series (Ville's inequality); where it is 25, t is what is returned.
+    The Bayes factor compares a normally distributed ratio of the change to its deviation with no change. It exceeds 25
+    at any time in at most 1 of 25 unchanged series (Ville's inequality). The limit is the t at which it is 25.
     """
-    wide = 1 + pairs * _CHANGES_TO_PAIR
-    ratio = (math.sqrt(wide) / _LEVEL) ** (2 / pairs)
+    wide = 1 + pairs * _T_CHANGE_VARIANCE
+    ratio = (math.sqrt(wide) / _T_LEVEL) ** (2 / pairs)
     return math.sqrt((pairs - 1) * (ratio - 1) / (1 - ratio / wide)) if ratio < wide else math.inf
 
 
-def _z_for_ever(pairs: int) -> float:
-    """Returns the same for the mean ÷ its error if the deviation is known, and 1 of 100 series (Robbins 1970)."""
-    wide = 1 + pairs * _CHANGES_TO_PAIR_OF_FEW
-    return math.sqrt(wide / (wide - 1) * (2 * math.log(1 / _LEVEL_OF_FEW) + math.log(wide)))
+def _sequential_z(pairs: int) -> float:
+    """Returns the same limit of the mean ÷ its error with a known deviation, for 1 of 100 series (Robbins 1970)."""
+    wide = 1 + pairs * _Z_CHANGE_VARIANCE
+    return math.sqrt(wide / (wide - 1) * (2 * math.log(1 / _Z_LEVEL) + math.log(wide)))

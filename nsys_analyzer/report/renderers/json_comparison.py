@@ -1,28 +1,30 @@
-"""Comparisons as JSON: ``comparisons``, ``refused`` with the reasons, and ``unmatched`` runs.
+"""Writes comparisons as JSON: ``comparisons``, ``refused`` pairs with the reasons, and ``unmatched`` runs.
 
-What is refused has ``other_conditions`` where the sides ran on other hardware or were timed in other ways.
-A run that is unmatched has the reasons why it cannot be compared with any, if there are such.
+A refused pair has ``other_conditions`` if the sides ran on different hardware or were timed in different ways. An
+unmatched run has the reasons why it cannot be compared with any run, if there are any.
 
 A comparison holds
 
 - ``before``, ``after``: the runs of each side, by name, process, rank, source and gpu;
-- ``verdict``: faster, slower, no change, or unclear (a change of the ``threshold`` would not have been seen);
+- ``verdict``: faster, slower, no change, or unclear (a change of the ``threshold`` could not have been detected);
 - ``is_slower``: whether ``--fail-above`` fails: slower by more than the threshold, and by more than chance;
-- ``same``: whether both sides are the same capture; ``cautions``: the reasons that ``--force`` overrode;
-- ``budgets``: what ``after`` takes of those that were given: what, unit, most, value (null where not known), verdict;
-- ``differences``: what the sides say otherwise of themselves: key, before, after;
-- ``unprofiled``: the step without the profiler, a change, or null;
-- ``step``: under the profiler: ``wall``, the change of its length, ``busy``, that of a median; kernels launched before
-  and after; ``parts``, each with its ``change``, which add up to that of ``wall``, and its kernels, which add up to it;
-- ``phases``: each with ``unprofiled``, ``wall`` and ``busy``, changes of medians; ``wall`` is the time of its work
-  where it is ``synchronized``;
-- ``findings``: status (gone, new, changed, stays), and what each saves before and after, of several runs the findings
-  that most of them have, and medians; null where one side's are not known.
+- ``same``: whether both sides are the same capture;
+- ``cautions``: the reasons against comparing the sides, which ``--force`` overrode;
+- ``budgets``: each given budget, with what ``after`` takes: what, unit, most, value (null if not known), verdict;
+- ``differences``: the settings and versions that differ: key, before, after;
+- ``unprofiled``: the change of the step without the profiler, or null;
+- ``step``: the step under the profiler. ``wall`` is the change of its length, ``busy`` that of the GPU's work in a
+  median step. It also has the kernels launched before and after, and ``parts``, whose changes add up to that of
+  ``wall``. The kernels of a part add up to the part;
+- ``phases``: the changes of medians: ``unprofiled``, ``wall`` and ``busy``. ``wall`` contains the GPU's work only if
+  the phase is ``synchronized``;
+- ``findings``: the status (gone, new, changed, stays), and the savings before and after. For several runs these are
+  the findings of most runs, with medians. It is null if those of one side are not known.
 
-A change has ``before_ms``, ``after_ms``, their difference ``ms``, the interval ``low_ms`` to ``high_ms`` (null where a
-single instance tells none), these three as shares of before (the ends by the logarithm of
-after ÷ before), ``before_n`` and ``after_n`` instances or runs (null where timings do not say how many), and
-``is_change``: whether 0 lies outside of the interval.
+A change has ``before_ms``, ``after_ms`` and their difference ``ms``. Its interval is ``low_ms`` to ``high_ms``, null
+if a single instance does not show it. The shares are these three as shares of the time before, with the ends from the
+logarithm of after ÷ before. ``before_n`` and ``after_n`` are the numbers of instances or runs, null if timings do not
+hold them. ``is_change`` tells whether 0 lies outside of the interval.
 """
 
 from __future__ import annotations
@@ -32,40 +34,44 @@ from typing import Any
 from nsys_analyzer.analysis.comparison.comparison import Comparison, Side
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.errors import CannotAnswerError
-from nsys_analyzer.inputs.saved_reports import GENERATOR
-from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, to_plain_data
+from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, to_plain_data
+from nsys_analyzer.report.sections.comparison import caution_sentences, describe_obstacle
+
+_PLAIN_KEYS = ("budgets", "differences", "unprofiled", "phases", "step")
 
 
-def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
-    """Comparisons as plain data for ``json.dumps``; ``limit`` is the change that is looked for, a share of the step."""
+def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
+    """Returns comparisons as plain data for ``json.dumps``.
+
+    Args:
+        comparisons: the comparisons.
+        limit: the change to look for, as a share of the step.
+    """
     unmatched = [
         {
-            "side": one.side,
-            "name": one.run.title,
-            "reasons": to_plain_data(one.reasons),
+            "side": unmatched.side,
+            "name": unmatched.run.title,
+            "reasons": to_plain_data([*map(describe_obstacle, unmatched.obstacles)]),
         }
-        for one in found.unmatched
+        for unmatched in comparisons.unmatched
     ]
     return {
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
-        "comparisons": [_comparison(one, limit) for one in found.compared],
-        "refused": [_refused(one) for one in found.refused],
+        "comparisons": [_compared_pair(pair, limit) for pair in comparisons.compared],
+        "refused": [_refused_pair(pair) for pair in comparisons.refused],
         "unmatched": unmatched,
     }
 
 
-def _refused(one: Comparison) -> dict[str, Any]:
-    reasons = to_plain_data(one.cautions)
+def _refused_pair(pair: Comparison) -> dict[str, Any]:
+    reasons = to_plain_data(caution_sentences(pair))
     error = CannotAnswerError(" ".join(reasons), "nsys-analyze compare BEFORE AFTER --force")
-    sides = {"before": _side(one.before), "after": _side(one.after)}
-    return {**sides, "reasons": reasons, "other_conditions": one.is_of_other_conditions, **error.data}
+    sides = {"before": _side(pair.before), "after": _side(pair.after)}
+    return {**sides, "reasons": reasons, "other_conditions": pair.is_of_other_conditions, **error.data}
 
 
-_KEYS = ("same", "cautions", "budgets", "differences", "unprofiled", "phases", "step")
-
-
-def _comparison(one: Comparison, limit: float) -> dict[str, Any]:
+def _compared_pair(pair: Comparison, limit: float) -> dict[str, Any]:
     findings = [
         {
             "id": row.finding.id,
@@ -74,16 +80,18 @@ def _comparison(one: Comparison, limit: float) -> dict[str, Any]:
             "saves_ms_before": [row.before.saves_ms_low, row.before.saves_ms_high] if row.before else None,
             "saves_ms_after": [row.after.saves_ms_low, row.after.saves_ms_high] if row.after else None,
         }
-        for row in one.findings or ()
+        for row in pair.findings or ()
     ]
     return {
-        "before": _side(one.before),
-        "after": _side(one.after),
-        "verdict": one.verdict(limit),
+        "before": _side(pair.before),
+        "after": _side(pair.after),
+        "verdict": pair.verdict(limit),
         "threshold": limit,
-        "is_slower": one.is_slower_by(limit),
-        **{key: to_plain_data(getattr(one, key)) for key in _KEYS},
-        "findings": None if one.findings is None else findings,
+        "is_slower": pair.is_slower_by(limit),
+        "same": pair.same,
+        "cautions": to_plain_data(caution_sentences(pair)),
+        **{key: to_plain_data(getattr(pair, key)) for key in _PLAIN_KEYS},
+        "findings": None if pair.findings is None else findings,
     }
 
 

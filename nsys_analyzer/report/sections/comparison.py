@@ -1,4 +1,4 @@
-"""Two runs side by side: whether the step changed, what explains it, and folded all else that did."""
+"""Says what changed between two runs: whether the step changed, what explains it, and all other changes folded."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from nsys_analyzer.analysis.comparison.comparison import (
     Difference,
     FindingChange,
     KernelChange,
+    Obstacle,
     PartChange,
     StepChange,
+    timing_methods,
 )
 from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
+from nsys_analyzer.analysis.summary.summary import Summary
+from nsys_analyzer.errors import CannotAnswerError, DifferentConditionsError
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import (
     Answer,
@@ -37,56 +41,79 @@ from nsys_analyzer.report.units import (
     format_ms_range,
     format_number,
     format_precise_ms,
-    rounded_percent,
 )
-from nsys_analyzer.text import StrOrText, join_texts, phrase
+from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, rounded_percent
 from nsys_analyzer.trace.metadata import CPU
 from nsys_analyzer.trace.phase_names import STEP
 
 _CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
-#: Runs that are listed because they were not compared, and rows of the table of kernels.
+#: The most pairs and runs that are listed as not compared, and the most rows of the table of kernels.
 _MOST_NOTES, _MOST_KERNELS = 20, 10
-#: From this many launches a step, their mean is shown as a whole number.
-_MANY_LAUNCHES = 100
-#: What is below this share of the step is not in a table by itself; from this share of an interval's variance on,
-#: instances make it wide.
-_MATTERS, _MOSTLY = 0.005, 0.5
+#: A mean of launches is rounded to a whole number from this value.
+_WHOLE_LAUNCHES = 100
+#: Changes below this share of the step have no row of their own.
+_MIN_ROW_SHARE = 0.005
+#: More steps would narrow the interval if the variance of the steps is at least this share of its variance.
+_STEP_VARIANCE_SHARE = 0.5
+#: An interval that is wider than this, as a share of the time before, is not shown.
+_MAX_INTERVAL_SHARE = 2
 _GLOSSARY: tuple[StrOrText, ...] = (
     phrase(
-        "*95\N{NO-BREAK SPACE}% interval*, in brackets: the change is more than chance where 0 lies outside of it: "
-        "Student's t times the standard error, of medians by the bootstrap; where a side is a single run, with what "
-        "runs of one program differ by: {} of the GPU's work, and {} of the time that the GPU waits for the program, "
-        "unless `--cpu-spread` says otherwise (standard deviations, measured on shared H200 hosts). Several runs on "
-        "each side (`--repeats`) tell it by themselves.",
+        "*95\N{NO-BREAK SPACE}% interval*, in brackets: the change is more than chance if 0 lies outside of it. The "
+        "interval is Student's t × the standard error; for medians, the error comes from the bootstrap. For a side "
+        "with a single run it includes how much runs of one program differ: {} of the GPU's work, and {} of the time "
+        "that the GPU waits for the program, unless `--cpu-spread` gives another value (standard deviations, measured "
+        "on shared H200 hosts). Several runs on each side (`--repeats`) show this by themselves.",
         rounded_percent(GPU_SPREAD, 2), rounded_percent(CPU_SPREAD),
     ),
     phrase(
-        "*before*, *after*: medians of steps and phases; of parts and kernels means of a step under the profiler, in "
-        "which kernels at once share a moment. So kernels add up to their class, and the parts to the step. *A → B*: "
-        "two kernels of other names that stand for each other, launched as often in a step."
+        "*before*, *after*: medians of steps and phases, and means per step of parts and kernels under the profiler. "
+        "Kernels that run at the same time share it, so that kernels add up to their class, and parts to the step. "
+        "*A → B*: two kernels with different names that are taken for the same work, because they are launched equally "
+        "often in a step."
     ),
 )  # fmt: skip
 
 
-def answer_comparison(found: Comparisons, limit: float, *, detailed: bool = True) -> Section:
-    """What changed in each pair; of several a table, and the figures of each folded, or left out.
+def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool = True) -> Section:
+    """Makes the section on what changed in each pair. For several pairs it has a table, and their figures are folded.
 
     Args:
-        found: the comparisons.
-        limit: the change of the step that the verdict looks for, as a share of it.
-        detailed: whether the figures of several pairs are shown, too.
+        comparisons: the comparisons.
+        limit: the change of the step that the verdict looks for, as a share of the step.
+        detailed: whether to include the figures of each of several pairs.
     """
-    pairs, title = found.compared, f"{len(found.compared)} comparisons"
+    pairs, title = comparisons.compared, f"{len(comparisons.compared)} comparisons"
     if len(pairs) == 1:
-        title, blocks = _title(pairs[0]), [*_of_pair(pairs[0], limit)]
+        title, blocks = _title(pairs[0]), [*_pair_blocks(pairs[0], limit)]
     else:
-        blocks = [_overview(pairs, limit)]
-        blocks += [Details(_title(one), (*_of_pair(one, limit),), _title(one)) for one in pairs if detailed]
-    sides = ((pair.before.title, pair.after.title, join_texts("; ", pair.cautions)) for pair in found.refused)
-    if notes := [*(phrase("`{}` and `{}`: {}.", *one) for one in sides), *map(_unmatched, found.unmatched)]:
-        left = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
-        blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *left))]
-    return Section("comparison", title, (*blocks, Details("What the words mean", (Listing(_GLOSSARY),))))
+        blocks = [_tabulate_pairs(pairs, limit)]
+        if detailed:
+            blocks += [Details(_title(pair), (*_pair_blocks(pair, limit),), _title(pair)) for pair in pairs]
+    refused = [
+        phrase("`{}` and `{}`: {}.", pair.before.title, pair.after.title, join_texts("; ", caution_sentences(pair)))
+        for pair in comparisons.refused
+    ]
+    if notes := [*refused, *map(_describe_unmatched_run, comparisons.unmatched)]:
+        more = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
+        blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *more))]
+    return Section("comparison", title, (*blocks, Details("What the terms mean", (Listing(_GLOSSARY),))))
+
+
+def require_comparisons(comparisons: Comparisons) -> Comparisons:
+    """Returns the comparisons if there are any.
+
+    Raises:
+        DifferentConditionsError: all pairs ran on different hardware, or were timed in different ways.
+        CannotAnswerError: no pair could be compared for another reason.
+    """
+    refused = comparisons.refused
+    if comparisons.compared or not refused:
+        return comparisons
+    reasons = dict.fromkeys(sentence for pair in refused for sentence in caution_sentences(pair))
+    error = DifferentConditionsError if all(pair.is_of_other_conditions for pair in refused) else CannotAnswerError
+    listed = plain(join_texts("; ", reasons), "`")
+    raise error(f"These runs cannot be compared: {listed}", "To compare them nevertheless, add --force")
 
 
 def _title(pair: Comparison) -> str:
@@ -94,84 +121,88 @@ def _title(pair: Comparison) -> str:
     return before if before == after else f"{before} → {after}"
 
 
-def _overview(pairs: Sequence[Comparison], limit: float) -> Table:
+def _tabulate_pairs(pairs: Sequence[Comparison], limit: float) -> Table:
     fields: tuple[Field[Comparison], ...] = (
         Field("pair", "text", _title),
         Field("before", "ms", lambda pair: pair.headline.before_ms if pair.headline else None),
         Field("after", "ms", lambda pair: pair.headline.after_ms if pair.headline else None),
         Field("change", "percent", lambda pair: SignedChange(pair.headline.share or 0.0) if pair.headline else None),
         Field("verdict", "text", lambda pair: pair.verdict(limit)),
-        Field("what changed most", "text", _most),
+        Field("largest change", "text", _describe_largest_change),
     )
-    return make_table(fields, pairs, "The step of each pair, ms: without the profiler where both sides were timed so.")
+    return make_table(fields, pairs, "The step of each pair, ms, without the profiler if both sides were timed so:")
 
 
-def _most(pair: Comparison) -> str | None:
-    """The part of the step that changed most, where it is more than chance."""
+def _describe_largest_change(pair: Comparison) -> str | None:
+    """Returns the part of the step with the largest change that is more than chance, and its change."""
     parts = [part for part in pair.step.parts if part.change.is_change] if pair.step else []
-    return (
-        f"{_part(parts[0])}, {format_change(SignedChange(parts[0].change.ms), 'ms')}\N{NO-BREAK SPACE}ms"
-        if parts
-        else None
-    )
+    return f"{_name_part(parts[0])}, {_format_signed_ms(parts[0].change.ms)}" if parts else None
 
 
-def _of_pair(pair: Comparison, limit: float) -> Iterator[Block]:
-    """The verdict, what else is to be known, what explains the change, and folded the other figures."""
+def _format_signed_ms(ms: float) -> str:
+    return f"{format_change(SignedChange(ms), 'ms')}\N{NO-BREAK SPACE}ms"
+
+
+# --- one pair
+
+
+def _pair_blocks(pair: Comparison, limit: float) -> Iterator[Block]:
+    """Yields the verdict, remarks, what explains the change, and the other figures folded."""
     title, verdict, change = _title(pair), pair.verdict(limit), pair.headline
     word = "Too uncertain to tell" if verdict == "unclear" else verdict.capitalize()
     clock = "without" if pair.unprofiled else "under"
-    yield Answer(f"{word}: {_changed(change, clock) if change else 'no time of a step is known of both sides.'}", title)
+    times = _describe_step_change(change, clock) if change else "the time of a step is not known on both sides."
+    yield Answer(f"{word}: {times}", title)
     if remarks := (*_remarks(pair, limit),):
         yield Listing(remarks, capture=title)
     if pair.budgets:
-        yield _budgets(pair, title)
+        yield _tabulate_budgets(pair, title)
     if pair.cautions:
-        yield Paragraph("Compared all the same, as --force says, although:", title)
-        yield Listing(pair.cautions, capture=title)
+        yield Paragraph("The sides are compared because of --force, although:", title)
+        yield Listing(caution_sentences(pair), capture=title)
     if pair.step:
-        yield _explaining(pair.step, title)
-    if figures := (*_figures(pair, title),):
+        yield _tabulate_parts(pair.step, title)
+    if figures := (*_other_figures(pair, title),):
         yield Details("Times, kernels and findings", figures, title)
 
 
-def _budgets(pair: Comparison, title: str) -> Table:
-    """The budgets of the side after, and what it takes of each."""
+def _tabulate_budgets(pair: Comparison, title: str) -> Table:
     fields: tuple[Field[Budget], ...] = (
-        Field("budget", "text", lambda one: one.what),
-        Field("at most", "text", lambda one: format_cell(one.most, one.unit)),
-        Field("is", "text", lambda one: format_cell(one.value, one.unit)),
-        Field("verdict", "text", lambda one: one.verdict),
+        Field("budget", "text", lambda budget: budget.quantity),
+        Field("at most", "text", lambda budget: format_cell(budget.limit, budget.unit)),
+        Field("is", "text", lambda budget: format_cell(budget.value, budget.unit)),
+        Field("verdict", "text", lambda budget: budget.verdict),
     )
     clock = "without" if pair.unprofiled else "under"
-    return make_table(
-        fields, pair.budgets, f"Budgets of a step, ms; it and its phases {clock} the profiler:", capture=title
-    )
+    caption = f"Budgets per step, ms; the step and its phases are those {clock} the profiler:"
+    return make_table(fields, pair.budgets, caption, capture=title)
 
 
-def _changed(change: Change, clock: str) -> str:
-    """The step before and after, and the change as a share of what was before, with its interval."""
-    cell, before = _shift(change), format_number(change.before_ms, "ms")
-    by = f"{format_change(SignedChange(change.ms), 'ms')}\N{NO-BREAK SPACE}ms{f' ({cell})' if cell else ''}"
+def _describe_step_change(change: Change, clock: str) -> str:
+    """Returns the step before and after, and its change with the interval as a share of the step before."""
+    cell = _change_cell(change)
     if isinstance(cell, SignedChange):
-        by = format_change(cell, "percent").replace("(", "(95\N{NO-BREAK SPACE}% interval ")
-    return f"a step takes {before} → {format_precise_ms(change.after_ms)} {clock} the profiler, {by}."
+        by = format_change(cell, "percent", interval_name="95\N{NO-BREAK SPACE}% interval ")
+    else:
+        by = f"{_format_signed_ms(change.ms)}{f' ({cell})' if cell else ''}"
+    before, after = format_number(change.before_ms, "ms"), format_precise_ms(change.after_ms)
+    return f"a step takes {before} → {after} {clock} the profiler, {by}."
 
 
-def _shift(change: Change, unit: Literal["ms", "percent"] = "percent") -> SignedChange | str | None:
-    """A change in ms or as a share of what was before, with its interval, where that tells anything."""
+def _change_cell(change: Change, unit: Literal["ms", "percent"] = "percent") -> SignedChange | str | None:
+    """Returns a change with its interval in ms or as a share of the time before; None if that is not known."""
     if unit == "ms":
         return SignedChange(change.ms, change.low_ms, change.high_ms)
     if change.share is None:
         return None
     low, high = change.low_share, change.high_share
-    if low is not None and high is not None and high - low > 2 and not change.is_change:
+    if low is not None and high is not None and high - low > _MAX_INTERVAL_SHARE and not change.is_change:
         return "too short to tell"
     return SignedChange(change.share, low, high)
 
 
 def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
-    """What the verdict rests on, what the sides differ in, and what the reader must know or do."""
+    """Yields what the verdict rests on, how the sides differ, and what the reader must know or do."""
     change, step, runs = pair.headline, pair.step, (*pair.before.runs, *pair.after.runs)
     if pair.same:
         yield "Both sides are the same capture."
@@ -181,94 +212,105 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
         before, after = (format_count(n, noun) if n else "an unknown number of steps" for n in numbers)
         yield f"Compared: {before} before, {after} after."
     if pair.unprofiled and step:
-        yield _changed(step.wall, "under").capitalize()
+        yield _describe_step_change(step.wall, "under").capitalize()
     for run in runs if pair.unprofiled is None else ():
         if run.unprofiled and (doubts := run.unprofiled.doubts.get(STEP)):
-            yield f"The step of {run.title} without the profiler is distrusted: {'; '.join(doubts)}."
+            yield f"The step of {run.title} without the profiler is not trusted: {'; '.join(doubts)}."
     if pair.differences:
-        yield f"The sides differ in {', '.join(map(_difference, pair.differences))}."
+        yield f"The sides differ in {', '.join(map(_describe_difference, pair.differences))}."
     for status in ("gone", "new"):
-        if titles := [f"“{one.finding.title}”" for one in pair.findings or () if one.status == status]:
-            yield f"{status.capitalize()}: {', '.join(titles)}."
+        if titles := [f"“{row.finding.title}”" for row in pair.findings or () if row.status == status]:
+            yield f"Findings that are {status}: {', '.join(titles)}."
     if step and round(step.before_launches) != round(step.after_launches):
-        yield f"Kernels launched in a step: {_launches(step.before_launches, step.after_launches)}."
+        yield f"Kernels launched per step: {_format_launches(step.before_launches, step.after_launches)}."
     batches = {run.configuration and run.configuration.batch_size for run in runs}
     if step and step.common_factor and (None in batches or len(batches) > 1):
-        yield f"All large classes took {step.common_factor:.2f} of their time: another batch size?"
+        yield f"The times of all large classes changed by the factor {step.common_factor:.2f}: another batch size?"
     if pair.is_slowed_on_one_side:
-        yield "The profiler slows the two sides down differently: record both in one way, or compare times without it."
+        yield (
+            "The profiler slows the two sides down differently. Record both in the same way, or compare times without "
+            "the profiler."
+        )
     if pair.verdict(limit) == "unclear" and change:
-        yield _how_to_tell(change, limit)
+        yield _explain_how_to_narrow(change, limit)
 
 
-def _difference(one: Difference) -> str:
-    return f"{one.key.replace('_', ' ')} ({one.before} → {one.after})"
+def _describe_difference(difference: Difference) -> str:
+    return f"{difference.key.replace('_', ' ')} ({difference.before} → {difference.after})"
 
 
-def _how_to_tell(change: Change, limit: float) -> str:
-    """What would narrow the interval of a change that is too uncertain."""
+def _explain_how_to_narrow(change: Change, limit: float) -> str:
+    """Returns what would narrow the interval of a change that is too uncertain."""
     if change.low_share is None or change.high_share is None:
-        return "How much steps vary is not known: record more, or give their number and deviation (steps, std_ms)."
-    half, looked = rounded_percent((change.high_share - change.low_share) / 2), rounded_percent(limit)
-    how = (
+        return (
+            "How much the steps vary is not known. Record more steps, or give their number and standard deviation "
+            "(steps, std_ms)."
+        )
+    half, wanted = rounded_percent((change.high_share - change.low_share) / 2), rounded_percent(limit)
+    remedy = (
         "Record more steps, or several runs of each side."
-        if change.inside > _MOSTLY
-        else "So much does the program's own time differ from run to run: record each side several times, and compare "
-        "the folders with --repeats, or say with --cpu-spread how much it differs on your machine."
+        if change.inside > _STEP_VARIANCE_SHARE
+        else "The CPU time of a program differs that much from run to run. Record each side several times and compare "
+        "the folders with --repeats, or give the spread of your machine with --cpu-spread."
     )
-    return f"A change below {half} would not be seen, and {looked} is looked for. {how}"
+    return f"A change below {half} could not be detected, and the limit is {wanted}. {remedy}"
 
 
-#: A row of a table of changes: what changed, and how.
+#: A row of a table of changes: its name, and the change.
 _Row = tuple[str, Change]
 
 
-def _table(what: str, rows: Sequence[_Row], unit: Literal["ms", "percent"], caption: str, title: str) -> Table:
-    """Changes under each other, in ms or as shares of what was before."""
+def _tabulate_changes(
+    name: str, rows: Sequence[_Row], unit: Literal["ms", "percent"], caption: str, title: str
+) -> Table:
     fields: tuple[Field[_Row], ...] = (
-        Field(what, "text", lambda row: row[0]),
+        Field(name, "text", lambda row: row[0]),
         Field("before", "ms", lambda row: row[1].before_ms),
         Field("after", "ms", lambda row: row[1].after_ms),
-        Field("change (95\N{NO-BREAK SPACE}% interval)", unit, lambda row: _shift(row[1], unit)),
+        Field("change (95\N{NO-BREAK SPACE}% interval)", unit, lambda row: _change_cell(row[1], unit)),
     )
     return make_table(fields, rows, caption, capture=title)
 
 
-def _part(part: PartChange) -> str:
-    """A part in words: compute: matmul; idle: waits for the GPU."""
-    return f"{part.kind}: {_CAUSES.get(part.name, part.name)}".removesuffix(": ")
+def _name_part(part: PartChange) -> str:
+    """Returns the name of a part, such as "compute: matmul" or "idle: waits for the GPU"."""
+    return f"{part.kind}: {_CAUSES.get(part.name, part.name)}" if part.name else part.kind
 
 
-def _explaining(step: StepChange, title: str) -> Table:
-    """What explains the change of the step: the parts that matter, and the sum of the others; each column adds up."""
-    least = _MATTERS * max(step.wall.before_ms, step.wall.after_ms)
-    small = [part.change for part in step.parts if abs(part.change.ms) < least]
-    rows = [(_part(part), part.change) for part in step.parts if len(small) == 1 or part.change not in small]
+def _tabulate_parts(step: StepChange, title: str) -> Table:
+    """Returns the table of the parts that explain the change, with the sum of the small ones. Each column adds up."""
+    threshold_ms = _MIN_ROW_SHARE * max(step.wall.before_ms, step.wall.after_ms)
+    small = [part.change for part in step.parts if abs(part.change.ms) < threshold_ms]
+    rows = [(_name_part(part), part.change) for part in step.parts if len(small) == 1 or part.change not in small]
     if len(small) > 1:
-        sums = (sum(one.before_ms for one in small), sum(one.after_ms for one in small))
+        sums = (sum(change.before_ms for change in small), sum(change.after_ms for change in small))
         rows.append((f"{len(small)} parts with less change", Change(*sums, None, None, None, None)))
-    caption = "What explains the change: the step under the profiler, ms, the largest change first."
-    return _table("part of the step", [*rows, ("the step", step.wall)], "ms", caption, title)
+    caption = "What explains the change: the step under the profiler, ms, with the largest change first."
+    return _tabulate_changes("part of the step", [*rows, ("the step", step.wall)], "ms", caption, title)
 
 
-def _figures(pair: Comparison, title: str) -> Iterator[Block]:
-    """The other figures: times, kernels, findings."""
-    if times := [*_times(pair)]:
-        yield _table("time", times, "percent", "Times, ms:", title)
-    if pair.step and (kernels := _kernels(pair.step, title)).rows:
+def _other_figures(pair: Comparison, title: str) -> Iterator[Block]:
+    """Yields the times, kernels and findings."""
+    if times := [*_time_rows(pair)]:
+        yield _tabulate_changes("time", times, "percent", "Times, ms:", title)
+    if pair.step and (kernels := _tabulate_kernels(pair.step, title)).rows:
         yield kernels
     if pair.findings:
-        yield Paragraph("Findings, and what removing each would save (of several runs, those of most, medians):", title)
-        yield Listing(tuple(map(_finding, pair.findings)), capture=title)
+        yield Paragraph("Findings and their savings (for several runs: the findings of most runs, and medians):", title)
+        yield Listing(tuple(map(_describe_finding, pair.findings)), capture=title)
 
 
-def _finding(one: FindingChange) -> StrOrText:
-    savings = (format_ms_range(each.saves_ms_low, each.saves_ms_high) for each in (one.before, one.after) if each)
-    return phrase("**{}**: {} ({})", one.status, one.finding.title, " → ".join(dict.fromkeys(savings)))
+def _describe_finding(row: FindingChange) -> StrOrText:
+    findings = (finding for finding in (row.before, row.after) if finding)
+    savings = (format_ms_range(finding.saves_ms_low, finding.saves_ms_high) for finding in findings)
+    return phrase("**{}**: {} ({})", row.status, row.finding.title, " → ".join(dict.fromkeys(savings)))
 
 
-def _times(pair: Comparison) -> Iterator[_Row]:
-    """The step and the phases by each clock: without the profiler first. Wall time needs somebody who waits."""
+def _time_rows(pair: Comparison) -> Iterator[_Row]:
+    """Yields the step and the phases by each clock, first without the profiler.
+
+    The wall time of a phase is left out if nobody waits for its work.
+    """
     busy = "operators busy" if pair.before.runs[0].gpu == CPU else "GPU busy"
     unprofiled = [("step", pair.unprofiled), *((phase.phase, phase.unprofiled) for phase in pair.phases)]
     yield from ((f"{name}, without the profiler", change) for name, change in unprofiled if change)
@@ -281,45 +323,100 @@ def _times(pair: Comparison) -> Iterator[_Row]:
         yield (f"{phase.phase}, {busy}", phase.busy)
 
 
-def _kernels(step: StepChange, title: str) -> Table:
-    """The kernels whose time changed most, by more than chance."""
-    labels = make_short_labels([name for part in step.parts for one in part.kernels for name in _names(one)])
+def _tabulate_kernels(step: StepChange, title: str) -> Table:
+    """Returns the table of the kernels whose time changed most, and by more than chance."""
+    labels = make_short_labels([name for part in step.parts for kernel in part.kernels for name in _names(kernel)])
 
     def label(row: tuple[str, KernelChange]) -> str:
-        """A kernel's label, or both where two stand for each other; of fills and opaque graphs their class."""
-        kernel_class, one = row
-        only = " (only before)" if one.after_name is None else " (only after)" if one.before_name is None else ""
-        return (" → ".join(labels[name] for name in _names(one)) or kernel_class) + only
+        """Returns the label of a kernel, or of both kernels of a pair; the class if the kernel has no name."""
+        kernel_class, kernel = row
+        side = " (only before)" if kernel.after_name is None else " (only after)" if kernel.before_name is None else ""
+        return (" → ".join(labels[name] for name in _names(kernel)) or kernel_class) + side
 
-    least = _MATTERS * max(step.wall.before_ms, step.wall.after_ms) / 2
-    every = [(part.name, one) for part in step.parts for one in part.kernels]
-    changed = [row for row in every if row[1].change.is_change and abs(row[1].change.ms) >= least]
+    threshold_ms = _MIN_ROW_SHARE * max(step.wall.before_ms, step.wall.after_ms) / 2
+    kernels = [(part.name, kernel) for part in step.parts for kernel in part.kernels]
+    changed = [row for row in kernels if row[1].change.is_change and abs(row[1].change.ms) >= threshold_ms]
     fields: tuple[Field[tuple[str, KernelChange]], ...] = (
         Field("kernel", "text", label),
         Field("class", "text", lambda row: row[0]),
-        Field("launches", "text", lambda row: _launches(row[1].before_launches, row[1].after_launches)),
+        Field("launches", "text", lambda row: _format_launches(row[1].before_launches, row[1].after_launches)),
         Field("before", "ms", lambda row: row[1].change.before_ms),
         Field("after", "ms", lambda row: row[1].change.after_ms),
         Field("change", "ms", lambda row: SignedChange(row[1].change.ms)),
     )
-    caption = "Kernels whose time changed most, ms and launches of a step:"
-    shown = sorted(changed, key=lambda row: -abs(row[1].change.ms))[:_MOST_KERNELS]
-    return make_table(fields, shown, caption, capture=title, names=2)
+    caption = "The kernels whose time changed most, ms and launches per step:"
+    largest = sorted(changed, key=lambda row: -abs(row[1].change.ms))[:_MOST_KERNELS]
+    return make_table(fields, largest, caption, capture=title, names=2)
 
 
-def _names(one: KernelChange) -> tuple[str, ...]:
-    """The kernel's name before and after, once where it is the same."""
-    return tuple(dict.fromkeys(name for name in (one.before_name, one.after_name) if name))
+def _names(kernel: KernelChange) -> tuple[str, ...]:
+    """Returns the names of a kernel before and after, or one name if both are the same."""
+    return tuple(dict.fromkeys(name for name in (kernel.before_name, kernel.after_name) if name))
 
 
-def _launches(before: float, after: float) -> str:
-    """Returns the launches of a step before and after, or one number if both are shown alike."""
-    rounded = (number if number < _MANY_LAUNCHES else round(number) for number in (before, after))
+def _format_launches(before: float, after: float) -> str:
+    """Returns the launches per step before and after, or one number if both are shown alike."""
+    rounded = (number if number < _WHOLE_LAUNCHES else round(number) for number in (before, after))
     return " → ".join(dict.fromkeys(format_number(number, "count") for number in rounded))
 
 
-def _unmatched(one: UnmatchedRun) -> StrOrText:
-    """Why a run stands against none."""
-    if one.reasons:
-        return phrase("{}: {}.", one.side.capitalize(), join_texts("; ", one.reasons))
-    return phrase("`{}` is only {}.", one.run.title, one.side)
+# --- why runs are not compared
+
+_STATUSES = {
+    "oom": "ran out of memory",
+    "partial": "is partial: a range has no end, or kernels of it are missing",
+    "no_kernels": "holds no kernel",
+    "failed": "failed",
+    "timeout": "was stopped after its time limit",
+    "not_profiled": "was not profiled",
+}
+
+
+def caution_sentences(pair: Comparison) -> tuple[StrOrText, ...]:
+    """Returns the reasons against comparing a pair, each once."""
+    return tuple(dict.fromkeys(map(describe_obstacle, pair.cautions)))
+
+
+def _describe_unmatched_run(unmatched: UnmatchedRun) -> StrOrText:
+    if unmatched.obstacles:
+        reasons = join_texts("; ", map(describe_obstacle, unmatched.obstacles))
+        return phrase("{}: {}.", unmatched.side.capitalize(), reasons)
+    return phrase("`{}` is only {}.", unmatched.run.title, unmatched.side)
+
+
+def describe_obstacle(obstacle: Obstacle) -> StrOrText:
+    """Returns a reason against comparing runs, without the final period."""
+    run, *others = obstacle.runs
+    if obstacle.kind == "not analysed":
+        message = f" ({run.message})" if run.message else ""
+        return f"{run.title} {_STATUSES.get(run.status, run.status)}{message}"
+    if obstacle.kind == "no step":
+        return f"{run.title} holds no step that ran on a GPU"
+    other = others[0]
+    if obstacle.kind == "hardware":
+        return f"{run.title} ran on {run.hardware}, {other.title} on {other.hardware}"
+    if obstacle.kind == "timing":
+        return f"{run.title} was timed {_describe_timing(run)}, {other.title} {_describe_timing(other)}"
+    if obstacle.difference:
+        setting = obstacle.difference.key.replace("_", " ")
+        before, after = obstacle.difference.before, obstacle.difference.after
+        return f"The {setting} of {run.title} is {before}, that of {other.title} is {after}"
+    if obstacle.kind == "modules":
+        return f"The models of {run.title} and {other.title} have no module in common"
+    assert run.step
+    assert other.step
+    if obstacle.kind == "kind of step":
+        return phrase(
+            "Their steps are different things: {} in {}, {} in {}",
+            run.step.unit, run.title, other.step.unit, other.title,
+        )  # fmt: skip
+    return phrase(
+        "{} has {:,.0f} matmuls in {}, {} has {:,.0f} in {}, and no name identifies a step (`--step RANGE`, "
+        "`--steps N`)",
+        run.title, run.step.matmuls, run.step.unit, other.title, other.step.matmuls, other.step.unit,
+    )  # fmt: skip
+
+
+def _describe_timing(run: Summary) -> str:
+    methods = ("without a profiler" if name == "none" else f"under {name}" for name in timing_methods(run))
+    return " and ".join(sorted(methods))

@@ -1,0 +1,191 @@
+"""Estimates what a run takes, with the spread between runs, and checks it against budgets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, PAUSES_SPREAD, Change, Estimate
+from nsys_analyzer.analysis.comparison.comparison import Budget, BudgetUnit, BudgetVerdict, PartKind, Side
+from nsys_analyzer.analysis.kernels.classes import known_classes
+from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.summary.summary import PhaseSummary, Summary
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.system.strict_json import read_toml
+from nsys_analyzer.trace.phase_names import STEP
+
+#: A part of the step: its kind, and its kernel class or cause.
+PartKey: TypeAlias = "tuple[PartKind, str]"
+Limit = Annotated[float, msgspec.Meta(ge=0)]
+_EXAMPLE = "step_ms = 40, or [classes_ms] and below it matmul = 25"
+_LAUNCHES, _MEMORY = "launches", "peak memory"
+
+
+@dataclass(frozen=True)
+class RunSpread:
+    """How much times of one program differ from run to run, as standard deviations in ms.
+
+    The GPU's work differs little. The time in which the GPU waits for the program differs much.
+
+    Attributes:
+        cpu: the standard deviation of the time that the GPU waits for the program, as a share of that time.
+    """
+
+    cpu: float
+
+    def of(self, gpu_ms: float, waiting_ms: float, pauses_ms: float = 0.0) -> float:
+        """Returns the spread of a time that consists of GPU work, waiting for the program, and pauses of the GPU."""
+        return math.hypot(GPU_SPREAD * gpu_ms, PAUSES_SPREAD * pauses_ms, self.cpu * max(waiting_ms, 0.0))
+
+    def of_step(self, step: StepSummary, ms: float) -> float:
+        """Returns the spread of a median step of this length, with or without the profiler."""
+        compute, pauses = step.usual_compute_ms, step.own_pauses_ms
+        return self.of(compute, ms - compute - pauses, pauses)
+
+    def of_busy(self, step: StepSummary) -> float:
+        """Returns the spread of the GPU's work in a median step."""
+        compute = step.usual_compute_ms
+        return self.of(compute, step.median_busy_ms - compute)
+
+    @staticmethod
+    def of_kernels(step: StepSummary, ms: float) -> float:
+        """Returns the spread of some kernels of a step, as if each kernel varied independently of the others."""
+        return GPU_SPREAD * math.sqrt(ms * step.compute_ms)
+
+
+def estimate_step(step: StepSummary, spread: RunSpread) -> Estimate:
+    """Returns the length of a run's step under the profiler."""
+    estimate = replace(Estimate.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
+    return estimate.with_run_error(spread.of_step(step, estimate.ms))
+
+
+def estimate_parts(step: StepSummary, spread: RunSpread) -> dict[PartKey, Estimate]:
+    """Returns the parts of a step, which add up to its mean length."""
+    n = step.instances
+    parts: dict[PartKey, Estimate] = {}
+    for kernels in step.classes:
+        estimate = Estimate.of_mean(kernels.ms, kernels.std_ms, n)
+        parts["compute", kernels.kernel_class] = estimate.with_run_error(spread.of_kernels(step, kernels.ms))
+    if ms := step.exposed_copy_ms:
+        estimate = Estimate.of_mean(ms, step.exposed_copy_std_ms, n)
+        parts["exposed copies", ""] = estimate.with_run_error(spread.of(0.0, ms))
+    if ms := step.exposed_communication_ms:
+        estimate = Estimate.of_mean(ms, step.exposed_communication_std_ms, n)
+        parts["exposed communication", ""] = estimate.with_run_error(spread.of(0.0, ms))
+    for cause in step.causes:
+        pauses_ms = step.own_pauses_ms if cause.cause == "launch" else 0.0
+        estimate = Estimate.of_mean(cause.ms, cause.std_ms, n)
+        parts["idle", cause.cause] = estimate.with_run_error(spread.of(0.0, cause.ms - pauses_ms, pauses_ms))
+    return parts
+
+
+def estimate_phase(phase: PhaseSummary, spread: RunSpread) -> Estimate:
+    """Returns the length of a run's phase under the profiler."""
+    # If nobody waits for the work of a phase, the phase lasts as long as launching that work.
+    estimate = Estimate.of_values(phase.wall_values_ms, phase.instances)
+    busy_ms = Estimate.of_values(phase.busy_values_ms).ms if phase.synchronized else 0.0
+    return estimate.with_run_error(spread.of(busy_ms, estimate.ms - busy_ms))
+
+
+def estimate_phase_busy(phase: PhaseSummary, spread: RunSpread) -> Estimate:
+    """Returns the GPU's work in a run's phase."""
+    estimate = Estimate.of_values(phase.busy_values_ms, phase.instances)
+    return estimate.with_run_error(spread.of(estimate.ms, 0.0))
+
+
+def estimate_unprofiled(run: Summary, name: str, spread: RunSpread) -> Estimate | None:
+    """Returns the time of a run's phase without the profiler; None if it was not measured."""
+    stats = run.unprofiled.trusted(name) if run.unprofiled else None
+    if stats is None or stats.typical is None:
+        return None
+    estimate, phase = Estimate.of_stats(stats), run.phase(name)
+    if name == STEP and run.step:
+        return estimate.with_run_error(spread.of_step(run.step, estimate.ms))
+    busy_ms = Estimate.of_values(phase.busy_values_ms).ms if phase else 0.0
+    return estimate.with_run_error(spread.of(busy_ms, estimate.ms - busy_ms))  # programs synchronize to time a phase
+
+
+# --- budgets
+
+
+class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The most that each run may take in a step, with limits of phases and of kernel classes by their names."""
+
+    step_ms: Limit | None = None
+    launches: Limit | None = None
+    peak_memory_gib: Limit | None = None
+    phases_ms: dict[str, Limit] = {}
+    classes_ms: dict[str, Limit] = {}
+
+
+def read_budgets(path: Path) -> Budgets:
+    """Reads budgets from a TOML file.
+
+    Raises:
+        ConfigurationError: the file holds something else.
+    """
+    budgets = read_toml(path, Budgets, _EXAMPLE)
+    if unknown := budgets.classes_ms.keys() - known_classes():
+        hint = f"There are: {', '.join(known_classes())}"
+        raise ConfigurationError(f"{path}: there is no kernel class {min(unknown)!r}", hint)
+    return budgets
+
+
+def check_budgets(budgets: Budgets, side: Side, cpu_spread: float = CPU_SPREAD) -> Iterator[Budget]:
+    """Yields each budget with what the runs of a side take.
+
+    For the step and its phases this is the time without the profiler if it was measured for all runs.
+    """
+    spread = RunSpread(cpu_spread)
+    are_timed = all(estimate_unprofiled(run, STEP, spread) for run in side.runs)
+    limits = {
+        STEP: budgets.step_ms,
+        _LAUNCHES: budgets.launches,
+        _MEMORY: budgets.peak_memory_gib and budgets.peak_memory_gib * 2**30,
+        **budgets.phases_ms,
+        **{_class_budget(name): ms for name, ms in budgets.classes_ms.items()},
+    }
+    by_run = [_estimate_quantities(run, spread, use_unprofiled=are_timed) for run in side.runs]
+    for quantity, limit in limits.items():
+        unit: BudgetUnit = "count" if quantity == _LAUNCHES else "bytes" if quantity == _MEMORY else "ms"
+        if limit is not None and all(quantity in estimates for estimates in by_run):
+            estimate = Estimate.of_runs([estimates[quantity] for estimates in by_run])
+            is_exceeded = Change.of(Estimate(limit, None, 0.0), estimate).is_change
+            verdict: BudgetVerdict = (
+                "kept" if estimate.ms <= limit else "exceeded" if is_exceeded else "above, perhaps by chance"
+            )
+            yield Budget(quantity, unit, limit, estimate.ms, verdict)
+        elif limit is not None:
+            yield Budget(quantity, unit, limit, None, "not known")
+
+
+def _class_budget(kernel_class: str) -> str:
+    return f"compute: {kernel_class}"
+
+
+def _estimate_quantities(run: Summary, spread: RunSpread, *, use_unprofiled: bool) -> dict[str, Estimate]:
+    """Returns every quantity of a run that a budget can limit."""
+    estimates: dict[str, Estimate] = {}
+    if use_unprofiled and run.unprofiled:
+        times = {name: estimate_unprofiled(run, name, spread) for name in run.unprofiled.phases}
+        estimates = {name: estimate for name, estimate in times.items() if estimate}
+    elif run.step:
+        estimates = {
+            phase.phase: (estimate_phase if phase.synchronized else estimate_phase_busy)(phase, spread)
+            for phase in run.phases
+            if phase.instances
+        }
+        estimates[STEP] = estimate_step(run.step, spread)
+    if run.step:
+        parts = estimate_parts(run.step, spread)
+        absent = Estimate(0.0, None, 0.0)
+        estimates |= {_class_budget(name): parts.get(("compute", name), absent) for name in known_classes()}
+        estimates[_LAUNCHES] = Estimate(run.step.launches, None, 0.0)
+    if run.unprofiled and run.unprofiled.peak_memory_bytes:
+        estimates[_MEMORY] = Estimate(run.unprofiled.peak_memory_bytes, None, 0.0)
+    return estimates
