@@ -200,10 +200,12 @@ class Cover:
 
 
 def find_overlaps(start: Ints, end: Ints, at_start: Ints, at_end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Finds the common parts of sorted intervals, which do not overlap each other, and other intervals.
+    """Finds where the intervals [start, end) overlap the intervals [at_start, at_end).
+
+    The former must be sorted, and must not overlap each other.
 
     Returns:
-        For each common part: the index of the other interval, the index of the interval, its start and its end, ns.
+        For each overlap: the index of the latter interval, the index of the former, the start and the end, ns.
     """
     first = np.searchsorted(end, at_start, side="right")
     count = np.maximum(np.searchsorted(start, at_end, side="left") - first, 0)
@@ -217,8 +219,8 @@ def find_overlaps(start: Ints, end: Ints, at_start: Ints, at_end: Ints) -> tuple
 class Axis:
     """Places values of several groups on one axis: group after group, and sorted by value within each group.
 
-    Each group takes a stretch that is as long as its values need. If the values lie too far apart for 64 bits, as times
-    do if one of them is broken, the rank of a value among all values replaces it.
+    Each group takes a stretch that is as long as its values need. If the values lie too far apart for 64 bits, for
+    example because a time is broken, each value is replaced by its rank among all values.
     """
 
     def __init__(self, group: Ints, *values: Ints) -> None:
@@ -237,7 +239,7 @@ class Axis:
     def place(self, group: Integers, value: Ints) -> Ints:
         """Returns the place of each (group, value), sorted by group, then by value; ``OFF_AXIS`` for unknown groups.
 
-        A value that is not on the axis has its place before, between or after the values that are.
+        A value that is not on the axis gets a place between its neighbors on the axis.
         """
         places = np.full(len(group), OFF_AXIS, np.int64)
         for block in blocks(len(group) if len(self._groups) else 0):

@@ -181,9 +181,9 @@ def find_waiting_ranges(
 ) -> Ints:
     """Returns the range whose thread each launch inherits from, -1 if there is none.
 
-    Of the phases that are open in the process it is the backward pass, else the phase that opened last, else the step
-    that opened last. If no phase is open, a launch from a thread without ranges takes the range that opened last,
-    whatever its name is.
+    It is the first of these that is open in the process: a backward pass, the phase that opened last, the step that
+    opened last. If none of them is open, a launch from a thread without ranges inherits from the range that opened
+    last, whatever its name is.
     """
     waiting = np.full(len(time), NONE, np.int64)
     from_others = ~np.isin(trace.ranges.thread, engine)
@@ -221,7 +221,7 @@ class RangeRoles:
         roles_by_name = zip(ranges.names, names.find_roles(ranges.names), strict=True)
         roles = {name: self.inferred.get(name, role) for name, role in roles_by_name}
         if STEP not in names.extra:
-            roles |= dict.fromkeys(_find_no_steps(roles, decodes=decodes))
+            roles |= dict.fromkeys(_find_rejected_steps(roles, decodes=decodes))
         # The program's own ranges say more about attention than calls of modules do.
         if not set(ATTENTION_PARTS) & set(roles.values()):
             calls = [name for name, role in roles.items() if not role and name.startswith(MODULE_RANGE_PREFIX)]
@@ -256,25 +256,26 @@ class RangeRoles:
         return self.is_leaf_phase | self.mask(STEP)
 
 
-def _find_no_steps(roles: Mapping[str, str | None], *, decodes: bool) -> set[str]:
-    """Returns the names that are no steps if an engine marks its own: the names of ranges around its steps.
+def _find_rejected_steps(roles: Mapping[str, str | None], *, decodes: bool) -> set[str]:
+    """Returns the names of ranges that look like steps but are none, since a serving engine marks its own steps.
 
-    Such ranges are a step of PyTorch's profiler, a whole generation, and the executor's step around SGLang's. "decode"
-    without a batch is a step only if there is "prefill" as well, or if such ranges hold most of the GPU's work.
+    Such ranges enclose the engine's steps: a step of PyTorch's profiler, a whole generation, or the executor's step
+    around SGLang's. "decode" without a batch is a step only if there is "prefill" as well, or if such ranges hold most
+    of the GPU's work.
     """
     are_marks = zip(roles, map_by_shape(tuple(roles), parse_served_step), strict=True)
     marks = {name: mark for name, is_mark in are_marks if is_mark and (mark := parse_served_step(name))}
     is_inside = any(name.startswith(ENGINE_STEP_PREFIX) for name in marks)
     is_certain = any(mark.certain for mark in marks.values())
     doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
-    no_steps = {
+    rejected = {
         name
         for name, mark in marks.items()
         if (is_inside and name.startswith(EXECUTOR_STEP_PREFIX)) or (doubtful and not mark.certain)
     }
     trains = not {"backward", "optimizer"}.isdisjoint(roles.values())
-    serves = bool(marks.keys() - no_steps) and not trains
-    return no_steps | {name for name, role in roles.items() if serves and role == STEP and name not in marks}
+    serves = bool(marks.keys() - rejected) and not trains
+    return rejected | {name for name, role in roles.items() if serves and role == STEP and name not in marks}
 
 
 #: Stands between the names of the ranges in a range path.

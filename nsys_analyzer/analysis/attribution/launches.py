@@ -214,7 +214,7 @@ def _estimate_clock_offsets(operations: Operations, launch: SmallInts, wait: Int
 
 
 def _end_at_next_start(trace: Trace, launch: SmallInts) -> Trace:
-    """Ends each operation at the start of the next one on its stream if it lasts longer: a stream runs one at a time.
+    """Ends each operation at the start of the next one on its stream, since a stream runs one operation at a time.
 
     The next operation may start earlier if a graph or a programmatic launch starts it, or if its launch was not
     recorded.

@@ -33,9 +33,9 @@ class KernelClass:
 
     Attributes:
         meaning: its line of the glossary.
-        color: its color in figures, pages and bars; empty for the color of all other classes. Only a class that takes
-            much time needs its own: colors must stay distinguishable.
-        letter: its letter in bars without color; empty for the letter of all other classes.
+        color: its color in figures, pages and bars. Only a class that takes much time needs its own, since colors must
+            stay distinguishable; it is empty for the others, which share one color.
+        letter: its letter in bars without color; empty for the others, which share one letter.
     """
 
     meaning: str

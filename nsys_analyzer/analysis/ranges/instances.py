@@ -160,7 +160,7 @@ class AttributedTrace:
         return ends
 
     def is_in_warmup(self, process: Ints, time: Ints) -> Bools:
-        """Returns True for each (process, time) in a warm-up range, on any thread, or in a first step that is left out.
+        """Returns True for each (process, time) in a warm-up range, on any thread, or in a step of ``start_ups``.
 
         A warm-up range without an end stays open.
         """
@@ -202,7 +202,10 @@ class AttributedTrace:
 
     @cached_property
     def instances_of_operations(self) -> tuple[SmallInts, SmallInts]:
-        """The instance of a phase and the step that each operation belongs to, or -1; each has shape (operations,)."""
+        """The instance of a phase, and the step, that each operation belongs to.
+
+        Both are arrays of shape (operations,) with indices into ``instances``, -1 if there is none.
+        """
         return self._find_instances(self.roles.is_leaf_phase), self._find_instances(self.roles.mask(STEP))
 
     def _find_instances(self, family: Bools) -> SmallInts:
@@ -255,7 +258,11 @@ class AttributedTrace:
         return ranges.select((process_of(ranges.thread) == process) & self.roles.mask(*roles, of=ranges))
 
     def count_nested_phases(self, process: int) -> dict[tuple[str, str], int]:
-        """Counts the ranges of one phase inside another phase on their thread: (inner, outer) to count."""
+        """Counts the ranges of one phase inside another phase on the same thread.
+
+        Returns:
+            (name of the inner, name of the outer) to count.
+        """
         ranges = self.trace.ranges
         is_leaf = self.roles.is_leaf_phase & (process_of(ranges.thread) == process)
         inner = np.flatnonzero(is_leaf)
@@ -275,9 +282,12 @@ class AttributedTrace:
         return self.roles.inferred.get(name) or normalize_name(name)
 
     def count_crossing_phases(self, process: int) -> dict[tuple[str, str], int]:
-        """Counts the pushed ranges of phases that end inside a range that began in them: (first, second) to count.
+        """Counts the pairs of ranges of phases that cross: the second starts inside the first and ends after it.
 
-        Pushed and popped ranges lie inside each other. If two cross, a pop is missing, or it ended another range.
+        Only pushed ranges count. They nest, so if two cross, a pop is missing, or it ended another range.
+
+        Returns:
+            (name of the first, name of the second) to count.
         """
         ranges, not_pushed = self.trace.ranges, {*self.trace.start_end_names, *self.roles.inferred}
         is_pushed = self.roles.is_phase_or_step & mask_by_name(ranges, lambda name: name not in not_pushed)

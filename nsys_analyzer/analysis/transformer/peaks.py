@@ -48,7 +48,7 @@ _NVL72 = "NVIDIA {0} NVL72 datasheet, a 72nd"
 # Datasheets give tensor rates with sparsity, which are twice the dense rates below. The rates of GeForce are those with
 # accumulation in fp32, which libraries use. fp4 is NVFP4 or MXFP4; that of the B300 is an eighth of the 108 PFLOP/s of
 # HGX. The sizes of L2 come from NVIDIA's architecture whitepapers of A100, H100, Ada and RTX Blackwell. That of the
-# H200 is the driver's (62,914,560 bytes).
+# H200 is the size that the driver reports (62,914,560 bytes).
 PEAKS: tuple[Peaks, ...] = (
     # name; TFLOP/s in fp32 (CUDA cores), tf32, bf16 and fp16, fp8, fp4; TB/s; source; MiB of L2
     _peaks("GB300", 80, 1250, 2500, 5000, 15000, 8.0, _NVL72.format("GB300")),
