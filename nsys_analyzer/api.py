@@ -75,10 +75,10 @@ def summarize(
 
     csv_paths = [Path(path) for path in ([timings] if isinstance(timings, str | Path) else timings)]
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
-    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
+    configuration = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     unprofiled_times = read_timings(*csv_paths) if csv_paths else None
     loaded = load_captures(
-        [Path(path) for path in paths], names, given, unprofiled_times, step_ms=step_ms, with_tracks=with_tracks
+        [Path(path) for path in paths], names, configuration, unprofiled_times, step_ms=step_ms, with_tracks=with_tracks
     )
     return tuple(map(write_texts, loaded.captures))
 

@@ -65,7 +65,7 @@ def test_what_cannot_be_told_has_an_exit_code(trace: Path, run_main: Main) -> No
     assert answer["cannot_answer"] == {"why": "Memory was not recorded", "needs": needs}
     outcome = run_main("ask", trace, "wall_ms phase=backward")
     assert outcome.code == 4
-    assert "cannot be told. It has no such measured phase" in outcome.out
+    assert "not known. The capture does not hold this phase" in outcome.out
     assert "Its phases: forward, optimizer, step" in outcome.out
 
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_told_has_an_exit_code(trace: Path, run_main: Main) -> No
         ("kernel_ms kernel='gemm", "Close the quotation marks"),
         ("class_ms", "class_ms class=… [phase=…]"),
         ("class_ms class=gemm", "There are: matmul, "),
-        ("kernel_ms kernel=e", "2 kernels here are called 'e'"),
+        ("kernel_ms kernel=e", "2 kernels match 'e'"),
     ],
 )
 def test_what_is_no_question(question: str, said: str, trace: Path, run_main: Main) -> None:
@@ -118,7 +118,7 @@ def test_a_name_that_is_no_utf_8_stands_in_json(trace: Path, tmp_path: Path, run
     assert json.loads(in_json({"a": "\\udce9 \U0001f600 \udce9"})) == {"a": "\\udce9 \U0001f600 \ufffd"}
 
 
-# --- explain --budget, and what cannot be told elsewhere
+# --- explain --budget, and what is not known elsewhere
 
 
 @pytest.mark.parametrize("budget", [200, 1000, 2000, 100_000])

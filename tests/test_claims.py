@@ -61,7 +61,7 @@ def holds(evidence: Callable[[str], Evidence]) -> Callable[[str], list[bool | No
         "wall_ms phase='forward' = 6 ms", "class_share class=matmul = 0.67 fraction",  # of 0.666667
         "class_share class=matmul = 0.666667 fraction", "saves_ms finding=cpu_pause = 4.41 to 8 ms",
         "top_kernel phase=forward = ampere_sgemm_128x64_tn",
-        "peak_memory_bytes: cannot be told. Memory was not recorded. It needs: "
+        "peak_memory_bytes: not known. Memory was not recorded. It needs: "
         "nsys-analyze run --memory -- python train.py",
         TIMES, f"**{TIMES}**", f"* {TIMES}", TIMES.replace(" (GPU busy 2", "\n(GPU busy 2"), f"## {TIMES}",
         MATMUL, MATMUL.replace(" %", "\u00a0%"), MATMUL.replace(" %", "%"),

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nsys_analyzer import __version__
-from nsys_analyzer.cli.help import GROUPS, OTHER
+from nsys_analyzer.cli.help import GENERAL, GROUPS
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.verify.ledger import Entry, append_entry
 from tests.conftest import Main
@@ -287,9 +287,9 @@ def test_help(command: click.Command) -> None:
     groups = [getattr(one, "group", None) for one in command.params if isinstance(one, click.Option)]
     assert text.count("\n  -h, --help") == 1
     if not isinstance(command, click.Group):
-        assert text.partition("Other:\n")[2].startswith("  -h, --help")
+        assert text.partition("General:\n")[2].startswith("  -h, --help")
         shown = [line[:-1] for line in text.splitlines() if line[:-1] in GROUPS]
-        assert shown == [group for group in GROUPS if group in {*groups, OTHER}]
+        assert shown == [group for group in GROUPS if group in {*groups, GENERAL}]
     assert output(command.name, "-h") == text
     assert [one.name for one in command.params if isinstance(one, click.Option) and not one.help] == []
 
@@ -407,7 +407,7 @@ def python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[st
 #: Calls the command line once for each list of words, and says which of some modules have been imported then.
 CALLS = """
 import json, sys
-from nsys_analyzer.cli.help import GROUPS, OTHER
+from nsys_analyzer.cli.help import GROUPS, GENERAL
 from nsys_analyzer.cli.main import cli
 for words in json.loads(sys.argv[1]):
     cli(words, standalone_mode=False)

@@ -21,10 +21,12 @@ class _Benches(Group):
     """The commands of the experiments. They are made when one is used: ``nsys-analyze --help`` imports none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of the experiments."""
         del ctx
         return list(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns the command of the experiment with this name; None for an unknown name."""
         del ctx
         return _commands().get(cmd_name)
 
@@ -49,7 +51,8 @@ def _command(experiment: Bench) -> click.Command:
     """Returns the command of an experiment: its own options, then the options that all experiments share."""
     from nsys_analyzer.experiments.model import spelled
 
-    def callback(**options: Any) -> None:
+    def run_experiment(**options: Any) -> None:
+        """Runs the experiment with the options of the command line."""
         context = click.get_current_context()
         is_given = {name: context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in options}
         _start(experiment, options, {name for name in options if is_given[name]})
@@ -69,7 +72,7 @@ def _command(experiment: Bench) -> click.Command:
     device_help = "The device to run on. Default: cuda if there is a GPU."
     decorators.append(option(EXPERIMENT, "--device", type=click.Choice(["cuda", "cpu"]), help=device_help))
     decorators.append(running_options(Path("bench") / experiment.name))
-    function = callback
+    function = run_experiment
     for decorate in reversed(decorators):
         function = decorate(function)
     example = f"Example: nsys-analyze bench {experiment.name} --output-dir {experiment.name}"

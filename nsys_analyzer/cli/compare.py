@@ -84,7 +84,7 @@ def compare(
     csv_after: tuple[Path, ...],
     scheduler: str | None,
     names: PhaseNames,
-    given: Run,
+    configuration: Run,
 ) -> None:
     """Prints what changed from BEFORE to AFTER, whether it is more than chance, and what explains it.
 
@@ -112,7 +112,7 @@ def compare(
     inputs = (before, csv_before), (after, csv_after)
     if report := next((path for path, csv in inputs if csv and reports_at(path)), None):
         raise ConfigurationError(f"{report} is a report, which holds its times", "Leave out its --csv option")
-    runs_before, runs_after = (load_runs(path, csv, tell, names, given, workers) for path, csv in inputs)
+    runs_before, runs_after = (load_runs(path, csv, tell, names, configuration, workers) for path, csv in inputs)
     if before.is_dir() and reports_at(before):  # a baseline may hold runs on several machines
         runs_before = on_same_hardware(runs_before, runs_after)
     comparisons = require_comparisons(

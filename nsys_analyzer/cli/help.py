@@ -25,9 +25,10 @@ SELECTION = "Selection"
 CRITERIA = "Criteria"
 OUTPUT = "Output"
 RUNNING = "Running"
-OTHER = "Other"
+GENERAL = "General"
 GROUPS = (
-    INPUT, PHASES, CONFIGURATION, EXPERIMENT, RECORDING, PROGRAM, CHANGES, SELECTION, CRITERIA, OUTPUT, RUNNING, OTHER,
+    INPUT, PHASES, CONFIGURATION, EXPERIMENT, RECORDING, PROGRAM, CHANGES, SELECTION, CRITERIA, OUTPUT, RUNNING,
+    GENERAL,
 )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ class Command(click.Command):
         rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                rows[getattr(param, "group", OTHER)].append(record)  # click itself adds --help, which has no group
+                rows[getattr(param, "group", GENERAL)].append(record)  # click itself adds --help, which has no group
         for group, records in rows.items():
             if records:
                 with formatter.section(group):

@@ -52,10 +52,12 @@ class _Commands(Group):
     """The commands; each is imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of the commands, group by group."""
         del ctx
         return [name for lines in _COMMANDS.values() for name in lines]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the command with this name and returns it; returns None for an unknown name."""
         if cmd_name not in self.list_commands(ctx):
             return None
         name = cmd_name.replace("-", "_")

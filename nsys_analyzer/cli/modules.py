@@ -31,7 +31,7 @@ def modules(
     show_all: bool,
     output_format: str,
     names: PhaseNames,
-    given: Run,
+    configuration: Run,
 ) -> None:
     """Prints the time of each module of the model in TRACE, in forward and in backward.
 
@@ -46,7 +46,7 @@ def modules(
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.modules import modules_section
 
-    evidence = load_evidence((trace,), (), command_line(), tell, names, given)
+    evidence = load_evidence((trace,), (), command_line(), tell, names, configuration)
     section = modules_section(evidence.captures, each_layer=show_all)
     if output_format == "json":
         data = captures_data(evidence.captures, keys=MODULE_KEYS)

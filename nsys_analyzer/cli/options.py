@@ -54,16 +54,17 @@ def evidence_options(function: Function) -> Function:
     @functools.wraps(function)
     def command(
         *args: Any, traces: tuple[Path, ...], csv_paths: tuple[Path, ...], step_ms: float | None, in_order: bool,
-        names: Any, given: Any, scheduler: str | None, **options: Any,
+        names: Any, configuration: Any, scheduler: str | None, **options: Any,
     ) -> Any:  # fmt: skip
         def evidence(*, with_tracks: bool = False) -> Evidence:
+            """Reads the captures."""
             from nsys_analyzer.cli.run_progress import show_reading
             from nsys_analyzer.experiments.gather import load_evidence
             from nsys_analyzer.system.cluster import Workers
 
             workers = Workers(scheduler, show_reading)
             return load_evidence(
-                traces, csv_paths, command_line(), tell, names, given, workers,
+                traces, csv_paths, command_line(), tell, names, configuration, workers,
                 step_ms=step_ms, in_order=in_order, with_tracks=with_tracks,
             )  # fmt: skip
 
@@ -101,7 +102,7 @@ def names_options(function: Function) -> Function:
 
 
 def configuration_options(function: Function) -> Function:
-    """Adds the options on a configuration that the captures do not record; the command takes ``given``, a Run."""
+    """Adds the options on what captures do not record; the command takes ``configuration``, a Run."""
     precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
 
     @option(CONFIGURATION, "--model", metavar="NAME", help=f"The model in the captures: {list_model_names()}.")
@@ -115,8 +116,8 @@ def configuration_options(function: Function) -> Function:
     ) -> Any:  # fmt: skip
         from nsys_analyzer.configuration import Run
 
-        given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
-        return function(*args, given=given, **options)
+        configuration = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
+        return function(*args, configuration=configuration, **options)
 
     return command  # type: ignore[return-value]
 
@@ -177,6 +178,7 @@ def running_options(folder: Path) -> Callable[[Function], Function]:
     """Adds the options of a command that runs programs and writes into a folder; ``folder`` is the default one."""
 
     def add_options(function: Function) -> Function:
+        """Adds the options to a command."""
         options = (
             option(
                 RUNNING, "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True,
@@ -261,6 +263,7 @@ def list_option(
     """
 
     def convert(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[Any, ...]:
+        """Returns the distinct values in these texts, or fails."""
         words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
         if texts and not words:
             raise click.BadParameter("give at least one value", ctx, param)
@@ -284,6 +287,7 @@ class _Switch(click.Choice[str]):
     """The type of an option that is on or off, as a bool."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns whether the value is "on", or fails."""
         return super().convert(value, param, ctx) == "on"
 
 

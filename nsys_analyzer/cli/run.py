@@ -59,7 +59,7 @@ _FREE_SPACE = "Free some space, or name another --output-dir; finished results s
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")
 def run(**options: Any) -> None:
-    """Times and profiles transformers, or your own program after --, and writes the report.
+    """Runs transformers, or your own program after --, times and profiles them, and writes the report.
 
     A sweep runs every combination of --model, --context-length, --mode and --precision. Each combination runs in
     processes of its own: once without a profiler, for its times, and once with a profiler. If a configuration runs out

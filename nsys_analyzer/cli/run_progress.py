@@ -50,9 +50,11 @@ def show_progress(total: int, finished: int) -> Iterator[Progress]:
         task = bar.add_task("", total=total, completed=finished)
 
         def start(name: str, work: str) -> None:
+            """Shows the work on a configuration."""
             bar.update(task, description=f"{name}: {work}")
 
         def end(name: str, result: JobResult, seconds: float) -> None:
+            """Prints the result of a configuration."""
             message = f", {shorten(result.message, _MAX_MESSAGE, placeholder='…')}" if result.message else ""
             screen.print(f"{name}: {result.status} after {seconds:.0f} s{message}", soft_wrap=True)
             bar.advance(task)
@@ -71,10 +73,12 @@ def show_reading(total: int) -> Iterator[OnTaskDone]:
         yield lambda: bar.advance(task)
 
 
-def _bar(left: Sequence[str], right: Sequence[str], screen: Console, *, disable: bool = False) -> Bar:
+def _bar(texts_before: Sequence[str], texts_after: Sequence[str], screen: Console, *, disable: bool = False) -> Bar:
     """Returns a progress bar between columns of text, with the number of finished tasks and the elapsed time."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    left_columns, right_columns = ([TextColumn(text, markup=False) for text in side] for side in (left, right))
-    columns = (*left_columns, BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), *right_columns)
+    columns_before, columns_after = (
+        [TextColumn(text, markup=False) for text in side] for side in (texts_before, texts_after)
+    )
+    columns = (*columns_before, BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), *columns_after)
     return Progress(*columns, console=screen, transient=True, disable=disable)

@@ -119,7 +119,7 @@ def parse_question(text: str) -> Question:
     try:
         name, *pairs = shlex.split(text) or [""]
     except ValueError as error:
-        raise ConfigurationError(f"{text} is no question ({error})", "Close the quotation marks") from error
+        raise ConfigurationError(f"{text} is not a question ({error})", "Close the quotation marks") from error
     if name not in FIGURES:
         nearest = get_close_matches(name, FIGURES, 1)
         suggestion = f"Did you mean {nearest[0]}? " if nearest else ""
@@ -127,7 +127,7 @@ def parse_question(text: str) -> Question:
     arguments = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
     needed = FIGURES[name].needs
     if not {*needed} <= arguments.keys() <= {key.strip("[]") for key in _keys_of(name)}:
-        raise ConfigurationError(f"{text!r} has a word too few or too many", f"Ask for {usage(name)}")
+        raise ConfigurationError(f"{text!r} lacks an argument, or has one too many", f"Ask for {usage(name)}")
     return Question(name, arguments, text)
 
 
@@ -142,7 +142,7 @@ def answer_question(evidence: Evidence, question: Question) -> Answer:
     captures = [capture for capture in evidence.captures if _is_selected(capture, question)]
     if len(captures) != 1:
         titles = ", ".join(capture.title for capture in captures or evidence.captures)
-        why = f"{len(captures)} processes are meant, of: {titles}"
+        why = f"The question matches {len(captures)} processes. There are: {titles}"
         needs = f"nsys-analyze ask CAPTURE '{question.text} capture=NAME process=NAME'"
         sources = ", ".join(dict.fromkeys(capture.source for capture in captures))
         return Answer(question.text, RestsOn(sources), cannot_answer=CannotAnswer(why, needs))
@@ -162,7 +162,9 @@ def _is_selected(capture: CaptureSummary, question: Question) -> bool:
 def _answer_for(capture: CaptureSummary, evidence: Evidence, question: Question) -> Answer:
     """Returns the answer to a question about one process."""
     figure = FIGURES[question.name]
-    same_source = [one for one in evidence.captures if (one.source, one.process) == (capture.source, capture.process)]
+    same_source = [
+        other for other in evidence.captures if (other.source, other.process) == (capture.source, capture.process)
+    ]
     source = capture.source if len(same_source) == 1 else f"{capture.name}/{capture.source}"
     try:
         value, of, table, rows = evaluate(figure, Subject(capture, evidence.runs, question.arguments))
@@ -191,7 +193,7 @@ def in_words(answer: Answer) -> str:
     """Returns an answer as a line of text."""
     if answer.cannot_answer:
         needs = f". It needs: {answer.cannot_answer.needs}" if answer.cannot_answer.needs else "."
-        return f"{answer.figure}: cannot be told. {answer.cannot_answer.why}{needs}"
+        return f"{answer.figure}: not known. {answer.cannot_answer.why}{needs}"
     value = answer.value if not isinstance(answer.value, tuple) else " to ".join(map(str, answer.value))
     unit = f" {answer.unit}" if answer.unit != "text" else ""
     source = f"{answer.evidence.rows:,} rows of {answer.evidence.table} in {answer.evidence.capture}"

@@ -62,7 +62,8 @@ class Subject:
 
 T = TypeVar("T")
 Arguments = ParamSpec("Arguments")
-FigureFunction = TypeVar("FigureFunction", bound=Callable[..., Value | Stats | None])
+#: A function that computes a figure from a part of a summary and the arguments of a question.
+Compute: TypeAlias = Callable[Concatenate[T, Arguments], Value | Stats | None]
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,9 @@ class Figure:
         part: the part of the summary that it is read from.
         rows: the kinds of rows that it rests on.
         obstacles: the conditions under which it is unknown.
-        count_kernels: returns how many kernels of one instance it rests on, with the arguments of ``read``; None for
+        count_kernels: returns how many kernels of one instance it rests on, with the arguments of ``compute``; None for
             all kernels of the phase.
-        read: returns the value, or its statistics; None if it is unknown.
+        compute: returns the value, or its statistics; None if it is unknown.
     """
 
     unit: Unit
@@ -119,7 +120,7 @@ class Figure:
     rows: tuple[RowKind, ...]
     obstacles: tuple[Obstacle, ...]
     count_kernels: Callable[..., float] | None
-    read: Callable[..., Value | Stats | None]
+    compute: Callable[..., Value | Stats | None]
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -134,23 +135,18 @@ FIGURES: dict[str, Figure] = {}
 def figure(
     part: Part[T], unit: Unit, *, needs: tuple[str, ...] = (), rows: tuple[RowKind, ...] = KERNELS,
     obstacles: tuple[Obstacle, ...] = (), count_kernels: Callable[Concatenate[T, Arguments], float] | None = None,
-) -> Callable[
-    [Callable[Concatenate[T, Arguments], Value | Stats | None]],
-    Callable[Concatenate[T, Arguments], Value | Stats | None],
-]:  # fmt: skip
+) -> Callable[[Compute[T, Arguments]], Compute[T, Arguments]]:  # fmt: skip
     """Makes a function a figure with the function's name, and with its docstring as the meaning.
 
     The function takes the part, and then each argument that the figure needs.
     """
 
-    def register(
-        read: Callable[Concatenate[T, Arguments], Value | Stats | None],
-    ) -> Callable[Concatenate[T, Arguments], Value | Stats | None]:
-        doc = (read.__doc__ or "").removeprefix("Returns ")
-        FIGURES[read.__name__] = Figure(
-            unit, f"{doc[:1].upper()}{doc[1:]}", needs, part, rows, obstacles, count_kernels, read
-        )
-        return read
+    def register(compute: Compute[T, Arguments]) -> Compute[T, Arguments]:
+        """Adds the figure to ``FIGURES``."""
+        doc = (compute.__doc__ or "").removeprefix("Returns ")
+        doc = f"{doc[:1].upper()}{doc[1:]}"
+        FIGURES[compute.__name__] = Figure(unit, doc, needs, part, rows, obstacles, count_kernels, compute)
+        return compute
 
     return register
 
@@ -179,7 +175,7 @@ def evaluate(figure: Figure, subject: Subject) -> Evaluation:
     """
     capture = subject.capture
     if capture.whole is None:
-        why = plain(capture.message or capture.findings_missing or "Nothing of it could be read", "`")
+        why = plain(capture.message or capture.findings_missing or "The capture could not be read", "`")
         raise CannotAnswerError(why.removesuffix("."), RECORD_COMMAND)
     for obstacle in figure.obstacles:
         if obstacle.applies(subject):
@@ -190,7 +186,7 @@ def evaluate(figure: Figure, subject: Subject) -> Evaluation:
     arguments = [subject.arguments[name] for name in figure.needs]
     for name, argument in zip(figure.needs, arguments, strict=True):
         _check_argument(name, argument)
-    result = figure.read(part, *arguments)
+    result = figure.compute(part, *arguments)
     value = result.typical if isinstance(result, Stats) else result
     if value is None:
         raise CannotAnswerError(*figure.part.explain_missing(subject))
@@ -212,9 +208,9 @@ def _check_argument(name: str, argument: str) -> None:
     Raises:
         ConfigurationError: it does not exist.
     """
-    known = {"class": known_classes(), "cause": CAUSES}.get(name)
-    if known and argument not in known:
-        raise ConfigurationError(f"There is no {name} {argument!r}", f"There are: {', '.join(known)}")
+    values = {"class": known_classes(), "cause": CAUSES}.get(name)
+    if values and argument not in values:
+        raise ConfigurationError(f"There is no {name} {argument!r}", f"There are: {', '.join(values)}")
 
 
 def _name_tables(kinds: Sequence[RowKind], capture: CaptureSummary) -> str:

@@ -59,17 +59,21 @@ def _has_doubtful_time(subject: Subject) -> bool:
 
 ON_CPU = Obstacle(lambda subject: subject.capture.on_cpu, "The program ran on the CPU", RECORD_ON_GPU_COMMAND)
 OPAQUE_GRAPHS = Obstacle(
-    lambda subject: subject.phase and subject.phase.opaque, "CUDA graphs hide their kernels in this capture",
+    lambda subject: subject.phase and subject.phase.opaque, "CUDA graphs hide kernels in this capture",
     RECORD_GRAPH_NODES_COMMAND,
 )  # fmt: skip
 UNNAMED_KERNELS = Obstacle(
-    _has_unnamed_kernels, "It holds kernels without a name", "nsys export --type sqlite REPORT"
+    _has_unnamed_kernels, "The capture holds kernels without a name", "nsys export --type sqlite REPORT"
 )  # fmt: skip
 NOT_TIMED = Obstacle(
     lambda subject: not _is_timed(subject), "The step was not timed without the profiler", RECORD_COMMAND
 )
-TIMED = Obstacle(_is_timed, "It is measured", "nsys-analyze ask CAPTURE step_unprofiled_ms")
-DOUBTFUL_TIME = Obstacle(_has_doubtful_time, "Its times without the profiler cannot be right", RECORD_COMMAND)
+TIMED = Obstacle(
+    _is_timed,
+    "The step was timed without the profiler, and needs no estimate",
+    "nsys-analyze ask CAPTURE step_unprofiled_ms",
+)
+DOUBTFUL_TIME = Obstacle(_has_doubtful_time, "The times without the profiler cannot be right", RECORD_COMMAND)
 
 
 # --- parts of a summary
@@ -125,20 +129,20 @@ def _missing(why: str, needs: str) -> Callable[[Subject], tuple[str, str]]:
 
 def _explain_missing_phase(subject: Subject) -> tuple[str, str]:
     phases = ", ".join(phase.phase for phase in subject.capture.phases if phase.instances)
-    return f"It has no such measured phase, or no such time of it. Its phases: {phases}", RECORD_COMMAND
+    return f"The capture does not hold this phase, or this time of it. Its phases: {phases}", RECORD_COMMAND
 
 
 def _explain_missing_finding(subject: Subject) -> tuple[str, str]:
     ids = ", ".join(finding.id for finding in subject.capture.findings or ())
     findings = plain(subject.capture.findings_missing or ids, "`")
-    return f"It has no such finding: {findings}", "nsys-analyze explain CAPTURE"
+    return f"The capture has no such finding: {findings}", "nsys-analyze explain CAPTURE"
 
 
 def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
     """Returns why the rate of a phase is unknown, and the command with the missing options."""
     limits, phase = subject.capture.limits, subject.arguments["phase"]
     if limits is None:
-        return "Nothing of it ran on a GPU", RECORD_ON_GPU_COMMAND
+        return "Nothing in the capture ran on a GPU", RECORD_ON_GPU_COMMAND
     rated = ", ".join(rate.phase for rate in limits.phases if rate.phase != phase and rate.mfu is not None)
     why = f"The FLOPs or the time of {phase} are not known. Those of these phases are known: {rated}" if rated else ""
     missing = limits.missing if "peaks" not in limits.missing else ()
@@ -147,17 +151,14 @@ def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
     return why or plain(explain_missing_mfu(limits), "`").removesuffix("."), needs
 
 
-_WITHOUT_STEPS = _missing("Nothing tells its steps, or the time of one", RECORD_COMMAND)
-_NOT_TIMED = _missing(
-    "It was not timed without the profiler, or what it counts is not known", RECORD_COMMAND
-)  # fmt: skip
+_WITHOUT_STEPS = _missing("The steps of the capture, or this time of a step, are not known", RECORD_COMMAND)
 _ONE_RANK = _missing(
-    "The captures are not of several ranks of a run", f"nsys-analyze run --nproc 2 {PROGRAM_ARGUMENTS}"
+    "The captures are not from several ranks of one run", f"nsys-analyze run --nproc 2 {PROGRAM_ARGUMENTS}"
 )
 _WHOLE_CAPTURE = _always("the capture without warm-up")
 
 GPU = Part[CaptureSummary](
-    lambda subject: subject.capture, _WHOLE_CAPTURE, _missing("It names no GPU", RECORD_COMMAND)
+    lambda subject: subject.capture, _WHOLE_CAPTURE, _missing("The capture names no GPU", RECORD_COMMAND)
 )  # fmt: skip
 MEMORY = Part[CaptureSummary](
     lambda subject: subject.capture, _WHOLE_CAPTURE,
@@ -170,8 +171,13 @@ TYPICAL_STEP = replace(PROFILED_STEPS, describe=_describe_typical_step)
 STEP = replace(PROFILED_STEPS, describe=_describe_step)
 UNPROFILED_STEP = Part[UnprofiledStep](_unprofiled_step, _always("a step without the profiler"), _WITHOUT_STEPS)
 #: The times without the profiler: of a phase, and of a step.
-UNPROFILED_PHASES = Part[Unprofiled](lambda subject: subject.capture.unprofiled, _describe_unprofiled, _NOT_TIMED)
-UNPROFILED = replace(UNPROFILED_PHASES, describe=_always("a step without the profiler"))
+UNPROFILED_PHASES = Part[Unprofiled](lambda subject: subject.capture.unprofiled, _describe_unprofiled,
+    _missing("The phase was not timed without the profiler", RECORD_COMMAND),
+)  # fmt: skip
+UNPROFILED = Part[Unprofiled](
+    lambda subject: subject.capture.unprofiled, _always("a step without the profiler"),
+    _missing("The step was not timed without the profiler, or its number of tokens is not known", RECORD_COMMAND),
+)  # fmt: skip
 FINDINGS = Part[tuple[Finding, ...]](
     lambda subject: subject.capture.findings, _always("a step without the profiler, replayed"),
     _explain_missing_finding,
@@ -179,7 +185,10 @@ FINDINGS = Part[tuple[Finding, ...]](
 ATTENTION = Part[AttentionSummary](
     lambda subject: subject.capture.attention,
     lambda subject: f"mean of one {subject.capture.attention.per}" if subject.capture.attention else "",
-    _missing("Nothing tells it apart", "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE"),
+    _missing(
+        "The capture does not show which kernels belong to it",
+        "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE",
+    ),
 )
 MODULES = Part[Modules](
     lambda subject: subject.capture.modules,
@@ -519,5 +528,5 @@ def _find_module(modules: Modules, path: str) -> Module:
 def _find_row(kind: str, name: str, named_rows: list[tuple[str, Row]], matches: Callable[[str], bool]) -> Row:
     rows = [row for full, row in named_rows if full == name] or [row for full, row in named_rows if matches(full)]
     if len(rows) != 1:
-        raise ConfigurationError(f"{len(rows)} {kind}s here are called {name!r}", f"See: nsys-analyze {kind}s CAPTURE")
+        raise ConfigurationError(f"{len(rows)} {kind}s match {name!r}", f"See: nsys-analyze {kind}s CAPTURE")
     return rows[0]

@@ -190,6 +190,7 @@ def with_calibrated_intervals(
     remark = f" The interval is widened by a factor of {factor:.2f}, from {count} savings that verify measured."
 
     def widen(finding: Finding) -> Finding:
+        """Returns a finding with a wider interval, within 0 and the length of a step."""
         finding = write_finding(finding)
         half_width = (finding.saves_ms - finding.saves_ms_low) * factor
         low, high = max(finding.saves_ms - half_width, 0.0), min(finding.saves_ms + half_width, finding.step_ms)
@@ -197,6 +198,7 @@ def with_calibrated_intervals(
         return replace(finding, saves_ms_low=low, saves_ms_high=high, derivation=derivation)
 
     def calibrate(capture: CaptureSummary) -> CaptureSummary:
+        """Returns a capture with wider intervals of its findings."""
         if capture.diagnosis is None:
             return capture
         findings = tuple(map(widen, capture.diagnosis.findings))
