@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
+from nsys_analyzer.capture.targets import Annotation, program_target
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.inputs.targets import Annotation, program_target
 from nsys_analyzer.verify.turns import Program, take_turns
 
 FOLDER = Path(__file__).parent / "verify"

@@ -14,7 +14,7 @@ from typing import Any
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.what_if import WhatIf, what_if
-from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.gather import gather
 
 EXAMPLES = Path(__file__).parent
 #: bf16: matmuls and attention by the peaks of an H100, 67 and 989 TFLOP/s, and what moves its tensors half the bytes.
@@ -92,7 +92,7 @@ def of_benches() -> Iterator[Tried]:
     for precision in ("fp32", "bf16"):
         before, after = ms[precision, False], ms[precision, True]
         path = folder / "captures" / f"small_ctx256_train_{precision}" / "capture.sqlite"
-        captures = [load_captures([path], step_ms=step_ms).captures[0] for step_ms in (None, before)]
+        captures = [gather([path], step_ms=step_ms).captures[0] for step_ms in (None, before)]
         found = [one for each in captures for one in each.findings or () if one.id == "unfused_elementwise"]
         yield Tried(
             f"bench, {precision}: torch.compile", "finding `unfused_elementwise`", [before], [after],
@@ -123,7 +123,7 @@ def of_ranks() -> Iterator[Tried]:
                 manifest = packed.with_suffix(".manifest.json")
                 (Path(folder) / manifest.name).write_bytes(manifest.read_bytes())
             for step_ms in (None, statistics.median(turns[capture])):
-                inputs = load_captures(paths, step_ms=step_ms)
+                inputs = gather(paths, step_ms=step_ms)
                 if question:
                     predicted.append(what_if(*inputs.captures, **question))
                 else:

@@ -69,18 +69,17 @@ def summarize(
         NsysAnalyzerError: nothing could be read.
     """
     from nsys_analyzer.configuration import Run
-    from nsys_analyzer.inputs.captures import load_captures
-    from nsys_analyzer.inputs.timings import read_timings
+    from nsys_analyzer.inputs.gather import gather
     from nsys_analyzer.report.finding_texts import write_texts
 
     csv_paths = [Path(path) for path in ([timings] if isinstance(timings, str | Path) else timings)]
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
     configuration = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
-    unprofiled_times = read_timings(*csv_paths) if csv_paths else None
-    loaded = load_captures(
-        [Path(path) for path in paths], names, configuration, unprofiled_times, step_ms=step_ms, with_tracks=with_tracks
-    )
-    return tuple(map(write_texts, loaded.captures))
+    inputs = gather(
+        [Path(path) for path in paths], csv_paths, names=names, given=configuration, step_ms=step_ms, find_times=False,
+        with_tracks=with_tracks,
+    )  # fmt: skip
+    return tuple(map(write_texts, inputs.captures))
 
 
 def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool = False) -> Comparisons:
@@ -95,10 +94,10 @@ def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool =
         NsysAnalyzerError: a side cannot be read, or no runs can be compared.
     """
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
-    from nsys_analyzer.experiments.gather import load_runs
+    from nsys_analyzer.experiments.evidence import load_runs
     from nsys_analyzer.report.sections.comparison import require_comparisons
 
-    runs_before, runs_after = load_runs(Path(before), ()), load_runs(Path(after), ())
+    runs_before, runs_after = load_runs(Path(before)), load_runs(Path(after))
     return require_comparisons(compare_runs(runs_before, runs_after, repeats=repeats, force=force))
 
 

@@ -248,6 +248,12 @@ class Run(Options[None]):
     not_annotated: str | None = None
 
 
+#: The phases that a run of each mode times, in the order of a step.
+PHASES_OF_MODE = {
+    "forward": ("forward", "step"),
+    "forward+backward": ("forward", "loss", "backward", "step"),
+    "train": ("forward", "loss", "backward", "optimizer", "step"),
+}
 #: The keys of a run that describe its model besides the name.
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 

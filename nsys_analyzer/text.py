@@ -58,8 +58,8 @@ class Text:
     def __init__(self, spans: tuple[Span, ...]) -> None:
         self.spans = spans
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Text) and self.spans == other.spans
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Text) and self.spans == value.spans
 
     def __hash__(self) -> int:
         return hash(self.spans)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nsys_analyzer.capture.profilers import annotating
-from nsys_analyzer.inputs.targets import Annotation
+from nsys_analyzer.capture.targets import Annotation
 from nsys_analyzer.trace.trace import Trace
 from tests.test_annotation import ASKED, LONG, MODEL, Ran, run
 from tests.test_run_plan import plan

@@ -15,7 +15,7 @@ import pytest
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.capture.profilers import annotating
-from nsys_analyzer.inputs.targets import Annotation
+from nsys_analyzer.capture.targets import Annotation
 from nsys_analyzer.trace.trace import Trace
 from tests.support.prepared import run_prepared
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nsys_analyzer.inputs.saved_reports import read_saved_report
 from nsys_analyzer.questions.named_figures import FIGURES
-from nsys_analyzer.report.renderers.json_report import in_json, read_report
+from nsys_analyzer.report.renderers.json_report import in_json
 from tests.conftest import DATA, ROOT, Main
 from tests.support.export import ADD, GEMM, Export
 
@@ -113,7 +114,7 @@ def test_a_name_that_is_no_utf_8_stands_in_json(trace: Path, tmp_path: Path, run
     for words in (("check", path, tmp_path / "text"), ("explain", path, "--budget", "500"), ("kernels", path)):
         assert "\\ud" not in run_main(*words, "--format", "json").out
     run_main("report", path, "-o", tmp_path / "report.json", "--format", "json")
-    (capture,) = read_report(tmp_path / "report.json")
+    (capture,) = read_saved_report(tmp_path / "report.json")
     assert capture.name == "caf\ufffd"
     assert json.loads(in_json({"a": "\\udce9 \U0001f600 \udce9"})) == {"a": "\\udce9 \U0001f600 \ufffd"}
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.experiments.gather import load_evidence
+from nsys_analyzer.experiments.evidence import make_evidence
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
@@ -92,7 +93,7 @@ def test_every_pair(one: str, other: str, timed: bool, captures: dict[str, tuple
     paths = [captures[one][0], captures[other][1]]
     csv = tmp_path / "timings.csv"
     csv.write_text("model,context_length,phase,mean_ms,std_ms\nsmall,256,forward,5,0.1\n", encoding="utf-8")
-    evidence = load_evidence(paths, [csv] if timed else [], "command")
+    evidence = make_evidence(gather(paths, [csv] if timed else []), "command")
     built = build_report(evidence)
     text = render(built, {})
     data = json.loads(RENDERERS["json"].render(built, {}))
@@ -104,7 +105,7 @@ def test_every_pair(one: str, other: str, timed: bool, captures: dict[str, tuple
 @pytest.mark.parametrize(("one", "other"), list(combinations_with_replacement(UNREADABLE, 2)))
 def test_a_pair_of_which_nothing_can_be_read(one: str, other: str, captures: dict[str, tuple[Path, Path]]) -> None:
     with pytest.raises(TraceError, match="None of 2 captures could be read"):
-        load_evidence([captures[one][0], captures[other][1]], [], "command")
+        gather([captures[one][0], captures[other][1]])
 
 
 def test_every_kind_at_once_with_figures(captures: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.experiments.gather import load_evidence
+from nsys_analyzer.experiments.evidence import make_evidence
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.questions.claims import _is_same_or_shortened, check
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers import markdown
@@ -46,7 +47,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def evidence(trace: Path, real_capture: Callable[[str], Path]) -> Callable[[str], Evidence]:
     places = {"t": trace, "sweep": ROOT / "examples" / "sweep", "cpu_train": DATA / "cpu_train.pt.trace.json.gz"}
-    return cache(lambda name: load_evidence((places.get(name) or real_capture(name),), (), ""))
+    return cache(lambda name: make_evidence(gather((places.get(name) or real_capture(name),))))
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +229,7 @@ def test_a_sentence_is_of_the_capture_above_it(
     evidence: Callable[[str], Evidence], real_capture: Callable[[str], Path]
 ) -> None:
     """Of several captures a sentence with different figures needs the name of one."""
-    both = load_evidence((real_capture("train_small256"), real_capture("graph_small256")), (), "")
+    both = make_evidence(gather((real_capture("train_small256"), real_capture("graph_small256"))))
     sentences = {}
     for name in ("train_small256", "graph_small256"):
         (section,) = (one for one in build_report(evidence(name)).sections if one.key == "times")

@@ -23,7 +23,8 @@ import pytest
 
 from nsys_analyzer.cli.options import command_line
 from nsys_analyzer.errors import ClusterError, TraceError
-from nsys_analyzer.experiments.gather import load_evidence
+from nsys_analyzer.experiments.evidence import make_evidence
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.system import cluster
@@ -356,7 +357,7 @@ def test_a_report_is_the_same_to_the_last_byte(
     """In turn, on workers, and where one of these is killed: markdown and JSON, failed rows and their messages too."""
     monkeypatch.chdir(many.parent)
     reports = [
-        build_report(load_evidence([Path(many.name)], [], "command", workers=workers))
+        build_report(make_evidence(gather([Path(many.name)], workers=workers), "command"))
         for workers in (SEQUENTIAL, Workers(address), FirstDies(address))
     ]
     assert Path("killed").exists()

@@ -431,7 +431,13 @@ def test_help_starts_at_once(calls: list[list[str]], unused: Sequence[str]) -> N
 
 
 #: What a report needs for tables of timings, for several ranks, for a cluster, for a DataFrame and for figures alone.
-UNUSED = ("nsys_analyzer.inputs.timings", "nsys_analyzer.analysis.ranks.run", "distributed", "pandas", "matplotlib")
+UNUSED = (
+    "nsys_analyzer.inputs.unprofiled_times",
+    "nsys_analyzer.analysis.ranks.run",
+    "distributed",
+    "pandas",
+    "matplotlib",
+)
 
 
 def test_a_report_of_one_rank_starts_without_what_others_need(trace: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.errors import ExportError, NoSpaceError
-from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace import sources
 from nsys_analyzer.trace.sources import ensure_export
@@ -160,11 +160,11 @@ def test_a_capture_whose_report_is_newer_is_read_with_a_warning(report: Path, mo
     monkeypatch.setattr(sources, "find_nsys", lambda: None)
     age(Export().kernel(GEMM, 0, 1_000, 5_000).write(report.with_suffix(".sqlite")), seconds=3600)
     for named in (report, report.parent):
-        (capture,) = load_captures([named]).captures
+        (capture,) = gather([named]).captures
         assert capture.status == "ok"
         assert plain(capture.warnings[0]).startswith("run.sqlite is older than run.nsys-rep, and there is no nsys here")
     age(report, seconds=7200)  # now the export is the newer one
-    (capture,) = load_captures([report]).captures
+    (capture,) = gather([report]).captures
     assert not any("older" in plain(warning) for warning in capture.warnings)
 
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from nsys_analyzer import api, summarize
 from nsys_analyzer.analysis.findings.finding import Candidate, Diagnosis, Finding, FindingTexts, Rule
 from nsys_analyzer.analysis.findings.kernels import (
+    find_cache_copies,
     find_fp32_matmul,
     find_layout_copies,
     find_small_grids,
@@ -32,9 +33,9 @@ from nsys_analyzer.analysis.findings.kernels import (
     find_unfused_optimizer,
 )
 from nsys_analyzer.analysis.findings.missing import ColdStart, RecordsGraphs, ReplayDiffers
-from nsys_analyzer.analysis.findings.serving import find_between_steps, find_cache_copies
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
+    find_between_steps,
     find_data_loading,
     find_device_to_host_copy,
     find_host_stall,
@@ -44,8 +45,7 @@ from nsys_analyzer.analysis.findings.waits import (
 )
 from nsys_analyzer.analysis.steps.step import IdleTime
 from nsys_analyzer.analysis.summary.complete import complete_captures, diagnose_capture
-from nsys_analyzer.report.finding_texts import TEXTS, write_finding
-from nsys_analyzer.report.finding_texts.missing import explain_missing_findings
+from nsys_analyzer.report.finding_texts import TEXTS, explain_missing_findings, write_finding
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (
     DEVICE_TO_PAGEABLE,

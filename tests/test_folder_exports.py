@@ -21,7 +21,8 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.inputs.captures import find_traces, load_captures
+from nsys_analyzer.inputs.gather import gather
+from nsys_analyzer.inputs.traces import find_traces
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.sources import check_output_is_no_input, ensure_export, open_capture
 from tests.conftest import DATA
@@ -106,7 +107,7 @@ def test_a_folder_of_a_run_has_its_manifest(tmp_path: Path) -> None:
     as_folder(training_step(Export().gpu()).write(tmp_path / "t.sqlite"), tmp_path / "capture_pqtdir")
     (tmp_path / "t.sqlite").unlink()
     (tmp_path / "manifest.json").write_text('{"status": "ok", "context_length": 256, "batch_size": 4}')
-    (row,) = load_captures([tmp_path]).captures
+    (row,) = gather([tmp_path]).captures
     assert row.configuration is not None
     assert row.configuration.context_length == 256
     assert row.name == tmp_path.name

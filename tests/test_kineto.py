@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.export.frame import kernel_frame, operation_frame
-from nsys_analyzer.inputs.captures import find_traces
+from nsys_analyzer.inputs.traces import find_traces
 from nsys_analyzer.trace.columns import COPY_KINDS
 from nsys_analyzer.trace.kineto import find_own_stretches, is_operator, read_tables
 from nsys_analyzer.trace.reader import write_sqlite

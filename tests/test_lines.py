@@ -24,12 +24,12 @@ from nsys_analyzer.analysis.steps.tracks import IdleTrack
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import annotating
+from nsys_analyzer.capture.targets import Annotation
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.inputs.captures import load_captures
-from nsys_analyzer.inputs.targets import Annotation
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.finding_texts import write_finding
-from nsys_analyzer.report.sections.lines import describe_line
+from nsys_analyzer.report.sections.findings import describe_line
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.sources import ensure_export
@@ -272,7 +272,7 @@ def test_share_leaves_the_stacks_out_but_where_they_are_asked_for(tmp_path: Path
         assert not any("train.py" in str(row) for row in copy.execute("SELECT value FROM StringIds"))
     kept = CliRunner().invoke(cli, ["share", str(export), "-o", str(tmp_path / "own.sqlite"), "--keep-source"])
     assert kept.exit_code == 0, kept.output
-    (summary,) = load_captures([tmp_path / "own.sqlite"]).captures
+    (summary,) = gather([tmp_path / "own.sqlite"]).captures
     assert summary.step
     assert named(summary.step, "host") == [("data.py:5", "train.py:9", 1.0)]
 
@@ -285,16 +285,16 @@ def test_share_replaces_no_stacks_unasked_and_writes_through_no_link(tmp_path: P
         place.write_text("mine")
     words = ["share", str(export), "-o", str(tmp_path / "own.sqlite"), "--keep-source"]
     refused = CliRunner().invoke(cli, words)
-    assert f"{copy} is there already" in str(refused.exception)
+    assert f"{copy} exists already" in str(refused.exception)
     assert (copy.read_text(), (tmp_path / "own.sqlite").exists()) == ("mine", False)
     copy.unlink()
     for target in (mine, tmp_path / "nothing"):
         copy.symlink_to(target)
-        assert "is there already" in str(CliRunner().invoke(cli, [*words, "--force"]).exception)
+        assert "exists already" in str(CliRunner().invoke(cli, [*words, "--force"]).exception)
         copy.unlink()
     assert (mine.read_text(), (tmp_path / "nothing").exists()) == ("mine", False)
     (tmp_path / "own.sqlite").symlink_to(tmp_path / "nothing")
-    assert "own.sqlite is there already" in str(CliRunner().invoke(cli, words).exception)
+    assert "own.sqlite exists already" in str(CliRunner().invoke(cli, words).exception)
     (tmp_path / "own.sqlite").unlink()
     copy.write_text("mine")
     assert CliRunner().invoke(cli, [*words, "--force"]).exit_code == 0
@@ -389,7 +389,7 @@ def test_the_line_that_plants_a_fault_is_named_first(tmp_path: Path, fault: str)
     text = TRAINING + PLANTED[fault]
     record(tmp_path, text)
     planted = next(number for number, line in enumerate(text.splitlines(), 1) if "# planted" in line)
-    (summary,) = load_captures([tmp_path / "t.json.gz"]).captures
+    (summary,) = gather([tmp_path / "t.json.gz"]).captures
     step: Any = summary.step
     in_process = "process" in fault
     for lines in (step.lines, step.idle_by_cause[0].lines):
@@ -572,7 +572,7 @@ def test_a_finding_of_a_real_capture_names_the_line_at_which_the_program_is(tmp_
     export = with_stacks_of_ranges(fault, tmp_path)
     waits = {"train.py:5 in log": 222, "train.py:7 in checkpoint": 1}
     (tmp_path / "t.manifest.json").write_text(json.dumps({"waits": waits}))
-    (capture,) = load_captures([export]).captures
+    (capture,) = gather([export]).captures
     name, place = PLACES[fault]
     finding = next(one for one in capture.findings or () if one.id == name)
     assert finding.lines[0].function == place, finding.lines

@@ -17,7 +17,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.inputs.manifest import ManifestError, manifests_without_trace, read_manifest
-from nsys_analyzer.inputs.timings import write_timings
+from nsys_analyzer.inputs.unprofiled_times import write_timings
 from nsys_analyzer.report.writing import file_names
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.trace import Trace

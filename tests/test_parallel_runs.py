@@ -15,7 +15,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.renderers.json_report import captures_data
 from nsys_analyzer.report.sections.ranks import join_sentences
 from nsys_analyzer.text import plain
@@ -756,7 +756,7 @@ def test_a_copy_is_no_rank_whatever_it_is_called(tmp_path: Path) -> None:
     """Nothing in the capture tells its rank, and the names say 0 and 1."""
     original = write(do(own_captures(2, "none"), *DDP)[:1], tmp_path)[0]
     shutil.copy(original, tmp_path / "rank1.sqlite")
-    (run,) = load_captures([tmp_path]).runs
+    (run,) = gather([tmp_path]).runs
     assert seen(run, "notes")["notes"][0] == "`rank1` is the same capture as `rank0`, and counts once."
     assert len(run.ranks) == 1
 
@@ -766,7 +766,7 @@ def test_a_world_of_no_size_that_there_is(tmp_path: Path) -> None:
     capture = write(do(own_captures(2, "none"), *DDP)[:1], tmp_path)[0]
     said = {"capture": capture.name, "rank": 0, "world_size": 10**9}
     capture.with_suffix(".manifest.json").write_text(json.dumps(said), encoding="utf-8")
-    (run,) = load_captures([tmp_path]).runs
+    (run,) = gather([tmp_path]).runs
     assert (run.missing[0], len(run.missing)) == (1, 10**6 - 1)
     listed = ", ".join(map(str, range(1, 17)))
     assert f"There is no capture of ranks {listed} and 999,983 more: " in seen(run, "notes")["notes"][0]

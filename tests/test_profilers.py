@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from nsys_analyzer.capture.jobs import LOG, run_sweep
 from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, importing
+from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.inputs.targets import Target
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import JobResult, Progress
 from nsys_analyzer.trace.trace import Trace

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from nsys_analyzer.analysis.ranks.join import find_runs
-from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.gather import gather
 from tests.support.ranks import summaries
 
 ROOT = Path(__file__).parent.parent
@@ -223,7 +223,7 @@ def test_a_rank_whose_first_step_is_not_whole(tmp_path: Path, real_capture: Call
     That one is the other rank's second step all the same: the waiting of the two ranks is that of this step.
     """
     path = shutil.copyfile(real_capture("ddp2_small256"), tmp_path / "t.sqlite")
-    (before,) = load_captures([path]).runs
+    (before,) = gather([path]).runs
     with sqlite3.connect(path) as connection:
         of_process = "(SELECT globalTid & ~16777215 FROM NVTX_EVENTS WHERE text = 'step' ORDER BY start LIMIT 1)"
         nccl = f"shortName IN (SELECT id FROM StringIds WHERE value LIKE '%nccl%') AND globalPid = {of_process}"
@@ -231,7 +231,7 @@ def test_a_rank_whose_first_step_is_not_whole(tmp_path: Path, real_capture: Call
             "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE rowid = "
             f"(SELECT rowid FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE {nccl} ORDER BY start LIMIT 1 OFFSET 2)"
         )
-    (after,) = load_captures([path]).runs
+    (after,) = gather([path]).runs
     for old, new in zip(before.ranks, after.ranks, strict=True):
         second = next(step for step in old.steps if step.number == 1)
         assert [step.number for step in new.steps] == [1]

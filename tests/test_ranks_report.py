@@ -12,7 +12,7 @@ import pytest
 
 from nsys_analyzer.analysis.ranks.join import JoinedRanks, join_members
 from nsys_analyzer.analysis.steps.member import Member
-from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.text import plain
 from tests.conftest import Main
 from tests.support.export import global_tid
@@ -320,7 +320,7 @@ def test_a_rank_that_only_the_profiler_makes_late_is_not_named(run_main: Main, t
 
     Without the profiler a step takes 0.4 ms; where both launch at one pace neither is late.
     """
-    (run,) = load_captures(launching(tmp_path, (10, 0), (15, 0)), step_ms=0.4).runs
+    (run,) = gather(launching(tmp_path, (10, 0), (15, 0)), step_ms=0.4).runs
     assert (run.unprofiled_ms, run.slowest) == (0.4, 1)
     assert run.skew_ms == pytest.approx(0.15)
     assert run.later_than_others_ms is not None
@@ -339,7 +339,7 @@ def test_a_rank_that_only_the_profiler_makes_late_is_not_named(run_main: Main, t
 
 def test_a_rank_that_is_late_without_the_profiler_too_is_named(run_main: Main, tmp_path: Path) -> None:
     """Rank 1 does something else for 150 µs in each step, whatever launching takes."""
-    (run,) = load_captures(launching(tmp_path, (10, 0), (10, 150)), step_ms=0.45).runs
+    (run,) = gather(launching(tmp_path, (10, 0), (10, 150)), step_ms=0.45).runs
     assert run.later_than_others_ms == (pytest.approx(0.15, abs=0.01),)
     (finding,) = (finding for finding in run.findings if finding.id == "late_rank")
     assert (finding.step_ms, finding.saves_ms_high) == (0.45, pytest.approx(0.15, abs=0.01))
@@ -349,6 +349,6 @@ def test_a_rank_that_is_late_without_the_profiler_too_is_named(run_main: Main, t
 
 def test_a_step_without_room_for_the_waiting_under_the_profiler_is_trusted(tmp_path: Path) -> None:
     """Rank 0 is busy for 30 · 2 µs and 200 in its collective, 150 of which it waits for rank 1: no 250 µs hold that."""
-    inputs = load_captures(launching(tmp_path, (10, 0), (15, 0)), step_ms=0.25)
+    inputs = gather(launching(tmp_path, (10, 0), (15, 0)), step_ms=0.25)
     assert inputs.runs[0].unprofiled_ms == 0.25
     assert not any("not trusted" in plain(warning) for one in inputs.captures for warning in one.warnings)

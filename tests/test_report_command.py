@@ -451,7 +451,7 @@ def test_a_bug_shows_its_traceback_where_that_is_asked(
     assert outcome.code == 0
     assert outcome.err.count('raise KeyError("x")') == (2 if words or variable else 0)
     text = (here / "report.md").read_text(encoding="utf-8")
-    assert "a.sqlite cannot be read: KeyError, 'x'. Please report this, with the traceback that " in text
+    assert "a.sqlite cannot be read: KeyError, 'x'. Please report this with the traceback that " in text
 
 
 def test_two_processes_are_two_entries(here: Path) -> None:

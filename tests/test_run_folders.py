@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.experiments.gather import load_evidence
+from nsys_analyzer.experiments.evidence import make_evidence
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.model import Lines, Report
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.writing import write_report
@@ -27,7 +28,7 @@ MANIFEST = {"model": "small", "context_length": 256, "batch_size": 4, "precision
 
 
 def build_and_write(paths: list[Path], csv: Path | None, output: Path, command: str) -> Report:
-    built = build_report(load_evidence(paths, [csv] if csv else [], command))
+    built = build_report(make_evidence(gather(paths, [csv] if csv else []), command))
     write_report("markdown", built, output)
     return built
 
@@ -356,7 +357,7 @@ def test_unprofiled_times_are_used_whichever_file_or_folder_is_named(runs: Path,
         run_of(runs, name, two_steps(), **by_manifest)
     if kept == "timings.csv":
         timings(runs, timed("first", "step", 3.0), timed("second", "step", 7.0))
-    captures = load_evidence([runs / named], [], "").captures
+    captures = gather([runs / named]).captures
     assert [one.name for one in captures] == (["first", "second"] if kept == "timings.csv" and not named else ["first"])
     assert captures[0].unprofiled
     assert captures[0].unprofiled.typical_ms("step") == 3.0

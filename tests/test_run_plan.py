@@ -11,9 +11,9 @@ import pytest
 from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.capture.plan import Plan, Recording, make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler, check_code
+from nsys_analyzer.capture.targets import Ranks
 from nsys_analyzer.configuration import OPTIONS, Run
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.inputs.targets import Ranks
 from tests.support.sweeping import make_recording_nsys
 
 

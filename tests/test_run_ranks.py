@@ -12,12 +12,12 @@ import pytest
 from nsys_analyzer.capture.jobs import remaining
 from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
+from nsys_analyzer.capture.targets import Annotation, Ranks, Target, program_target
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.manifest import read_manifest
-from nsys_analyzer.inputs.targets import Annotation, Ranks, Target, program_target
-from nsys_analyzer.inputs.timings import read_timings, timings_of_sweep
+from nsys_analyzer.inputs.unprofiled_times import read_sweep_timings, read_timings
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import JobResult
 from nsys_analyzer.text import plain
@@ -90,8 +90,8 @@ def test_each_rank_leaves_a_capture_a_manifest_and_its_times(tmp_path: Path, nsy
         (0, 2, "capture_rank0.sqlite", "GPU 0", 2), (1, 2, "capture_rank1.sqlite", "GPU 1", 2),
     ]  # fmt: skip
     # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
-    for timings in (timings_of_sweep(runs), read_timings(runs / "timings.csv")):
-        captures = load_captures([runs], timings=timings).captures
+    for timings in (read_sweep_timings(runs), read_timings(runs / "timings.csv")):
+        captures = gather([runs], timings=timings).captures
         found = {each.name: (each.rank, each.unprofiled and each.unprofiled.phases["step"].mean) for each in captures}
         assert found == {"train_rank0": (0, 2.0), "train_rank1": (1, 3.0)}
     assert remaining([one], runs, nsys, resume=True) == []
@@ -120,7 +120,7 @@ def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: 
     assert [one["times_ms"]["step"] for one in said["rank_timings"]] == [[1.0, 3.0], [2.0, 4.0]]
     assert len(set(said["rank_pids"])) == 2
     # The process of this export is none of them.
-    (capture,) = load_captures([runs], timings=timings_of_sweep(runs)).captures
+    (capture,) = gather([runs], timings=read_sweep_timings(runs)).captures
     assert (capture.rank, capture.unprofiled) == (None, None)
     (warning,) = (text for one in capture.warnings if "none of the rows" in (text := plain(one)))
     assert "they differ in rank (0, 1); give a file with" in warning
@@ -136,7 +136,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
     runs = tmp_path / "runs"
     (ended,), _ = sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)
     assert ended == JobResult("ok"), ended
-    captures = load_captures([runs], timings=timings_of_sweep(runs)).captures
+    captures = gather([runs], timings=read_sweep_timings(runs)).captures
     found = {one.title: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
     # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
     assert found == {"train rank 0": (0, 2.0), "train rank 1": (1, 3.0)}
@@ -146,7 +146,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
 def test_times_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     assert sweep([target(tmp_path, Ranks(2))], runs)[0] == [JobResult("ok")]
-    captures = load_captures([runs], timings=timings_of_sweep(runs)).captures
+    captures = gather([runs], timings=read_sweep_timings(runs)).captures
     assert [(one.name, one.status, one.rank) for one in captures] == [
         ("train_rank0", "not_profiled", 0), ("train_rank1", "not_profiled", 1),
     ]  # fmt: skip

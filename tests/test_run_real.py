@@ -19,10 +19,10 @@ from nsys_analyzer.api import Trace
 from nsys_analyzer.capture.jobs import LOG, run_sweep
 from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler
+from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.manifest import configuration_of, read_manifest
-from nsys_analyzer.inputs.targets import Target
 from nsys_analyzer.system.machine import gpu_count
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import JobResult, Progress
@@ -312,7 +312,7 @@ def on_gpu(nsys: Nsys, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ca
         ended = command(folder, "run", *words, NSYS=str(nsys.path))
         assert ended.returncode == 0, ended.stderr
         name = "small_ctx128_train_fp32"
-        (summaries[profiler],) = load_captures([folder / profiler / name]).captures
+        (summaries[profiler],) = gather([folder / profiler / name]).captures
     return summaries
 
 

@@ -338,9 +338,9 @@ def refusals(folder: Path) -> Iterator[tuple[Path, Path, str]]:
     sqlite3.connect(folder / "other.sqlite").execute("CREATE TABLE t (a)").connection.close()
     yield trace, trace, "is the input itself"
     yield trace, folder / "linked.sqlite", "is the input itself"
-    yield trace, folder / "there.sqlite", "is there already. Name another file with -o, or replace it with --force"
+    yield trace, folder / "there.sqlite", "exists already. Name another file with -o, or replace it with --force"
     yield trace, folder / "folder.sqlite", "is a folder"
-    yield trace, folder / "report.md", "is not called like an export. Name it report.sqlite"
+    yield trace, folder / "report.md", "has no suffix .sqlite. Name it report.sqlite"
     yield trace, folder / "there.sqlite" / "x.sqlite", "cannot be written (Not a directory)"
     yield folder / "absent.sqlite", folder / "new.sqlite", "No such file"
     yield folder / "text.sqlite", folder / "new.sqlite", "is not a SQLite file"

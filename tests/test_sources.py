@@ -10,7 +10,7 @@ import pytest
 
 from nsys_analyzer import Trace
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.inputs.captures import find_traces
+from nsys_analyzer.inputs.traces import find_traces
 from nsys_analyzer.trace import sources
 from nsys_analyzer.trace.reader import ArrowReader
 from nsys_analyzer.trace.sources import Source, check_output_is_no_input

@@ -14,9 +14,9 @@ import pytest
 
 from nsys_analyzer.capture.jobs import locked, remaining, run_sweep
 from nsys_analyzer.capture.profilers import Profiler
+from nsys_analyzer.capture.targets import Ranks, Target
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.inputs.targets import Ranks, Target
 from nsys_analyzer.system.atomic_write import UNFINISHED_MARK
 from nsys_analyzer.system.process import JobResult, Progress
 from tests.support.export import Export, training_step

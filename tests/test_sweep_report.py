@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.experiments.gather import load_evidence
+from nsys_analyzer.experiments.evidence import make_evidence
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.model import Lines, Report
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
@@ -52,7 +53,7 @@ def text_of(folder: Path, command: str = "nsys-analyze report --csv timings.csv"
 
 def report_of(folder: Path, command: str = "nsys-analyze report --csv timings.csv") -> Report:
     csv = folder / "timings.csv"
-    return build_report(load_evidence([folder], [csv] if csv.is_file() else [], command))
+    return build_report(make_evidence(gather([folder], [csv] if csv.is_file() else []), command))
 
 
 def before_titles(text: str) -> str:

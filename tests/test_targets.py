@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from nsys_analyzer.analysis.transformer.models import configuration_from_name
+from nsys_analyzer.capture.targets import Target, program_target, transformer_targets
 from nsys_analyzer.configuration import Run, Value
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.inputs.targets import Target, program_target, transformer_targets
 
 
 def targets(models: tuple[str, ...] = ("small",), more: tuple[str, ...] = (), **values: Value) -> tuple[Target, ...]:

@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.system.process import JobResult
 from nsys_analyzer.verify import side_by_side, verification
 from nsys_analyzer.verify.ledger import (
@@ -309,8 +309,8 @@ def test_a_prediction_holds_where_the_measured_interval_meets_it(saved: float, h
 
 
 def test_the_finding_that_is_gone_was_acted_on(tmp_path: Path) -> None:
-    (before,) = load_captures([unpacked_fault("item", tmp_path)]).captures
-    (after,) = load_captures([unpacked_fault("none", tmp_path)]).captures
+    (before,) = gather([unpacked_fault("item", tmp_path)]).captures
+    (after,) = gather([unpacked_fault("none", tmp_path)]).captures
     told, why = find_prediction(before, after, None)
     assert told is not None
     assert (told.finding, why) == ("host_sync", "")
@@ -325,7 +325,7 @@ def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
     path, told = tmp_path / "ledger.jsonl", Prediction("host_sync", "", 2.0, 4.0)
     for _ in range(5):
         append_entry(entry(5.0, told), path)  # each lies two halves of its interval away
-    captures = load_captures([unpacked_fault("item", tmp_path)]).captures
+    captures = gather([unpacked_fault("item", tmp_path)]).captures
     before, after = captures[0].findings[0], with_calibrated_intervals(captures, path)[0].findings[0]
     assert after.saves_ms_high - after.saves_ms == pytest.approx(2 * (before.saves_ms_high - before.saves_ms))
     assert "widened by a factor of 2.00, from 5 savings" in str(after.derivation)
@@ -335,7 +335,7 @@ def test_intervals_are_widened_by_a_ledger_and_say_so(tmp_path: Path) -> None:
 def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
     """Runs the command on processes that were measured: its exit status and its output."""
     monkeypatch.chdir(tmp_path)
-    (before,) = load_captures([unpacked_fault("item", tmp_path)]).captures
+    (before,) = gather([unpacked_fault("item", tmp_path)]).captures
     before = replace(before, run=Run(command="python old.py"))
     Path("new.py").touch()
     monkeypatch.setattr(verification, "_capture_of_program", lambda *_: before)

@@ -281,7 +281,7 @@ def test_the_timings_of_a_folder_are_used_and_named(here: Path) -> None:
     assert "| 3.200 | 4.000 |" in re.sub(" +", " ", alone.stdout)
 
 
-def test_two_folders_with_timings(here: Path) -> None:
+def test_two_folders_match_timings(here: Path) -> None:
     found = report(str(timed(here / "a")), str(timed(here / "b")), "-o", "-")
     assert found.exit_code == 0
     assert found.stderr == "Several folders have a timings.csv, and none is used: name one with --csv.\n"

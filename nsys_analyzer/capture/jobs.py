@@ -27,13 +27,12 @@ from typing import Any
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.nsys import PROCESS_ID
 from nsys_analyzer.capture.profilers import Profiler, annotating, importing, timed_command
+from nsys_analyzer.capture.targets import OF_RANK, Ranks, Target, capture_stems
 from nsys_analyzer.configuration import Run, manifest_values, update_run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.inputs.manifest import MANIFEST, ManifestError, manifest_of_stem, read_manifest, run_from
+from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, ManifestError, manifest_of_stem, read_manifest, run_from
 from nsys_analyzer.inputs.rows import Row, Task, add_row, written
-from nsys_analyzer.inputs.targets import OF_RANK, Ranks, Target, capture_stems
-from nsys_analyzer.inputs.timings import NAME as TIMINGS
-from nsys_analyzer.inputs.timings import is_from_a_sweep, write_timings
+from nsys_analyzer.inputs.unprofiled_times import is_sweep_table, write_timings
 from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
 from nsys_analyzer.system.machine import read_provenance
@@ -114,7 +113,7 @@ def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None
             another program; or what would be replaced was not written by a sweep.
     """
     timings = folder / TIMINGS
-    if timings.is_file() and not is_from_a_sweep(timings):
+    if timings.is_file() and not is_sweep_table(timings):
         raise ConfigurationError(f"{timings} was not written by a sweep, and would be replaced", _ELSEWHERE)
     runs = {}
     for target in targets:

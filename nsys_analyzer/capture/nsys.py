@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nsys_analyzer.capture.targets import OF_RANK
 from nsys_analyzer.errors import CaptureError
-from nsys_analyzer.inputs.targets import OF_RANK
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
 from nsys_analyzer.system.nsys import Nsys, run_query
 from nsys_analyzer.system.process import last_lines, run_captured

@@ -12,9 +12,9 @@ from typing import Any
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.capture.nsys import ProfileOptions, importer_check
 from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, lack_of_torch, timed_command
+from nsys_analyzer.capture.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
-from nsys_analyzer.inputs.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
 from nsys_analyzer.system.machine import gpu_count, torch_version
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 

@@ -19,8 +19,8 @@ from nsys_analyzer.capture import hooks
 from nsys_analyzer.capture.launcher import launched
 from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command, start_now
 from nsys_analyzer.capture.recorder import BEGIN
+from nsys_analyzer.capture.targets import OF_RANK, Annotation, Ranks, Target, is_python
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.inputs.targets import OF_RANK, Annotation, Ranks, Target, is_python
 from nsys_analyzer.system.machine import run_for_lines
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES

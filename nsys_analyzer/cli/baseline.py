@@ -32,10 +32,10 @@ def save(name: str, trace: Path, folder: Path) -> None:
     The times without the profiler are read from the timings.csv beside TRACE. A report of the same GPU in the baseline
     is replaced.
     """
-    from nsys_analyzer.experiments.gather import load_runs
+    from nsys_analyzer.experiments.evidence import load_runs
     from nsys_analyzer.verify.baselines import is_baseline_name, save_baseline
 
     if not is_baseline_name(name):
         raise click.BadParameter(f"{name!r} is not the name of a folder", param_hint="NAME")
-    for path in save_baseline(load_runs(trace, (), tell, option="report --csv"), folder / name, trace, tell):
+    for path in save_baseline(load_runs(trace, tell=tell, option="report --csv"), folder / name, trace, tell):
         click.echo(str(path))

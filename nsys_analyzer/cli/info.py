@@ -28,11 +28,11 @@ def info(trace: Path) -> None:
 
     For a FOLDER, info prints the contents of each capture in it.
     """
-    from nsys_analyzer.inputs.captures import each_trace
+    from nsys_analyzer.inputs.traces import read_each_trace
     from nsys_analyzer.trace.sources import is_export_folder
 
     has_captures = trace.is_dir() and not is_export_folder(trace)
-    for _ in each_trace(trace, lambda path: _print(path, header=f"{path}:\n" if has_captures else ""), tell):
+    for _ in read_each_trace(trace, lambda path: _print(path, header=f"{path}:\n" if has_captures else ""), tell):
         pass
 
 

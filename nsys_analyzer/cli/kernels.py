@@ -83,9 +83,9 @@ def kernel_rows(
     Raises:
         ConfigurationError: the captures have no such phase or class.
     """
-    from nsys_analyzer.inputs.captures import each_trace
+    from nsys_analyzer.inputs.traces import read_each_trace
 
-    summaries = each_trace(trace, lambda path: _summaries(path, trace, names), tell)
+    summaries = read_each_trace(trace, lambda path: _summaries(path, trace, names), tell)
     captures = [capture for processes in summaries for capture in processes]
     parts = [(capture, _phase(captures, capture, phase)) for capture in captures]
     rows = [row for capture, part in parts for row in _rows(capture, part, kernel_class, top)]

@@ -18,14 +18,16 @@ from nsys_analyzer.analysis.what_if import answer_all
 from nsys_analyzer.cli.confined_reader import ConfinedReader
 from nsys_analyzer.cli.kernels import kernel_rows
 from nsys_analyzer.cli.modules import NO_MODULES
-from nsys_analyzer.experiments.gather import load_evidence, load_runs
+from nsys_analyzer.experiments.evidence import load_runs, make_evidence
+from nsys_analyzer.inputs.gather import gather
+from nsys_analyzer.inputs.saved_reports import GENERATOR
 from nsys_analyzer.questions.ask import Answers, brief, list_figures
 from nsys_analyzer.questions.ask import ask as answer_text
 from nsys_analyzer.questions.claims import check as check_claims
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import markdown
-from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, to_plain_data
+from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, in_json, to_plain_data
 from nsys_analyzer.report.sections.comparison import answer_comparison, require_comparisons
 from nsys_analyzer.report.sections.modules import modules_section
 
@@ -92,7 +94,7 @@ class Tools:
     def compare(self, before: str, after: str) -> str:
         """Tells what changed between two captures or folders of runs, whether beyond chance, and what explains it."""
         with self._reader.open_copies([before, after]) as (copy_before, copy_after):
-            comparisons = require_comparisons(compare_runs(load_runs(copy_before, ()), load_runs(copy_after, ())))
+            comparisons = require_comparisons(compare_runs(load_runs(copy_before), load_runs(copy_after)))
             section = answer_comparison(comparisons, DEFAULT_THRESHOLD)
         return _to_markdown(Report(section.title, (replace(section, title=""),)))
 
@@ -125,7 +127,7 @@ class Tools:
     def _load(self, path: _Paths) -> Iterator[Evidence]:
         """Yields the evidence that captures hold."""
         with self._reader.open_copies(path) as copies:
-            yield load_evidence(copies, (), "")
+            yield make_evidence(gather(copies))
 
     def _run(self, command: str, words: list[str], program: list[str]) -> str:
         """Runs a command on a program in a process of its own; returns its exit code and the end of its output."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import SELECTION, command, format_option, option
-from nsys_analyzer.cli.options import command_line, configuration_options, folder_argument, names_options, tell
+from nsys_analyzer.cli.options import configuration_options, folder_argument, names_options, tell
 from nsys_analyzer.errors import PROGRAM_ARGUMENTS, CannotAnswerError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def modules(
     The modules are known if the capture was recorded by nsys-analyze run --modules, if nsys or PyTorch's profiler
     recorded module calls, or if the program has ranges around its blocks. TRACE is a capture or a folder of captures.
     """
-    from nsys_analyzer.experiments.gather import load_evidence
+    from nsys_analyzer.inputs.gather import gather
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
     from nsys_analyzer.report.renderers.json_report import MODULE_KEYS, captures_data, in_json
@@ -46,10 +46,10 @@ def modules(
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.modules import modules_section
 
-    evidence = load_evidence((trace,), (), command_line(), tell, names, configuration)
-    section = modules_section(evidence.captures, each_layer=show_all)
+    captures = gather((trace,), names=names, given=configuration, tell=tell).captures
+    section = modules_section(captures, each_layer=show_all)
     if output_format == "json":
-        data = captures_data(evidence.captures, keys=MODULE_KEYS)
+        data = captures_data(captures, keys=MODULE_KEYS)
         for document in data["captures"]:
             document |= {} if document["modules"] else NO_MODULES.data
         click.echo(in_json(data), nl=False, file=data_stream())

@@ -59,14 +59,16 @@ def evidence_options(function: Function) -> Function:
         def evidence(*, with_tracks: bool = False) -> Evidence:
             """Reads the captures."""
             from nsys_analyzer.cli.run_progress import show_reading
-            from nsys_analyzer.experiments.gather import load_evidence
+            from nsys_analyzer.experiments.evidence import make_evidence
+            from nsys_analyzer.inputs.gather import gather
             from nsys_analyzer.system.cluster import Workers
 
             workers = Workers(scheduler, show_reading)
-            return load_evidence(
-                traces, csv_paths, command_line(), tell, names, configuration, workers,
-                step_ms=step_ms, in_order=in_order, with_tracks=with_tracks,
+            inputs = gather(
+                traces, csv_paths, names=names, given=configuration, step_ms=step_ms, in_order=in_order,
+                with_tracks=with_tracks, workers=workers, tell=tell,
             )  # fmt: skip
+            return make_evidence(inputs, command_line())
 
         return function(*args, evidence=evidence, **options)
 

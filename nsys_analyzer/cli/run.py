@@ -18,7 +18,7 @@ from nsys_analyzer.errors import CaptureError, NoSpaceError
 
 if TYPE_CHECKING:
     from nsys_analyzer.capture.plan import Plan
-    from nsys_analyzer.inputs.targets import Target
+    from nsys_analyzer.capture.targets import Target
 
 #: The longest list of the titles of other runs on the screen, in characters.
 _MAX_TITLES_WIDTH = 200
@@ -96,11 +96,12 @@ def run(**options: Any) -> None:
 def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> None:
     """Runs the unfinished targets of a plan and writes the report; exits with 1 if a target failed."""
     from nsys_analyzer.capture.jobs import locked, remaining, run_sweep
+    from nsys_analyzer.capture.targets import capture_stems
     from nsys_analyzer.cli.run_progress import handle_interruption, show_progress
-    from nsys_analyzer.experiments.gather import load_evidence
+    from nsys_analyzer.experiments.evidence import make_evidence
+    from nsys_analyzer.inputs.gather import gather
     from nsys_analyzer.inputs.manifest import capture_name
-    from nsys_analyzer.inputs.targets import capture_stems
-    from nsys_analyzer.inputs.timings import timings_of_sweep
+    from nsys_analyzer.inputs.unprofiled_times import read_sweep_timings
     from nsys_analyzer.report.renderers.terminal import print_first_screen
     from nsys_analyzer.report.sections import build_report, select_first_screen
     from nsys_analyzer.report.writing import FOLDER_IN_USE_HINT, check_replaceable, write_report
@@ -111,8 +112,8 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
             unfinished = remaining(plan.targets, folder, plan.profiler, resume)
             with show_progress(len(plan.targets), len(plan.targets) - len(unfinished)) as progress:
                 results = run_sweep(unfinished, folder, plan.profiler, timeout_s, progress, command_line())
-            timings = timings_of_sweep(folder)  # has no rows if no program was timed
-            evidence = load_evidence([folder], (), command_line(), timings=timings if timings.rows else None)
+            timings = read_sweep_timings(folder)  # has no rows if no program was timed
+            evidence = make_evidence(gather([folder], timings=timings if timings.rows else None), command_line())
             report = build_report(evidence)
             write_report("markdown", report, folder / "report.md")
     except BrokenPipeError:
@@ -142,8 +143,8 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
 def _execution_summary(target: Target, folder: Path, *, is_recorded: bool) -> str:
     """Returns sentences on how often the user's program ran, whether it was stopped, and where its output is."""
     from nsys_analyzer.capture.jobs import LOG
+    from nsys_analyzer.capture.targets import capture_stems
     from nsys_analyzer.inputs.manifest import manifest_of_stem, read_manifest
-    from nsys_analyzer.inputs.targets import capture_stems
 
     run = read_manifest(folder / manifest_of_stem(capture_stems(target.ranks)[0]))
     if run.status != "ok":

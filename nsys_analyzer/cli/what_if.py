@@ -97,9 +97,10 @@ def what_if(
     saving, and the limit of the new step. The ranks of a run are replayed together, and any other capture by itself.
     """
     from nsys_analyzer.analysis.what_if import Question, answer_all
+    from nsys_analyzer.inputs.saved_reports import GENERATOR
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
-    from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, to_plain_data
+    from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, in_json, to_plain_data
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.what_if import what_if_section

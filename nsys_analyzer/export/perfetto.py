@@ -282,11 +282,11 @@ class _Layout:
         """Returns the name of each operation; that of a kernel is its short label."""
         labels = [self.labels[name] for name in operations.names]
         names = self.strings.get_ids(Kind.NAME, operations.name, labels)
-        other = np.flatnonzero(operations.kind != KERNEL)
+        not_kernel = np.flatnonzero(operations.kind != KERNEL)
         copy_names = [f"{OPERATION_KINDS[MEMCPY]} {direction}" for direction in COPY_KINDS]
-        copies = self.strings.get_ids(Kind.NAME, operations.copy[other], copy_names)
-        kinds = self.strings.get_ids(Kind.NAME, operations.kind[other], OPERATION_KINDS)
-        names[other] = np.where(operations.kind[other] == MEMCPY, copies, kinds)
+        copies = self.strings.get_ids(Kind.NAME, operations.copy[not_kernel], copy_names)
+        kinds = self.strings.get_ids(Kind.NAME, operations.kind[not_kernel], OPERATION_KINDS)
+        names[not_kernel] = np.where(operations.kind[not_kernel] == MEMCPY, copies, kinds)
         return names
 
     def _arguments(self, frame: pd.DataFrame) -> Arguments:

@@ -16,8 +16,8 @@ from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.member import Member, record_members
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.export import load_formats
-from nsys_analyzer.inputs.captures import find_traces
 from nsys_analyzer.inputs.manifest import find_manifest
+from nsys_analyzer.inputs.traces import find_traces
 from nsys_analyzer.report.writing import OutputKind, check_target
 from nsys_analyzer.system.atomic_write import atomic_write
 from nsys_analyzer.trace.arrays import Ints

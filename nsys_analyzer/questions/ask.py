@@ -13,9 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from nsys_analyzer.errors import CannotAnswerError, ConfigurationError
+from nsys_analyzer.inputs.saved_reports import GENERATOR
 from nsys_analyzer.questions.figure import Subject, evaluate
 from nsys_analyzer.questions.named_figures import FIGURES
-from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, in_json, to_plain_data
+from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, in_json, to_plain_data
 from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:

@@ -18,12 +18,13 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.inputs.saved_reports import GENERATOR
 from nsys_analyzer.questions.ask import Answer, CannotAnswer, ask, in_words
 from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer as AnswerBlock
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Report, StepBars, Table, TimelineLink
-from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
+from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION
 from nsys_analyzer.report.renderers.step_bar import bar_lines, legend_entries, part_letter
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.units import format_cell

@@ -117,9 +117,9 @@ def make_table(
     """
     all_cells = [tuple(field.cell(row) for field in fields) for row in rows]
     filled = [cells for cells in all_cells if any(cell is not None for cell in cells[names:])]
-    shown = [i for i, field in enumerate(fields) if i < names or any(field.fills(cells[i]) for cells in filled)]
-    columns = tuple(Column(fields[i].title, fields[i].unit) for i in shown)
-    return Table(columns, tuple(tuple(cells[i] for i in shown) for cells in filled), caption, capture, names)
+    filled_fields = [i for i, field in enumerate(fields) if i < names or any(field.fills(cells[i]) for cells in filled)]
+    columns = tuple(Column(fields[i].title, fields[i].unit) for i in filled_fields)
+    return Table(columns, tuple(tuple(cells[i] for i in filled_fields) for cells in filled), caption, capture, names)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from itertools import chain, count
 from pathlib import Path
 
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.inputs.saved_reports import GENERATOR
 from nsys_analyzer.report.figures import SOFTWARE
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import RENDERERS
-from nsys_analyzer.report.renderers.json_report import GENERATOR
 from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular, link_target, write_text
 from nsys_analyzer.trace.sources import check_output_is_no_input
 

@@ -1,4 +1,4 @@
-"""Copies of captures that may leave the machine: what analysis needs of a trace, and nothing of its owner."""
+"""Makes copies of captures that may leave the machine: they contain what the analysis needs, and no private data."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from nsys_analyzer.trace.trace import check_recorded, costly_tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The tables that a copy does not have: payloads and the time of the day. What is read of NCCL's is written as a table
-#: of ours.
-_BEHIND = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALLS)
+#: The tables that are not copied: payloads and the time of day. The content of NCCL's payloads is written as numbers,
+#: in a separate table.
+_OMITTED_TABLES = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALLS)
 
-_TABLES = tuple(table for table in dict.fromkeys(schema.TABLES.values()) if table not in _BEHIND)
+_COPIED_TABLES = tuple(table for table in dict.fromkeys(schema.TABLES.values()) if table not in _OMITTED_TABLES)
 
-#: The properties that are kept; not the command line of the program, which is its owner's.
-_PROPERTIES = {
+#: The names of the properties that are copied, by table. The program's command line is private and not among them.
+_COPIED_PROPERTIES = {
     "environment": (
         "NvDriverVersion", "CudaDriverVersion", "DevicePlatform", "HipDriverVersion", "HipRuntimeVersion",
         "CpuDescription", "OsDescription",
@@ -56,32 +56,33 @@ _PROPERTIES = {
     ),
     "capture": ("CAPTURE_EVENT_TYPE", "CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE"),
 }  # fmt: skip
-#: What the strings are whose IDs a table holds, in the columns that hold any.
+#: The role of the strings whose IDs a table contains, by table.
 _ROLES = {
     "kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD,
     "overhead": PROFILER_EVENT, "profiler_overhead": PROFILER_EVENT,
 }  # fmt: skip
-_STRING_IDS = ("name", "text_id")
+#: The columns that contain string IDs.
+_STRING_ID_COLUMNS = ("name", "text_id")
 
 
 def share(
     trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = (), keep_source: bool = False
 ) -> tuple[Renaming, ...]:
-    """Copies what analysis needs of a trace into a new SQLite export, and returns the names that have an alias there.
+    """Copies what the analysis needs of a trace into a new SQLite export, and returns the names that have an alias.
 
-    It appears whole or not at all, and gives the same figures as the trace. The program's command line is not in its
-    report, and names that nobody allowed are aliases.
+    The copy is written completely or not at all, and gives the same figures as the trace. It does not contain the
+    program's command line, and names that are not allowed are replaced by aliases.
 
     Args:
-        trace: whatever ``Trace.load`` takes.
-        output: the copy, ``.sqlite``; its folder is made as needed.
-        force: whether a file that is there already is replaced. The trace itself never is.
-        keep: names that match one of these as a whole stay as they are.
-        keep_source: whether the stacks beside the trace are copied, too, with the program's paths and lines.
+        trace: any capture that ``Trace.load`` accepts.
+        output: the copy, with the suffix ``.sqlite``. Its folder is created if needed.
+        force: whether an existing file is replaced. The trace itself is never replaced.
+        keep: patterns of names that remain unchanged. A pattern must match the whole name.
+        keep_source: whether the stacks files beside the trace are copied, with the program's paths and lines.
 
     Raises:
-        TraceError: the trace cannot be read, as by ``Trace.load``.
-        NsysAnalyzerError: the output is the trace, is there already, or cannot be written.
+        TraceError: the trace cannot be read.
+        NsysAnalyzerError: the output is the trace, exists already, or cannot be written.
     """
     stacks = {
         path: output.with_name(path.name.replace(trace_stem(trace), output.stem, 1))
@@ -94,13 +95,13 @@ def share(
         else:
             _check_free(target, force=force and not target.is_symlink())
     reader = open_capture(trace)
-    _check_output(reader.path, output, force=force)  # which may have been made just now
+    _check_output(reader.path, output, force=force)  # opening a report may have just created its export
     check_recorded(reader, reader.path)
     scrubber = Scrubber(keep)
     tables = _copied_tables(reader, scrubber) | _tables_of_ranks(reader)
-    # Verdicts depend on whether these things were recorded, and on nothing that the tables hold.
-    no_rows = arrow_table({mark: np.empty(0, np.int64) for mark in schema.COSTLY_MARK})
-    tables |= dict.fromkeys(costly_tables(reader), no_rows)
+    # The analysis only needs to know that these tables were recorded, not their content.
+    marker = arrow_table({column: np.empty(0, np.int64) for column in schema.COSTLY_MARK})
+    tables |= dict.fromkeys(costly_tables(reader), marker)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(output) as unfinished:
@@ -116,7 +117,7 @@ def share(
 
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:
     if output.suffix.lower() != ".sqlite":
-        raise NsysAnalyzerError(f"{output} is not called like an export", f"Name it {output.stem or 'small'}.sqlite")
+        raise NsysAnalyzerError(f"{output} has no suffix .sqlite", f"Name it {output.stem or 'small'}.sqlite")
     check_output_is_no_input(output, [trace])
     check_folder(output, force=force)
     _check_free(output, force=force)
@@ -125,76 +126,78 @@ def _check_output(trace: Path, output: Path, *, force: bool) -> None:
 def _check_free(path: Path, *, force: bool) -> None:
     check_regular(path, "Name another file with -o")
     if os.path.lexists(path) and not force:
-        raise NsysAnalyzerError(f"{path} is there already", "Name another file with -o, or replace it with --force")
+        raise NsysAnalyzerError(f"{path} exists already", "Name another file with -o, or replace it with --force")
 
 
 def _copied_tables(reader: Reader, scrubber: Scrubber) -> dict[str, pa.Table]:
-    """Returns the tables of an export that are kept, by their names there: the columns that say anything."""
-    name_of = {table: name for table in _TABLES if (name := reader.name_of(table))}
+    """Returns the copied tables by their names in the export, without private data."""
+    name_of = {table: name for table in _COPIED_TABLES if (name := reader.name_of(table))}
     frames = reader.read_all(name_of)
     threads = [np.unique(frame["thread"]) for key, frame in frames.items() if key != "threads" and "thread" in frame]
     roles_of: dict[int, set[str]] = defaultdict(set)
     for key, role in _ROLES.items():
         frame = frames.get(key, {})
-        if key == "threads" and frame:  # all of the host's would list its processes
-            named = np.flatnonzero(np.isin(frame["thread"], np.concatenate([np.empty(0, np.int64), *threads])))
-            frame |= {column: values[named] for column, values in frame.items()}
-        for column in set(_STRING_IDS) & set(frame):
+        if key == "threads" and frame:  # keep only recorded threads: all threads would reveal the host's processes
+            recorded = np.flatnonzero(np.isin(frame["thread"], np.concatenate([np.empty(0, np.int64), *threads])))
+            frame |= {column: values[recorded] for column, values in frame.items()}
+        for column in set(_STRING_ID_COLUMNS) & set(frame):
             for number in np.unique(frame[column]).tolist():
                 roles_of[number].add(role)
     tables = {}
     for table, name in name_of.items():
         frame = frames[table.key]
-        kept = _kept_rows(table, frame, roles_of)
-        if len(kept):
-            tables[name] = _scrubbed(table, frame, kept, roles_of, scrubber)
-        elif table.filter and table.key not in _PROPERTIES:
-            # That it was recorded counts, and a row that nobody reads tells it.
+        rows = _find_copied_rows(table, frame, roles_of)
+        if len(rows):
+            tables[name] = _scrub_rows(table, frame, rows, roles_of, scrubber)
+        elif table.filter and table.key not in _COPIED_PROPERTIES:
+            # A row that the filter excludes shows that the table was recorded.
             tables[name] = arrow_table({column.aliases[0]: np.array([schema.NO_TIME]) for column in table.columns})
     return tables
 
 
-def _kept_rows(table: Table, frame: Frame, roles_of: Mapping[int, set[str]]) -> Ints:
-    """Returns the positions of the rows that are kept."""
+def _find_copied_rows(table: Table, frame: Frame, roles_of: Mapping[int, set[str]]) -> Ints:
+    """Returns the positions of the rows of a table that are copied."""
     first = next(iter(frame.values()))
-    are_kept: Any = np.ones(len(first), np.bool_)
-    if table.key in _PROPERTIES:
-        are_kept = [
-            name in _PROPERTIES[table.key]
+    are_copied: Any = np.ones(len(first), np.bool_)
+    if table.key in _COPIED_PROPERTIES:
+        are_copied = [
+            name in _COPIED_PROPERTIES[table.key]
             or (name == schema.TIME_SHIFT and bool(re.fullmatch(r"[+-]?[1-9]\d{0,18}", value)))
             for name, value in iterate_rows(frame)
         ]
     elif table == schema.DIAGNOSTICS:
-        are_kept = ["might be missing" in text or severity in (2, 3) for _, severity, text in iterate_rows(frame)]
+        are_copied = ["might be missing" in text or severity in (2, 3) for _, severity, text in iterate_rows(frame)]
     elif table == schema.STRINGS:
-        are_kept = [number in roles_of for number in frame["id"].tolist()]
-    return np.flatnonzero(are_kept)
+        are_copied = [number in roles_of for number in frame["id"].tolist()]
+    return np.flatnonzero(are_copied)
 
 
-def _scrubbed(table: Table, frame: Frame, kept: Ints, roles_of: Mapping[int, set[str]], scrubber: Scrubber) -> pa.Table:
-    """Returns rows of a table without what is private: the columns that say anything, and the required ones."""
+def _scrub_rows(
+    table: Table, frame: Frame, rows: Ints, roles_of: Mapping[int, set[str]], scrubber: Scrubber
+) -> pa.Table:
+    """Returns some rows of a table without private data. It omits columns that only contain their default."""
     columns = {}
     for column in table.columns:
         if not column.is_text:
-            numbers = frame[column.name][kept]
+            numbers = frame[column.name][rows]
             if column.name in table.required or (numbers != column.default).any():
                 columns[column.aliases[0]] = numbers.astype(np.int64)
             continue
-        texts = frame[column.name].take(arrow_integers(kept)).to_pylist()
+        texts = frame[column.name].take(arrow_integers(rows)).to_pylist()
         if table == schema.STRINGS:
             texts = [
                 scrubber.scrub_name(text, *roles_of[i])
-                for i, text in zip(frame["id"][kept].tolist(), texts, strict=True)
+                for i, text in zip(frame["id"][rows].tolist(), texts, strict=True)
             ]
         elif table == schema.NVTX:
             texts = [scrubber.scrub_name(text, RANGE) for text in texts]
         elif table == schema.DIAGNOSTICS:
             texts = [scrubber.scrub_message(text) for text in texts]
-        elif table.key not in _PROPERTIES:
+        elif table.key not in _COPIED_PROPERTIES:
             texts = [scrubber.scrub_property(text) for text in texts]
         elif column.name == "value":
-            names = frame["name"].take(arrow_integers(kept)).to_pylist()
-            # The times of the copy mean nothing without the shift, and tell it anyway.
+            names = frame["name"].take(arrow_integers(rows)).to_pylist()
+            # The time shift is needed to interpret the times, which reveal it anyway.
             texts = [
                 text if name == schema.TIME_SHIFT else scrubber.scrub_property(text)
                 for name, text in zip(names, texts, strict=True)
@@ -205,18 +208,18 @@ def _scrubbed(table: Table, frame: Frame, kept: Ints, roles_of: Mapping[int, set
 
 
 def _tables_of_ranks(reader: Reader) -> dict[str, pa.Table]:
-    """Returns ranks and the calls of NCCL's functions as numbers, in tables of ours: what tells them stays behind."""
+    """Returns the ranks and the NCCL calls as tables of numbers, because their sources are private and not copied."""
     strings = dict(iterate_rows(reader.read(schema.STRINGS)))
-    noted = read_nccl_ranges(reader, strings)
+    nccl_ranges = read_nccl_ranges(reader, strings)
     tables = {}
-    ranks = {} if reader.name_of(schema.RANKS) else read_ranks(reader, strings.values(), noted)
+    ranks = {} if reader.name_of(schema.RANKS) else read_ranks(reader, strings.values(), nccl_ranges)
     if ranks:
         numbers = np.array([(process, rank.number, rank.world_size) for process, rank in ranks.items()], np.int64)
         names = [column.aliases[0] for column in schema.RANKS.columns]
         tables[schema.RANKS.aliases[0]] = arrow_table(dict(zip(names, numbers.T, strict=True)))
-    calls = read_nccl_calls(reader, noted)
+    calls = read_nccl_calls(reader, nccl_ranges)
     if len(calls):
-        # PyTorch calls collectives as NCCL's ranges do, without their beginning.
+        # PyTorch's names of collectives are those of its ranges without the prefix "nccl:".
         names = [
             name if is_public(name, RANGE) or is_public(f"nccl:{name}", RANGE) else REMOVED_MARK for name in calls.names
         ]

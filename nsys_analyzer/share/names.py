@@ -1,9 +1,8 @@
-"""Decides which texts of a trace may leave the machine, and gives every other one an alias that keeps its role.
+"""Decides which texts of a trace may leave the machine, and replaces every other text by an alias.
 
-A name stays by permission alone: it is PyTorch's or a kernel's that a rule knows, the spelling of a phase or a step, a
-call of a module of ``torch.nn``, or one that the caller allows. Nothing else is searched for
-secrets: it gets an alias. An alias tells what the analysis needs of its name: the phase with its number, the class and
-precision of a kernel, the place of a layer.
+Only allowed names remain: names of PyTorch, kernels that match a rule, spellings of phases and steps, calls of modules
+of ``torch.nn``, and names that the caller allows. Every other name gets an alias; names are not searched for secrets.
+An alias tells what the analysis needs: the phase with its number, the class and precision of a kernel, or the layer.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from nsys_analyzer.trace.phase_names import (
 )
 from nsys_analyzer.trace.stacks import CLOCK_RANGE
 
-#: Stands where something was taken out.
+#: Replaces removed text.
 REMOVED_MARK = "…"
 
-#: What a string of a trace is the name of; it stays where each of its roles allows it.
+#: The roles of a string: what it is the name of. It remains only if all of its roles allow it.
 KERNEL, CALL, RANGE, OPERATOR, THREAD, PROFILER_EVENT = "kernel", "call", "range", "operator", "thread", "noted"
 
 # --- PyTorch's names
 
-#: The classes of torch.nn, those of one, two and three dimensions as one.
+#: The classes of torch.nn.
 _MODULE = re.compile(
     r"(?:Lazy)?(?:Conv(?:Transpose)?|BatchNorm|InstanceNorm)[123]d|(?:Adaptive)?(?:Avg|Max)Pool[123]d|LPPool[123]d"
     r"|MaxUnpool[123]d|FractionalMaxPool[23]d|(?:Circular|Constant|Reflection|Replication|Zero)Pad[123]d|Dropout[123]d"
@@ -63,11 +62,11 @@ _MODULE = re.compile(
     r"|MultiheadAttention|Sequential"
 )
 _OPTIMIZER = r"(?:ASGD|Ada(?:delta|factor|grad|m|mW|max)|LBFGS|Muon|NAdam|Optimizer|RAdam|RMSprop|Rprop|SGD|SparseAdam)"
-#: The parts of torch.nn's own transformer, as a path of modules holds them.
+#: The attributes of torch.nn's transformer modules, which occur in module paths.
 _PART = re.compile(
     r"(?:en|de)coder|layers?|self_attn|multihead_attn|out_proj|(?:linear|norm|dropout|conv|bn|fc|act)\d{0,2}|relu"
 )
-#: A node of autograd; one that PyTorch generates has a number behind it, a Function of a program has none.
+#: A node of autograd. Nodes that PyTorch generates end with a number, and nodes of the program's Functions do not.
 _NODE = (
     r"(?:torch::autograd::)?(?:[A-Z]\w{0,80}Backward\d|AccumulateGrad|CopySlices|GraphRoot|Error"
     r"|(?:Checkpoint|Compiled)Function(?:Backward)?)"
@@ -89,7 +88,7 @@ _TORCH = re.compile(
     r"|\[CUDA mem(?:set|cpy [A-Z][a-z]{3,5}-to-[A-Z][a-z]{3,5})\]"
     r"|Mem(?:cpy \w{1,6} \((?:Pinned|Pageable|Device|Array|Unknown|Managed) -> \w{1,10}\)|set \(\w{1,10}\))"
 )
-#: The words of the steps of engines that serve models, and of requests by their numbers.
+#: The words in the step names of serving engines, and the names of numbered requests.
 _OF_ENGINE = re.compile(
     r"(?:[\W\d_]|execute|executeStep|model|context|generation|step|sq|sk|sqsq|sqsk|EXTEND|DECODE|MIXED|TARGET|VERIFY|DRAFT"
     r"|SPLIT|PREFILL|bs|toks?|c|g|p|d|spec|tbo|ctx|tokens|reqs|gen|eager|prefill|decode|Executor|forward|inferred)+"
@@ -98,72 +97,74 @@ _REQUEST = re.compile(r"(?:first token of )?request \d{1,6}")
 
 # --- other names
 
-#: The functions of libraries and drivers, and the threads that they, Python and PyTorch start.
+#: The API functions of libraries and drivers.
 _API = re.compile(r"(?:cuda|cu|hip|hsa|nccl|rccl|cublas|cudnn)[A-Z]\w{0,80}|runFunction")
-#: What profilers say of their own work: "CUPTI Buffer flush", "CUDA profiling data flush on cudaProfilerStop".
-_NOTED = re.compile(
+#: The names of profilers' own events: "CUPTI Buffer flush", "CUDA profiling data flush on cudaProfilerStop".
+_PROFILER_EVENT = re.compile(
     r"(?i:(?:activity|allocation|buffer|chunk|command|compiler|context|created|cudaprofilerstop|cuinit|cupti|cuda|data|"
     r"driver|early|exit|finished|flush|full|function|init|initialization|instrumentation|lazy|loading|management|memory|"
     r"module|nvtx|on|process|profiler|profiling|pytorch|request|resource|runtime|tls|triggered|unknown|unrecognized|uvm)"
     r"(?: |$))+(?:\(\d{1,3}\))?"
 )
+#: The names of threads that libraries, Python and PyTorch start.
+#: The names of threads that libraries, Python and PyTorch start.
 _THREAD = re.compile(
     r"python[\d.]{0,6}|pt_(?:autograd|data|main|nccl|elastic|tcpstore)\w{0,12}|cuda-EvtHandlr|cuda\d{8,14}"
     r"|\[NSys(?: Comms)?\]|CUPTI worker thread"
 )
-#: What code is written with, C++ or mangled: no path, no quote, no address of a person.
+#: The characters of C++ names and mangled names. They do not allow paths, quotes and mail addresses.
 _CODE = re.compile(r"[\w\s:<>(){}\[\],.*&~#$=+\-!|?^%]+", re.ASCII)
-#: The outermost namespaces in a readable name; of templates' arguments, too.
+#: The outermost namespaces in a readable name, also in template arguments.
 _NAMESPACE = re.compile(r"(?<![\w:.-])([\w.-]+)::(?!\()")
-#: A whole name of a kernel that is no C++ with arguments: one identifier, or as Triton and rocBLAS write theirs.
+#: The name of a kernel without C++ arguments: an identifier, or a name in the style of Triton or rocBLAS.
 _IDENTIFIER = re.compile(r"[\w.:$-]+", re.ASCII)
-#: The libraries whose namespaces no example of a rule has.
+#: The namespaces of libraries.
 _LIBRARIES = re.compile(
     r"at|aten|at_cuda_detail|c10d?|mkldnn|const|cub|cuda|std|thrust|torch|cute|cutlass\w*|cask\w*|xmma\w*|cu(?:sparse|solver|fft|dnn|blas|blasLt|tensor|te|pti)\w*|nv\w{2,8}"
     r"|T\d{1,2}|_INTERNAL_[0-9a-f]{8}_\d{1,3}_[A-Z][A-Za-z]{1,30}_cu_[0-9a-f]{8}|CUTENSOR_NAMESPACE|PyTorchMemEffAttention"
     r"|layer_norm|moe|vision|genericReformat|aiter|sgl_hip|tensorrt_llm|dali|vllm|flash|flashinfer|fbgemm_gpu"
     r"|transformer_engine|deep_ep|dpsk|grouped_gemm|stream_executor|ck|ck_tile|hip\w*|roc\w*|rocblas|internal|epilogue|detail|native|pytorch_(?:flash|fmha)|caffe2|flash_\w*|triton|xla|jax"
 )
-#: A range of one of several layers.
+#: The range of a numbered layer.
 _BLOCK = re.compile(r"(?i)(?P<before>\w*?)(?P<block>(?:block|layer|stage|decoder|encoder|h)s?[\s._-]*\d{1,4})")
 _OUR_BLOCKS = ("", "transformer_", "transformer")
 
 # --- the parts of names
 
-#: The numbers behind an autograd annotation: a trace has a million of them, and they tell nothing.
+#: The numbers after an autograd annotation. A trace contains a million of them, and they are not private.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
 _NUMBERS = re.compile(rf"(?:{_ANNOTATION}(?:[\d\[\](),]|(?<![\d-])[ -])*)+")
-#: No counter and no size has more digits in a row; keys and cards have.
+#: A number with more digits than any counter or size, which may be a key or a card number.
 _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
-#: Numbers of people and of telephones, as they are written in groups.
+#: Personal ID numbers and telephone numbers, which are written in groups.
 _PERSONAL = re.compile(r"(?<!\d)\d{3}(?P<dash>[ -])\d{2,4}(?P=dash)\d{4}(?!\d)")
 _ADDRESS_OR_CARD = re.compile(r"(?<!\d)(?:\d{1,3}(?:\.\d{1,3}){3}|\d(?:[ .-]?\d){11,18})(?!\d)")
-#: The number at the end that tells the names of one loop or of one row of layers apart, and what stands before it. A
-#: name with a longer number is no such one: it may be an address, a telephone, a card.
-_COUNTED = re.compile(r"(?P<stem>.*?[\s_\-\[a-z])(?P<number>#?\d{1,5}(?:(?:/| of )\d{1,5})?)", re.DOTALL)
+#: A name that ends with the counter of a loop or of layers. Longer numbers may be addresses, telephone numbers or card
+#: numbers and do not match.
+_NAME_WITH_COUNTER = re.compile(r"(?P<stem>.*?[\s_\-\[a-z])(?P<number>#?\d{1,5}(?:(?:/| of )\d{1,5})?)", re.DOTALL)
 _OTHER_NUMBER = re.compile(r"\d{6}|\d{3}\D+\d")
-_LONGEST_PHASE = 100
-#: Names that begin so have a role by that beginning, and by what follows the rest.
-_BEGINS = re.compile(
+_MAX_PHASE_CHARACTERS = 100
+#: Prefixes of names that tell the role of the name. The rest of the name gets an alias.
+_ROLE_PREFIX = re.compile(
     rf"{re.escape(MODULE_RANGE_PREFIX)}|Optimizer\.(?:step|zero_grad)#|ProfilerStep#"
     r"|torch\.(?:nn\.modules|nn|optim\.(?:lr_scheduler|swa_utils)|optim|autograd|Tensor)\."
     r"|autograd::engine::evaluate_function: |torch::autograd::"
 )
 _WORD = re.compile(
-    r"(?P<stem>.*?)(?P<behind>(?:Attention|Backward)?(?:(?:[_#]|(?<=[a-z]))\d{1,5})?"
+    r"(?P<stem>.*?)(?P<suffix>(?:Attention|Backward)?(?:(?:[_#]|(?<=[a-z]))\d{1,5})?"
     r"(?:\.(?:step|zero_grad|forward|__call__))?)",
     re.DOTALL,
 )
-#: Numbers behind each other that are no places of layers but an address or an account, and any other word.
+#: A word of a module path. Several numbers in sequence may be an address or an account, and count as one word.
 _WORD_OF_PATH = re.compile(r"\d+(?:[/.]\d+){3,}|\d{3,}(?:[/.]\d{3,})+|[^/.]+")
-_OPERATORS = "aten::"
-#: The length of a number that is the place of no layer, and of one that counts no steps.
-_LEAST_NO_PLACE, _LEAST_NO_COUNTER = 5, 7
-_CONSONANTS = "bcdfghjklmnpqrstvwxz"  # no word comes of them
+_OPERATOR_PREFIX = "aten::"
+#: A number with this many digits is too long to be a layer's index, or a step's counter.
+_TOO_LONG_FOR_INDEX, _TOO_LONG_FOR_COUNTER = 5, 7
+_CONSONANTS = "bcdfghjklmnpqrstvwxz"  # they cannot form words by chance
 
 
 def is_public(text: str, role: str) -> bool:
-    """Returns whether a name of a role stays as it is."""
+    """Returns whether a name with a role may leave the machine unchanged."""
     if "\0" in text or _PERSONAL.search(text):
         return False
     if not text or _is_alias(text) or _TORCH.fullmatch(text) or CLOCK_RANGE.fullmatch(text) or _is_phase(text):
@@ -175,7 +176,7 @@ def is_public(text: str, role: str) -> bool:
     if role == THREAD:
         return bool(_THREAD.fullmatch(text))
     if role == PROFILER_EVENT:
-        return bool(_NOTED.fullmatch(text))
+        return bool(_PROFILER_EVENT.fullmatch(text))
     block = _BLOCK.fullmatch(text)
     return block is not None and block["before"].lower() in _OUR_BLOCKS
 
@@ -186,14 +187,16 @@ def _is_alias(text: str) -> bool:
 
 
 def _is_phase(text: str) -> bool:
-    """Returns whether a text is the spelling of a phase and a small number, with nothing behind them."""
-    if len(text) > _LONGEST_PHASE:
+    """Returns whether a text is only the spelling of a phase or of a serving step, with small numbers."""
+    if len(text) > _MAX_PHASE_CHARACTERS:
         return False
-    is_cut = "," in text or text.startswith("Optimizer.")  # what stands behind is not looked at
-    is_counted = all(len(number) < _LEAST_NO_COUNTER for number in re.findall(r"\d+", text))
-    is_spelled = not is_cut and is_counted and normalize_name(text) in _spellings()
-    by_engine = parse_served_step(text) is not None and _OF_ENGINE.fullmatch(text) and not _LONG_NUMBER.search(text)
-    return is_spelled or bool(by_engine or _REQUEST.fullmatch(text))
+    is_shortened = "," in text or text.startswith("Optimizer.")  # normalize_name ignores the end of such a text
+    has_small_numbers = all(len(number) < _TOO_LONG_FOR_COUNTER for number in re.findall(r"\d+", text))
+    is_phase = not is_shortened and has_small_numbers and normalize_name(text) in _spellings()
+    is_served_step = (
+        parse_served_step(text) is not None and _OF_ENGINE.fullmatch(text) and not _LONG_NUMBER.search(text)
+    )
+    return is_phase or bool(is_served_step or _REQUEST.fullmatch(text))
 
 
 @cache
@@ -202,113 +205,120 @@ def _spellings() -> frozenset[str]:
 
 
 def _is_of_a_library(kernel: str) -> bool:
-    """Returns whether a kernel is known by a rule or PyTorch's, and all of its namespaces are those of libraries."""
+    """Returns whether a kernel matches a rule or is from PyTorch, and has only namespaces of libraries."""
     if kernel.startswith(UNNAMED_KERNEL):
         return kernel[len(UNNAMED_KERNEL) :].strip().isdigit()
     if not (_IDENTIFIER if not {"(", "<"} & set(kernel) else _CODE).fullmatch(kernel):
         return False
     spaces = _NAMESPACE.findall(demangle(kernel[:LONGEST_NAME]))
-    known = all(map(_LIBRARIES.fullmatch, spaces))
-    return known and (find_package_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
+    are_public = all(map(_LIBRARIES.fullmatch, spaces))
+    return are_public and (find_package_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
 
 
 @dataclass(frozen=True)
 class Renaming:
-    """A name, or a word of a module's path, that has an alias: the text, and the alias in its place."""
+    """A name, or a word of a module path, and the alias that replaces it."""
 
     text: str
     alias: str
 
 
 class Scrubber:
-    """Gives the names of one trace their aliases. Names that differ stay different.
+    """Replaces the private names of a trace by aliases. Different names get different aliases.
 
     Args:
-        keep: names that match one of these as a whole stay as they are.
+        keep: patterns of names that remain unchanged. A pattern must match the whole name.
 
     Attributes:
-        renamed: what has an alias, in the order of the export; of names that differ in their number the first.
+        renamed: the replaced names with their aliases, in the order of the export. Of names that only differ in their
+            counter, only the first one is listed.
     """
 
     def __init__(self, keep: Sequence[re.Pattern[str]] = ()) -> None:
         self._keep = keep
-        self._shown: dict[tuple[str, frozenset[str]], str] = {}
+        self._public_names: dict[tuple[str, frozenset[str]], str] = {}
         self._codes: dict[str, str] = {}
-        self._used: dict[str, str] = {}
+        self._text_of: dict[str, str] = {}
         self.renamed: list[Renaming] = []
 
     def scrub_name(self, text: str, *roles: str) -> str:
-        """Returns a name of some roles, or its alias."""
+        """Returns a name that has some roles, or its alias."""
         numbers = re.search(_ANNOTATION, text)
         head = text[: numbers.start()] if numbers and _NUMBERS.fullmatch(text, numbers.start()) else text
         key = (head, frozenset(roles))
-        if key not in self._shown:
-            allowed = "\0" not in head and any(pattern.fullmatch(head) for pattern in self._keep)
-            stays = allowed or all(is_public(head, role) for role in roles)
-            self._shown[key] = self._distinct(head, head if stays else self._alias(head))
-        return self._shown[key] + _LONG_NUMBER.sub("0", text[len(head) :])
+        if key not in self._public_names:
+            is_allowed = "\0" not in head and any(pattern.fullmatch(head) for pattern in self._keep)
+            is_kept = is_allowed or all(is_public(head, role) for role in roles)
+            self._public_names[key] = self._make_unique(head, head if is_kept else self._alias(head))
+        return self._public_names[key] + _LONG_NUMBER.sub("0", text[len(head) :])
 
     def scrub_message(self, text: str) -> str:
-        """Returns a message of the profiler: those sentences that profilers are known to write."""
+        """Returns a message of the profiler, reduced to the known sentences of profilers."""
         sentences = [match[0] for match in _SENTENCE.finditer(text)]
         if sentences and not _SENTENCE.sub("", text).strip(" .\t\n"):
             return text
-        shown = f"{'. '.join(sentences)} {REMOVED_MARK}{' about sampling' * is_irrelevant_message(text)}".strip()
-        return self._distinct(text, shown)  # the same message twice is said once
+        reduced = f"{'. '.join(sentences)} {REMOVED_MARK}{' about sampling' * is_irrelevant_message(text)}".strip()
+        return self._make_unique(text, reduced)  # a report lists equal messages only once
 
     def scrub_property(self, text: str) -> str:
-        """Returns a property of the machine or the recording: names of products, and versions."""
+        """Returns a property of the machine or the recording, reduced to product names and versions."""
         if find_peaks(text):
             return text
-        shown = " ".join(word if _PRODUCT.fullmatch(word) else REMOVED_MARK for word in text.split(" "))
-        return re.sub(f"{REMOVED_MARK}(?: {REMOVED_MARK})+", REMOVED_MARK, shown)
+        reduced = " ".join(word if _PRODUCT.fullmatch(word) else REMOVED_MARK for word in text.split(" "))
+        return re.sub(f"{REMOVED_MARK}(?: {REMOVED_MARK})+", REMOVED_MARK, reduced)
 
-    def _distinct(self, text: str, shown: str) -> str:
-        """Returns what is shown, numbered where it already stands for another name."""
-        alias, times = shown, 1
-        while self._used.setdefault(alias, text) != text:
-            times += 1
-            alias = f"{shown} ({times})"
-        return alias
+    def _make_unique(self, text: str, replacement: str) -> str:
+        """Returns the replacement of a text, with a number if it already replaces another text."""
+        unique, number = replacement, 1
+        while self._text_of.setdefault(unique, text) != text:
+            number += 1
+            unique = f"{replacement} ({number})"
+        return unique
 
     def _alias(self, name: str) -> str:
         if module := MODULE_RANGE_WITH_PATH.fullmatch(normalize_module_name(name)):
             path = _WORD_OF_PATH.sub(lambda word: self._word(word[0]), module["path"])
             return f"{MODULE_RANGE_PREFIX}{path}: {self._word(module['kind'])}"
-        if begins := _BEGINS.match(name):
-            return begins[0] + self._word(name[begins.end() :])
+        if prefix := _ROLE_PREFIX.match(name):
+            return prefix[0] + self._word(name[prefix.end() :])
         if block := _BLOCK.fullmatch(name):
             loading = f"_{LOADING_MARK}" if is_loading(name) else ""
             return f"{self._word(block['before'].rstrip('_'))}{loading}_{block['block']}"
         rule = find_package_rule(name)
         if rule is None and name.isidentifier() and name.endswith("Backward"):
             return self._word(name)
-        told = Alias(rule.kernel_class, rule.part_of, find_precision(name)) if rule else Alias()
-        if before := _phase_of(name):
-            return before + told.text(self._code(name, "alias "))
-        counted = None if _OTHER_NUMBER.search(name) else _COUNTED.fullmatch(name)
-        stem, number = counted.groups() if counted else (name, "")
+        alias = Alias(rule.kernel_class, rule.part_of, find_precision(name)) if rule else Alias()
+        if phase_prefix := _phase_prefix(name):
+            return phase_prefix + alias.text(self._code(name, "alias "))
+        match = None if _OTHER_NUMBER.search(name) else _NAME_WITH_COUNTER.fullmatch(name)
+        stem, number = match.groups() if match else (name, "")
         loading = f" {LOADING_MARK}" if is_loading(name) else ""
-        return f"{told.text(self._code(stem, 'alias ', name))}{loading} {number}".rstrip()
+        return f"{alias.text(self._code(stem, 'alias ', name))}{loading} {number}".rstrip()
 
     def _word(self, word: str) -> str:
-        """Returns a word of a name, or an alias in its place that keeps what the word says of its part in the model."""
+        """Returns a word of a name, or an alias that keeps the suffix, which tells the word's role in the model."""
         match = _WORD.fullmatch(word)
-        assert match is not None  # its stem takes any text
-        stem, behind = match.groups()
-        if (word.isdigit() and len(word) < _LEAST_NO_PLACE) or any(map(_is_word_of_torch, (word, stem))):
+        assert match is not None  # the stem matches any text
+        stem, suffix = match.groups()
+        if (word.isdigit() and len(word) < _TOO_LONG_FOR_INDEX) or any(map(_is_word_of_torch, (word, stem))):
             return word
-        return f"alias_{self._code(stem, 'alias_')}{behind}"
+        return f"alias_{self._code(stem, 'alias_')}{suffix}"
 
-    def _code(self, text: str, before: str, name: str = "") -> str:
-        """Returns the letters that stand for a text; a new one is listed, with the name that it is of."""
+    def _code(self, text: str, prefix: str, name: str = "") -> str:
+        """Returns the letters that replace a text, and adds a new text to ``renamed``.
+
+        Args:
+            text: the text.
+            prefix: the text before the letters in the alias, for ``renamed``.
+            name: the name that contains the text, for ``renamed``.
+        """
         if text not in self._codes:
-            left, code = len(self._codes), ""
-            while left or not code:
-                left, letter = divmod(left, len(_CONSONANTS))
+            quotient, code = len(self._codes), ""
+            while quotient or not code:
+                quotient, letter = divmod(quotient, len(_CONSONANTS))
                 code = _CONSONANTS[letter] + code
             self._codes[text] = code
-            self.renamed.append(Renaming(name or text, before + code))
+            self.renamed.append(Renaming(name or text, prefix + code))
         return self._codes[text]
 
 
@@ -316,23 +326,23 @@ def _is_word_of_torch(word: str) -> bool:
     return bool(_MODULE.fullmatch(word) or _PART.fullmatch(word)) or (_is_phase(word) and word.isidentifier())
 
 
-def _phase_of(name: str) -> str:
-    """Returns what stands before the alias of a phase: its spelling, and its number where the name has no other."""
-    if name.startswith((_OPERATORS, UNNAMED_KERNEL)):
-        return _OPERATORS if name.startswith(_OPERATORS) else f"{UNNAMED_KERNEL}, "
+def _phase_prefix(name: str) -> str:
+    """Returns the prefix of a phase's alias: its spelling, and its number if the name has no other number."""
+    if name.startswith((_OPERATOR_PREFIX, UNNAMED_KERNEL)):
+        return _OPERATOR_PREFIX if name.startswith(_OPERATOR_PREFIX) else f"{UNNAMED_KERNEL}, "
     phase = PhaseNames().find_role(name)
     if phase is None:
         return ""
     spelling = normalize_name(name)
     numbers = re.findall(r"\d+", name)
-    number = f" {numbers[0]}" if len(numbers) == 1 and len(numbers[0]) < _LEAST_NO_COUNTER else ""
+    number = f" {numbers[0]}" if len(numbers) == 1 and len(numbers[0]) < _TOO_LONG_FOR_COUNTER else ""
     return f"{spelling if spelling in _spellings() else DEFAULT_NAMES[phase][0]}{number}, "
 
 
 # --- messages and properties
 
 _OF = r"(?:CUDA|NVTX|CUPTI|OpenGL|Vulkan|OS runtime libraries|cuDNN|cuBLAS|cuSPARSE|MPI|UCX|OpenMP|OpenACC|NCCL|Python)"
-#: What nsys writes of a recording, and our own converter of PyTorch's traces.
+#: The sentences that nsys and this package's reader of PyTorch's traces write about a recording.
 _SENTENCE = re.compile(
     rf"Not all {_OF} events might have been collected|No {_OF} events collected\. Does the process use {_OF}\?"
     rf"|{_OF} profiling might have not been started correctly|{_OF} injection initialization failed"
@@ -345,7 +355,7 @@ _SENTENCE = re.compile(
     r"|The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
 )
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-#: The words of what vendors call GPUs, CPUs, systems and profilers; models, sizes and versions, but no address.
+#: The words in names of GPUs, CPUs, operating systems and profilers: models, sizes and versions, but no IP addresses.
 _PRODUCT = re.compile(
     r"NVIDIA|AMD|INTEL\(R\)|Intel\(R\)|Microsoft|Tesla|Quadro|GeForce|GRID|TITAN|RTX|GTX|SUPER|Ti|Laptop|GPU|CPU|Ada"
     r"|Generation|PCIe|NVL|MIG|VF|Max-Q|Instinct|Radeon|Graphics|Iris\(R\)|Xe|MTIA|unnamed|unknown|Graphics|Orin|Thor"
@@ -360,10 +370,10 @@ _PRODUCT = re.compile(
 
 # --- command lines
 
-#: What an option or a variable is called that gives a secret, in its name and at its end.
+#: The words in the names of options and variables that contain secrets.
 _SECRET = r"key|token(?!s|iz)|secret|pass|cred|auth|cookie|sign|pwd"
-_OF_A_SECRET = re.compile(rf"(?i)[\w.+-]*(?:{_SECRET}|sig|bearer)(?:word|wd|phrase|s|entials?|orization|nature)?:?")
-#: Who logs in at an address, and keys that are known by how they begin.
+_SECRET_NAME = re.compile(rf"(?i)[\w.+-]*(?:{_SECRET}|sig|bearer)(?:word|wd|phrase|s|entials?|orization|nature)?:?")
+#: Login data in a URL, and keys that have a known prefix.
 _LOGIN = re.compile(
     r"(?<=://)[^\s/@]+@|[^\s/@:]+:[^\s/@]+@|\b(?:sk|hf|gh[a-z]|github_pat|glpat|nvapi|xox[a-z])[-_](?=\S*\d)[\w-]{8,}"
 )
@@ -371,20 +381,23 @@ _OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]{0,40}")
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command line of one's own: its paths stay, keys and passwords do not."""
-    shown = []
+    """Returns the words of a command line without keys and passwords. Paths remain."""
+    safe_words = []
     for option, word in pairwise(("", *words)):
-        name, given, value = word.partition("=")
+        name, equals_sign, value = word.partition("=")
         parts = re.split(r"([\s,;?&'\"]+)", word)
-        if given and re.fullmatch(r"[\w.+-]+", name):
-            shown.append(
-                f"{name}={REMOVED_MARK if _OF_A_SECRET.fullmatch(name) else ''.join(without_secrets([value]))}"
-            )
-        elif _OF_A_SECRET.fullmatch(option) and not _OPTION.fullmatch(word):
-            shown.append(REMOVED_MARK)
+        if equals_sign and re.fullmatch(r"[\w.+-]+", name):
+            is_secret = _SECRET_NAME.fullmatch(name)
+            safe_words.append(f"{name}={REMOVED_MARK if is_secret else ''.join(without_secrets([value]))}")
+        elif _SECRET_NAME.fullmatch(option) and not _OPTION.fullmatch(word):
+            safe_words.append(REMOVED_MARK)
         elif len(parts) > 1:
             parts[::2] = without_secrets(parts[::2])
-            shown.append("".join(parts))
+            safe_words.append("".join(parts))
         else:
-            shown.append(_LOGIN.sub(lambda found: f"{REMOVED_MARK}@" if found[0].endswith("@") else REMOVED_MARK, word))
-    return shown
+            safe_words.append(_LOGIN.sub(_remove_login, word))
+    return safe_words
+
+
+def _remove_login(match: re.Match[str]) -> str:
+    return f"{REMOVED_MARK}@" if match[0].endswith("@") else REMOVED_MARK

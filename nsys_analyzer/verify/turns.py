@@ -20,8 +20,8 @@ from typing import Any
 from nsys_analyzer.analysis.comparison.turns import TimedProcess
 from nsys_analyzer.capture.jobs import LOG
 from nsys_analyzer.capture.profilers import annotating, timed_command
+from nsys_analyzer.capture.targets import Target, is_python
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.inputs.targets import Target, is_python
 from nsys_analyzer.system.machine import run_for_lines
 from nsys_analyzer.system.process import Job, JobResult, run_job
 from nsys_analyzer.system.strict_json import decode_json

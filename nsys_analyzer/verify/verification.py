@@ -16,9 +16,9 @@ from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
 from nsys_analyzer.capture.jobs import locked, run_sweep
 from nsys_analyzer.capture.plan import Plan
+from nsys_analyzer.capture.targets import is_python, program_target
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.experiments.gather import load_runs
-from nsys_analyzer.inputs.targets import is_python, program_target
+from nsys_analyzer.experiments.evidence import load_runs
 from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.process import Progress
 from nsys_analyzer.verify.ledger import Entry, Prediction, now, prediction_holds, verdict_of
@@ -90,7 +90,7 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         CaptureError: one of the programs failed.
     """
     plan, output_dir = request.plan, request.output_dir
-    before = _capture_of_program(load_runs(request.folder, ()), plan, request.folder)
+    before = _capture_of_program(load_runs(request.folder), plan, request.folder)
     ids = [finding.id for finding in _findings(before)]
     if request.finding and request.finding not in ids:
         raise ConfigurationError(
@@ -216,7 +216,7 @@ def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | N
             silent = Progress(lambda *_: None, lambda *_: None)
             (result,) = run_sweep(plan.targets, folder, plan.profiler, request.timeout_s, silent)
         if result.status == "ok":
-            return _capture_of_program(load_runs(folder, ()), plan, folder)
+            return _capture_of_program(load_runs(folder), plan, folder)
         tell(f"The new program could not be recorded: {result.message}")
     except (NsysAnalyzerError, OSError) as error:
         tell(f"The new program could not be recorded: {error}")

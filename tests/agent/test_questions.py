@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nsys_analyzer.experiments.gather import load_evidence
+from nsys_analyzer.experiments.evidence import make_evidence
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
 from tests.agent.truth import Capture, Times, Trace
@@ -39,7 +40,7 @@ def place(real_capture: Callable[[str], Path]) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def evidence(place: Callable[[str], Path]) -> Callable[[str], Evidence]:
-    return cache(lambda name: load_evidence((place(name),), (), ""))
+    return cache(lambda name: make_evidence(gather((place(name),))))
 
 
 @pytest.fixture(scope="module")

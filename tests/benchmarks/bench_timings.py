@@ -17,7 +17,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from nsys_analyzer.inputs.timings import read_timings
+from nsys_analyzer.inputs.unprofiled_times import read_timings
 
 _PHASES = ("forward", "backward", "optimizer")
 _SMALLER = 4  # times fewer rows

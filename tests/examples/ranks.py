@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.ranks.join import find_runs
 from nsys_analyzer.analysis.ranks.matching import group_members, match_collectives
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.inputs.captures import load_captures
+from nsys_analyzer.inputs.gather import gather
 from tests.examples.rows import COUNTS, EXAMPLES
 
 CAPTURES = EXAMPLES / "ranks" / "captures"
@@ -31,7 +31,7 @@ def captures() -> tuple[CaptureSummary, ...]:
         for packed in CAPTURES.iterdir():
             target = Path(folder) / packed.name.removesuffix(".xz")
             target.write_bytes(lzma.decompress(packed.read_bytes()) if packed.suffix == ".xz" else packed.read_bytes())
-        return load_captures([Path(folder)]).captures
+        return gather([Path(folder)]).captures
 
 
 @cache

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.experiments.gather import load_evidence
+from nsys_analyzer.experiments.evidence import make_evidence
+from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.writing import write_report
@@ -82,7 +83,7 @@ class View:
 
 def built(*paths: Path) -> Report:
     """A report with every moment of its captures."""
-    return build_report(load_evidence(paths, (), "", names=PhaseNames.parse(()), with_tracks=True))
+    return build_report(make_evidence(gather(paths, names=PhaseNames.parse(()), with_tracks=True)))
 
 
 def write_page(path: Path, *sources: Path) -> Path:

@@ -46,7 +46,7 @@ from nsys_analyzer.trace.phase_names import (
 )
 from nsys_analyzer.trace.trace import Trace
 
-#: How an operation was attributed; ``Attribution.how`` holds positions in this tuple.
+#: How an operation was attributed; ``Attribution.method`` holds positions in this tuple.
 ATTRIBUTION_METHODS = ("none", "same thread", "other thread", "graph")
 UNATTRIBUTED, SAME_THREAD, OTHER_THREAD, GRAPH_REPLAY = range(4)
 
@@ -60,23 +60,24 @@ class Attribution:
     Attributes:
         launch: the index of the launch, -1 if there is none.
         thread, time: the thread of the launch, -1 if there is none, and its start, ns.
-        inherited: the thread whose range stack the operation inherits, -1 if there is none.
-        inside: True if a phase of the launching thread takes precedence over a phase that it inherits.
-        engine: shape (threads,), the threads that work for another thread, which waits in its backward pass.
-        how: the position in ``ATTRIBUTION_METHODS``.
-        ambiguous: True if several threads of the process had phases open.
+        inherited_thread: the thread whose range stack the operation inherits, -1 if there is none.
+        prefers_own_phase: True if a phase of the launching thread takes precedence over a phase that it inherits.
+        engine_threads: shape (threads,), the threads that work for another thread, which waits in its backward pass.
+        captures: where the nodes of CUDA graphs were captured.
+        method: the position in ``ATTRIBUTION_METHODS``.
+        is_ambiguous: True if several threads of the process had phases open.
     """
 
     ranges: Ranges
     launch: SmallInts
     thread: Ints
     time: Ints
-    inherited: Ints
-    inside: Bools
-    engine: Ints
+    inherited_thread: Ints
+    prefers_own_phase: Bools
+    engine_threads: Ints
     captures: GraphCaptures
-    how: Codes
-    ambiguous: Bools
+    method: Codes
+    is_ambiguous: Bools
 
     def find_outermost(self, is_candidate: Bools) -> SmallInts:
         """Returns the outermost candidate range around each operation, or -1; an inherited stack lies outside.
@@ -86,10 +87,10 @@ class Attribution:
         """
         timeline, index = make_timeline(self.ranges, is_candidate, latest=False)
         outermost = timeline.open_at(self.thread, self.time)
-        inheriting = np.flatnonzero(self.inherited != NONE)
-        inherited = timeline.open_at(self.inherited[inheriting], self.time[inheriting])
+        inheriting = np.flatnonzero(self.inherited_thread != NONE)
+        inherited = timeline.open_at(self.inherited_thread[inheriting], self.time[inheriting])
         launching = outermost[inheriting]
-        keeps_own = (inherited == NONE) | (self.inside[inheriting] & (launching != NONE))
+        keeps_own = (inherited == NONE) | (self.prefers_own_phase[inheriting] & (launching != NONE))
         outermost[inheriting] = np.where(keeps_own, launching, inherited)
         return np.append(index, NONE).astype(np.int32)[outermost]
 
@@ -102,7 +103,7 @@ class Attribution:
         innermost = np.full(len(self.launch), NONE, np.int64)
         innermost[self.captures.operation] = timeline.open_at(self.captures.thread, self.captures.time)
         innermost = innermost[operations]
-        for thread in (self.thread[operations], self.inherited[operations]):
+        for thread in (self.thread[operations], self.inherited_thread[operations]):
             innermost = np.where(innermost == NONE, timeline.open_at(thread, self.time[operations]), innermost)
         return np.append(index, NONE)[innermost]
 
@@ -119,40 +120,54 @@ def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution
     in_phase = is_in_any_range(phases.thread, phases.start, phases.end, thread, time)
     in_range = in_phase.copy()
     in_range[~in_phase] = is_in_any_range(ranges.thread, ranges.start, ranges.end, thread[~in_phase], time[~in_phase])
-    engine = _find_engine_threads(trace, roles)
-    inherited, ambiguous = _find_inherited_threads(trace, roles, engine, in_range, in_phase, thread, time)
-    inside = in_phase & ~np.isin(thread, engine)
+    engine_threads = _find_engine_threads(trace, roles)
+    inherited_thread, is_ambiguous = _find_inherited_threads(
+        trace, roles, engine_threads, in_range, in_phase, thread, time
+    )
+    prefers_own_phase = in_phase & ~np.isin(thread, engine_threads)
     replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
-    how = np.full(len(operations), SAME_THREAD, np.int8)
-    how[inherited != NONE] = OTHER_THREAD
-    how[replayed] = GRAPH_REPLAY
-    how[~in_range & (inherited == NONE)] = UNATTRIBUTED
-    return Attribution(ranges, launch, thread, time, inherited, inside, engine, find_captures(trace), how, ambiguous)
+    method = np.full(len(operations), SAME_THREAD, np.int8)
+    method[inherited_thread != NONE] = OTHER_THREAD
+    method[replayed] = GRAPH_REPLAY
+    method[~in_range & (inherited_thread == NONE)] = UNATTRIBUTED
+    return Attribution(
+        ranges,
+        launch,
+        thread,
+        time,
+        inherited_thread,
+        prefers_own_phase,
+        engine_threads,
+        find_captures(trace),
+        method,
+        is_ambiguous,
+    )
 
 
 def _find_inherited_threads(
-    trace: Trace, roles: RangeRoles, engine: Ints, in_range: Bools, in_phase: Bools, thread: Ints, time: Ints
+    trace: Trace, roles: RangeRoles, engine_threads: Ints, in_range: Bools, in_phase: Bools, thread: Ints, time: Ints
 ) -> tuple[Ints, Bools]:
     """Returns the thread that each launch inherits from, -1 if there is none, and whether the choice was ambiguous."""
-    autograd = np.isin(thread, engine)
-    lacking = np.flatnonzero((autograd | ~in_phase) & (thread != NONE))
-    inherited, ambiguous = np.full(len(thread), NONE, np.int64), np.zeros(len(thread), np.bool_)
-    if len(lacking) and len(trace.ranges):
-        process, at = process_of(thread[lacking]), time[lacking]
-        without_ranges = ~in_range[lacking] | autograd[lacking]
-        waiting = find_waiting_ranges(trace, roles, engine, process, at, without_ranges)
-        inherited[lacking] = np.append(trace.ranges.thread, NONE)[waiting]
-        phases = trace.ranges.select(roles.is_phase_or_step & ~np.isin(trace.ranges.thread, engine))
+    is_on_engine = np.isin(thread, engine_threads)
+    inheriting = np.flatnonzero((is_on_engine | ~in_phase) & (thread != NONE))
+    inherited_thread, is_ambiguous = np.full(len(thread), NONE, np.int64), np.zeros(len(thread), np.bool_)
+    if len(inheriting) and len(trace.ranges):
+        process, at = process_of(thread[inheriting]), time[inheriting]
+        without_ranges = ~in_range[inheriting] | is_on_engine[inheriting]
+        waiting = find_waiting_ranges(trace, roles, engine_threads, process, at, without_ranges)
+        inherited_thread[inheriting] = np.append(trace.ranges.thread, NONE)[waiting]
+        phases = trace.ranges.select(roles.is_phase_or_step & ~np.isin(trace.ranges.thread, engine_threads))
         group, start, end = merge_ranges(phases.thread, phases.start, phases.end)
-        ambiguous[lacking] = (waiting != NONE) & (count_open_ranges(process_of(group), start, end, process, at) > 1)
+        open_phases = count_open_ranges(process_of(group), start, end, process, at)
+        is_ambiguous[inheriting] = (waiting != NONE) & (open_phases > 1)
     # A phase on a thread without steps is part of the step that is open on another thread.
     steps = trace.ranges.select(roles.mask(STEP))
-    stepless = np.flatnonzero(in_phase & (inherited == NONE) & ~np.isin(thread, steps.thread))
+    stepless = np.flatnonzero(in_phase & (inherited_thread == NONE) & ~np.isin(thread, steps.thread))
     if len(stepless) and len(steps):
         open_step = make_timeline(steps, np.ones(len(steps), np.bool_), latest=True, by_process=True)[0]
         around = open_step.open_at(process_of(thread[stepless]), time[stepless])
-        inherited[stepless] = np.append(steps.thread, NONE)[around]
-    return inherited, ambiguous
+        inherited_thread[stepless] = np.append(steps.thread, NONE)[around]
+    return inherited_thread, is_ambiguous
 
 
 def _find_engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
@@ -294,7 +309,7 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
     ranges, captures = trace.ranges, attribution.captures
     captured = np.full((2, len(attribution.launch)), NONE, np.int64)
     captured[:, captures.operation] = captures.thread, captures.time
-    thread = np.concatenate([attribution.inherited, attribution.thread, captured[0]])
+    thread = np.concatenate([attribution.inherited_thread, attribution.thread, captured[0]])
     time = np.concatenate([attribution.time, attribution.time, captured[1]])
     stack_codes, stacks = find_open_stacks(ranges, thread, time)
     three_codes = stack_codes.reshape(3, len(attribution.launch))

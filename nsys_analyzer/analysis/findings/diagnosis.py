@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings import kernels, serving, waits
+from nsys_analyzer.analysis.findings import kernels, waits
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
     Diagnosis,
@@ -37,7 +37,7 @@ from nsys_analyzer.trace.columns import COPY, SYNCHRONIZE
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 #: All rules; of two findings that save as much, the rule that stands first here comes first.
-RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES, *serving.RULES)
+RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES)
 #: A finding is reported only if it saves at least this share of a step.
 SMALLEST_SAVING = 0.03
 #: The least CPU time without a profiler ÷ that under it, after the recording of events is subtracted.

@@ -76,6 +76,9 @@ FUSED_OPTIMIZER_KERNELS = 40
 SHORTEST_CHAIN = 3
 #: The share of a chain's work that a better layout saves: the least and the most.
 CHAIN_SAVINGS = (0.65, 1.0)
+#: The share of the copies of a cache that writing new keys and values in place saves: the least and the most.
+CACHE_COPY_SAVINGS = (0.7, 1.0)
+_CONCATENATING_KERNEL = re.compile("CatArrayBatchedCopy")
 #: A longer row copies tensors side by side, as an average of weights does, and is not a chain.
 _LONGEST_CHAIN = 16
 #: The thread blocks of two copies of one tensor differ at most by this factor, because of the sizes of their types.
@@ -357,6 +360,27 @@ def _row_lengths(starts: Bools) -> Ints:
 
 
 @dataclass(frozen=True)
+class CacheCopiesFigures(FindingFigures):
+    """The copies of a growing cache, per step; ``share`` is their share of the step without the profiler."""
+
+    copies: float
+    ms: float
+    share: float
+
+
+def find_cache_copies(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds tensors that each decode step concatenates or copies on the device, as a cache that grows does."""
+    study = steps.study
+    copies = study.kernel_matches(_CONCATENATING_KERNEL) | (study.pieces.copy == ON_DEVICE)
+    if steps.summary.kind != "decode" or not copies.any():
+        return
+    ms = study.work_ms(copies)
+    figures = CacheCopiesFigures(study.operations_per_step(copies), ms, ms / steps.step_ms)
+    changes = tuple(saved_launches(steps, copies * share) for share in CACHE_COPY_SAVINGS)
+    yield Candidate("cache_copies", figures, changes, Place("class", "copy/layout"), copies)
+
+
+@dataclass(frozen=True)
 class UnfusedOptimizerFigures(FindingFigures):
     """The kernels of an unfused optimizer, per step.
 
@@ -401,5 +425,5 @@ def _fewer_kernels(share: Shares, calls: Bools, remaining: float) -> Change:
 #: The rules of this family; of two findings that save as much, the rule that stands first here comes first.
 RULES: tuple[Rule, ...] = (
     find_fp32_matmul, find_unfused_optimizer, find_unfused_attention, find_unfused_elementwise,
-    find_layout_copies, find_small_grids,
+    find_layout_copies, find_small_grids, find_cache_copies,
 )  # fmt: skip

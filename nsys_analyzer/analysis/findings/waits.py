@@ -43,6 +43,9 @@ READY_BATCH_NS = (500_000, 50_000)
 LONG_PAUSE_NS = 3_000_000
 #: The time that is left of a long pause without its cause: the most and the least assumed, ns.
 REMAINING_PAUSE_NS = (200_000, 20_000)
+#: The time between two steps of an engine that remains if the next step is prepared meanwhile: the most and the least
+#: assumed, ns.
+REMAINING_GAP_NS = (200_000, 20_000)
 #: The least rate of a copy from pinned memory over 16 lanes of PCIe 4.0, bytes/s.
 PINNED_BYTES_PER_S = 25e9
 #: The ranges of a pause are named only if each holds at least this share of the time of all pauses.
@@ -350,6 +353,26 @@ def _ranges_with_most_time(codes: Ints, ns: Floats, ranges: Sequence[str], most:
 
 
 @dataclass(frozen=True)
+class BetweenStepsFigures(FindingFigures):
+    """The time from the last CUDA call of a step to the first of the next one, ms."""
+
+    gap_ms: float
+
+
+def find_between_steps(steps: StepsToExplain) -> Iterator[Candidate]:
+    """Finds time between steps in which the program makes no CUDA call: scheduling, sampling, detokenization."""
+    study = steps.study
+    between = np.zeros(len(study.calls.kind), np.bool_)
+    between[study.replay.first_call[1:] - 1] = True
+    between &= study.replay.pause_ns > 0
+    if not steps.summary.kind or not between.any():
+        return
+    figures = BetweenStepsFigures(steps.paused_ms(study.replay.pause_ns[between]))
+    changes = tuple(lambda replay, ns=ns: replay.with_pauses(between, ns) for ns in REMAINING_GAP_NS)
+    yield Candidate("between_steps", figures, changes, Place("idle", "host"))
+
+
+@dataclass(frozen=True)
 class AllocatorFigures(FindingFigures):
     """The calls that allocate and free memory, per step; ``frees`` tells whether any of them frees."""
 
@@ -458,5 +481,5 @@ def _shorter_pauses(calls: Bools, ns: float | Floats) -> Change:
 #: The rules of this family; of two findings that save as much, the rule that stands first here comes first.
 RULES: tuple[Rule, ...] = (
     find_data_loading, find_host_sync, find_launch_bound, find_pageable_copy, find_device_to_host_copy,
-    find_allocator, find_host_stall,
+    find_allocator, find_host_stall, find_between_steps,
 )  # fmt: skip

@@ -183,7 +183,7 @@ class AttributedTrace:
         is_instance[index] = ~is_contained(ranges.thread[index], ranges.start[index], ranges.end[index])
         # A phase that autograd's thread opens while another thread is in a phase is part of that phase. An example is
         # a forward pass that is recomputed.
-        engine = self.attribution.engine
+        engine = self.attribution.engine_threads
         autograd = np.flatnonzero(np.isin(ranges.thread, engine) & family)
         process, start = process_of(ranges.thread[autograd]), ranges.start[autograd]
         waiting = find_waiting_ranges(self.trace, self.roles, engine, process, start, np.zeros(len(autograd), np.bool_))

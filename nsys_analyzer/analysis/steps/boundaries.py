@@ -194,7 +194,7 @@ def _phase_instances(work: LaunchedWork, *, by_threads: bool) -> Ints:
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     is_phase = work.is_instance_of(*_LETTERS)
     # What autograd's thread runs again of a forward pass is part of a backward pass.
-    is_recomputed = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine)
+    is_recomputed = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine_threads)
     # The schedule of a pipeline runs the parts of several passes in turns.
     is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
     is_by_threads = mask_by_name(ranges, lambda name: BY_THREADS in name)[instances.range]

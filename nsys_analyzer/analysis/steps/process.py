@@ -171,7 +171,7 @@ class ProcessWork:
         self._find_calls(int(windows.start[0]) if windows.source == "pass" else None)
         ranges = attributed.trace.ranges
         # The ranges of autograd's threads are operators. The other ranges tell what the program does.
-        is_engine = np.isin(ranges.thread, attributed.attribution.engine)
+        is_engine = np.isin(ranges.thread, attributed.attribution.engine_threads)
         self.ranges = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
         thread, start, end = (column[self.ranges] for column in (ranges.thread, ranges.start, ranges.end))
         self._open_ranges = Timeline(process_of(thread), start, end, latest=True)

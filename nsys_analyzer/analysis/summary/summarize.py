@@ -303,7 +303,7 @@ class _ProcessSummarizer:
         """Returns the numbers and durations of kernels by how they were attributed."""
         attribution = self.attributed.attribution
         kernels = self.operations.kernels
-        how = attribution.how[self.in_process][kernels]
+        how = attribution.method[self.in_process][kernels]
         leaf, step = (instances[self.in_process][kernels] for instances in self.attributed.instances_of_operations)
         is_warmup = self.attributed.is_warmup[self.in_process][kernels]
         count, duration_ns = sum_by_group_and_code(
@@ -320,7 +320,7 @@ class _ProcessSummarizer:
             attributed_ms=_sum_ms(duration_ns[UNATTRIBUTED + 1 :]),
             unattributed_ms=_sum_ms(duration_ns[UNATTRIBUTED]),
             without_launch=int(np.count_nonzero(is_first & (attribution.launch[self.in_process][kernels] == NONE))),
-            ambiguous=int(np.count_nonzero(is_first & attribution.ambiguous[self.in_process][kernels])),
+            ambiguous=int(np.count_nonzero(is_first & attribution.is_ambiguous[self.in_process][kernels])),
             how=dict(zip(ATTRIBUTION_METHODS, count.sum(axis=1).tolist(), strict=True)),
             lost_launches=self.attributed.count_lost_launches(self.process.global_pid),
             warmup_ms=_sum_ms(duration_ns[:, 1]),

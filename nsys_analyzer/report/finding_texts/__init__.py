@@ -1,25 +1,45 @@
-"""The sentences of findings: a file for each family of rules, with one function for each type of figures."""
+"""The sentences of findings, and why findings are missing.
+
+A file for each family of rules has one function for each type of figures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from msgspec import structs
 
 from nsys_analyzer.analysis.findings.finding import Finding, FindingFigures, FindingTexts, FindingWithFigures
+from nsys_analyzer.analysis.findings.missing import (
+    ColdStart,
+    EarlierWork,
+    HiddenInGraphs,
+    IdleSteps,
+    LostKernels,
+    MissingReason,
+    NoApiCalls,
+    NoCapture,
+    NoKernels,
+    OutOfMemory,
+    RanOnCpu,
+    RecordsGraphs,
+    ReplayDiffers,
+    TooFewCalls,
+)
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.steps.step import name_pass
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.finding_texts import kernels, ranks, serving, waits
-from nsys_analyzer.report.finding_texts.missing import explain_missing_findings
+from nsys_analyzer.report.finding_texts import kernels, ranks, waits
+from nsys_analyzer.report.finding_texts.waits import name_first
+from nsys_analyzer.report.units import rounded, rounded_percent
+from nsys_analyzer.text import StrOrText, phrase, plural
 
 #: By the type of its figures: the function that writes the sentences of a finding.
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     **waits.TEXTS,
     **kernels.TEXTS,
-    **serving.TEXTS,
     **ranks.TEXTS,
 }
 
@@ -49,7 +69,7 @@ def write_finding(finding: Finding) -> Finding:
     figures = finding.figures
     texts = figures if isinstance(figures, FindingTexts) else TEXTS[type(figures)](figures)
     if finding.is_serving:
-        texts = serving.adapt_to_serving(finding.id, texts)
+        texts = _adapt_to_serving(finding.id, texts)
     if not finding.is_torch:
         texts = replace(texts, remedy=())
     if finding.is_pass:
@@ -62,3 +82,94 @@ def write_finding(finding: Finding) -> Finding:
         )
     known = {field.name: getattr(finding, field.name) for field in fields(Finding) if field.init}
     return Finding(**(known | vars(texts)))
+
+
+#: By the id of a finding: the remedy in an engine that serves requests, instead of the one in PyTorch code.
+_REMEDIES: Mapping[str, tuple[str, ...]] = {
+    "launch_bound": (
+        '# vLLM: leave out --enforce-eager; --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
+        "# SGLang: leave out --disable-cuda-graph; --cuda-graph-max-bs as large as the batches get",
+        "# TensorRT-LLM: cuda_graph_config: {enable_padding: true}",
+        'model.generate(..., cache_implementation="static")  # transformers compiles decode then',
+    ),
+    "host_sync": (
+        "# vLLM: --async-scheduling; SGLang: leave out --disable-overlap-schedule",
+        "# TensorRT-LLM: disable_overlap_scheduler: false",
+        "# a loop of your own: feed the new tokens back on the GPU, and read those of the step before",
+    ),
+    "pageable_copy": ("ids = torch.tensor(ids, pin_memory=True).to(device, non_blocking=True)",),
+}
+#: By the id of a finding: the experiment that would disprove it in an engine.
+_DISPROOFS: Mapping[str, str] = {
+    "data_loading": "Serve one request again and again: if the step is no shorter, loading does not limit it.",
+    "pageable_copy": "Serve one request again and again: if the step is no shorter, the copies do not limit it.",
+}
+
+
+def _adapt_to_serving(finding_id: str, texts: FindingTexts) -> FindingTexts:
+    """Returns the texts of a finding with the remedy and the disproof for an engine, if they differ there."""
+    remedy, disproof = _REMEDIES.get(finding_id, texts.remedy), _DISPROOFS.get(finding_id, texts.disproof)
+    return replace(texts, remedy=remedy, disproof=disproof)
+
+
+def explain_missing_findings(reason: MissingReason) -> StrOrText:
+    """Returns why some findings of a capture are missing, or all of them, in whole sentences."""
+    match reason:
+        case EarlierWork() | ReplayDiffers() | ColdStart() | RecordsGraphs() | OutOfMemory():
+            return f"No saving can be derived here: {_explain_doubt(reason)}."
+        case RanOnCpu():
+            return "The program ran on the CPU, for which no findings are looked for."
+        case NoCapture(message):
+            return message or "There is no capture of this run."
+        case LostKernels(launches):
+            return (
+                f"{launches:,} kernel {plural(launches, 'launch')} and no kernel were recorded: the GPU's records were "
+                "dropped or cut off. Record again, with a warm-up before the recorded steps."
+            )
+        case NoKernels(by_torch):
+            return phrase("No kernel was recorded. {} around steps that run on the GPU.", _how_to_record(by_torch))
+        case IdleSteps():
+            return "Nothing runs on the GPU in the steps."
+        case NoApiCalls(by_torch):
+            return phrase(
+                "This trace has no API calls. Without them waits and launches are unknown, and nothing can be "
+                "replayed. So all findings are missing: on launches, waits, copies, memory and data loading, and on "
+                "matmuls, attention, elementwise kernels and the optimizer. {}.",
+                _how_to_record(by_torch),
+            )
+        case TooFewCalls():
+            return "Findings need the API calls of whole steps, and this capture holds too few of them."
+        case HiddenInGraphs(share):
+            return phrase(
+                "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded. So findings about "
+                "matmuls, attention, elementwise kernels and the optimizer are missing. Capture with "
+                "`--cuda-graph-trace=node`.",
+                rounded_percent(share),
+            )
+    raise TypeError(f"no sentence says {reason!r}")
+
+
+def _explain_doubt(doubt: MissingReason) -> str:
+    """Returns why no saving can be derived, as a clause."""
+    match doubt:
+        case ReplayDiffers(error):
+            differs = f"{rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
+            return f"a replay of the recorded steps is {differs} than they are"
+        case ColdStart(start_up_ms, total_ms, calls):
+            names = name_first([f"{api} {rounded(ms)} ms" for api, ms in calls])
+            return (
+                f"this is a cold start, in which start-up calls take {rounded(start_up_ms)} of {rounded(total_ms)} ms, "
+                f"as they do once ({names}). Record steps after the warm-up"
+            )
+        case RecordsGraphs():
+            return "the program records CUDA graphs, as it does once, and the recorded operations do not run meanwhile"
+        case OutOfMemory(message):
+            return f"the program ran out of memory: {(message or 'an allocation failed').rstrip('.')}"
+    return "the steps hold work of the GPU that was launched before them"
+
+
+def _how_to_record(by_torch: bool) -> StrOrText:
+    """Returns what records kernels and API calls, as the beginning of a sentence."""
+    if by_torch:
+        return phrase("Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
+    return phrase("Capture with `nsys profile --trace=cuda,nvtx`")

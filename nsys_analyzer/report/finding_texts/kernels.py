@@ -7,6 +7,7 @@ from typing import Any
 
 from nsys_analyzer.analysis.findings.finding import FindingFigures, FindingTexts
 from nsys_analyzer.analysis.findings.kernels import (
+    CACHE_COPY_SAVINGS,
     CHAIN_SAVINGS,
     FUSED_ATTENTION_RATIOS,
     FUSED_OPTIMIZER_KERNELS,
@@ -14,6 +15,7 @@ from nsys_analyzer.analysis.findings.kernels import (
     SHORTEST_CHAIN,
     SMALL_GRID_SAVINGS,
     TF32_GAIN_SHARE,
+    CacheCopiesFigures,
     Fp32MatmulFigures,
     LayoutCopiesFigures,
     SmallGridsFigures,
@@ -28,7 +30,7 @@ from nsys_analyzer.trace.schema import US_PER_MS
 _MAX_NAME_LENGTH = 80
 
 
-def say_percent_range(shares: tuple[float, float]) -> str:
+def _say_percent_range(shares: tuple[float, float]) -> str:
     """Returns the bounds of a share: "30 % to 80 %"."""
     return " to ".join(map(rounded_percent, shares))
 
@@ -44,7 +46,7 @@ def _fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
             f"The {figures.gpu} does {fp32:.3g} TFLOP/s in fp32, {tf32:.3g} in TF32 and {bf16:.3g} in bf16.",
         ),
         derivation=f"The step is replayed with these matmuls {least:.2g} to {most:.2g} times as fast: the peak of TF32 "
-        f"is {tf32 / fp32:.2g} times that of fp32, and {say_percent_range(TF32_GAIN_SHARE)} of the gain are assumed.",
+        f"is {tf32 / fp32:.2g} times that of fp32, and {_say_percent_range(TF32_GAIN_SHARE)} of the gain are assumed.",
         remedy=(
             'torch.set_float32_matmul_precision("high")  # TF32: 10 bits of mantissa in the factors',
             "# or, with 7 bits: with torch.autocast('cuda', torch.bfloat16): ...",
@@ -63,7 +65,7 @@ def _small_grids(figures: SmallGridsFigures) -> FindingTexts:
             f"{figures.mean_blocks:.0f} blocks on average.",
             f"Most of that time is in {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
         ),
-        derivation=f"The step is replayed with {say_percent_range(SMALL_GRID_SAVINGS)} of the work that the idle "
+        derivation=f"The step is replayed with {_say_percent_range(SMALL_GRID_SAVINGS)} of the work that the idle "
         "multiprocessors could do.",
         remedy=(
             "# a larger batch, or several small problems at once: torch.bmm, torch._foreach_*, streams",
@@ -115,13 +117,30 @@ def _layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
             f"{format_count(figures.copies, 'copy')} a step stand in chains of {SHORTEST_CHAIN} or more, one directly "
             f"after the other, and take {rounded(figures.ms)} ms ({rounded_percent(figures.share)} of the step).",
         ),
-        derivation=f"The step is replayed without {say_percent_range(CHAIN_SAVINGS)} of them: one copy of a chain is "
+        derivation=f"The step is replayed without {_say_percent_range(CHAIN_SAVINGS)} of them: one copy of a chain is "
         "left, or none.",
         remedy=(
             "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
             "x = x.to(torch.bfloat16)      # once, not to float32 and back",
         ),
         disproof="Leave the chain out for a run: the output stays the same.",
+    )
+
+
+def _cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
+    return FindingTexts(
+        title="Decode copies tensors as large as the cache",
+        evidence=(
+            f"{format_count(figures.copies, 'copy')} a step concatenate tensors or copy them on the device, for "
+            f"{rounded(figures.ms)} ms ({rounded_percent(figures.share)} of the step).",
+        ),
+        derivation=f"The step is replayed without {_say_percent_range(CACHE_COPY_SAVINGS)} of them, as if new keys and "
+        "values were written in place.",
+        remedy=(
+            'model.generate(..., cache_implementation="static")  # room for all tokens, allocated once',
+            "cache[:, :, position] = k  # instead of torch.cat((cache, k), 2); or pages, as vLLM and SGLang have",
+        ),
+        disproof="Decode after a prompt twice as long: if the copies take no longer, they do not copy the cache.",
     )
 
 
@@ -134,7 +153,7 @@ def _unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts:
             "GPU.",
         ),
         derivation=f"The step is replayed with {FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "
-        f"{say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work: a fused AdamW moves 7 tensors of the parameters' "
+        f"{_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work: a fused AdamW moves 7 tensors of the parameters' "
         "size, a naive one 20, some of them in the cache.",
         remedy=("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
         disproof="After the change, count the optimizer's kernels: if they are few and the step is no shorter, the GPU "
@@ -149,4 +168,5 @@ TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     UnfusedElementwiseFigures: _unfused_elementwise,
     LayoutCopiesFigures: _layout_copies,
     SmallGridsFigures: _small_grids,
+    CacheCopiesFigures: _cache_copies,
 }

@@ -11,8 +11,10 @@ from nsys_analyzer.analysis.findings.waits import (
     LONG_PAUSE_NS,
     PINNED_BYTES_PER_S,
     READY_BATCH_NS,
+    REMAINING_GAP_NS,
     REMAINING_PAUSE_NS,
     AllocatorFigures,
+    BetweenStepsFigures,
     DataLoadingFigures,
     DeviceToHostCopyFigures,
     HostStallFigures,
@@ -196,6 +198,24 @@ def _host_stall(figures: HostStallFigures) -> FindingTexts:
     )
 
 
+def _between_steps(figures: BetweenStepsFigures) -> FindingTexts:
+    return FindingTexts(
+        title="The GPU waits between the steps",
+        evidence=(
+            f"{rounded(figures.gap_ms)} ms pass from the last CUDA call of a step to the first of the next one: in the "
+            "scheduler, in sampling on the CPU, or in detokenization.",
+        ),
+        derivation=f"The step is replayed with {_say_ms_range(REMAINING_GAP_NS)} between steps, as if the next one "
+        "were prepared meanwhile.",
+        remedy=(
+            "# vLLM: --async-scheduling, and detokenization in a process of its own as it is by default",
+            "# SGLang: leave out --disable-overlap-schedule; TensorRT-LLM: disable_overlap_scheduler: false",
+        ),
+        disproof="Generate a fixed number of tokens without detokenization: if the step is no shorter, it waits for "
+        "other work.",
+    )
+
+
 def _allocator(figures: AllocatorFigures) -> FindingTexts:
     frees = ["A call that frees memory waits for all work on the GPU."] if figures.frees else []
     return FindingTexts(
@@ -290,5 +310,6 @@ TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     DeviceToHostCopyFigures: _device_to_host_copy,
     AllocatorFigures: _allocator,
     HostStallFigures: _host_stall,
+    BetweenStepsFigures: _between_steps,
     GpuIdleFigures: _gpu_idle,
 }

@@ -34,7 +34,8 @@ from typing import Any
 from nsys_analyzer.analysis.comparison.comparison import Comparison, Side
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.errors import CannotAnswerError
-from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, to_plain_data
+from nsys_analyzer.inputs.saved_reports import GENERATOR
+from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, to_plain_data
 from nsys_analyzer.report.sections.comparison import caution_sentences, describe_obstacle
 
 _PLAIN_KEYS = ("budgets", "differences", "unprofiled", "phases", "step")

@@ -1,11 +1,10 @@
-"""Writes a report as JSON of schema version 1, and reads the captures of such a document for a comparison."""
+"""Writes a report as JSON of schema version 1. ``inputs.saved_reports`` reads such a document for a comparison."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,9 +16,8 @@ from nsys_analyzer.errors import (
     RECORD_GRAPH_NODES_COMMAND,
     RECORD_ON_GPU_COMMAND,
     CannotAnswerError,
-    TraceError,
 )
-from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.inputs.saved_reports import GENERATOR
 from nsys_analyzer.text import Text, plain
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from nsys_analyzer.report.model import Report
 
 SCHEMA_VERSION = 1
-GENERATOR = "nsys-analyze"
 #: The keys that identify a capture and say how it ended.
 _IDENTITY = ("name", "process", "pid", "rank", "source", "status", "message", "gpu")
 #: The keys of documents on the steps and on the modules of captures.
@@ -35,12 +32,9 @@ STEP_KEYS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warn
 MODULE_KEYS = (*_IDENTITY, "modules")
 #: The maximum number of listed ranks without a capture: a manifest may claim a million of them.
 _MAX_MISSING_RANKS = 1_000
-#: The generator is within this many bytes of the start of a report.
-_GENERATOR_DISTANCE_BYTES = 512
 #: Half a surrogate pair, which stands for a byte that is not valid UTF-8. The group matches text that must be kept: an
 #: escaped backslash, or a complete pair.
 _HALF_PAIR = re.compile(r"(?P<kept>\\\\|\\ud[89ab]..\\ud[c-f]..)|\\ud[89a-f]..")
-_GENERATOR = re.compile(rb'"generator":\s*"%b"' % GENERATOR.encode())
 
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
@@ -111,37 +105,3 @@ def _in_backticks(value: object) -> str:
     if isinstance(value, Text):
         return plain(value, "`")
     raise NotImplementedError
-
-
-def is_report(path: Path) -> bool:
-    """Checks whether a file is a report as JSON."""
-    if path.suffix != ".json" or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return _GENERATOR.search(file.read(_GENERATOR_DISTANCE_BYTES)) is not None
-
-
-def read_report(path: Path) -> tuple[Summary, ...]:
-    """Reads the captures of a report as JSON.
-
-    Raises:
-        TraceError: the file is damaged, or was written by another version with other figures.
-    """
-    remedy = f"Write it again: nsys-analyze report CAPTURE --format json -o {path.name}"
-    try:
-        document = decode_json(path.read_bytes())
-        captures = msgspec.convert(document, _Document, dec_hook=lambda _, value: value).captures
-    except msgspec.ValidationError as error:
-        raise TraceError(f"{path} lacks what a comparison needs ({error})", remedy) from error
-    except ValueError as error:
-        raise TraceError(f"{path} cannot be read: {error}", remedy) from error
-    for phase in (phase for capture in captures for phase in capture.phases):
-        if phase.instances and not (phase.wall_values_ms and phase.busy_values_ms):
-            raise TraceError(f"{path} has instances of the phase {phase.phase} without times", remedy)
-    return captures
-
-
-class _Document(msgspec.Struct):
-    """The part of a report's JSON that is read."""
-
-    captures: tuple[Summary, ...]

@@ -72,19 +72,22 @@ def bar_lines(bars: StepBars, width: int, shade: str = SHADE, *, colored: bool =
     times = [
         f"  {_breakable(format_ms(total))}" if row.label else "" for row, total in zip(bars.rows, totals, strict=True)
     ]
-    left, right = max(map(len, labels)), max(map(len, times))
-    if width - left - right < _MIN_BAR_WIDTH:
-        left = right = 0
-    bar_width = width - left - right
+    label_width, time_width = max(map(len, labels)), max(map(len, times))
+    if width - label_width - time_width < _MIN_BAR_WIDTH:
+        label_width = time_width = 0
+    bar_width = width - label_width - time_width
     for row, total, label, time in zip(bars.rows, totals, labels, times, strict=True):
         length = max(round(bar_width * total / max(totals)), 1) if max(totals) else 0
-        strokes = [Stroke("", label.ljust(left)[:left])]
+        strokes = [Stroke("", label.ljust(label_width)[:label_width])]
         for part, count in zip(bars.parts, distribute_cells(row.ms, length), strict=True):
             letter = part_letter(part, shade)
             fill = " " if colored and part != IDLE else letter
             text = f" {part} " if len(part) + 4 <= count else letter
             strokes.append(Stroke(part, text.center(count, fill)[:count]))
-        yield [*strokes, Stroke("", " " * (bar_width - length) + time.rjust(right)[:right] if right else "")]
+        yield [
+            *strokes,
+            Stroke("", " " * (bar_width - length) + time.rjust(time_width)[:time_width] if time_width else ""),
+        ]
     line: list[Stroke] = []
     entries = [
         [Stroke(part, part_letter(part, shade)), Stroke("", f" {_breakable(text)}")]

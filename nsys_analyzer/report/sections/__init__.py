@@ -168,10 +168,10 @@ def select_first_screen(report: Report) -> Section:
     shown_types: tuple[type[Block], ...] = (Answer, StepBars, Paragraph) if len(report.runs) == 1 else (Answer,)
     # The evidence of a finding, which follows its title, has no room on a screen.
     are_titles = [isinstance(block, Paragraph) and bool(block.capture) for block in rank_blocks]
-    shown = [
+    rank_excerpt = [
         block
         for block, follows_title in zip(rank_blocks, (False, *are_titles), strict=False)
         if not follows_title
         and (isinstance(block, shown_types) or (isinstance(block, Paragraph) and not block.capture))
     ]
-    return replace(first, blocks=(*(first.blocks if first.key != "ranks" else ()), *shown))
+    return replace(first, blocks=(*(first.blocks if first.key != "ranks" else ()), *rank_excerpt))

@@ -21,9 +21,14 @@ from nsys_analyzer.report.evidence import (
 )
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, Table, make_table
 from nsys_analyzer.report.sections.bars import bars_of_step
-from nsys_analyzer.report.sections.findings import SHOWN_FINDINGS, explain_no_findings, findings_of, saving_cell
+from nsys_analyzer.report.sections.findings import (
+    SHOWN_FINDINGS,
+    explain_no_findings,
+    findings_of,
+    lines_of_program,
+    saving_cell,
+)
 from nsys_analyzer.report.sections.limits import OPTIONS, find_step_mfu
-from nsys_analyzer.report.sections.lines import lines_of_program
 from nsys_analyzer.report.sections.serving import step_kinds_table
 from nsys_analyzer.report.units import format_ms, format_ms_range, format_number, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, Text, code, join_names, join_texts, phrase, plural, spans

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from nsys_analyzer.analysis.findings.diagnosis import SMALLEST_SAVING
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranks.run import ParallelRun
+from nsys_analyzer.analysis.steps.lines import Line
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import step_noun
 from nsys_analyzer.report.model import (
@@ -20,8 +21,7 @@ from nsys_analyzer.report.model import (
     TimelineLink,
     make_table,
 )
-from nsys_analyzer.report.sections.lines import lines_of_program
-from nsys_analyzer.report.units import format_ms_range, rounded_percent
+from nsys_analyzer.report.units import format_ms, format_ms_range, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plural, strong
 
 #: This many findings are in full view; the others are folded.
@@ -144,3 +144,21 @@ def run_finding_blocks(run: ParallelRun) -> Iterator[Block]:
     for place, finding in enumerate(run.findings, 1):
         yield Paragraph(strong(f"{place}. {summarize_finding(finding)}"), run.name)
         yield from _explain(finding, run.name)
+
+
+def describe_line(line: Line) -> StrOrText:
+    """Returns a line and its time: "train.py:212 in log_norms, called from train.py:140 · 9.8 of 10.1 ms (97 %)"."""
+    caller = phrase(", called from `{}`", line.called_from) if line.called_from else ""
+    share = rounded_percent(line.share)
+    time = f" · {share} of {'the time of a process that loads data' if line.loads else 'the samples'}"
+    if line.ms is not None:
+        time = f" · {rounded(line.ms)} of {format_ms(line.ms / line.share)} ({share})"
+    return phrase("`{}` in `{}`", line.place, line.function) + caller + time
+
+
+def lines_of_program(lines: Sequence[Line], capture: str) -> Iterator[Block]:
+    """Yields the lines with most time, and the folded source code around the first; nothing without sampled stacks."""
+    if lines:
+        yield Listing(tuple(map(describe_line, lines)), capture=capture)
+        if lines[0].source:
+            yield Details(f"The code around {lines[0].place}", (Listing(lines[0].source, "python"),), capture)

@@ -157,18 +157,20 @@ def _displayed_path(path: str, modules: Modules) -> str:
 
 def _table(title: str, modules: Modules, candidates: Sequence[Module], time: str, *, each_layer: bool) -> Table:
     total = modules.forward_ms + modules.backward_ms
-    shown = list(candidates)
+    table_modules = list(candidates)
     if not each_layer:
-        shown = [module for module in candidates if module.ms >= _MIN_ROW_SHARE * total]
-        least_ms = sorted((module.ms for module in shown), reverse=True)[:_MAX_ROWS][-1] if shown else 0.0
-        shown = [module for module in shown if module.ms >= least_ms]
-    left_out = len(candidates) - len(shown)
+        table_modules = [module for module in candidates if module.ms >= _MIN_ROW_SHARE * total]
+        least_ms = (
+            sorted((module.ms for module in table_modules), reverse=True)[:_MAX_ROWS][-1] if table_modules else 0.0
+        )
+        table_modules = [module for module in table_modules if module.ms >= least_ms]
+    left_out = len(candidates) - len(table_modules)
     note = f" ({left_out} small ones left out)" if left_out else ""
     remaining = [
         _unassigned_row(_COMMUNICATION, modules.communication_forward, modules.communication_backward),
         _unassigned_row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
     ]
-    rows = [(row, total) for row in (*shown, *(row for row in remaining if row.ms))]
+    rows = [(row, total) for row in (*table_modules, *(row for row in remaining if row.ms))]
     return make_table(_FIELDS, rows, f"Modules{note}, ms of {time} per {modules.per}:", capture=title)
 
 
@@ -179,8 +181,12 @@ def _unassigned_row(name: str, forward: Work, backward: Work) -> Module:
 
 def _flops_per_s(row: _Row) -> float | None:
     """Returns the FLOP/s of a module in the directions whose FLOPs are known."""
-    known = [work for work in (row[0].forward, row[0].backward) if work.flops and work.ms]
-    return sum(work.flops or 0 for work in known) / (sum(work.ms for work in known) / MS_PER_S) if known else None
+    counted_work = [work for work in (row[0].forward, row[0].backward) if work.flops and work.ms]
+    return (
+        sum(work.flops or 0 for work in counted_work) / (sum(work.ms for work in counted_work) / MS_PER_S)
+        if counted_work
+        else None
+    )
 
 
 _FIELDS: tuple[Field[_Row], ...] = (

@@ -154,11 +154,11 @@ def _latencies(serving: Serving) -> Iterator[StrOrText]:
         inter_token = f"; {INTER_TOKEN}: {_quantiles(requests.inter_token_ms, 2)}" if requests.inter_token_ms else ""
         count = format_count(requests.count, "request")
         yield f"{TTFT} of {count}: {_quantiles(requests.ttft_ms, requests.count)}{inter_token}."
-    if held := serving.held_up:
+    if delay := serving.held_up:
         yield (
-            f"{held.steps:,} of {held.of:,} decode steps that follow another decode step wait for prefill, each for "
-            f"{_quantiles(held.wait_ms, held.steps)}. The next token of each sequence in the batch is late by this "
-            f"time, on average {format_ms(held.per_step_ms)} per decode step. Without the wait, the decode steps "
+            f"{delay.steps:,} of {delay.of:,} decode steps that follow another decode step wait for prefill, each for "
+            f"{_quantiles(delay.wait_ms, delay.steps)}. The next token of each sequence in the batch is late by this "
+            f"time, on average {format_ms(delay.per_step_ms)} per decode step. Without the wait, the decode steps "
             "themselves are no shorter."
         )
     if serving.inferred:

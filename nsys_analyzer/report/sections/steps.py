@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.steps.step import PROGRAM, DeviceSteps, PhaseParts, 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Block, Cell, Details, Field, Paragraph, Table, make_table
-from nsys_analyzer.report.sections.lines import lines_of_program
+from nsys_analyzer.report.sections.findings import lines_of_program
 from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plural
 from nsys_analyzer.trace.schema import US_PER_MS

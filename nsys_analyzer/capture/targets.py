@@ -17,13 +17,6 @@ from nsys_analyzer.errors import ConfigurationError
 #: The values of each option that a sweep takes, by the option's name.
 Choices: TypeAlias = Mapping[str, Sequence[Value]]
 
-#: The phases that a run of each mode times, in the order of a step.
-PHASES = {
-    "forward": ("forward", "step"),
-    "forward+backward": ("forward", "loss", "backward", "step"),
-    "train": ("forward", "loss", "backward", "optimizer", "step"),
-}
-
 
 #: Commands that start Python programs.
 _LAUNCHERS = (

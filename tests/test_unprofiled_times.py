@@ -16,8 +16,8 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import TimingsError
-from nsys_analyzer.inputs.timed import with_timings
-from nsys_analyzer.inputs.timings import Timings, read_timings, timings_of_sweep, write_timings
+from nsys_analyzer.inputs.match_times import match_timings
+from nsys_analyzer.inputs.unprofiled_times import Timings, read_sweep_timings, read_timings, write_timings
 from tests.support.export import GEMM, Export
 
 SIZES = "768,3072,12,12"
@@ -52,7 +52,7 @@ def test_the_times_of_a_sweep_are_those_of_its_file(tmp_path: Path) -> None:
         (tmp_path / name / "manifest.json").write_text(text, encoding="utf-8")
     (tmp_path / "site").mkdir()
     (tmp_path / "site/manifest.json").write_text('["of another program"]', encoding="utf-8")
-    rows = timings_of_sweep(tmp_path).rows
+    rows = read_sweep_timings(tmp_path).rows
     assert [(row.run.capture, row.run.rank, row.phase, row.status) for row in rows] == [
         ("one", None, "forward", "ok"), ("one", None, "step", "ok"), ("ranks", 0, "step", "ok"),
         ("ranks", 1, "step", "ok"), ("xl", None, "forward", "oom"), ("xl", None, "step", "oom"),
@@ -153,17 +153,20 @@ def test_other_tables_are_refused_by_naming_those_that_are_read(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("phase,mean_ms\nforward,-3\n", "line 2, column 'mean_ms': '-3' is not a number, or no possible time"),
+        ("phase,mean_ms\nforward,-3\n", "line 2, column 'mean_ms': '-3' is not a number, or not a possible time"),
         ("phase,mean_ms\nforward,1\n\nstep,fast\n", "line 4, column 'mean_ms': 'fast'"),
         ("phase,mean_ms\nforward,inf\n", "'inf'"),
         ("model,step_ms\nsmall,CUDA out of memory\n", "column 'step_ms': 'CUDA out of memory' is not a number"),
         ("phase,mean_ms,std_ms\nforward,1,x\n", "column 'std_ms': 'x'"),
-        ("phase,context_length,mean_ms\nforward,12.5,1\n", "line 2, column 'context_length': '12.5' is not what it"),
-        ("phase,context_length,mean_ms\nforward,0,1\n", "column 'context_length': '0' is not what it holds"),
-        ("phase,compile,mean_ms\nforward,eager,1\n", "column 'compile': 'eager' is not what it holds"),
-        ("phase,mean_ms,status\nforward,,skipped\n", "column 'status': 'skipped' is not what it holds"),
+        ("phase,context_length,mean_ms\nforward,12.5,1\n", "line 2, column 'context_length': '12.5' is not a possible"),
+        ("phase,context_length,mean_ms\nforward,0,1\n", "column 'context_length': '0' is not a possible value"),
+        ("phase,compile,mean_ms\nforward,eager,1\n", "column 'compile': 'eager' is not a possible value"),
+        ("phase,mean_ms,status\nforward,,skipped\n", "column 'status': 'skipped' is not a possible value"),
         ("d_model,d_ff,num_layers,num_heads,step_ms\n70,1,1,3,1\n", "line 2: .*not a multiple"),
-        ("model,phase,mean_ms\nsmall,step,1\nsmall,step,2\n", "line 3: 'step' of the same run has a time in .*line 2"),
+        (
+            "model,phase,mean_ms\nsmall,step,1\nsmall,step,2\n",
+            "line 3: 'step' of the same run also has a time in .*line 2",
+        ),
     ],
 )
 def test_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
@@ -188,7 +191,7 @@ def test_rows_of_two_files_are_one_table(tmp_path: Path) -> None:
         (tmp_path / f"{name}.csv").write_text(f"phase,mean_ms\n{phase},10\n", encoding="utf-8")
     timings = read_timings(tmp_path / "a.csv", tmp_path / "b.csv")
     assert (timings.source, [row.phase for row in timings.rows]) == ("a.csv, b.csv", ["forward", "backward"])
-    with pytest.raises(TimingsError, match=r"a.csv, line 2: 'forward' of the same run has a time in a.csv"):
+    with pytest.raises(TimingsError, match=r"a.csv, line 2: 'forward' of the same run also has a time in a.csv"):
         read_timings(tmp_path / "a.csv", tmp_path / "./b.csv", tmp_path / "a.csv")
 
 
@@ -202,7 +205,7 @@ def capture(name: str = "any", rank: int | None = None, run: Run | None = None, 
 
 
 def timed(folder: Path, text: str, *captures: CaptureSummary, one_run: bool = False) -> list[CaptureSummary]:
-    return with_timings(captures, read(folder, text), one_run=one_run or len(captures) == 1)
+    return match_timings(captures, read(folder, text), one_run=one_run or len(captures) == 1)
 
 
 def means(row: CaptureSummary) -> dict[str, float | None]:

@@ -1,0 +1,244 @@
+"""Gathers everything that a report or a comparison is made from: this is where both begin.
+
+``gather`` reads the captures with their manifests and unprofiled times, joins the ranks of parallel runs, and finds the
+experiments that have run. ``gather_runs`` reads one side of a comparison.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.summary.complete import complete_captures
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
+from nsys_analyzer.configuration import Run
+from nsys_analyzer.errors import NsysAnalyzerError, TimingsError
+from nsys_analyzer.inputs.captures import in_report_order, read_captures
+from nsys_analyzer.inputs.manifest import TIMINGS, manifests_beside
+from nsys_analyzer.inputs.rows import NAME as BENCH_FILE
+from nsys_analyzer.inputs.saved_reports import is_saved_report, read_saved_report
+from nsys_analyzer.inputs.traces import find_titles, find_traces, holds_captures, is_folder
+from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
+from nsys_analyzer.trace.phase_names import PhaseNames
+
+if TYPE_CHECKING:  # a report of one capture without unprofiled times starts faster without these
+    from nsys_analyzer.analysis.ranks.run import ParallelRun
+    from nsys_analyzer.inputs.unprofiled_times import Timings
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The contents of a report or a comparison.
+
+    Attributes:
+        captures: a complete summary for each process of each capture, by model and context length.
+        runs: the runs of several ranks among the captures.
+        bench_folders: the folders of experiments that have run.
+        times_source: the name of the table of unprofiled times, empty without one.
+        found_times: whether that table was found beside the captures, and not given.
+    """
+
+    captures: tuple[CaptureSummary, ...]
+    runs: tuple[ParallelRun, ...] = ()
+    bench_folders: tuple[Path, ...] = ()
+    times_source: str = ""
+    found_times: bool = False
+
+
+def gather(
+    paths: Sequence[Path],
+    csv_paths: Sequence[Path] = (),
+    *,
+    names: PhaseNames | None = None,
+    given: Run | None = None,
+    timings: Timings | None = None,
+    step_ms: float | None = None,
+    find_times: bool = True,
+    in_order: bool = False,
+    with_tracks: bool = False,
+    workers: Workers = SEQUENTIAL,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Inputs:
+    """Gathers all that a report is made from.
+
+    Args:
+        paths: traces, and folders that hold traces or experiments; without any, the folders of the tables of times.
+        csv_paths: tables of unprofiled times.
+        names: the names of the ranges of phases.
+        given: model, context length, batch size and precision from the command line. They take precedence over a
+            manifest.
+        timings: unprofiled times in place of tables, such as those of the sweep that was just run.
+        step_ms: the time of a step without the profiler in place of tables, for one capture or the ranks of one run.
+        find_times: whether to look for unprofiled times beside the captures if none are given.
+        in_order: whether the captures are the ranks of one run, in the order of the paths.
+        with_tracks: whether to keep every operation of the measured steps for a timeline.
+        workers: the processes that read the captures. The summaries do not depend on them.
+        tell: gets a line for the user if a table of times is found, or cannot be used.
+
+    Raises:
+        NsysAnalyzerError: nothing could be read, or ``step_ms`` is given for several runs.
+    """
+    given_timings = _read_timings(csv_paths) if csv_paths else timings
+    found_timings = _find_timings(paths, tell) if find_times and not (given_timings or step_ms) else None
+    timings = given_timings or found_timings
+    places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
+    bench_folders = {place: _find_bench_folders(place) for place in places}
+    all_bench_folders = tuple(dict.fromkeys(folder for folders in bench_folders.values() for folder in folders))
+    trace_places = [place for place in places if not bench_folders[place] or holds_captures(place)]
+    captures: tuple[CaptureSummary, ...] = ()
+    if trace_places or timings or not all_bench_folders:
+        rows = read_captures(
+            trace_places, names, given,
+            has_times=timings is not None, in_order=in_order, with_tracks=with_tracks, workers=workers,
+        )  # fmt: skip
+        if timings or step_ms:
+            rows = _match_timings(rows, timings, step_ms)
+        captures = complete_captures(rows)
+    return Inputs(
+        captures,
+        find_runs_of_captures(captures),
+        all_bench_folders,
+        timings.source if timings else "--step-ms" if step_ms else "",
+        found_timings is not None,
+    )
+
+
+def gather_runs(
+    path: Path,
+    csv_paths: Sequence[Path] = (),
+    *,
+    names: PhaseNames | None = None,
+    given: Run | None = None,
+    workers: Workers = SEQUENTIAL,
+    tell: Callable[[str], None] = lambda _: None,
+    option: str = "--csv-before or --csv-after",
+) -> tuple[Summary, ...]:
+    """Gathers the runs of one side of a comparison.
+
+    Args:
+        path: a capture, a folder of captures, the JSON of a report, or the folder of a baseline.
+        csv_paths: tables of unprofiled times, in place of those beside the captures.
+        names, given, workers, tell: see ``gather``.
+        option: the option that names other tables of times, for a line to the user.
+
+    Raises:
+        NsysAnalyzerError: nothing could be read.
+    """
+    if reports := saved_reports_at(path):
+        return tuple(run for report in reports for run in read_saved_report(report))
+    timings = _read_timings(csv_paths) if csv_paths else _find_timings((path,), tell, option)
+    rows = read_captures((path,), names, given, has_times=timings is not None, workers=workers)
+    captures = complete_captures(_match_timings(rows, timings, None) if timings else rows)
+    return tuple(capture for capture in captures if path.is_dir() or capture.source == path.name)
+
+
+def saved_reports_at(path: Path) -> list[Path]:
+    """Returns the JSON of a report at a path, or all of them if the path is the folder of a baseline."""
+    if path.is_dir():
+        return [] if holds_captures(path) else [file for file in sorted(path.glob("*.json")) if is_saved_report(file)]
+    return [path] if is_saved_report(path) else []
+
+
+def find_runs_of_captures(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
+    """Returns the runs of several ranks among captures."""
+    if not any(capture.members for capture in captures):
+        return ()
+    from nsys_analyzer.analysis.ranks.join import find_runs  # a report of one rank starts faster without it
+
+    return find_runs(captures)
+
+
+def _read_timings(csv_paths: Sequence[Path]) -> Timings:
+    from nsys_analyzer.inputs.unprofiled_times import read_timings
+
+    return read_timings(*csv_paths)
+
+
+def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: str = "--csv") -> Timings | None:
+    """Finds the unprofiled times of captures; None if there are none, or if there are several tables.
+
+    They are in the ``timings.csv`` of a capture's folder or of the folder above, or else in the captures' manifests.
+    Rows of captures that were not asked for are left out.
+
+    Args:
+        paths: the captures' files or folders.
+        tell: gets a line for the user on the table that is used or left out.
+        option: the option that names other tables.
+    """
+    # pathlib raises if a folder cannot be searched
+    tables = [
+        next((place / TIMINGS for place in _places_of_times(path) if os.path.isfile(place / TIMINGS)), None)  # noqa: PTH113
+        for path in paths
+    ]
+    files = {Path(os.path.realpath(file)): file for file in tables if file}
+    if len(files) > 1:
+        tell(f"Several folders have a {TIMINGS}, and none is used: name one with {option}.")
+        return None
+    try:
+        traces = find_traces((path for path in paths if path.exists()), allow_none=True)
+        manifests = [] if files else [path for trace in traces for path in manifests_beside(trace)]
+        if not files and not manifests:
+            return None
+        from nsys_analyzer.inputs.unprofiled_times import Timings, read_manifest_timings, read_timings
+
+        titles = set(find_titles(traces).values())
+        if manifests:
+            all_rows = (row for path in dict.fromkeys(manifests) for row in read_manifest_timings(path))
+            rows = [row for row in all_rows if row.times and row.run.capture in titles]
+            return Timings("the manifest", tuple(rows), of_captures=True) if rows else None
+        (file,) = files.values()
+        if b"\n" not in file.read_bytes().strip():
+            return None  # only a header, because no program was timed
+        timings = read_timings(file)
+        if file.parent not in paths:
+            other_titles = set(find_titles(find_traces((file.parent,), allow_none=True)).values()) - titles
+            not_of_others = (row for row in timings.rows if row.run.capture not in other_titles)
+            matching = (row for row in not_of_others if row.run.capture or row.model or not other_titles)
+            timings = replace(timings, rows=tuple(matching), of_captures=True)
+    except (NsysAnalyzerError, OSError) as error:
+        tell(f"Left out, as it cannot be read: {error}")
+        return None
+    tell(f"Unprofiled times: {file}. {option} names others.")
+    return timings if timings.rows else None
+
+
+def _places_of_times(path: Path) -> tuple[Path, ...]:
+    """Returns the folders whose table of times may belong to the captures at a path, the nearest first."""
+    folder = path if is_folder(path) else path.parent
+    return folder, Path(os.path.realpath(folder)).parent
+
+
+def _match_timings(
+    rows: Sequence[CaptureSummary], timings: Timings | None, step_ms: float | None
+) -> list[CaptureSummary]:
+    """Returns the captures with their unprofiled times, and a row for each run that was only timed.
+
+    Raises:
+        TimingsError: ``step_ms`` is given, and the captures belong to several runs.
+    """
+    from nsys_analyzer.analysis.ranks.matching import group_members
+    from nsys_analyzer.inputs.match_times import match_timings
+    from nsys_analyzer.inputs.unprofiled_times import PhaseTiming, Timings
+
+    names = {row.name for row in rows}
+    groups = group_members([member for row in rows for member in row.members]) if len(names) > 1 else []
+    one_run = len(names) <= 1 or [{member.capture for member in group} for group, _ in groups] == [names]
+    if step_ms and not one_run:
+        problem = f"--step-ms is for one capture or the ranks of one run, and these are {len(names)} captures"
+        hint = "Give the times of each by --csv, in a table with the columns capture, phase and mean_ms"
+        raise TimingsError(problem, hint)
+    if step_ms or timings is None:
+        timings = Timings("--step-ms", (PhaseTiming("step", Stats(None, step_ms), "--step-ms"),))
+    return in_report_order(match_timings(rows, timings, one_run=one_run))
+
+
+def _find_bench_folders(place: Path) -> list[Path]:
+    """Returns the folders of experiments at a path: the path itself, and those one level below."""
+    if not place.is_dir():
+        return []
+    # pathlib raises if a folder cannot be searched
+    return [folder for folder in (place, *sorted(place.iterdir())) if os.path.isfile(folder / BENCH_FILE)]  # noqa: PTH113

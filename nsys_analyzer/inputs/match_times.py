@@ -1,0 +1,273 @@
+"""Matches the times of unprofiled runs with the captures they belong to. Other runs get rows of their own."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
+from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.configuration import Run
+from nsys_analyzer.inputs.unprofiled_times import PhaseTiming, Timings
+
+_PHASE_ORDER = ("forward", "loss", "backward", "forward+backward", "optimizer", "step")
+#: The phases that do the same work with and without an optimizer.
+_PHASES_WITHOUT_OPTIMIZER = ("forward", "loss", "backward", "forward+backward")
+#: The statuses that do not say how a run failed.
+_UNREMARKABLE_STATUSES = ("ok", "missing")
+#: The most columns, and the most values of each, that a warning names.
+_MAX_LISTED = 3
+#: The facts that a row of its own tells of a run besides its configuration.
+_RUN_CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device")
+#: The phases that a time covers if the capture has no range for it.
+_PARTS = {
+    "forward+backward": ("forward", "loss", "backward"),
+    "step": ("forward", "loss", "backward", "optimizer"),
+}
+#: The same work may differ by this share between two runs, because clock rates differ.
+_RUN_TOLERANCE = 0.03
+
+
+def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_run: bool) -> list[CaptureSummary]:
+    """Returns the captures with the times of their unprofiled runs, and a row for each run that was only timed.
+
+    A row belongs to the capture that it names. If it names none, it belongs to each capture that it fits: no known
+    condition differs, and no other row agrees in more conditions. Rows of different conditions that fit equally well
+    are not used.
+
+    Args:
+        captures: the captures.
+        timings: the unprofiled times.
+        one_run: whether all captures belong to one run, which then owns rows that name neither capture nor model.
+    """
+    names = {capture.name for capture in captures}
+    # A row may name a capture that was renamed since.
+    unnamed_rows = [
+        row for row in timings.rows if row.run.capture not in names and (row.model or (one_run and not row.run.capture))
+    ]
+    timed: list[CaptureSummary] = []
+    used: list[PhaseTiming] = []
+    for capture in captures:
+        own_rows = [row for row in timings.rows if row.run.capture == capture.name]
+        fitting_rows, evidence = own_rows, ""
+        if len({row.cells for row in own_rows}) != 1:
+            fitting_rows, evidence = _find_fitting_rows(own_rows or unnamed_rows, capture, one_run=one_run)
+        if len({row.cells for row in fitting_rows}) == 1:
+            used += fitting_rows
+            capture = _with_times(capture, fitting_rows)
+            if evidence:
+                place = fitting_rows[0].place
+                warning = f"{place}: taken, of the rows that fit, since the capture's kernels are {evidence}"
+                capture = replace(capture, warnings=(*capture.warnings, warning))
+        elif warning := _why_no_row_is_used(timings, fitting_rows, one_run=one_run):
+            capture = replace(capture, warnings=(*capture.warnings, warning))
+        timed.append(capture)
+    used_ids = {id(row) for row in used}
+    unused = [
+        row
+        for row in (() if timings.of_captures else timings.rows)
+        if id(row) not in used_ids and row.run.capture not in names
+    ]
+    own_runs = [row for row in unused if row.run.capture or _is_of_another_run(row, captures)]
+    return [*timed, *_only_timed_runs(own_runs, timings.source)]
+
+
+def _find_fitting_rows(
+    rows: Sequence[PhaseTiming], capture: CaptureSummary, *, one_run: bool
+) -> tuple[list[PhaseTiming], str]:
+    """Returns the rows that contradict no known condition of a capture and agree in the most conditions.
+
+    If several rows fit equally well, the kernels' names decide: first the precision of more than half of the matmul
+    time, then whether torch.compile made any kernel. The second result names this evidence, or is empty.
+    """
+    run, configuration = capture.run or Run(), capture.configuration or Configuration()
+    modes = {"optimizer": "train", "backward": "forward+backward", "forward": "forward"}
+    mode = configuration.mode or next((mode for phase, mode in modes.items() if capture.phase(phase)), None)
+    configuration, run = structs.replace(configuration, mode=mode), replace(run, rank=capture.rank)
+    shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
+    precision = next((name for name, share in shares.items() if share > sum(shares.values()) / 2), None)
+    if precision == "tf32" and all(row.configuration.precision != precision for row in rows):
+        precision = "fp32"  # the name that a program uses if it lets fp32 matmuls run as TF32
+    kernels = capture.whole.kernels if capture.whole and not capture.on_cpu else ()
+    is_compiled = any(row.name.startswith("triton_") for row in kernels) if kernels else None
+    precision, compiled = configuration.precision or precision, is_compiled if run.compile is None else run.compile
+    best, evidence = list[PhaseTiming](), ""
+    attempts = ((configuration.precision, run.compile), (precision, run.compile), (precision, compiled))
+    for tried_precision, tried_compile in dict.fromkeys(attempts):
+        tried = structs.replace(configuration, precision=tried_precision), replace(run, compile=tried_compile)
+        scores = [_count_agreements(row, *tried) for row in rows]
+        highest = max((score for score in scores if score is not None), default=0)
+        fitting = [row for row, score in zip(rows, scores, strict=True) if score == highest]
+        best = [row for row in fitting if highest >= 1 or (one_run and not row.run.capture)]
+        by_precision = "" if tried_precision == configuration.precision else tried_precision
+        by_compile = "" if tried_compile == run.compile else "compiled" if tried_compile else "eager"
+        evidence = ", ".join(filter(None, (by_precision, by_compile)))
+        if len({row.cells for row in best}) == 1:
+            break
+    return best, evidence
+
+
+def _count_agreements(row: PhaseTiming, configuration: Configuration, run: Run) -> float | None:
+    """Returns the number of conditions that are known on both sides and agree; None if one of them differs.
+
+    The same mode counts as half a condition, because the mode of a capture is inferred.
+    """
+    row_configuration, row_model, model = row.configuration, row.configuration.model, configuration.model
+    pairs: list[tuple[object, object]]
+    pairs = [(row_model.dimensions if row_model else row.model, model.dimensions if model else None)]
+    names = ("context_length", "batch_size", "precision")
+    pairs += [(getattr(row_configuration, name), getattr(configuration, name)) for name in names]
+    pairs += [(getattr(row.run, name), getattr(run, name)) for name in ("compile", "cuda_graph", "device", "rank")]
+    known_pairs = [pair for pair in pairs if None not in pair]
+    modes = {row_configuration.mode, configuration.mode} - {None}
+    is_same_work = modes == {"train", "forward+backward"} and row.phase in _PHASES_WITHOUT_OPTIMIZER
+    agrees = (len(modes) < 2 or is_same_work) and all(of_row == of_capture for of_row, of_capture in known_pairs)
+    return len(known_pairs) + (0.5 if row_configuration.mode == configuration.mode else 0) if agrees else None
+
+
+def _why_no_row_is_used(timings: Timings, fitting_rows: Sequence[PhaseTiming], *, one_run: bool) -> str:
+    """Returns a warning if rows fit equally well or name no capture; empty if no row has a fitting configuration."""
+    cells = [dict(row.cells) for row in fitting_rows]
+    headers = dict.fromkeys(header for row_cells in cells for header in row_cells)
+    values = {header: list(dict.fromkeys(row_cells.get(header, "") for row_cells in cells)) for header in headers}
+    differing = {header: texts for header, texts in values.items() if len(texts) > 1}
+    if not differing:
+        lacks_owner = not one_run and any(not row.run.capture and not row.model for row in timings.rows)
+        problem = "rows that name neither their capture nor a model are not used: add a column capture"
+        return f"{timings.source}: {problem}" if lacks_owner else ""
+    columns = ", ".join(
+        f"{header} ({', '.join(text or 'empty' for text in texts[:_MAX_LISTED])})"
+        for header, texts in list(differing.items())[:_MAX_LISTED]
+    )
+    problem = f"they differ in {columns}; give a file with the rows of this run alone"
+    return f"{timings.source}: none of the rows that fit is used, {problem}"
+
+
+def _with_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> CaptureSummary:
+    """Returns the capture with these unprofiled times, and a warning for each time that cannot be right.
+
+    If they have no peak memory, that of the capture's manifest is kept.
+    """
+    timings = sorted(
+        timings,
+        key=lambda row: _PHASE_ORDER.index(row.phase) if row.phase in _PHASE_ORDER else len(_PHASE_ORDER),
+    )
+    times = {row.phase: row.times for row in timings if row.times}
+    failed = [row for row in timings if row.status not in _UNREMARKABLE_STATUSES]
+    memory = [row.run.peak_memory_bytes or 0 for row in timings]
+    unprofiled = Unprofiled(
+        status=failed[0].status if failed else "ok" if times else "missing",
+        message=next((row.run.message for row in failed if row.run.message), ""),
+        phases=times,
+        warmup_steps=timings[0].run.warmup_steps,
+        device=timings[0].run.device,
+        peak_memory_bytes=max(memory) or (capture.unprofiled.peak_memory_bytes if capture.unprofiled else None),
+        doubts={
+            phase: doubts for phase, stats in times.items() if (doubts := tuple(_find_doubts(capture, phase, stats)))
+        },
+    )
+    warnings = [
+        f"{row.place}: {row.phase} {times[row.phase].typical:.3f} ms is not trusted, no verdict rests on it: "
+        + "; ".join(unprofiled.doubts[row.phase])
+        for row in timings
+        if row.phase in unprofiled.doubts
+    ]
+    phases = tuple(structs.replace(phase, python_ms=times.get(phase.phase)) for phase in capture.phases)
+    return replace(capture, phases=phases, unprofiled=unprofiled, warnings=(*capture.warnings, *warnings))
+
+
+def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Iterator[str]:
+    """Yields the reasons why a phase's unprofiled time cannot be right, according to the capture of the same run."""
+    if unprofiled.mean is None or (name == "step" and capture.times_calls):
+        return
+    if unprofiled.median is None and unprofiled.std is not None and unprofiled.std > unprofiled.mean:
+        yield f"its deviation, {unprofiled.std:.3f} ms, is above its mean, as where warm-up is among the measured steps"
+    # The phase under the profiler, or all of the phases that it consists of.
+    parts = [part for part in _PARTS.get(name, ()) if part != "loss" or capture.phase("loss")]
+    names = [name] if capture.phase(name) else parts
+    phases = [phase for part in names if (phase := capture.phase(part))]
+    step = capture.step if name == "step" and not capture.phase(name) else None
+    if step and not step.is_pass:  # a step may include a phase several times, and work outside phases
+        phases, busy = [], Stats(None, step.total_ms - step.idle_ms)
+        wall = Stats(None, step.length_ms, step.wall_ms.std)
+    elif not phases or len(phases) < len(names):
+        return
+    else:
+        busy, wall = (
+            _add_clocks([phase.gpu_busy_ms for phase in phases]),
+            _add_clocks([phase.wall_ms for phase in phases]),
+        )
+    # Under the profiler, the GPU may be busy for longer because collectives wait.
+    has_waits = capture.on_cpu or any(len(member.collectives) for member in capture.members)
+    if not has_waits and _is_shorter(unprofiled, busy):
+        cause = "another run, another unit, or the device was not synchronised"
+        yield f"the GPU is busy for longer, {busy.mean:.3f} ms ({cause})"
+    if all(phase.synchronized for phase in phases) and _is_shorter(wall, unprofiled):
+        yield f"under the profiler it takes less, {wall.mean:.3f} ms (another run, or another unit)"
+
+
+def _add_clocks(clocks: Sequence[Stats]) -> Stats:
+    """Returns the sum of the times of consecutive phases. The deviations are added, too."""
+    return Stats(None, sum(clock.mean or 0.0 for clock in clocks), sum(clock.std or 0.0 for clock in clocks))
+
+
+def _is_shorter(time: Stats, other: Stats) -> bool:
+    """Returns whether a time is shorter than another by more than deviations and clock rates explain."""
+    if not time.mean or not other.mean:
+        return False
+    return other.mean - time.mean > (time.std or 0.0) + (other.std or 0.0) + _RUN_TOLERANCE * other.mean
+
+
+def _only_timed_runs(timings: Sequence[PhaseTiming], source: str) -> Iterator[CaptureSummary]:
+    """Yields a row for each run without a capture, because it was only timed or ended before the capture."""
+    rows_of_run: dict[object, list[PhaseTiming]] = defaultdict(list)
+    for timing in timings:
+        rows_of_run[timing.run.capture, timing.cells].append(timing)
+    cells = {cell for timing in timings for cell in timing.cells if cell[0] in _RUN_CONDITIONS[2:]}
+    differing = {name for name, count in Counter(name for name, _ in cells).items() if count > 1}
+    summaries: dict[str, CaptureSummary] = {}
+    for rows in rows_of_run.values():
+        first, configuration = rows[0], rows[0].configuration
+        summary = _with_times(CaptureSummary("", None, source, ""), rows)
+        unprofiled = summary.unprofiled
+        if not unprofiled or (unprofiled.status == "missing" and not first.run.capture):
+            continue
+        if not unprofiled.phases and not first.run.capture:  # a run that timed nothing failed alike in every mode
+            configuration = structs.replace(configuration, mode=None)
+        status = "not_profiled" if unprofiled.status in _UNREMARKABLE_STATUSES else unprofiled.status
+        conditions = {name: value for name in _RUN_CONDITIONS if (value := getattr(first.run, name)) is not None}
+        summary = replace(
+            summary, name=first.run.capture or _name_of_run(first, configuration, differing),
+            configuration=configuration, status=status if status in STATUSES else "failed",
+            message=(unprofiled.message if status in STATUSES else status) or None,
+            run=Run(**conditions) if conditions else None,
+        )  # fmt: skip
+        summaries.setdefault(summary.name, summary)
+    yield from summaries.values()
+
+
+def _name_of_run(timing: PhaseTiming, configuration: Configuration, differing: Collection[str]) -> str:
+    """Returns a name for a run without a capture, with the conditions in which such runs are ``differing``."""
+    model = configuration.model.name if configuration.model else timing.model or "unknown model"
+    details = (
+        f"b{configuration.batch_size}" if configuration.batch_size else "",
+        *(configuration.precision, configuration.mode),
+        *("compiled" if timing.run.compile else "", "cuda-graph" if timing.run.cuda_graph else ""),
+        *(text for name, text in timing.cells if name in differing),
+    )
+    return "_".join([f"{model}_ctx{configuration.context_length or '?'}", *filter(None, details)])
+
+
+def _is_of_another_run(row: PhaseTiming, captures: Sequence[CaptureSummary]) -> bool:
+    """Returns whether a row has another model, or another configuration of it, than each of the captures."""
+    names = ("context_length", "batch_size", "precision", "mode")
+    for configuration in (capture.configuration or Configuration() for capture in captures):
+        pairs = [(getattr(row.configuration, name), getattr(configuration, name)) for name in names]
+        differs = any(of_row != of_capture for of_row, of_capture in pairs if None not in (of_row, of_capture))
+        if not row.model or (configuration.model == row.configuration.model and not differs):
+            return False
+    return True

@@ -1,0 +1,130 @@
+"""Finds the trace files at the paths that a command was given, and names them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.inputs.manifest import capture_name, manifests_without_trace
+from nsys_analyzer.trace.sources import (
+    export_time_ns,
+    is_capture,
+    is_export_folder,
+    is_export_of,
+    is_report,
+    trace_stem,
+)
+
+Result = TypeVar("Result")
+_DIGITS = re.compile(r"\d+")
+
+
+def find_traces(paths: Iterable[Path], *, allow_none: bool = False) -> list[Path]:
+    """Returns the trace files among files and folders, each capture once.
+
+    A folder stands for the traces in it and one level below.
+
+    Raises:
+        TraceError: a folder holds no trace, unless ``allow_none``.
+    """
+    traces: dict[Path, Path] = {}
+    for path in paths:
+        inside = _find_traces_in(path) if is_folder(path) else [path]
+        if not inside and not allow_none and not manifests_without_trace(path):
+            raise TraceError(f"{path} holds no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files")
+        for trace in inside:
+            traces.setdefault(Path(os.path.realpath(trace)), trace)
+    return list(traces.values())
+
+
+def is_folder(path: Path) -> bool:
+    """Returns whether a path is a folder of traces, not a folder that is an export itself."""
+    return path.is_dir() and not is_export_folder(path)
+
+
+def holds_captures(path: Path) -> bool:
+    """Returns whether a path is a trace, or a folder that holds traces or manifests of runs."""
+    return not is_folder(path) or bool(_find_traces_in(path) or manifests_without_trace(path))
+
+
+def list_traces(folder: Path) -> dict[Path, list[Path] | OSError]:
+    """Returns the trace files of a folder and of each subfolder, or the error if a subfolder cannot be read.
+
+    Files are in order of their names, with `rank2` before `rank10`.
+    """
+    subfolders = (path for path in folder.iterdir() if is_folder(path) and not path.name.startswith("."))
+    files: dict[Path, list[Path] | OSError] = {}
+    for place in (folder, *sorted(subfolders)):
+        try:
+            paths = sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda number: number[0].zfill(20), path.name))
+            files[place] = [
+                path
+                for path in paths
+                if (is_export_folder(path) and not path.name.startswith("."))
+                # A broken link is kept, so that the report has a row with its error.
+                or (is_capture(path) and (path.is_file() or (path.is_symlink() and not path.exists())))
+            ]
+        except OSError as error:
+            if place == folder:
+                raise
+            files[place] = error
+    return files
+
+
+def _find_traces_in(folder: Path) -> list[Path]:
+    """Returns the captures in a folder and one level below.
+
+    A trace and the exports made from it are one capture. The newest of them represents it.
+    """
+    files = [path for files in list_traces(folder).values() if not isinstance(files, OSError) for path in files]
+    exports: dict[Path, list[Path]] = defaultdict(list)
+    for path in files:
+        if path.suffix == ".sqlite" or path.is_dir():
+            exports[path.with_name(trace_stem(path))].append(path)
+    replaced = {older for same in exports.values() for older in sorted(same, key=export_time_ns)[:-1]}
+    for report in filter(is_report, files):
+        of_report = exports[report.with_name(trace_stem(report))]
+        replaced |= {report} if any(is_export_of(export, report) for export in of_report) else set(of_report)
+    return [path for path in files if path not in replaced]
+
+
+def find_titles(traces: Sequence[Path]) -> dict[Path, str]:
+    """Returns the title of each capture: its name, with its folder if several captures have the same name."""
+    titles = {trace: name_of_trace(trace) for trace in traces}
+    for longer in (lambda path: f"{Path(os.path.realpath(path)).parent.name}/{name_of_trace(path)}", str):
+        uses = Counter(titles.values())
+        titles = {trace: title if uses[title] == 1 else longer(trace) for trace, title in titles.items()}
+    return titles
+
+
+def name_of_trace(path: Path) -> str:
+    """Returns the name of a capture, from its file's name or its folder's."""
+    stem = trace_stem(path)
+    stem = stem if stem != path.name else path.name.removesuffix(path.suffix)
+    return capture_name(stem, Path(os.path.realpath(path)).parent)
+
+
+def read_each_trace(path: Path, read: Callable[[Path], Result], tell: Callable[[str], None]) -> Iterator[Result]:
+    """Yields the result of ``read`` for a trace, or for each trace of a folder.
+
+    ``tell`` gets the error of a trace that cannot be read.
+
+    Raises:
+        NsysAnalyzerError: none could be read.
+    """
+    traces, errors = find_traces([path]), list[NsysAnalyzerError]()
+    if not traces:  # a folder of runs that were not profiled
+        raise TraceError(f"{path} holds no trace", "Give a trace, or a folder with some")
+    for trace in traces:
+        try:
+            yield read(trace)
+        except NsysAnalyzerError as error:
+            errors.append(error)
+            if len(errors) == len(traces):
+                raise
+            tell(str(error))

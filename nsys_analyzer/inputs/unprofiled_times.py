@@ -1,0 +1,276 @@
+"""Reads the times of runs without a profiler, from CSV tables and from the manifests of a sweep.
+
+A sweep also writes its times as a table for people, ``timings.csv``. Tables of other programs have a row for each phase
+(``phase``, ``mean_ms``, and ``capture`` if there are several), or a column for each (``forward_ms``, ``step_s``).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import structs
+
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_text
+from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, PHASES_OF_MODE, Run
+from nsys_analyzer.errors import ConfigurationError, TimingsError
+from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, configuration_of, name_by_manifest, run_from
+from nsys_analyzer.inputs.rows import Times
+from nsys_analyzer.system.atomic_write import write_text
+from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
+
+#: The columns with the configuration of a run.
+_STEP_COLUMNS = ("warmup_steps", "steps")
+_CONFIGURATION_COLUMNS = (
+    "model", *DIMENSIONS, *(name for name, option in OPTIONS.items() if option.in_run and name not in _STEP_COLUMNS),
+)  # fmt: skip
+_STATISTICS = ("mean", "std", "min", "median", "max")
+#: The columns of the table that a sweep writes. Times are in milliseconds over the measured steps.
+SWEEP_COLUMNS = (
+    "capture", *_CONFIGURATION_COLUMNS, "rank", "phase", *_STEP_COLUMNS, *(f"{name}_ms" for name in _STATISTICS),
+    "peak_memory_bytes", "status", "message",
+)  # fmt: skip
+#: Matches a column with the mean time of a phase, and its unit.
+_PHASE_COLUMN = re.compile(r"(forward|loss|backward|forward\+backward|optimizer|step)_(ns|us|ms|s)")
+_UNITS_MS = {"ns": 1 / NS_PER_MS, "us": 1 / US_PER_MS, "ms": 1.0, "s": MS_PER_S}
+#: The columns with the times of one phase, in a table with a row for each phase, and their unit in ms.
+_ROW_COLUMNS = {f"{name}_ms": 1.0 for name in _STATISTICS}
+#: The columns that describe a run. Older tables of a sweep have a column with the name of the optimizer.
+_RUN_COLUMNS = {*SWEEP_COLUMNS, "optimizer"} - {"phase", *_ROW_COLUMNS}
+#: The shortest and the longest possible time of a phase.
+_SHORTEST_MS, _LONGEST_MS = 1e-9, 365 * 86_400e3
+_TABLE_HINT = (
+    f"Give a sweep's {TIMINGS}, or a table with phase, mean_ms or capture, phase, mean_ms (a row for each phase), "
+    "or one with forward_ms, step_ms (a column for each)"
+)
+
+
+@dataclass(frozen=True)
+class PhaseTiming:
+    """The times of one phase in a run without a profiler.
+
+    Attributes:
+        phase: the name of the phase.
+        times: the times in ms; None if the phase was not timed.
+        place: the file and the line of the row.
+        status: a status of manifests, or ``missing`` if the row has neither a time nor a reason.
+        run, configuration: the description of the run, including the name of its ``capture``.
+    """
+
+    phase: str
+    times: Stats | None
+    place: str
+    status: str = "ok"
+    run: Run = field(default_factory=Run)
+    configuration: Configuration = field(default_factory=Configuration)
+
+    @cached_property
+    def cells(self) -> tuple[tuple[str, str], ...]:
+        """Returns the column names and values that identify the run. The number of steps is not one of them."""
+        names = (*_CONFIGURATION_COLUMNS, "optimizer", "rank", "warmup_steps")
+        values = ((name, getattr(self.run, name)) for name in names)
+        return tuple((name, str(value)) for name, value in values if value is not None)
+
+    @property
+    def model(self) -> str | None:
+        """Returns the name of the model, which may be unknown to us."""
+        return self.configuration.model.name if self.configuration.model else self.run.model
+
+
+@dataclass(frozen=True)
+class Timings:
+    """The times of one or several files, one row for each run and phase.
+
+    Attributes:
+        source: the names of the files.
+        rows: the rows.
+        of_captures: whether all rows belong to captures, so that a row that fits none of them is dropped.
+    """
+
+    source: str
+    rows: tuple[PhaseTiming, ...]
+    of_captures: bool = False
+
+
+def read_timings(*paths: Path) -> Timings:
+    """Reads tables with a row for each phase, or with a column for each.
+
+    Raises:
+        TimingsError: a file is not such a table, a value is not a possible time, or a run is timed twice.
+    """
+    rows: dict[object, PhaseTiming] = {}
+    for row in (row for path in paths for row in _read_rows(path)):
+        first = rows.setdefault((row.run.capture, row.phase, row.cells), row)
+        if first is not row:
+            problem = f"{row.place}: {row.phase!r} of the same run also has a time in {first.place}"
+            raise TimingsError(problem, "Give each phase of a run one row, with the mean of its repeats")
+    return Timings(", ".join(path.name for path in paths), tuple(rows.values()))
+
+
+def _read_rows(path: Path) -> Iterator[PhaseTiming]:
+    """Yields the rows of a file, one for each phase."""
+    (_, header), *lines = _read_table(path)
+    phase_columns = {name: match for name in header if (match := _PHASE_COLUMN.fullmatch(name))}
+    columns_of_phase = {match[1]: {name: _UNITS_MS[match[2]]} for name, match in phase_columns.items()}
+    known = {*phase_columns, *_RUN_COLUMNS, "phase", *_ROW_COLUMNS}
+    unknown = [name for name in header if name not in known]
+    row_columns = {"phase", *_ROW_COLUMNS} & {*header}
+    has_duplicates = len({*header}) < len(header) or len(columns_of_phase) < len(phase_columns)
+    if unknown or has_duplicates or (row_columns if columns_of_phase else not row_columns >= {"phase", "mean_ms"}):
+        problem = f"the column {unknown[0][:40]!r} is not known" if unknown else "not one time for each phase"
+        raise TimingsError(f"{path}: {problem}", _TABLE_HINT)
+    for line, texts in lines:
+        cells = {name: text for name, text in zip(header, texts, strict=False) if text}
+        if len(texts) != len(header) or not (columns_of_phase or "phase" in cells):
+            problem = "no phase" if len(texts) == len(header) else f"{len(texts)} cells under {len(header)} columns"
+            raise TimingsError(f"{path}, line {line}: {problem}", _TABLE_HINT)
+        place = f"{path.name}, line {line}"
+        run, configuration = _read_description(place, cells)
+        status_without_time = "missing" if run.status == "ok" else run.status
+        for phase, columns in (columns_of_phase or {cells["phase"]: _ROW_COLUMNS}).items():
+            values = [_read_time_ms(place, name, cells.get(name), unit) for name, unit in columns.items()]
+            times = None if values[0] is None else Stats(run.steps, *values)
+            yield PhaseTiming(phase, times, place, "ok" if times else status_without_time, run, configuration)
+
+
+def _read_table(path: Path) -> list[tuple[int, list[str]]]:
+    """Returns the header of a file and its rows that are not blank, each with its line number.
+
+    Raises:
+        TimingsError: no such file, no table, or no row.
+    """
+    if path.is_char_device() or (path.is_fifo() and not path.is_relative_to("/dev")):  # except a shell's <(...)
+        raise TimingsError(f"{path}: is a pipe or a device", "Give the path of a CSV file")
+    try:
+        lines = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
+        table = [(lines.line_num, [text.strip() for text in texts]) for texts in lines if any(map(str.strip, texts))]
+    except OSError as error:
+        raise TimingsError(f"{path}: cannot be read ({error.strerror})", "Give the path of a CSV file") from error
+    except (ValueError, csv.Error) as error:
+        raise TimingsError(f"{path}: no CSV ({textwrap.shorten(str(error), 200)})", _TABLE_HINT) from error
+    if len(table) < 2:
+        raise TimingsError(f"{path}: no rows", _TABLE_HINT)
+    return table
+
+
+def _read_description(place: str, cells: dict[str, str]) -> tuple[Run, Configuration]:
+    """Returns the run and the configuration that a row describes. A model with an unknown name has no dimensions."""
+    try:
+        run = msgspec.convert({name: text for name, text in cells.items() if name in _RUN_COLUMNS}, Run, strict=False)
+        try:
+            configuration = configuration_of(run)
+        except ConfigurationError:
+            if all((run.d_model, run.d_ff, run.num_layers, run.num_heads)):
+                raise
+            configuration = configuration_of(replace(run, model=None))
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("$.")[2].rstrip("`")
+        problem = f"{place}, column {name!r}: {cells.get(name)!r} is not a possible value"
+        raise TimingsError(problem, "Correct the value or leave the cell empty") from error
+    except ConfigurationError as error:
+        raise TimingsError(f"{place}: {error.message}", error.hint) from error
+    return run, structs.replace(configuration, source="timings")
+
+
+def _read_time_ms(place: str, column: str, text: str | None, unit_ms: float) -> float | None:
+    """Returns the time in a cell in ms; None if the cell is empty."""
+    if text is None:
+        return None
+    try:
+        ms = float(text) * unit_ms
+    except ValueError:
+        ms = math.nan
+    if not (0 if column == "std_ms" else _SHORTEST_MS) <= ms <= _LONGEST_MS:
+        problem = f"{place}, column {column!r}: {text[:30]!r} is not a number, or not a possible time"
+        raise TimingsError(problem, "Write a plain number, or leave the cell empty and give a status")
+    return ms
+
+
+# --- the times of a sweep
+
+
+class _ManifestTimings(msgspec.Struct):
+    """The part of a manifest on a run without a profiler: its status, and the times of each phase's steps in ms."""
+
+    status: str
+    times_ms: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]
+    message: str | None = None
+
+
+def read_sweep_timings(folder: Path) -> Timings:
+    """Returns the times in the manifests of a sweep's folder, rounded to the nanosecond.
+
+    A configuration that ran out of memory, failed or timed out has its phases with that status and no times. A capture
+    of several ranks has the times of each rank.
+
+    Raises:
+        ConfigurationError: a manifest has times that a sweep did not write.
+    """
+    manifests = sorted(folder.glob(f"[!.]*/*{MANIFEST}"))
+    return Timings(TIMINGS, tuple(row for path in manifests for row in read_manifest_timings(path)))
+
+
+def read_manifest_timings(path: Path) -> Iterator[PhaseTiming]:
+    """Yields the times in a manifest; nothing if another tool wrote the file.
+
+    Raises:
+        ConfigurationError: the manifest has times that a sweep did not write.
+    """
+    try:
+        values = decode_json(path.read_bytes())
+    except ValueError:
+        return
+    if not isinstance(values, dict):
+        return
+    rank_timings = values.get("rank_timings") if values.get("capture") else None
+    for rank, entry in enumerate(rank_timings) if rank_timings else ((None, values.get("timings")),):
+        if not entry:  # a program may time nothing
+            continue
+        try:
+            timings = msgspec.convert(entry, _ManifestTimings)
+        except msgspec.ValidationError as error:
+            problem = f"{path.parent.name}/{path.name}: its timings were not written by a sweep ({error})"
+            raise ConfigurationError(problem, "Move the folder away, or run the configuration again") from error
+        manifest = run_from(values, path)
+        description = {name: getattr(manifest, name) for name in (*_CONFIGURATION_COLUMNS, *_STEP_COLUMNS)}
+        message = " ".join((timings.message or "").split()) or None
+        run = Run(**description, rank=rank, capture=name_by_manifest(path), status=timings.status, message=message)
+        configuration = structs.replace(configuration_of(run), source="timings")
+        for phase in timings.times_ms or PHASES_OF_MODE.get(mode_from_text(manifest.mode or ""), ()):
+            times = None
+            if timings.status == "ok":
+                spread = Times.of(timings.times_ms[phase])
+                ms = (spread.ms, spread.std_ms, spread.min_ms, spread.median_ms, spread.max_ms)
+                times = Stats(run.steps, *(None if value is None else round(value, 6) for value in ms))
+                run = replace(run, peak_memory_bytes=manifest.peak_memory_bytes)
+            yield PhaseTiming(phase, times, path.parent.name, timings.status, run, configuration)
+
+
+def write_timings(folder: Path) -> Path:
+    """Writes the times of a sweep's folder as ``timings.csv``, whole or not at all, and returns its path."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, SWEEP_COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in read_sweep_timings(folder).rows:
+        times = vars(row.times) if row.times else {}
+        figures = {f"{name}_ms": f"{times[name]:.6f}" for name in _STATISTICS if times.get(name) is not None}
+        writer.writerow({**vars(row.run), "phase": row.phase, **figures, "status": row.status})
+    write_text(folder / TIMINGS, text.getvalue())
+    return folder / TIMINGS
+
+
+def is_sweep_table(path: Path) -> bool:
+    """Returns whether a sweep wrote this table of times, so that it may be replaced."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline().startswith(",".join(SWEEP_COLUMNS[:2]))
