@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import api, summarize
-from nsys_analyzer.analysis.findings.finding import Candidate, Diagnosis, Finding, FindingTexts, Rule
+from nsys_analyzer.analysis.findings.finding import Candidate, Diagnosis, Finding, FindingFigures, FindingTexts, Rule
 from nsys_analyzer.analysis.findings.kernels import (
     find_cache_copies,
     find_fp32_matmul,
@@ -32,7 +32,18 @@ from nsys_analyzer.analysis.findings.kernels import (
     find_unfused_elementwise,
     find_unfused_optimizer,
 )
-from nsys_analyzer.analysis.findings.missing import ColdStart, RecordsGraphs, ReplayDiffers
+from nsys_analyzer.analysis.findings.missing import (
+    ColdStart,
+    HiddenInGraphs,
+    LostKernels,
+    MissingReason,
+    NoApiCalls,
+    NoCapture,
+    NoKernels,
+    OutOfMemory,
+    RecordsGraphs,
+    ReplayDiffers,
+)
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
     find_between_steps,
@@ -808,6 +819,34 @@ def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:
     assert diagnose_capture(replace(capture, step=None)) is None
     assert diagnose_capture(replace(capture, study=None)) is None
     assert diagnose_capture(replace(capture, device=replace(capture.device, name="CPU"))) is None
+
+
+# --- sentences
+
+
+def test_every_type_of_figures_has_its_texts() -> None:
+    """A plugin's ``FindingTexts`` are sentences already."""
+    kinds = {kind for kind in FindingFigures.__subclasses__() if kind.__module__.startswith("nsys_analyzer.")}
+    assert kinds - {FindingTexts} == TEXTS.keys()
+
+
+def test_every_reason_for_missing_findings_is_explained() -> None:
+    """Each reason in a sentence of its own, which ends with a full stop."""
+    figures: dict[type[MissingReason], tuple[object, ...]] = {
+        ReplayDiffers: (0.2,),
+        ColdStart: (3_000.0, 4_000.0, (("cudaFree", 3_000.0),)),
+        OutOfMemory: ("",),
+        NoCapture: (None,),
+        LostKernels: (3,),
+        NoKernels: (True,),
+        NoApiCalls: (False,),
+        HiddenInGraphs: (0.5,),
+    }
+    sentences = [
+        plain(explain_missing_findings(kind(*figures.get(kind, ())))) for kind in MissingReason.__subclasses__()
+    ]
+    assert len(set(sentences)) == len(sentences) == 13
+    assert all(sentence.endswith(".") for sentence in sentences)
 
 
 # --- laws

@@ -40,7 +40,7 @@ from nsys_analyzer.trace.schema import NS_PER_MS
 RULES: tuple[Rule, ...] = (*waits.RULES, *kernels.RULES)
 #: A finding is reported only if it saves at least this share of a step.
 SMALLEST_SAVING = 0.03
-#: The least CPU time without a profiler ÷ that under it, after the recording of events is subtracted.
+#: The smallest ratio of CPU time without a profiler to CPU time under it, after the cost of recording is subtracted.
 _UNPROFILED_PACE = 0.84
 #: The time to launch a CUDA graph without a profiler, and the time that recording a node adds to the pause before the
 #: launch, ns. If nodes are recorded one by one, a launch takes 0.9 to 1.3 µs for each: 0.85 ms for 639 nodes. On the
@@ -63,19 +63,19 @@ _NEGLIGIBLE_SAVING = 0.005
 _LENGTH_TOLERANCE = 0.03
 #: Bisection rounds when fitting the profiler's cost to the step's unprofiled time, and the largest cost that is tried.
 _BISECTION_ROUNDS, _MAX_PROFILER_COST = 16, 4.0
-#: A step is not a usual one if recording CUDA graphs, or starting up CUDA, takes this share of it.
+#: A step is unusual if recording CUDA graphs, or starting up CUDA, takes at least this share of it.
 _ONE_TIME_SHARE = 0.25
 #: A call that waits for nothing takes this long only if it starts up CUDA or loads kernels, ns.
 _START_UP_CALL_NS = 3_000_000
-#: The causes of the idle time that follows a wait until the next launches come. In the case of the allocator, freed
-#: memory is allocated again meanwhile.
+#: By the cause of a wait: the causes of the idle time after it, until the next launches. After calls of the allocator,
+#: freed memory is allocated again.
 _CAUSES_AFTER = {"sync": {"launch"}, "copy": {"launch"}, "allocator": {"launch", "host"}}
 #: The columns of a replay that are times.
 _TIME_COLUMNS = (
     "cpu_ns", "min_wait_ns", "return_ns", "latency_ns", "spacing_ns", "work_ns", "pause_ns", "join_gap_ns",
 )  # fmt: skip
-#: A GPU that computes for a smaller share of a step is mostly idle.
-_MOSTLY_BUSY_SHARE = 0.7
+#: The GPU counts as mostly idle if it computes for less than this share of a step.
+_BUSY_SHARE = 0.7
 
 
 def diagnose(
@@ -185,8 +185,13 @@ def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -
         step_ns = timed_ms * NS_PER_MS
         # A step that the GPU fills takes as long whatever launching costs, so its length does not determine that cost.
         near = [replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _LENGTH_TOLERANCE]
+        # All times of a replay are scaled to that length, as on a machine that is faster or slower.
+        fitted = [
+            (replay, step_ns / replay.step_ns if replay.step_ns else 1.0)
+            for replay in near or _fit_to_length(study, most_cost, step_ns)
+        ]
         return tuple(
-            _scale_to_length(replay, step_ns) for replay in near or _fit_to_length(study, most_cost, step_ns)
+            replace(replay, **{name: getattr(replay, name) * pace for name in _TIME_COLUMNS}) for replay, pace in fitted
         ), 1.0
     # A step is as long as its windows say; the replay of a few steps is scaled to that length.
     return baselines, length_ms / (study.replay.step_ns / NS_PER_MS) if study.replay.step_ns else 1.0
@@ -216,12 +221,6 @@ def _bisect(low: float, high: float, is_low: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if is_low(middle) else (low, middle)
     return high
-
-
-def _scale_to_length(replay: Replay, step_ns: float) -> Replay:
-    """Returns steps of a length with all their times scaled, as on a machine that is faster or slower."""
-    pace = step_ns / replay.step_ns if replay.step_ns else 1.0
-    return replace(replay, **{name: getattr(replay, name) * pace for name in _TIME_COLUMNS})
 
 
 @dataclass(frozen=True)
@@ -368,7 +367,7 @@ def _find_idle_gpu(step: StepSummary, step_ms: float, explained: set[str]) -> Fi
         step_ms: the length of a step without the profiler.
         explained: the idle causes and kernel classes that other findings are about.
     """
-    if not step_ms or step.compute_ms >= _MOSTLY_BUSY_SHARE * step_ms:
+    if not step_ms or step.compute_ms >= _BUSY_SHARE * step_ms:
         return None
     causes_ms: dict[Cause, float] = {}
     for row in step.idle_by_cause:

@@ -451,8 +451,18 @@ def find_launch_bound(steps: StepsToExplain) -> Iterator[Candidate]:
 
 
 def launching_calls(study: Study) -> Bools:
-    """Returns which calls a CUDA graph could hold: none that loads, allocates or frees, and none between two waits."""
-    others = study.is_loading | np.isin(study.calls.kind, (ALLOCATE, FREE)) | _is_between_waits(study.replay.awaited)
+    """Returns which calls a CUDA graph could hold.
+
+    These are all but calls that load, allocate or free, and calls between two waits that follow each other closely: a
+    graph holds no wait.
+    """
+    calls = len(study.calls.kind)
+    waits = np.flatnonzero(study.replay.awaited >= 0)
+    next_wait = np.searchsorted(waits, np.arange(calls), side="right")
+    before = np.append(waits, -calls)[next_wait - 1]
+    after = np.append(waits, 2 * calls)[next_wait]
+    is_between_waits = after - before <= _MAX_CALLS_BETWEEN_WAITS
+    others: Bools = study.is_loading | np.isin(study.calls.kind, (ALLOCATE, FREE)) | is_between_waits
     return ~others
 
 
@@ -460,17 +470,6 @@ def cheaper_launches(study: Study, factor: float) -> Change:
     """Returns a change that multiplies the time of these calls, up to the next call; pauses stay."""
     factors = np.where(launching_calls(study), factor, 1.0)
     return lambda replay: replay.with_launching(factors)
-
-
-def _is_between_waits(awaited: Ints) -> Bools:
-    """Returns which calls are between two waits that follow each other closely: no CUDA graph holds a wait."""
-    waits = np.flatnonzero(awaited >= 0)
-    position = np.arange(len(awaited))
-    next_wait = np.searchsorted(waits, position, side="right")
-    before = np.append(waits, -len(awaited))[next_wait - 1]
-    after = np.append(waits, 2 * len(awaited))[next_wait]
-    is_close: Bools = after - before <= _MAX_CALLS_BETWEEN_WAITS
-    return is_close
 
 
 def _shorter_pauses(calls: Bools, ns: float | Floats) -> Change:

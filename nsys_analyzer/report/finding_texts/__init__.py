@@ -42,6 +42,26 @@ TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
     **kernels.TEXTS,
     **ranks.TEXTS,
 }
+#: By the id of a finding: the remedy in an engine that serves requests, instead of the one in PyTorch code.
+_SERVING_REMEDIES: Mapping[str, tuple[str, ...]] = {
+    "launch_bound": (
+        '# vLLM: leave out --enforce-eager; --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
+        "# SGLang: leave out --disable-cuda-graph; --cuda-graph-max-bs as large as the batches get",
+        "# TensorRT-LLM: cuda_graph_config: {enable_padding: true}",
+        'model.generate(..., cache_implementation="static")  # transformers compiles decode then',
+    ),
+    "host_sync": (
+        "# vLLM: --async-scheduling; SGLang: leave out --disable-overlap-schedule",
+        "# TensorRT-LLM: disable_overlap_scheduler: false",
+        "# a loop of your own: feed the new tokens back on the GPU, and read those of the step before",
+    ),
+    "pageable_copy": ("ids = torch.tensor(ids, pin_memory=True).to(device, non_blocking=True)",),
+}
+#: By the id of a finding: the experiment that would disprove it in an engine.
+_SERVING_DISPROOFS: Mapping[str, str] = {
+    "data_loading": "Serve one request again and again: if the step is no shorter, loading does not limit it.",
+    "pageable_copy": "Serve one request again and again: if the step is no shorter, the copies do not limit it.",
+}
 
 
 def write_texts(capture: CaptureSummary) -> CaptureSummary:
@@ -69,7 +89,8 @@ def write_finding(finding: Finding) -> Finding:
     figures = finding.figures
     texts = figures if isinstance(figures, FindingTexts) else TEXTS[type(figures)](figures)
     if finding.is_serving:
-        texts = _adapt_to_serving(finding.id, texts)
+        remedy, disproof = _SERVING_REMEDIES.get(finding.id), _SERVING_DISPROOFS.get(finding.id)
+        texts = replace(texts, remedy=remedy or texts.remedy, disproof=disproof or texts.disproof)
     if not finding.is_torch:
         texts = replace(texts, remedy=())
     if finding.is_pass:
@@ -80,43 +101,32 @@ def write_finding(finding: Finding) -> Finding:
             derivation=name_pass(texts.derivation),
             disproof=name_pass(texts.disproof),
         )
-    known = {field.name: getattr(finding, field.name) for field in fields(Finding) if field.init}
-    return Finding(**(known | vars(texts)))
-
-
-#: By the id of a finding: the remedy in an engine that serves requests, instead of the one in PyTorch code.
-_REMEDIES: Mapping[str, tuple[str, ...]] = {
-    "launch_bound": (
-        '# vLLM: leave out --enforce-eager; --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
-        "# SGLang: leave out --disable-cuda-graph; --cuda-graph-max-bs as large as the batches get",
-        "# TensorRT-LLM: cuda_graph_config: {enable_padding: true}",
-        'model.generate(..., cache_implementation="static")  # transformers compiles decode then',
-    ),
-    "host_sync": (
-        "# vLLM: --async-scheduling; SGLang: leave out --disable-overlap-schedule",
-        "# TensorRT-LLM: disable_overlap_scheduler: false",
-        "# a loop of your own: feed the new tokens back on the GPU, and read those of the step before",
-    ),
-    "pageable_copy": ("ids = torch.tensor(ids, pin_memory=True).to(device, non_blocking=True)",),
-}
-#: By the id of a finding: the experiment that would disprove it in an engine.
-_DISPROOFS: Mapping[str, str] = {
-    "data_loading": "Serve one request again and again: if the step is no shorter, loading does not limit it.",
-    "pageable_copy": "Serve one request again and again: if the step is no shorter, the copies do not limit it.",
-}
-
-
-def _adapt_to_serving(finding_id: str, texts: FindingTexts) -> FindingTexts:
-    """Returns the texts of a finding with the remedy and the disproof for an engine, if they differ there."""
-    remedy, disproof = _REMEDIES.get(finding_id, texts.remedy), _DISPROOFS.get(finding_id, texts.disproof)
-    return replace(texts, remedy=remedy, disproof=disproof)
+    values = {field.name: getattr(finding, field.name) for field in fields(Finding) if field.init}
+    return Finding(**(values | vars(texts)))
 
 
 def explain_missing_findings(reason: MissingReason) -> StrOrText:
     """Returns why some findings of a capture are missing, or all of them, in whole sentences."""
+    no_saving = "No saving can be derived here"
     match reason:
-        case EarlierWork() | ReplayDiffers() | ColdStart() | RecordsGraphs() | OutOfMemory():
-            return f"No saving can be derived here: {_explain_doubt(reason)}."
+        case EarlierWork():
+            return f"{no_saving}: the steps hold work of the GPU that was launched before them."
+        case ReplayDiffers(error):
+            differs = f"{rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
+            return f"{no_saving}: a replay of the recorded steps is {differs} than they are."
+        case ColdStart(start_up_ms, total_ms, calls):
+            names = name_first([f"{api} {rounded(ms)} ms" for api, ms in calls])
+            return (
+                f"{no_saving}: this is a cold start, in which start-up calls take {rounded(start_up_ms)} of "
+                f"{rounded(total_ms)} ms, as they do once ({names}). Record steps after the warm-up."
+            )
+        case RecordsGraphs():
+            return (
+                f"{no_saving}: the program records CUDA graphs, as it does once, and the recorded operations do not "
+                "run meanwhile."
+            )
+        case OutOfMemory(message):
+            return f"{no_saving}: the program ran out of memory: {(message or 'an allocation failed').rstrip('.')}."
         case RanOnCpu():
             return "The program ran on the CPU, for which no findings are looked for."
         case NoCapture(message):
@@ -147,25 +157,6 @@ def explain_missing_findings(reason: MissingReason) -> StrOrText:
                 rounded_percent(share),
             )
     raise TypeError(f"no sentence says {reason!r}")
-
-
-def _explain_doubt(doubt: MissingReason) -> str:
-    """Returns why no saving can be derived, as a clause."""
-    match doubt:
-        case ReplayDiffers(error):
-            differs = f"{rounded_percent(abs(error))} {'longer' if error > 0 else 'shorter'}"
-            return f"a replay of the recorded steps is {differs} than they are"
-        case ColdStart(start_up_ms, total_ms, calls):
-            names = name_first([f"{api} {rounded(ms)} ms" for api, ms in calls])
-            return (
-                f"this is a cold start, in which start-up calls take {rounded(start_up_ms)} of {rounded(total_ms)} ms, "
-                f"as they do once ({names}). Record steps after the warm-up"
-            )
-        case RecordsGraphs():
-            return "the program records CUDA graphs, as it does once, and the recorded operations do not run meanwhile"
-        case OutOfMemory(message):
-            return f"the program ran out of memory: {(message or 'an allocation failed').rstrip('.')}"
-    return "the steps hold work of the GPU that was launched before them"
 
 
 def _how_to_record(by_torch: bool) -> StrOrText:

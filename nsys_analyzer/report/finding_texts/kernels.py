@@ -35,7 +35,8 @@ def _say_percent_range(shares: tuple[float, float]) -> str:
     return " to ".join(map(rounded_percent, shares))
 
 
-def _fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
+def describe_fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
+    """Returns the sentences on matmuls that could use tensor cores."""
     least, most = figures.speedups
     fp32, tf32, bf16 = (flops / 1e12 for flops in (figures.fp32_flops, figures.tf32_flops, figures.bf16_flops))
     return FindingTexts(
@@ -56,7 +57,8 @@ def _fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
     )
 
 
-def _small_grids(figures: SmallGridsFigures) -> FindingTexts:
+def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
+    """Returns the sentences on kernels with fewer blocks than multiprocessors."""
     return FindingTexts(
         title="Kernels are too small to fill the GPU",
         evidence=(
@@ -75,7 +77,8 @@ def _small_grids(figures: SmallGridsFigures) -> FindingTexts:
     )
 
 
-def _unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts:
+def describe_unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts:
+    """Returns the sentences on attention in several kernels."""
     most, least = FUSED_ATTENTION_RATIOS
     return FindingTexts(
         title="Attention is not fused",
@@ -92,7 +95,8 @@ def _unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts:
     )
 
 
-def _unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingTexts:
+def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingTexts:
+    """Returns the sentences on elementwise kernels that a compiler could fuse."""
     return FindingTexts(
         title="Elementwise kernels are not fused",
         evidence=(
@@ -110,7 +114,8 @@ def _unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingTexts:
     )
 
 
-def _layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
+def describe_layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
+    """Returns the sentences on chains of copies."""
     return FindingTexts(
         title="Chains of redundant copies",
         evidence=(
@@ -127,7 +132,8 @@ def _layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
     )
 
 
-def _cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
+def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
+    """Returns the sentences on a cache that is copied in each decode step."""
     return FindingTexts(
         title="Decode copies tensors as large as the cache",
         evidence=(
@@ -144,7 +150,8 @@ def _cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
     )
 
 
-def _unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts:
+def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts:
+    """Returns the sentences on an optimizer in many kernels."""
     kind = "multi-tensor (foreach)" if figures.is_foreach else "a parameter at a time"
     return FindingTexts(
         title="The optimizer is not fused",
@@ -162,11 +169,11 @@ def _unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts:
 
 
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
-    Fp32MatmulFigures: _fp32_matmul,
-    UnfusedOptimizerFigures: _unfused_optimizer,
-    UnfusedAttentionFigures: _unfused_attention,
-    UnfusedElementwiseFigures: _unfused_elementwise,
-    LayoutCopiesFigures: _layout_copies,
-    SmallGridsFigures: _small_grids,
-    CacheCopiesFigures: _cache_copies,
+    Fp32MatmulFigures: describe_fp32_matmul,
+    UnfusedOptimizerFigures: describe_unfused_optimizer,
+    UnfusedAttentionFigures: describe_unfused_attention,
+    UnfusedElementwiseFigures: describe_unfused_elementwise,
+    LayoutCopiesFigures: describe_layout_copies,
+    SmallGridsFigures: describe_small_grids,
+    CacheCopiesFigures: describe_cache_copies,
 }

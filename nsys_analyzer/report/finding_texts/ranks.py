@@ -16,7 +16,8 @@ from nsys_analyzer.analysis.ranks.findings import (
 from nsys_analyzer.report.units import format_count, rounded, rounded_percent
 
 
-def _late_rank(figures: LateRankFigures) -> FindingTexts:
+def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
+    """Returns the sentences on a rank that all others wait for."""
     basis = "but no more than the CPU time of the other programs allows"
     if figures.is_replayed:
         basis = "both replayed without the profiler"
@@ -42,7 +43,8 @@ def _late_rank(figures: LateRankFigures) -> FindingTexts:
     )
 
 
-def _large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
+def describe_large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
+    """Returns the sentences on buckets of gradients that nothing can hide."""
     are = "is" if figures.buckets == 1 else "are"
     return FindingTexts(
         title="Buckets of gradients are too large to be hidden",
@@ -59,7 +61,8 @@ def _large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
     )
 
 
-def _exposed_communication(figures: ExposedCommunicationFigures) -> FindingTexts:
+def describe_exposed_communication(figures: ExposedCommunicationFigures) -> FindingTexts:
+    """Returns the sentences on communication that nothing hides."""
     remedy: tuple[str, ...] = (
         "# fewer ranks for each copy of the model, or larger batches: a collective for each layer stays",
         "torch._inductor.config._micro_pipeline_tp = True  # torch.compile overlaps matmuls with their collectives",
@@ -85,7 +88,7 @@ def _exposed_communication(figures: ExposedCommunicationFigures) -> FindingTexts
 
 
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
-    LateRankFigures: _late_rank,
-    LargeBucketsFigures: _large_buckets,
-    ExposedCommunicationFigures: _exposed_communication,
+    LateRankFigures: describe_late_rank,
+    LargeBucketsFigures: describe_large_buckets,
+    ExposedCommunicationFigures: describe_exposed_communication,
 }

@@ -58,7 +58,8 @@ def _say_ms_range(ns_range: tuple[int, int]) -> str:
     return f"{rounded(least / NS_PER_MS)} to {rounded(most / NS_PER_MS)} ms"
 
 
-def _data_loading(figures: DataLoadingFigures) -> FindingTexts:
+def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
+    """Returns the sentences on an input pipeline that the GPU waits for."""
     names = name_first(figures.range_names)
     before_copy = "before a batch is copied" if figures.is_pass else "between two steps, before the batch is copied"
     where = f"in the range {names}" if names else before_copy
@@ -86,7 +87,8 @@ def _data_loading(figures: DataLoadingFigures) -> FindingTexts:
     )
 
 
-def _pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
+def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
+    """Returns the sentences on copies to the GPU from memory that is not pinned."""
     name = "batch" if figures.is_batch else "data"
     rate = figures.bytes / max(figures.ms, 1e-9) / 1e6
     return FindingTexts(
@@ -107,7 +109,8 @@ def _pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
     )
 
 
-def _device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTexts:
+def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTexts:
+    """Returns the sentences on copies from the GPU that are larger than single values."""
     names = name_first(figures.range_names)
     in_ranges = f", in the range {names}" if names else ""
     return FindingTexts(
@@ -136,7 +139,8 @@ def _inside(is_pass: bool) -> str:
     return "" if is_pass else " inside the step"
 
 
-def _host_sync(figures: HostSyncFigures) -> FindingTexts:
+def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
+    """Returns the sentences on a program that waits for the GPU."""
     names = name_first(figures.range_names)
     in_ranges = (
         f", in ranges such as {names}" if len(figures.range_names) > 1 else f", in the range {names}" * bool(names)
@@ -177,7 +181,8 @@ def _host_sync(figures: HostSyncFigures) -> FindingTexts:
     )
 
 
-def _host_stall(figures: HostStallFigures) -> FindingTexts:
+def describe_host_stall(figures: HostStallFigures) -> FindingTexts:
+    """Returns the sentences on long pauses of the program."""
     ranges = [f"the range {name}" if name else "no range" for name in figures.range_names]
     where = f", most of it in {', '.join(ranges)}" if ranges else ""
     on_average = "" if figures.pauses == round(figures.pauses) else " on average"
@@ -198,7 +203,8 @@ def _host_stall(figures: HostStallFigures) -> FindingTexts:
     )
 
 
-def _between_steps(figures: BetweenStepsFigures) -> FindingTexts:
+def describe_between_steps(figures: BetweenStepsFigures) -> FindingTexts:
+    """Returns the sentences on the time between an engine's steps."""
     return FindingTexts(
         title="The GPU waits between the steps",
         evidence=(
@@ -216,7 +222,8 @@ def _between_steps(figures: BetweenStepsFigures) -> FindingTexts:
     )
 
 
-def _allocator(figures: AllocatorFigures) -> FindingTexts:
+def describe_allocator(figures: AllocatorFigures) -> FindingTexts:
+    """Returns the sentences on memory that is allocated and freed in each step."""
     frees = ["A call that frees memory waits for all work on the GPU."] if figures.frees else []
     return FindingTexts(
         title="Memory is allocated and freed inside the step",
@@ -235,7 +242,8 @@ def _allocator(figures: AllocatorFigures) -> FindingTexts:
     )
 
 
-def _launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
+def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
+    """Returns the sentences on operations that take longer to launch than to run."""
     return FindingTexts(
         title="The GPU waits for launches",
         evidence=(
@@ -276,7 +284,8 @@ _IDLE_REMEDIES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
+def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
+    """Returns the sentences on idle time that no rule explains."""
     title = f"The GPU is idle: {_IDLE_TITLES[figures.cause]}"
     if figures.is_exposed:
         copies = figures.cause == "copy"
@@ -303,13 +312,13 @@ def _gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
 
 
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
-    DataLoadingFigures: _data_loading,
-    HostSyncFigures: _host_sync,
-    LaunchBoundFigures: _launch_bound,
-    PageableCopyFigures: _pageable_copy,
-    DeviceToHostCopyFigures: _device_to_host_copy,
-    AllocatorFigures: _allocator,
-    HostStallFigures: _host_stall,
-    BetweenStepsFigures: _between_steps,
-    GpuIdleFigures: _gpu_idle,
+    DataLoadingFigures: describe_data_loading,
+    HostSyncFigures: describe_host_sync,
+    LaunchBoundFigures: describe_launch_bound,
+    PageableCopyFigures: describe_pageable_copy,
+    DeviceToHostCopyFigures: describe_device_to_host_copy,
+    AllocatorFigures: describe_allocator,
+    HostStallFigures: describe_host_stall,
+    BetweenStepsFigures: describe_between_steps,
+    GpuIdleFigures: describe_gpu_idle,
 }
