@@ -33,7 +33,7 @@ import torch
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, list_model_names
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Option, Options, Run, manifest_values
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.inputs.rows import CaseTarget, written
+from nsys_analyzer.inputs.rows import CaseTarget, to_json_values
 from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.trace.schema import NS_PER_MS
 
@@ -447,7 +447,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 
 def measure_case(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> dict[str, Any]:
     """Measures one case, and returns its row in JSON types: the case, its status, its figures, and the machine."""
-    device = written(case)["device"]
+    device = to_json_values(case)["device"]
     # Memory and compiled code of earlier cases are freed, so that they do not count to this case.
     torch.compiler.reset()
     gc.collect()
@@ -471,12 +471,12 @@ def measure_case(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], No
     # JSON has neither an infinity nor a NaN.
     finite = {
         key: value if not isinstance(value, float) or math.isfinite(value) else None
-        for key, value in written(figures).items()
+        for key, value in to_json_values(figures).items()
     }
     facts = machine(device)
     del facts["peak_memory_bytes"]  # the figures of a case hold its peak
     return {
-        "case": written(case),
+        "case": to_json_values(case),
         "status": status,
         "message": message,
         "figures": finite,

@@ -20,7 +20,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import results as benches
 from nsys_analyzer.experiments.model import Bench, Results
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
-from nsys_analyzer.inputs.rows import NAME, CaseTarget, Task, read_file, written
+from nsys_analyzer.inputs.rows import NAME, CaseTarget, Task, read_rows_file, to_json_values
 from nsys_analyzer.report.model import Bars, Paragraph
 from tests.conftest import ROOT
 from tests.support.rows import check, default_settings, unpadded
@@ -74,15 +74,15 @@ def test_what_is_written(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [
         ".lock", NAME, "target.log", "test.md", "test_figures",
     ]  # fmt: skip
-    assert [row.status for row in read_file(folder / NAME)[1]] == ["ok", "oom", "ok"]
+    assert [row.status for row in read_rows_file(folder / NAME)[1]] == ["ok", "oom", "ok"]
     assert "![Bars](test_figures/test-bars.png)" in (folder / "test.md").read_text()
 
 
 def test_a_failure_is_tried_again_and_the_rest_kept(run: Run, tmp_path: Path) -> None:
     assert run(case("ok"), case("failed")) == ("ok ok, failed failed", False)
-    first = read_file(tmp_path / "b" / NAME)[1][0].figures["pid"]
+    first = read_rows_file(tmp_path / "b" / NAME)[1][0].figures["pid"]
     run(case("ok"), case("failed"), case("ok", 2), resume=True)
-    rows = read_file(tmp_path / "b" / NAME)[1]
+    rows = read_rows_file(tmp_path / "b" / NAME)[1]
     assert [row.status for row in rows] == ["ok", "failed", "ok"]
     assert rows[0].figures["pid"] == first
 
@@ -96,7 +96,7 @@ def test_results_that_are_there_are_not_touched_unasked(run: Run, tmp_path: Path
         run(case("ok"), name="other", resume=True)
     assert (tmp_path / "b" / NAME).read_text() == before
     assert run(case("ok", 7), resume=False) == ("ok ok", True)
-    assert [row.case["number"] for row in read_file(tmp_path / "b" / NAME)[1]] == [7]
+    assert [row.case["number"] for row in read_rows_file(tmp_path / "b" / NAME)[1]] == [7]
 
 
 def test_report_takes_the_sections_in(run: Run, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_every_case_is_its_own_and_listed(bench: Bench) -> None:
     for device in ("cuda", "cpu"):
         cases = bench.tasks(default_settings(bench, device))
         assert len({one.key for one in cases}) == len({one.label for one in cases}) == len(cases)
-        assert {written(one.case)["device"] for one in cases} == {device}
+        assert {to_json_values(one.case)["device"] for one in cases} == {device}
     lines = invoke("bench", bench.name, "--dry-run", "--device", "cpu").stdout.splitlines()
     assert lines == [one.label for one in cases]
 
@@ -201,7 +201,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "--resume" in said.splitlines()[-1]
-    assert read_file(path)[1][0].status == "ok"
+    assert read_rows_file(path)[1][0].status == "ok"
     assert not list((tmp_path / "b").glob(".*.json*"))
 
 
@@ -249,7 +249,7 @@ def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     done = invoke("bench", name, *options.split(), "--device", "cpu")
     assert done.exit_code == 0, done.output
     folder = tmp_path / "bench" / name
-    _, rows = read_file(folder / NAME)
+    _, rows = read_rows_file(folder / NAME)
     assert [row.status for row in rows] == ["ok"] * count
     check(unpadded((folder / f"{name}.md").read_text(encoding="utf-8")), ["*Conditions.* Device: CPU", *says], says_not)
     assert (folder / f"{name}_figures" / f"{figure}.png").stat().st_size > 1000
@@ -278,7 +278,7 @@ def test_a_resume_of_what_was_cut_in_its_first_lines(left: str, run: Run, tmp_pa
     header = path.read_text().splitlines()[0]
     path.write_text(f"{header}\n{left}" if left != "{" else header[:20])
     assert run(case("ok"), case("ok", 2), resume=True) == ("ok ok, ok ok", True)
-    assert len(read_file(path)[1]) == 2
+    assert len(read_rows_file(path)[1]) == 2
 
 
 def test_a_report_of_nothing_measured_yet(run: Run, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from nsys_analyzer.experiments.model import AnyRow
 from nsys_analyzer.experiments.precision import BENCH
 from nsys_analyzer.experiments.steps import TARGET, StepCase
-from nsys_analyzer.inputs.rows import written
+from nsys_analyzer.inputs.rows import to_json_values
 from nsys_analyzer.report.model import Spread
 from tests.support.rows import check, default_settings, figures, page, table, typed_row
 
@@ -46,7 +46,7 @@ def test_cases_on_a_gpu() -> None:
 
 
 def test_a_cpu_is_not_asked_for_tf32() -> None:
-    assert not [case for case in BENCH.tasks(settings("cpu")) if "tf32" in written(case.case).values()]
+    assert not [case for case in BENCH.tasks(settings("cpu")) if "tf32" in to_json_values(case.case).values()]
 
 
 TOKENS = 64 * 256e3

@@ -9,7 +9,7 @@ import pytest
 
 from nsys_analyzer.capture.jobs import LOG, remaining_cases, run_cases
 from nsys_analyzer.errors import ConfigurationError, NoSpaceError
-from nsys_analyzer.inputs.rows import NAME, CaseTarget, Row, Task, note_command, read_file, start_file
+from nsys_analyzer.inputs.rows import NAME, CaseTarget, Row, Task, append_command, read_rows_file, start_rows_file
 from nsys_analyzer.system.process import JobResult, Progress
 from tests.support.sweeping import let_time_pass
 
@@ -26,14 +26,14 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.told: list[str] = []
-        start_file(folder, {"bench": "test"})
+        start_rows_file(folder, {"bench": "test"})
 
     def run(self, *cases: Task[Any], timeout_s: float = 300) -> tuple[Row[Any, Any], ...]:
         def ended(name: str, end: JobResult, _: float) -> None:
             self.told.append(f"{name}: {end.status}")
 
         run_cases(cases, self.folder, timeout_s, Progress(lambda *_: None, ended))
-        return read_file(self.folder / NAME)[1]
+        return read_rows_file(self.folder / NAME)[1]
 
 
 @pytest.fixture
@@ -88,17 +88,17 @@ def test_a_second_try_takes_the_place_of_the_first(runner: Runner) -> None:
         for status in ("failed", "ok"):
             row = {"module": "m", "case": {"n": 1}, "environment": {}, "status": status, "message": None}
             file.write(json.dumps(row) + "\n")
-    assert [row.status for row in read_file(runner.folder / NAME)[1]] == ["ok"]
+    assert [row.status for row in read_rows_file(runner.folder / NAME)[1]] == ["ok"]
 
 
 def test_a_line_that_was_cut_off_is_passed_over_and_cut(runner: Runner) -> None:
     runner.run(case("ok", 1))
     with (runner.folder / NAME).open("a") as file:
         file.write('{"module": "m", "ca')
-    assert len(read_file(runner.folder / NAME)[1]) == 1
-    note_command(runner.folder, "nsys-analyze bench test --resume")
+    assert len(read_rows_file(runner.folder / NAME)[1]) == 1
+    append_command(runner.folder, "nsys-analyze bench test --resume")
     assert len(runner.run(case("ok", 2))) == 2
-    assert read_file(runner.folder / NAME)[0]["runs"] == ["nsys-analyze bench test --resume"]
+    assert read_rows_file(runner.folder / NAME)[0]["runs"] == ["nsys-analyze bench test --resume"]
 
 
 def test_what_a_killed_run_gave_its_process_goes(runner: Runner) -> None:
@@ -126,4 +126,4 @@ def test_a_full_disk_keeps_whole_rows_and_names_the_file(runner: Runner) -> None
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
     with pytest.raises(ConfigurationError, match=r"is no file of a bench"):
-        read_file(tmp_path / NAME)
+        read_rows_file(tmp_path / NAME)

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
 from nsys_analyzer.capture.launcher import launched  # noqa: E402
 from nsys_analyzer.configuration import Run  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
-from nsys_analyzer.inputs.manifest import run_from  # noqa: E402
+from nsys_analyzer.inputs.manifest import make_run  # noqa: E402
 from profiling_targets import distributed, parallelism  # noqa: E402
 from profiling_targets.distributed import Lateness, main, parse, plant  # noqa: E402
 from profiling_targets.harness import Config  # noqa: E402
@@ -97,7 +97,7 @@ class Second(SharedTraining):
 @pytest.mark.slow
 def test_results_say_who_is_which_and_who_was_late(of_strategies: dict[str, list[dict[str, Any]]]) -> None:
     first, second = of_strategies["ddp"]
-    said = [run_from(one, Path("x")) for one in (first, second)]
+    said = [make_run(one, Path("x")) for one in (first, second)]
     assert [(one.rank, one.world_size, one.steps) for one in said] == [(0, 2, STEPS), (1, 2, STEPS)]
     assert (second["strategy"], second["late_rank"]) == ("ddp", 1)
     assert "delay" not in first["times_ms"]

@@ -11,7 +11,7 @@ from nsys_analyzer.inputs.manifest import (
     ManifestError,
     configuration_of,
     find_manifest,
-    manifests_without_trace,
+    find_untraced_manifests,
     read_manifest,
 )
 
@@ -135,7 +135,7 @@ def test_the_manifest_of_a_folder(tmp_path: Path, files: str, manifest: dict[str
 
 def left(folder: Path) -> list[tuple[str, str]]:
     """The manifests of runs that left no trace, with their status or what is wrong with them."""
-    manifests = manifests_without_trace(folder).items()
+    manifests = find_untraced_manifests(folder).items()
     return [
         (str(path.relative_to(folder)), run.status if isinstance(run, Run) else run.message) for path, run in manifests
     ]
@@ -177,4 +177,4 @@ def test_a_malformed_one_is_not_passed_over(tmp_path: Path) -> None:
 def test_a_manifest_of_another_program_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "manifest.json").write_text(text, encoding="utf-8")
-    assert not manifests_without_trace(tmp_path)
+    assert not find_untraced_manifests(tmp_path)

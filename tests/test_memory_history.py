@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures, Point
-from nsys_analyzer.inputs.rows import written
+from nsys_analyzer.inputs.rows import to_json_values
 from profiling_targets import transformer
 from profiling_targets.harness import measure_case
 from profiling_targets.memory_history import (
@@ -172,7 +172,7 @@ def test_recording_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 <= event.ms <= spans[0].end_ms for event in events)
     found = MemoryFigures()
     add_figures(events, spans, base_bytes, found, layers=1)
-    figures = written(found)
+    figures = to_json_values(found)
     assert figures["step_peak_bytes"] == 7 + 512 + 1000
     assert figures["layer_saves_bytes"] == figures["kept_bytes"] == 1000
     (line,) = figures["layer_saves"]

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.export import FORMATS
-from nsys_analyzer.inputs.manifest import ManifestError, manifests_without_trace, read_manifest
+from nsys_analyzer.inputs.manifest import ManifestError, find_untraced_manifests, read_manifest
 from nsys_analyzer.inputs.unprofiled_times import write_timings
 from nsys_analyzer.report.writing import file_names
 from nsys_analyzer.system.strict_json import decode_json
@@ -138,7 +138,7 @@ def test_a_capture_outside_its_folder_is_not_looked_for(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     values = {"status": "oom", "capture": "../other.nsys-rep"}
     (tmp_path / "run/manifest.json").write_text(json.dumps(values), encoding="utf-8")
-    assert len(manifests_without_trace(tmp_path / "run")) == 1
+    assert len(find_untraced_manifests(tmp_path / "run")) == 1
 
 
 def test_names_of_figures_stay_in_their_folder() -> None:

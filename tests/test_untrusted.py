@@ -21,7 +21,7 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.experiments.model import Bench, Results
 from nsys_analyzer.experiments.results import BENCHES, read_rows
 from nsys_analyzer.experiments.section import make_section
-from nsys_analyzer.inputs.rows import NAME, loaded, written
+from nsys_analyzer.inputs.rows import NAME, from_json_values, to_json_values
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report, Section
 from nsys_analyzer.report.renderers import RENDERERS
@@ -160,8 +160,8 @@ def hostile_section(bench: Bench, results: Results, poison: str) -> Section:
             row,
             machine=poisoned(row.machine, poison),
             message=poison,
-            figures=loaded(type(row.figures), figures(written(row.figures), poison)),
-            case=loaded(type(row.case), figures(written(row.case), poison)),
+            figures=from_json_values(type(row.figures), figures(to_json_values(row.figures), poison)),
+            case=from_json_values(type(row.case), figures(to_json_values(row.case), poison)),
         )
         for row in results.rows
     ]

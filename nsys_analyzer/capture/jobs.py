@@ -27,11 +27,11 @@ from typing import Any
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.nsys import PROCESS_ID
 from nsys_analyzer.capture.profilers import Profiler, annotating, importing, timed_command
-from nsys_analyzer.capture.targets import OF_RANK, Ranks, Target, capture_stems
+from nsys_analyzer.capture.targets import RANK_SUFFIX, Ranks, Target, capture_stems
 from nsys_analyzer.configuration import Run, manifest_values, update_run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, ManifestError, manifest_of_stem, read_manifest, run_from
-from nsys_analyzer.inputs.rows import Row, Task, add_row, written
+from nsys_analyzer.inputs.manifest import MANIFEST, TIMINGS, ManifestError, make_run, manifest_name, read_manifest
+from nsys_analyzer.inputs.rows import Row, Task, append_row, to_json_values
 from nsys_analyzer.inputs.unprofiled_times import is_sweep_table, write_timings
 from nsys_analyzer.share.names import without_secrets
 from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
@@ -135,7 +135,7 @@ def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None
 
 def _finished_run(place: Path) -> Run:
     """Returns the run in a target's place; raises ConfigurationError where that is not a sweep's."""
-    of_first_rank = place / manifest_of_stem(capture_stems(Ranks(1))[0])
+    of_first_rank = place / manifest_name(capture_stems(Ranks(1))[0])
     try:
         run = read_manifest(of_first_rank if of_first_rank.is_file() else place / MANIFEST)
     except ManifestError as error:
@@ -246,14 +246,14 @@ def _run_target(
             if ranks.one_report:
                 made = replace(made, rank_pids=pids or None) if profiler else made
                 manifest["rank_timings"] = [times for _, times in processes]
-        write_text(part / manifest_of_stem(stem), json.dumps({**manifest_values(made), **manifest}, indent=1) + "\n")
+        write_text(part / manifest_name(stem), json.dumps({**manifest_values(made), **manifest}, indent=1) + "\n")
     return result
 
 
 def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResult, list[tuple[Run, Any]]]:
     """Runs a target without a profiler; of each process what it says of its run, and its times for the manifest."""
     folder = part.absolute()  # an output folder may be called like an option
-    path = folder / f"results{OF_RANK if target.ranks else ''}.json"
+    path = folder / f"results{RANK_SUFFIX if target.ranks else ''}.json"
     command = [*timed_command(target, folder), *(["--results", str(path)] if target.timed else [])]
     result = run_job(Job(command, annotating(target.annotation, path), timeout_s), part / LOG)
     names = [f"results_rank{rank}.json" for rank in range(target.ranks.count)] if target.ranks else [path.name]
@@ -261,7 +261,7 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResul
     for file in (folder / name for name in names):
         values.append(decode_json(file.read_bytes()) if file.is_file() else {})
         file.unlink(missing_ok=True)
-    runs = [run_from(results, path) for results in values]
+    runs = [make_run(results, path) for results in values]
     if target.annotation and result.status == "ok":
         silent = Run(not_annotated=_NOTHING_FOUND)
         runs = [run if results else silent for run, results in zip(runs, values, strict=True)]
@@ -281,7 +281,7 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResul
 def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | None) -> JobResult:
     """Runs a target under a profiler, which leaves a capture or one for each rank; of a crash, what came before it."""
     command = profiler.command(target.program, part.absolute(), target.ranks)
-    stacks = part / f"capture{OF_RANK if target.ranks else ''}{STACKS}"
+    stacks = part / f"capture{RANK_SUFFIX if target.ranks else ''}{STACKS}"
     environment = annotating(target.annotation, stacks=stacks)
     if profiler.name == "torch" and not target.timed:  # the other programs do not need this package
         environment |= importing()
@@ -368,12 +368,12 @@ class _CaseProcess:
 
     def run(self, timeout_s: float | None) -> list[Task[Any]]:
         """Runs it to its end and returns the cases that it left."""
-        write_text(self._cases, json.dumps([written(task.case) for task in self._left]))
+        write_text(self._cases, json.dumps([to_json_values(task.case) for task in self._left]))
         self._rows.write_text("", encoding="utf-8")
         first = self._left[0]
         command = [sys.executable, "-m", first.target.module, "--cases", str(self._cases), "--rows", str(self._rows)]
         # On a CPU the cache stays in use: the C++ compiler needs seconds for each kernel.
-        environment = _NO_CACHE if written(first.case).get("device") == "cuda" else {}
+        environment = _NO_CACHE if to_json_values(first.case).get("device") == "cuda" else {}
         self._start_next()
         try:
             result = run_job(Job(command, environment, timeout_s), self._folder / LOG, self._take_rows)
@@ -399,10 +399,10 @@ class _CaseProcess:
         """Writes the row of the case at work, and goes on to the next."""
         task = self._left.pop(0)
         row = Row(
-            task.target.module, written(task.case), values["status"], values.get("message") or "",
+            task.target.module, to_json_values(task.case), values["status"], values.get("message") or "",
             values.get("figures", {}), values.get("machine", {}),
         )  # fmt: skip
-        add_row(self._folder, row)
+        append_row(self._folder, row)
         self._status = row.status
         self._progress.ended(task.label, JobResult(row.status, row.message or None), time.monotonic() - self._since)
         self._start_next()

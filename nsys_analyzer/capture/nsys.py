@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nsys_analyzer.capture.targets import OF_RANK
+from nsys_analyzer.capture.targets import RANK_SUFFIX
 from nsys_analyzer.errors import CaptureError
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
 from nsys_analyzer.system.nsys import Nsys, run_query
@@ -63,7 +63,7 @@ def profile_command(
         raise CaptureError("nsys profile --output is set already", f"Leave it out: the report is {report}")
     arguments = [argument for argument in _arguments(options, by_rank) if argument.partition("=")[0] not in extra]
     output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %h, %p and %q{...}
-    output += OF_RANK if by_rank else ""
+    output += RANK_SUFFIX if by_rank else ""
     return [str(nsys.path), "profile", *arguments, f"--output={output}", *options.extra, *program]
 
 

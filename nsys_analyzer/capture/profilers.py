@@ -19,7 +19,7 @@ from nsys_analyzer.capture import hooks
 from nsys_analyzer.capture.launcher import launched
 from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command, start_now
 from nsys_analyzer.capture.recorder import BEGIN
-from nsys_analyzer.capture.targets import OF_RANK, Annotation, Ranks, Target, is_python
+from nsys_analyzer.capture.targets import RANK_SUFFIX, Annotation, Ranks, Target, is_python
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.system.machine import run_for_lines
 from nsys_analyzer.system.nsys import Nsys
@@ -113,7 +113,7 @@ class TorchProfiler:
                 "Start it with python, or install Nsight Systems: nsys-analyze doctor",
             )
         before = _interpreter_flags(program[1:])
-        output = str(folder / f"capture{OF_RANK if ranks else ''}.json.gz")
+        output = str(folder / f"capture{RANK_SUFFIX if ranks else ''}.json.gz")
         flags = ["--memory"] * self.memory + ["--whole-program"] * self.whole_program
         flags += [f"--delay={self.delay_s:g}"] * bool(self.delay_s)
         flags += [f"--duration={self.duration_s:g}"] * bool(self.duration_s)

@@ -1,4 +1,4 @@
-"""The targets of a sweep: one for each configuration, or a program of the user's."""
+"""Defines the targets of a sweep: one for each configuration of the transformer, or a program of the user."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import ConfigurationError
 
-#: The values of each option that a sweep takes, by the option's name.
+#: The values that a sweep takes for each option, by the name of the option.
 Choices: TypeAlias = Mapping[str, Sequence[Value]]
 
 
-#: Commands that start Python programs.
+#: Commands that start Python programs, besides Python itself.
 _LAUNCHERS = (
     "torchrun", "accelerate", "deepspeed", "lightning", "fabric", "uv", "poetry", "pdm", "conda", "bash", "sh",
 )  # fmt: skip
@@ -26,17 +26,17 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Annotation:
-    """How a program of the user's is annotated from outside.
+    """The way in which hooks annotate a program of the user.
 
     Attributes:
-        warmup_steps, steps: steps before the capture range, and inside.
-        window: whether the annotation opens the capture range; a program that does so itself has its own.
-        run_to_end: whether the program goes on after the capture range.
-        steady: whether the warm-up goes on until steps take equally long, for twice as many steps at most.
+        warmup_steps, steps: the numbers of steps before and inside the capture range.
+        window: whether the hooks open the capture range. A program may open its own instead.
+        run_to_end: whether the program continues after the capture range.
+        steady: whether the warm-up continues until steps take equally long, for at most twice as many steps.
         modules: whether each call of a module gets a range.
-        stacks: whether the program's stack is sampled while it is recorded.
-        block: after so many of the steps another program may have its turn; 0 where none is measured beside it. With
-            it the losses and the rows of batches of the warm-up are kept, in place of its FLOPs.
+        stacks: whether the program's stack is sampled during the recording.
+        block: the number of steps after which another program has its turn, 0 if the program is measured alone. If it
+            is set, losses and batch sizes of the warm-up are recorded instead of FLOPs.
     """
 
     warmup_steps: int
@@ -49,17 +49,17 @@ class Annotation:
     block: int = 0
 
 
-#: What is put behind a file's name where each rank of a run writes its own; nsys spells it so, too.
-OF_RANK = "_rank%q{RANK}"
+#: The suffix of the file name if each rank writes its own file, in the syntax of nsys.
+RANK_SUFFIX = "_rank%q{RANK}"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that train together in one run, started with a rank each.
+    """The processes of a parallel run, each of which is started with a rank.
 
     Attributes:
-        count: how many they are.
-        one_report: whether one profiler records all of them into one capture; otherwise each has its own.
+        count: the number of processes.
+        one_report: whether one profiler records all of them into one capture. Otherwise each has its own capture.
     """
 
     count: int
@@ -68,10 +68,15 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Target:
-    """One program to run and to profile; ``name`` is its folder in the output folder.
+    """One program to run and to profile.
 
-    A ``timed`` program takes ``--results FILE`` and writes its times there, as our own targets do; one with an
-    ``annotation`` is timed by that. One with ``ranks`` is started once for each.
+    Attributes:
+        name: the name of its folder in the output folder.
+        program: its command line.
+        run: its configuration.
+        timed: whether it takes ``--results FILE`` and writes its times there, as our own targets do.
+        annotation: the hooks that annotate and time it, if it does not do so itself.
+        ranks: its processes; None if it is started once.
     """
 
     name: str
@@ -83,47 +88,57 @@ class Target:
 
     @property
     def is_timed(self) -> bool:
-        """Returns whether it runs without a profiler, too: it times itself, or its annotation times some of its steps.
+        """Returns whether the target also runs without a profiler, because it times itself or hooks time its steps.
 
-        A program that is not Python's has no steps to find, and runs once.
+        Hooks find the steps of Python programs only. Other programs run once, under the profiler.
         """
-        first = self.program[0]
-        some_steps = self.annotation is not None and self.annotation.window
-        return self.timed or (some_steps and (is_python(first) or Path(first).name in _LAUNCHERS))
+        executable = self.program[0]
+        times_steps = self.annotation is not None and self.annotation.window
+        return self.timed or (times_steps and (is_python(executable) or Path(executable).name in _LAUNCHERS))
 
 
 def is_python(word: str) -> bool:
-    """Tells whether the first word of a command line starts Python itself."""
+    """Returns whether the first word of a command line is a Python interpreter."""
     return Path(word).name.startswith("python")
 
 
-def transformer_targets(models: Sequence[str], choices: Choices, more: Sequence[str] = ()) -> tuple[Target, ...]:
-    """Returns the transformer in each combination of models and options, in the order of both, each once.
+def transformer_targets(
+    models: Sequence[str], choices: Choices, extra_arguments: Sequence[str] = ()
+) -> tuple[Target, ...]:
+    """Returns the transformer in each combination of models and options, without duplicates.
 
-    Options without ``choices`` have their defaults; ``more`` are further words of the command line.
+    Args:
+        models: the names of the models.
+        choices: the values of options. Other options have their defaults.
+        extra_arguments: further arguments of each command line.
 
     Raises:
         ConfigurationError: an unknown model.
     """
-    every = {name: choices.get(name) or (one.default,) for name, one in OPTIONS.items() if one.in_run}
+    values_of_options = {
+        name: choices.get(name) or (option.default,) for name, option in OPTIONS.items() if option.in_run
+    }
     targets = (
-        _target(Run(model=find_model(model).name, **dict(zip(every, values, strict=True))), more)
-        for model, *values in itertools.product(models, *every.values())
+        _transformer_target(
+            Run(model=find_model(model).name, **dict(zip(values_of_options, values, strict=True))), extra_arguments
+        )
+        for model, *values in itertools.product(models, *values_of_options.values())
     )
     return tuple({target.name: target for target in targets}.values())
 
 
-def _target(run: Run, more: Sequence[str]) -> Target:
-    asked = {one: value for name, one in OPTIONS.items() if (value := getattr(run, name)) is not None}
-    words = [word for one, value in asked.items() for word in one.arguments(value)]
-    program = (sys.executable, "-m", "profiling_targets.transformer", "--model", str(run.model), *words, *more)
-    unusual = [word for one, value in asked.items() if (word := one.name_part(value))]
-    name = "_".join([f"{run.model}_ctx{run.context_length}_{run.mode}_{run.precision}", *unusual])
+def _transformer_target(run: Run, extra_arguments: Sequence[str]) -> Target:
+    values = {option: value for name, option in OPTIONS.items() if (value := getattr(run, name)) is not None}
+    arguments = [argument for option, value in values.items() for argument in option.arguments(value)]
+    model = str(run.model)
+    program = (sys.executable, "-m", "profiling_targets.transformer", "--model", model, *arguments, *extra_arguments)
+    name_parts = [part for option, value in values.items() if (part := option.name_part(value))]
+    name = "_".join([f"{model}_ctx{run.context_length}_{run.mode}_{run.precision}", *name_parts])
     return Target(name, program, run, timed=True)
 
 
 def capture_stems(ranks: Ranks | None) -> tuple[str, ...]:
-    """Returns the names, without suffix, of the captures that a profiler leaves in a target's folder, by rank."""
+    """Returns the names, without suffix, of the captures that a profiler writes into a target's folder, by rank."""
     if ranks is None or ranks.one_report:
         return ("capture",)
     return tuple(f"capture_rank{rank}" for rank in range(ranks.count))
@@ -132,12 +147,12 @@ def capture_stems(ranks: Ranks | None) -> tuple[str, ...]:
 def program_target(
     program: Sequence[str], run: Run, annotation: Annotation | None = None, ranks: Ranks | None = None
 ) -> Target:
-    """Returns the target for a program of the user's, called after its script: ``python -u src/train.py`` is ``train``.
+    """Returns the target for a program of the user, named after its script: ``python -u src/train.py`` is ``train``.
 
     Raises:
-        ConfigurationError: no name can be made of it.
+        ConfigurationError: the command line gives no name.
     """
-    if program[0].startswith("-"):  # a profiler would take it for an option of its own
+    if program[0].startswith("-"):  # a profiler would read it as one of its own options
         raise ConfigurationError(f"{program[0]!r} looks like an option, and is no program", "Name it by its path: ./…")
     script = next((word for word in program if word.endswith(".py")), None)
     module = program[program.index("-m") + 1] if "-m" in program[:-1] else None

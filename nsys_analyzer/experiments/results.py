@@ -14,7 +14,7 @@ from nsys_analyzer.experiments import attention, decode, flash, memory, precisio
 from nsys_analyzer.experiments import compile as compiled
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.experiments.section import make_section
-from nsys_analyzer.inputs.rows import NAME, read_file, typed
+from nsys_analyzer.inputs.rows import NAME, read_rows_file, with_types
 from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
 from nsys_analyzer.text import phrase
 
@@ -56,13 +56,13 @@ def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
     Raises:
         ConfigurationError: as for :func:`read_finished`.
     """
-    header, rows = read_file(path)
+    header, rows = read_rows_file(path)
     by_name = {bench.name: bench for bench in BENCHES}
     if header["bench"] not in by_name:
         raise ConfigurationError(f"Unknown bench {header['bench']!r}", f"Known benches: {', '.join(by_name)}")
     bench = by_name[header["bench"]]
     try:
-        typed_rows = [typed(row, bench.target) for row in rows if row.module == bench.target.module]
+        typed_rows = [with_types(row, bench.target) for row in rows if row.module == bench.target.module]
     except (ConfigurationError, TypeError, ValueError) as error:
         raise _unreadable(path, bench, error) from error
     return bench, header, tuple({row.key: row for row in typed_rows}.values())

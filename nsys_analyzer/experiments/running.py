@@ -14,7 +14,7 @@ from nsys_analyzer.capture.profilers import INSTALL_TORCH
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow, Bench
 from nsys_analyzer.experiments.results import read_finished, read_rows
-from nsys_analyzer.inputs.rows import NAME, Task, note_command, start_file, written
+from nsys_analyzer.inputs.rows import NAME, Task, append_command, start_rows_file, to_json_values
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import FOLDER_IN_USE_HINT, check_replaceable, write_report
 from nsys_analyzer.system.machine import read_provenance, torch_version
@@ -88,7 +88,7 @@ def run_bench(
         rows = _prepare_rows(plan, folder, resume, command)
         remaining = remaining_cases(plan.cases, rows)
         if resume and remaining:
-            note_command(folder, command)
+            append_command(folder, command)
         with show_progress(len(plan.cases), len(plan.cases) - len(remaining)) as progress:
             run_cases(remaining, folder, timeout_s, progress)
         *_, rows = read_rows(folder / NAME)
@@ -111,8 +111,8 @@ def _prepare_rows(plan: BenchPlan, folder: Path, resume: bool | None, command: s
             raise already_there(path)
         if resume:
             cases = [*(row.case for row in rows), *(task.case for task in plan.cases)]
-            if len({written(case).get("device") for case in cases}) > 1:
+            if len({to_json_values(case).get("device") for case in cases}) > 1:
                 raise ConfigurationError(f"{path} was measured on another --device", "Use it, or another --output-dir")
             return rows
-    start_file(folder, {"bench": plan.bench.name, "run": command, **read_provenance(Path.cwd())})
+    start_rows_file(folder, {"bench": plan.bench.name, "run": command, **read_provenance(Path.cwd())})
     return ()

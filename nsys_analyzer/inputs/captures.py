@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import DEBUG_VARIABLE, NsysAnalyzerError, TraceError
-from nsys_analyzer.inputs.manifest import configuration_of, find_manifest, manifests_without_trace, name_by_manifest
+from nsys_analyzer.inputs.manifest import configuration_of, find_manifest, find_untraced_manifests, name_of_manifest
 from nsys_analyzer.inputs.traces import find_titles, find_traces, is_folder, list_traces, name_of_trace
 from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
 from nsys_analyzer.trace.phase_names import PhaseNames
@@ -63,9 +63,9 @@ def read_captures(
     folders = [path for path in paths if is_folder(path)]
     unreadable = list(_unreadable_subfolders(folders))
     untraced = []
-    for path, run in (item for folder in folders for item in manifests_without_trace(folder).items()):
+    for path, run in (item for folder in folders for item in find_untraced_manifests(folder).items()):
         if isinstance(run, NsysAnalyzerError):
-            unreadable.append(_failed_capture(name_by_manifest(path), path, str(run)))
+            unreadable.append(_failed_capture(name_of_manifest(path), path, str(run)))
         else:
             untraced.append(_untraced_run(path, run))
     traces = find_traces(paths, allow_none=has_times or bool(unreadable))
@@ -116,7 +116,7 @@ def _failed_capture(name: str, path: Path, message: str) -> CaptureSummary:
 def _untraced_run(path: Path, run: Run) -> CaptureSummary:
     """Returns the row of a run that left only a manifest."""
     status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "its trace is missing")
-    row = CaptureSummary(name_by_manifest(path), None, path.name, status, message, configuration=configuration_of(run))
+    row = CaptureSummary(name_of_manifest(path), None, path.name, status, message, configuration=configuration_of(run))
     return _with_manifest(row, run)
 
 

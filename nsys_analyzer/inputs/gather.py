@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError, TimingsError
 from nsys_analyzer.inputs.captures import in_report_order, read_captures
-from nsys_analyzer.inputs.manifest import TIMINGS, manifests_beside
+from nsys_analyzer.inputs.manifest import TIMINGS, find_manifests_beside
 from nsys_analyzer.inputs.rows import NAME as BENCH_FILE
 from nsys_analyzer.inputs.saved_reports import is_saved_report, read_saved_report
 from nsys_analyzer.inputs.traces import find_titles, find_traces, holds_captures, is_folder
@@ -180,7 +180,7 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
         return None
     try:
         traces = find_traces((path for path in paths if path.exists()), allow_none=True)
-        manifests = [] if files else [path for trace in traces for path in manifests_beside(trace)]
+        manifests = [] if files else [path for trace in traces for path in find_manifests_beside(trace)]
         if not files and not manifests:
             return None
         from nsys_analyzer.inputs.unprofiled_times import Timings, read_manifest_timings, read_timings

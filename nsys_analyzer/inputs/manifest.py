@@ -1,4 +1,4 @@
-"""The manifest a capture leaves beside its trace: what was run, how, and how it ended."""
+"""Reads the manifest beside a trace, which says what was run, with which options, and how the run ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MANIFEST = "manifest.json"
 #: The table of unprofiled times that a sweep writes.
 TIMINGS = "timings.csv"
 _SUFFIX = ".manifest.json"
-_IN_A_FOLDER = re.compile(r"capture((?:_rank\d+)?)")
+#: Matches the names of captures that are called after their folder.
+_NAMED_BY_FOLDER = re.compile(r"capture((?:_rank\d+)?)")
 _REMEDY = "Correct it, or remove it and give --model, --context-length and --batch-size"
 
 
@@ -29,7 +30,7 @@ class ManifestError(NsysAnalyzerError):
 
 
 def configuration_of(run: Run) -> Configuration:
-    """Returns the configuration that a manifest describes; dimensions, where all four are there, decide the model.
+    """Returns the configuration that a manifest describes. The dimensions decide the model if all four are given.
 
     Raises:
         ConfigurationError: an unknown model without dimensions, or impossible dimensions.
@@ -48,16 +49,16 @@ def configuration_of(run: Run) -> Configuration:
 
 
 def read_manifest(path: Path) -> Run:
-    """Returns the manifest in this file; keys it does not know are ignored.
+    """Returns the manifest in this file. Unknown keys are ignored.
 
     Raises:
-        ManifestError: no such file, not a JSON object, a value of the wrong type, an unknown status, model or
-            schema version.
+        ManifestError: the file does not exist, is not a JSON object, or has a value of a wrong type, or an unknown
+            status, model or schema version.
     """
-    return run_from(_values_in(path), path)
+    return make_run(_read_values(path), path)
 
 
-def _values_in(path: Path) -> Any:
+def _read_values(path: Path) -> Any:
     try:
         return decode_json(path.read_bytes())
     except OSError as error:
@@ -66,11 +67,11 @@ def _values_in(path: Path) -> Any:
         raise ManifestError(f"{path}: not JSON ({error})", _REMEDY) from error
 
 
-def run_from(values: Any, path: Path) -> Run:
-    """Returns the run that the values of a JSON file at this path describe.
+def make_run(values: Any, path: Path) -> Run:
+    """Returns the run that the values of the JSON file at this path describe.
 
     Raises:
-        ManifestError: as :func:`read_manifest` does.
+        ManifestError: see :func:`read_manifest`.
     """
     if not isinstance(values, dict):
         raise ManifestError(f"{path}: holds a JSON {type(values).__name__}, not an object", _REMEDY)
@@ -86,56 +87,56 @@ def run_from(values: Any, path: Path) -> Run:
     except ConfigurationError as error:
         hint = f"{error.hint}; or give d_model, d_ff, num_layers and num_heads"
         raise ManifestError(f"{path}: {error.message}", hint) from error
-    # msgspec leaves what has a default to the class, and writes what an object has of its own.
+    # A copy sets the default values of its fields on the object, without which msgspec would not write them.
     return replace(run, flops=replace(run.flops) if run.flops else None)
 
 
 def capture_name(stem: str, folder: Path) -> str:
-    """Returns the name of a capture: its file's, or after its folder for ``capture`` and a rank's ``capture_rank0``."""
-    own = _IN_A_FOLDER.fullmatch(stem)
-    return Path(os.path.realpath(folder)).name + own[1] if own else stem
+    """Returns the name of a capture: its file's stem, or its folder's name for ``capture`` and ``capture_rank0``."""
+    named_by_folder = _NAMED_BY_FOLDER.fullmatch(stem)
+    return Path(os.path.realpath(folder)).name + named_by_folder[1] if named_by_folder else stem
 
 
-def name_by_manifest(path: Path) -> str:
-    """Returns the name of the capture that a manifest belongs to, as the manifest's own name says it."""
+def name_of_manifest(path: Path) -> str:
+    """Returns the name of the capture that a manifest belongs to, from the name of the manifest's file."""
     return capture_name("capture" if path.name == MANIFEST else path.name.removesuffix(_SUFFIX), path.parent)
 
 
-def manifest_of_stem(stem: str) -> str:
-    """Returns the name of the manifest of a capture in a target's folder."""
+def manifest_name(stem: str) -> str:
+    """Returns the file name of the manifest of a capture in a target's folder."""
     return MANIFEST if stem == "capture" else f"{stem}{_SUFFIX}"
 
 
-def manifests_beside(trace: Path) -> list[Path]:
-    """Returns the files that may be the manifest of a trace, its own first."""
+def find_manifests_beside(trace: Path) -> list[Path]:
+    """Returns the files that may be the manifest of a trace, the one with the trace's name first."""
     paths = (trace.parent / name for name in (f"{trace_stem(trace)}{_SUFFIX}", MANIFEST))
     return [path for path in paths if path.is_file()]
 
 
 def find_manifest(trace: Path) -> Run | None:
-    """Returns the manifest of this trace: ``<stem>.manifest.json``, or ``manifest.json`` of its folder, or ``None``.
+    """Returns the manifest of this trace: ``<stem>.manifest.json``, or ``manifest.json`` of its folder, or None.
 
-    The latter belongs to the trace its ``capture`` names, or to the folder's only trace. A trace and its export,
-    ``a.nsys-rep`` and ``a.sqlite``, are one trace.
+    The latter belongs to the trace that its key ``capture`` names, or to the only trace of the folder. A trace and its
+    export, such as ``a.nsys-rep`` and ``a.sqlite``, are one trace.
 
     Raises:
         ManifestError: the manifest is malformed.
     """
-    stem, paths = trace_stem(trace), manifests_beside(trace)
+    stem, paths = trace_stem(trace), find_manifests_beside(trace)
     if not paths:
         return None
     manifest = read_manifest(paths[0])
     if paths[0].name != MANIFEST:
         return manifest
-    named = manifest.capture is not None and trace_stem(Path(manifest.capture)) == stem
-    return manifest if named or _trace_stems(trace.parent) <= {stem} else None
+    is_named = manifest.capture is not None and trace_stem(Path(manifest.capture)) == stem
+    return manifest if is_named or _trace_stems(trace.parent) <= {stem} else None
 
 
-def manifests_without_trace(folder: Path) -> dict[Path, Run | ManifestError]:
-    """Returns the manifests, in the folder and one level of subfolders, of runs that left no trace, such as OOM.
+def find_untraced_manifests(folder: Path) -> dict[Path, Run | ManifestError]:
+    """Returns the manifests of runs that left no trace, in the folder and one level of subfolders.
 
-    In order of folder and file name, with the error where one cannot be read. A folder that does not exist, or that
-    cannot be read, holds none; a ``manifest.json`` without a status is somebody else's.
+    They are in order of folder and file name, with the error if one cannot be read. A folder that does not exist or
+    cannot be read has none. A ``manifest.json`` without a status belongs to another tool and is ignored.
     """
     if not folder.is_dir():
         return {}
@@ -145,16 +146,16 @@ def manifests_without_trace(folder: Path) -> dict[Path, Run | ManifestError]:
         try:
             files = sorted(path for path in place.iterdir() if not path.is_fifo())
             stems = _trace_stems(place)
-        except OSError:  # its captures' row says it
+        except OSError:  # the row of its captures has the error
             continue
         for path in (path for path in files if path.name == MANIFEST or path.name.endswith(_SUFFIX)):
             try:
-                values = _values_in(path)
+                values = _read_values(path)
                 if path.name == MANIFEST and not (isinstance(values, dict) and "status" in values):
-                    continue  # of a web application, or of a model's checkpoint
-                manifest = run_from(values, path)
+                    continue  # such as the manifest of a web application or of a model's checkpoint
+                manifest = make_run(values, path)
             except ManifestError as error:
-                if not stems:  # else its trace's row says it
+                if not stems:  # otherwise the row of its trace has the error
                     manifests[path] = error
                 continue
             if path.name != MANIFEST:

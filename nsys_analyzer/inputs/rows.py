@@ -1,10 +1,10 @@
-"""Cases that experiments ask of targets, figures that these measure, and the file of rows that keeps both.
+"""Defines the rows of experiments, each with a case and its measured figures, and reads and writes the file of rows.
 
-A target is a program that measures one case after another. Its case and its figures are dataclasses, which the target
-writes and the experiment's section reads; this module alone turns them into JSON and back:
+A target is a program that measures one case after another. Cases and figures are dataclasses, which the target writes
+and the section of the experiment reads. Only this module converts them to JSON and back:
 
-- a field that is None is not measured, and has no key;
-- a part, such as ``forward: Times | None``, has a key for each of its own fields: ``forward_ms``, ``forward_std_ms``.
+- A field that is None was not measured and has no key.
+- A part, such as ``forward: Times | None``, has a key for each of its own fields: ``forward_ms``, ``forward_std_ms``.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from nsys_analyzer.system.strict_json import decode_json
 
 Scalar: TypeAlias = str | int | float | bool | None
 Status: TypeAlias = Literal["ok", "oom", "unsupported", "failed", "timeout"]
-C = TypeVar("C")
-F = TypeVar("F")
+C = TypeVar("C")  # the type of cases
+F = TypeVar("F")  # the type of figures
 T = TypeVar("T")
 
-#: The file of rows in an experiment's folder.
+#: The name of the file of rows in an experiment's folder.
 NAME = "bench.jsonl"
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
 class CaseTarget(Generic[C, F]):
-    """A program that measures cases: its module, and the types of its cases and of its figures."""
+    """A program that measures cases: its module, and the types of its cases and figures."""
 
     module: str
     case: type[C] = dict  # type: ignore[assignment]
@@ -46,7 +46,7 @@ class CaseTarget(Generic[C, F]):
 
 @dataclass(frozen=True)
 class Times:
-    """Times in ms of something done several times, ``ms`` their mean; once done it has no standard deviation.
+    """Statistics in ms of repeated measurements; ``ms`` is the mean. A single measurement has no standard deviation.
 
     ``cv`` is the coefficient of variation, standard deviation ÷ mean.
     """
@@ -59,17 +59,17 @@ class Times:
     cv: float | None = None
 
     @classmethod
-    def of(cls, times: Sequence[float]) -> Times:
-        """Returns the figures of these times in ms, one at the least."""
-        mean = statistics.fmean(times)
-        std = statistics.stdev(times) if len(times) > 1 else None
+    def of(cls, times_ms: Sequence[float]) -> Times:
+        """Returns the statistics of times in ms, of which there must be at least one."""
+        mean = statistics.fmean(times_ms)
+        std = statistics.stdev(times_ms) if len(times_ms) > 1 else None
         cv = None if std is None else std / mean
-        return cls(mean, min(times), max(times), statistics.median(times), std, cv)
+        return cls(mean, min(times_ms), max(times_ms), statistics.median(times_ms), std, cv)
 
 
 @dataclass(frozen=True)
 class Task(Generic[C]):
-    """One measurement to be made: the target, its case, and what it is called in progress and messages."""
+    """One measurement to be made: the target, its case, and a label for progress and messages."""
 
     target: CaseTarget[C, Any]
     case: C
@@ -77,7 +77,7 @@ class Task(Generic[C]):
 
     @property
     def key(self) -> str:
-        """Tells it from all others, as text."""
+        """Returns a text that identifies the task."""
         return _key(self.target.module, self.case)
 
 
@@ -86,11 +86,12 @@ class Row(Generic[C, F]):
     """The result of a task.
 
     Attributes:
-        module: the target's.
-        case: its options.
-        message: why it is not ok, in a line.
-        figures: what was measured, also before it failed.
-        machine: device, versions.
+        module: the module of the target.
+        case: the options of the case.
+        status: how the measurement ended.
+        message: one line that says why it is not ok.
+        figures: the measured figures, also those measured before a failure.
+        machine: the device and the versions.
     """
 
     module: str
@@ -102,126 +103,125 @@ class Row(Generic[C, F]):
 
     @property
     def ok(self) -> bool:
-        """Returns whether it was measured to its end."""
+        """Returns whether the measurement was completed."""
         return self.status == "ok"
 
     @property
     def key(self) -> str:
-        """Returns the key of its task."""
+        """Returns the key of the row's task."""
         return _key(self.module, self.case)
 
-    def written(self) -> dict[str, Any]:
-        """Returns the row in JSON's types."""
-        return {**vars(self), "case": written(self.case), "figures": written(self.figures)}
+    def to_json_values(self) -> dict[str, Any]:
+        """Returns the row in the types of JSON."""
+        return {**vars(self), "case": to_json_values(self.case), "figures": to_json_values(self.figures)}
 
 
 def _key(module: str, case: object) -> str:
-    return json.dumps([module, written(case)], sort_keys=True)
+    return json.dumps([module, to_json_values(case)], sort_keys=True)
 
 
-def written(value: object) -> dict[str, Any]:
-    """Returns a case or figures in JSON's types: the parts spelled out, without what is None."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    found: dict[str, Any] = {}
-    for one in fields(value):  # type: ignore[arg-type]
-        held = getattr(value, one.name)
-        if is_dataclass(held):
-            found |= {f"{one.name}_{key}": inner for key, inner in written(held).items()}
-        elif held is not None:
-            found[one.name] = msgspec.to_builtins(held)
-    return found
+def to_json_values(struct: object) -> dict[str, Any]:
+    """Returns a case or figures in the types of JSON, with a key for each field that is not None."""
+    if isinstance(struct, Mapping):
+        return dict(struct)
+    values: dict[str, Any] = {}
+    for declared in fields(struct):  # type: ignore[arg-type]
+        value = getattr(struct, declared.name)
+        if is_dataclass(value):
+            values |= {f"{declared.name}_{key}": part for key, part in to_json_values(value).items()}
+        elif value is not None:
+            values[declared.name] = msgspec.to_builtins(value)
+    return values
 
 
-def loaded(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Returns the case or figures that JSON's values stand for.
+def from_json_values(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Returns the case or figures that the values of JSON describe.
 
     Raises:
-        ValueError: one is missing, or of another type; it says which.
+        ValueError: a value is missing or has another type. The message names it.
     """
     if not is_dataclass(kind):
         return values  # type: ignore[return-value]
-    known = {key: value for key, value in values.items() if value is not None}
-    for name, keys in _parts(kind).items():
-        part = {short: known.pop(key) for key, short in keys.items() if key in known}
+    arguments = {key: value for key, value in values.items() if value is not None}
+    for name, keys in _keys_of_parts(kind).items():
+        part = {field_name: arguments.pop(key) for key, field_name in keys.items() if key in arguments}
         if part:
-            known[name] = part
-    return msgspec.convert(known, kind)
+            arguments[name] = part
+    return msgspec.convert(arguments, kind)
 
 
 @cache
-def _parts(kind: type) -> dict[str, dict[str, str]]:
-    """Returns the parts of a type, and of each its keys in JSON with the names of their fields."""
-    found = {}
+def _keys_of_parts(kind: type) -> dict[str, dict[str, str]]:
+    """Returns, for each part of a type, the JSON keys of the part with the names of their fields."""
+    keys = {}
     for name, hint in get_type_hints(kind).items():
-        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        if part := next((one for one in kinds if is_dataclass(one)), None):
-            found[name] = {f"{name}_{one.name}": one.name for one in fields(part)}
-    return found
+        types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if part := next((part_type for part_type in types if is_dataclass(part_type)), None):
+            keys[name] = {f"{name}_{declared.name}": declared.name for declared in fields(part)}
+    return keys
 
 
-def typed(row: Row[Any, Any], target: CaseTarget[C, F]) -> Row[C, F]:
-    """Returns a row as the file holds it, its case and figures in their types.
+def with_types(row: Row[Any, Any], target: CaseTarget[C, F]) -> Row[C, F]:
+    """Returns a row from the file with its case and figures converted to the target's types.
 
     Raises:
-        ValueError: a value of the case is missing, one is of another type, or nothing was measured although it is ok.
+        ValueError: a value of the case is missing, a value has another type, or the row is ok without figures.
     """
-    case, figures = loaded(target.case, row.case), loaded(target.figures, row.figures)
-    if row.ok and not written(figures):
+    case, figures = from_json_values(target.case, row.case), from_json_values(target.figures, row.figures)
+    if row.ok and not to_json_values(figures):
         raise ValueError(f"a row of {row.module} is ok, and has no figures")
     return replace(row, case=case, figures=figures)
 
 
-def start_file(folder: Path, header: Mapping[str, Any]) -> None:
-    """Makes the file of rows anew, with a first line that says what it is of."""
+def start_rows_file(folder: Path, header: Mapping[str, Any]) -> None:
+    """Creates the file of rows with a header, in place of an older one."""
     line = json.dumps({"schema_version": SCHEMA_VERSION, **header})
     write_text(folder / NAME, line + "\n")
 
 
-def note_command(folder: Path, command: str) -> None:
-    """Notes that the rows behind this line are of another command line.
+def append_command(folder: Path, command: str) -> None:
+    """Appends the command line that makes the rows after it.
 
-    A last line that an interrupt cut off is removed: what comes behind it would be lost with it.
+    An incomplete last line, which an interruption left, is removed first. Otherwise the next line would be lost, too.
     """
     path = folder / NAME
-    whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
+    complete_lines = path.read_bytes().rpartition(b"\n")[0] + b"\n"
     with path.open("r+b") as file:
-        file.truncate(len(whole))
+        file.truncate(len(complete_lines))
     _append(folder, {"run": command})
 
 
-def add_row(folder: Path, row: Row[Any, Any]) -> None:
-    """Adds a row to the file."""
-    _append(folder, row.written())
+def append_row(folder: Path, row: Row[Any, Any]) -> None:
+    """Appends a row to the file."""
+    _append(folder, row.to_json_values())
 
 
 def _append(folder: Path, values: Mapping[str, Any]) -> None:
     append_text(folder / NAME, json.dumps(values) + "\n")
 
 
-def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...]]:
-    """Returns the header and the rows, each task once, with its latest row; cases and figures as JSON has them.
+def read_rows_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...]]:
+    """Returns the header and the latest row of each task, with cases and figures as JSON values.
 
-    The header's ``runs`` are all command lines that made rows. A last line that an interrupt cut off is passed over.
+    The key ``runs`` of the header has all command lines that made rows. An incomplete last line is ignored.
 
     Raises:
-        ConfigurationError: the file is none of an experiment's.
+        ConfigurationError: the file was not written by an experiment, or by another version.
     """
+    remedy = "Make it anew: nsys-analyze bench"
     try:
         *lines, rest = path.read_bytes().split(b"\n")
-        header, *found = (decode_json(line) for line in (lines or [rest]))
-        rows = {(row := _row(one)).key: row for one in found if "module" in one}
-        commands = [one["run"] for one in (header, *found) if one.get("run") and "module" not in one]
+        header, *entries = (decode_json(line) for line in (lines or [rest]))
+        rows = {(row := _make_row(entry)).key: row for entry in entries if "module" in entry}
+        commands = [entry["run"] for entry in (header, *entries) if entry.get("run") and "module" not in entry]
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigurationError(
-            f"{path} is no file of a bench ({error})", "Make it anew: nsys-analyze bench"
-        ) from error
-    known = isinstance(header, dict) and header.get("schema_version") == SCHEMA_VERSION
-    if not known or not all(isinstance(text, str) for text in (header.get("bench"), *commands)):
-        raise ConfigurationError(f"{path} is no file of a bench of this version", "Make it anew: nsys-analyze bench")
+        raise ConfigurationError(f"{path} is no file of a bench ({error})", remedy) from error
+    is_current = isinstance(header, dict) and header.get("schema_version") == SCHEMA_VERSION
+    if not is_current or not all(isinstance(text, str) for text in (header.get("bench"), *commands)):
+        raise ConfigurationError(f"{path} is no file of a bench of this version", remedy)
     return {**header, "runs": list(dict.fromkeys(commands))}, tuple(rows.values())
 
 
-def _row(values: Mapping[str, Any]) -> Row[Any, Any]:
-    line = {**values, "message": values.get("message") or ""}
-    return msgspec.convert(line, Row[dict[str, Scalar], dict[str, Scalar | list[Any] | dict[str, Any]]])
+def _make_row(values: Mapping[str, Any]) -> Row[Any, Any]:
+    values = {**values, "message": values.get("message") or ""}
+    return msgspec.convert(values, Row[dict[str, Scalar], dict[str, Scalar | list[Any] | dict[str, Any]]])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.inputs.manifest import capture_name, manifests_without_trace
+from nsys_analyzer.inputs.manifest import capture_name, find_untraced_manifests
 from nsys_analyzer.trace.sources import (
     export_time_ns,
     is_capture,
@@ -35,7 +35,7 @@ def find_traces(paths: Iterable[Path], *, allow_none: bool = False) -> list[Path
     traces: dict[Path, Path] = {}
     for path in paths:
         inside = _find_traces_in(path) if is_folder(path) else [path]
-        if not inside and not allow_none and not manifests_without_trace(path):
+        if not inside and not allow_none and not find_untraced_manifests(path):
             raise TraceError(f"{path} holds no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files")
         for trace in inside:
             traces.setdefault(Path(os.path.realpath(trace)), trace)
@@ -49,7 +49,7 @@ def is_folder(path: Path) -> bool:
 
 def holds_captures(path: Path) -> bool:
     """Returns whether a path is a trace, or a folder that holds traces or manifests of runs."""
-    return not is_folder(path) or bool(_find_traces_in(path) or manifests_without_trace(path))
+    return not is_folder(path) or bool(_find_traces_in(path) or find_untraced_manifests(path))
 
 
 def list_traces(folder: Path) -> dict[Path, list[Path] | OSError]:

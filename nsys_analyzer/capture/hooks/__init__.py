@@ -2,7 +2,7 @@
 
 Loaded by ``injected/sitecustomize.py`` under a name of its own. What they are asked to do is one JSON object in the
 environment, which worker processes and launchers inherit: the attributes of ``capture.targets.Annotation``;
-``results``, the file for the times of steps and phases, None where they are not wanted, as under a profiler; and ``spellings``, how
+``results``, the file for the times of steps and phases, or None under a profiler; and ``spellings``, how
 the names of phases are written, for ranges of the program's own.
 
 Code that torch.compile traces must not see the hooks: each asks for that first, and does nothing then.

@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 _NVTX, _PACKAGE = ("range_push", "range_start"), ("push_range", "start_range", "annotate")
 _OURS = "_of_nsys_analyze"
 #: Is replaced by the rank of the process in the name of a file that is each rank's own.
-OF_RANK = "%q{RANK}"
+RANK_SUFFIX = "%q{RANK}"
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
 
@@ -173,8 +173,8 @@ class Results:
     def __init__(self, path: str | None) -> None:
         self.is_measured = self._is_written = False
         rank = os.environ.get("RANK", "0")
-        is_written = path is not None and (rank == "0" or OF_RANK in path)
-        self._path = Path(str(path).replace(OF_RANK, rank)) if is_written else None
+        is_written = path is not None and (rank == "0" or RANK_SUFFIX in path)
+        self._path = Path(str(path).replace(RANK_SUFFIX, rank)) if is_written else None
         self._notes: list[str] = []
         self._cost_ns = 0
 

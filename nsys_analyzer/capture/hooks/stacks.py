@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .ranges import OF_RANK, Ranges
+from .ranges import RANK_SUFFIX, Ranges
 
 PERIOD_NS = 5_000_000
 #: How long Python's lock is waited for, s. In its 5 ms a program comes to a line that releases the lock by itself, and
@@ -57,7 +57,7 @@ class Sampler:
     """
 
     def __init__(self, path: str | None, ranges: Ranges, loop: Any = None) -> None:
-        self._path = Path(path.replace(OF_RANK, os.environ.get("RANK", "0"))) if path else None
+        self._path = Path(path.replace(RANK_SUFFIX, os.environ.get("RANK", "0"))) if path else None
         self._ranges, self._loop = ranges, loop
         self._sampling: threading.Thread | None = None
         self._goes_on = False

@@ -56,7 +56,7 @@ def report_data(report: Report) -> dict[str, Any]:
         {
             "name": bench.name,
             "runs": list(bench.commands),
-            "rows": [row.written() for row in bench.rows],
+            "rows": [row.to_json_values() for row in bench.rows],
         }
         for bench in report.benches
     ]
