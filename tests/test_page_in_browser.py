@@ -451,14 +451,8 @@ def marked_sums(shown: View) -> dict[str, float]:
     page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 60, steps=3)
     page.mouse.up()
     page.keyboard.up("Shift")
-<<<<<<< HEAD
     table = page.locator("#selection tbody tr")
     rows = [[cell.inner_text() for cell in row.locator("td").all()] for row in table.all()]
-=======
-    rows = [
-        [cell.inner_text() for cell in row.locator("td").all()] for row in page.locator("#selection tbody tr").all()
-    ]
->>>>>>> e2fe149 (Describe rows, manifests and targets in complete sentences, and name their functions by what they return)
     units = {"ns": 1e-6, "µs": 1e-3, "ms": 1}
     return {name: float(time.split()[0].replace(",", "")) * units[time.split()[1]] for name, time, *_ in rows}
 
