@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
-from nsys_analyzer.capture.launcher import launched  # noqa: E402
+from nsys_analyzer.capture.launcher import launch_command  # noqa: E402
 from nsys_analyzer.configuration import Run  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from nsys_analyzer.inputs.manifest import make_run  # noqa: E402
@@ -57,7 +57,7 @@ def of_strategies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[di
     found = {}
     for strategy in ("ddp", "fsdp", "tensor", "pipeline"):
         words = ["--strategy", strategy, *late.get(strategy, ()), "--results", str(folder / f"{strategy}.json"), *TINY]
-        command = launched([sys.executable, "-m", "profiling_targets.distributed", *words], 2)
+        command = launch_command([sys.executable, "-m", "profiling_targets.distributed", *words], 2)
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert ended.returncode == 0, ended.stderr
         paths = [folder / f"{strategy}_rank{rank}.json" for rank in range(2)]

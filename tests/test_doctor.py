@@ -70,7 +70,7 @@ def test_the_nsys_that_is_used(one: Look, tmp_path: Path, monkeypatch: pytest.Mo
     install_nsys(monkeypatch, used.path)
     assert one("nsys") == Check("nsys", "ok", f"2022.4.2.1 at {used.path}")
     install_nsys(monkeypatch, broken)
-    assert (one("nsys").status, one("nsys").found) == ("broken", f"{broken} --version prints no version")
+    assert (one("nsys").status, one("nsys").description) == ("broken", f"{broken} --version prints no version")
 
 
 def test_an_override_that_is_no_command(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,14 +84,17 @@ def test_an_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     importer = make_command(tmp_path / IMPORTER)
     assert one("importer") == Check("importer", "ok", f"starts: {importer}")
     make_command(importer, "echo 'no licence' >&2; exit 1")
-    assert (one("importer").status, one("importer").found) == ("broken", f"{importer} does not start: no licence")
+    assert (one("importer").status, one("importer").description) == ("broken", f"{importer} does not start: no licence")
     assert f"ldd {importer}" in one("importer").remedy
 
 
 def test_no_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nsys = make_nsys(tmp_path).path
     install_nsys(monkeypatch, nsys)
-    assert (one("importer").status, one("importer").found) == ("unknown", f"{nsys} is a script, and only it knows")
+    assert (one("importer").status, one("importer").description) == (
+        "unknown",
+        f"{nsys} is a script, so its importer cannot be checked",
+    )
     nsys.with_name("binary").write_bytes(b"\x7fELF")
     monkeypatch.setattr(installation, "find_importer", lambda _nsys: None)
     assert installation.importer_check(Nsys(nsys.with_name("binary"), "2022.4.2.1")).status == "missing"
@@ -99,15 +102,15 @@ def test_no_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_gpu(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_command(tmp_path / "bin/nvidia-smi", "echo 580.65.06")
-    assert one("GPU").found == "CUDA sees none, although driver 580.65.06 is here"
+    assert one("GPU").description == "CUDA sees none, although driver 580.65.06 is installed"
     set_gpus(monkeypatch, 1)
     assert one("GPU") == Check("GPU", "ok", "CUDA sees 1, driver 580.65.06")
 
 
 def test_no_gpu(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "driver_module", lambda: None)
+    monkeypatch.setattr(doctor, "driver_module_version", lambda: None)
     make_command(tmp_path / "bin/nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
-    assert (one("GPU").status, one("GPU").found) == ("missing", "CUDA sees none: targets run on the CPU")
+    assert (one("GPU").status, one("GPU").description) == ("missing", "CUDA sees none, so targets run on the CPU")
 
 
 def test_a_command_that_does_not_answer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +119,7 @@ def test_a_command_that_does_not_answer(one: Look, tmp_path: Path, monkeypatch: 
     make_command(tmp_path / "bin/nvidia-smi", "exec sleep 60")
     install_torch(monkeypatch, tmp_path, "exec sleep 60")
     assert one("GPU").status == "missing"
-    assert (one("torch").status, "timed out" in one("torch").found) == ("unknown", True)
+    assert (one("torch").status, "timed out" in one("torch").description) == ("unknown", True)
 
 
 CUDA_BUILD = {**TORCH, "gpus": 0}
@@ -135,11 +138,11 @@ CPU_BUILD = {"version": "2.13.0+cpu", "cuda": None, "gpus": 0}
         (f"echo '{json.dumps(CPU_BUILD)}'", 0, "ok", "2.13.0+cpu (built with no CUDA), sees 0 GPUs"),
         (
             f"echo '{json.dumps(CPU_BUILD)}'", 1, "ok",
-            "2.13.0+cpu (built with no CUDA), sees 0 GPUs: its targets run on the CPU",
+            "2.13.0+cpu (built with no CUDA), sees 0 GPUs, so its targets run on the CPU",
         ),
         ("echo 'OSError: libcudart.so.12: no such file' >&2; exit 1", 1, "broken",
-         "does not import: OSError: libcudart.so.12: no such file"),
-        ("exit 4", 1, "broken", "does not import: exit status 4"),
+         "cannot be imported: OSError: libcudart.so.12: no such file"),
+        ("exit 4", 1, "broken", "cannot be imported: exit status 4"),
     ],
 )  # fmt: skip
 def test_torch(
@@ -148,7 +151,7 @@ def test_torch(
     install_torch(monkeypatch, tmp_path, script)
     set_gpus(monkeypatch, gpus)
     check = one("torch")
-    assert (check.status, check.found) == (status, found)
+    assert (check.status, check.description) == (status, found)
     assert bool(check.remedy) == (gpus == 1 and script != f"echo '{json.dumps(TORCH)}'")
 
 
@@ -159,19 +162,19 @@ def test_no_torch(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_folders(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert one("output folder").status == "ok"
-    assert one("output folder").found.startswith(f"{tmp_path} can be written")  # runs would be made in it
+    assert one("output folder").description.startswith(f"{tmp_path} can be written")  # runs would be made in it
     assert not (tmp_path / "runs").exists()
     usage = type("Usage", (), {"free": 3 << 28})
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
     assert one("output folder").status == one("temporary files").status == "broken"
-    assert one("output folder").found.endswith("0.8 GiB free")  # 0.75: half a tenth goes to the even digit
+    assert one("output folder").description.endswith("0.8 GiB free")  # 0.75: half a tenth goes to the even digit
     assert "df -h" in one("output folder").remedy
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (check,) = [check for check in checks(tmp_path / "file" / "runs") if check.name == "output folder"]
-    assert (check.status, check.found) == ("broken", f"{tmp_path}/file cannot be written: Not a directory")
+    assert (check.status, check.description) == ("broken", f"{tmp_path}/file cannot be written: Not a directory")
     assert "--output-dir" in check.remedy
 
 
@@ -183,25 +186,25 @@ FINE = (Check("torch", "ok", ""), Check("output folder", "ok", ""))
 def test_run_records_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     check = run_check(FINE)
     assert check.status == "ok"
-    assert check.found.startswith("records with torch.profiler. No GPU")
+    assert check.description.startswith("records with torch.profiler. No GPU")
     set_gpus(monkeypatch, 1)
-    assert "There is no nsys here" in run_check(FINE).found
+    assert "nsys is not installed here" in run_check(FINE).description
 
 
 def test_run_profiles_with_nsys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_gpus(monkeypatch, 1)
     set_recorders(monkeypatch, make_nsys(tmp_path, version="2025.3.2.474"))
-    assert run_check(FINE).found == "profiles with nsys 2025.3.2.474."
+    assert run_check(FINE).description == "profiles with nsys 2025.3.2.474."
 
 
 def test_what_keeps_run_from_working(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     importer = Check("importer", "broken", "lacks libdw.so.1")
     assert run_check([importer, *FINE]).status == "ok"  # torch.profiler imports nothing
     full = Check("output folder", "broken", "full")
-    assert run_check([importer, full]).found == "would fail: output folder"
+    assert run_check([importer, full]).description == "would fail because of: output folder"
     set_gpus(monkeypatch, 1)
     set_recorders(monkeypatch, make_nsys(tmp_path))
-    assert run_check([importer, *FINE]).found == "would fail: importer"
+    assert run_check([importer, *FINE]).description == "would fail because of: importer"
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -209,7 +212,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown = CliRunner().invoke(command, arguments)
     assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
-    assert lines[0] == "nsys            missing  not on the PATH, nor where installers put it"
+    assert lines[0] == "nsys            missing  not on the PATH, and not where installers put it"
     assert lines[1].startswith("                         to fix it: apt-get install nsight-systems")
     assert lines[-1].startswith("run             ok       records with torch.profiler")
     set_recorders(monkeypatch, torch=None)

@@ -47,13 +47,13 @@ def test_what_the_recorder_is_told() -> None:
 
 @pytest.mark.parametrize("words", [[], ["-u"], ["-X"], ["-c", "pass"], ["-u", "-c", "pass"], ["-"]])
 def test_no_script(words: list[str]) -> None:
-    with pytest.raises(ConfigurationError, match="runs scripts and modules"):
+    with pytest.raises(ConfigurationError, match="records scripts and modules"):
         TorchProfiler().command(["python", *words], Path())
 
 
 @pytest.mark.parametrize("program", ["./train.py", "torchrun", "bash"])
 def test_no_python(program: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"runs Python programs, and {program} is none. Start it with python"):
+    with pytest.raises(ConfigurationError, match=f"records only Python programs, and {program} is not Python. Start"):
         TorchProfiler().command([program, "train.py"], Path())
 
 

@@ -120,7 +120,7 @@ def test_timings_and_a_trace(desk: Desk, run: Run) -> None:
     assert configuration.model
     # FLOPs need no dimension typed: the target told its own, which are none of the model's that was asked for
     assert (configuration.model.d_model, configuration.model.num_layers, configuration.batch_size) == (64, 2, 4)
-    assert "No GPU: nsys records NVTX ranges alone" in ended.err
+    assert "No GPU: nsys only records NVTX ranges" in ended.err
     assert "FLOP" in (desk.runs / "report.md").read_text()
 
 
@@ -168,25 +168,25 @@ def test_timings_of_the_users_own_are_not_replaced(desk: Desk, run: Run) -> None
     ("words", "said"),
     [
         (("--model", "small,huge"), "Error: Unknown model 'huge'. Known models: small, medium, "),
-        (("--device", "cuda"), "Error: --device cuda: CUDA sees no GPU here. nsys-analyze doctor says what is missing"),
+        (("--device", "cuda"), "Error: --device cuda: CUDA sees no GPU here. nsys-analyze doctor lists what"),
         (("--target-option", "it's"), "Error: --target-option: No closing quotation. Close the quotation mark"),
-        (("--profiler", "nsys"), "Error: There is no nsys here. nsys-analyze doctor says how to fix it; or use --prof"),
+        (("--profiler", "nsys"), "Error: nsys is not installed here. nsys-analyze doctor shows how"),
         (("--nsys-option=-b none",), "Error: --nsys-option is for nsys, and torch.profiler records here"),
         (("--profiler", "none", "--memory"), "Error: --memory is for a profiler"),
         (
             ("--profiler", "none", "--no-annotate", "--", "python", "a.py"),
-            "Error: --profiler none leaves nothing to do",
+            "Error: --profiler none with --no-annotate would neither",
         ),
         (("--steps", "3", "--no-annotate", "--", "python", "a.py"), "Error: --steps is for annotated programs"),
-        (("--", "python", "-BI", "a.py"), "Error: python -BI ignores PYTHONPATH or sitecustomize, through which steps"),
+        (("--", "python", "-BI", "a.py"), "Error: python -BI ignores PYTHONPATH or sitecustomize, which"),
         (("--no-annotate",), "Error: --no-annotate is for a program of yours"),
         (("--no-stacks",), "Error: --no-stacks is for a program of yours"),
         (("--run-to-end",), "Error: --run-to-end is for a program of yours"),
         (("--compile", "--", "python", "a.py"), "Error: --compile is for our transformer"),
         (("--model", "small,medium", "--", "python", "a.py"), "Error: --model has several values for one program"),
-        (("--", "./train.sh"), "Error: The torch recorder runs Python programs, and ./train.sh is none"),
-        (("--", "python", "-c", "pass"), "Error: The torch recorder runs scripts and modules"),
-        (("--", "python", "-u"), "Error: The torch recorder runs scripts and modules"),
+        (("--", "./train.sh"), "Error: torch.profiler records only Python programs, and ./train.sh is not Python"),
+        (("--", "python", "-c", "pass"), "Error: torch.profiler records scripts and modules"),
+        (("--", "python", "-u"), "Error: torch.profiler records scripts and modules"),
     ],
 )
 def test_refused(words: tuple[str, ...], said: str, desk: Desk, run: Run) -> None:

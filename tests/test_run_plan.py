@@ -68,18 +68,19 @@ def test_nsys_without_a_gpu_falls_back_and_says_so(monkeypatch: pytest.MonkeyPat
     machine(monkeypatch, gpus=0, nsys=make_recording_nsys(tmp_path))
     made = plan()
     assert isinstance(made.profiler, TorchProfiler)
-    assert made.notices[0].startswith("No GPU: nsys would see NVTX ranges alone; torch.profiler records, ")
+    assert made.notices[0].startswith("No GPU: nsys would only see NVTX ranges; torch.profiler records, ")
     asked = plan(profiler="nsys")
     assert isinstance(asked.profiler, NsysProfiler)
     assert not asked.profiler.options.capture_range  # nobody would open it
-    assert asked.notices[0] == "No GPU: nsys records NVTX ranges alone. Without --profiler nsys, operators are seen."
+    assert asked.notices[0] == "No GPU: nsys only records NVTX ranges. Without --profiler nsys, operators are recorded."
 
 
 def test_a_gpu_without_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, gpus=1)
     made = plan()
     assert isinstance(made.profiler, TorchProfiler)
-    assert made.notices == ("There is no nsys here (nsys-analyze doctor says how to fix it): torch.profiler records.",)
+    hint = "nsys-analyze doctor shows how to fix it"
+    assert made.notices == (f"nsys is not installed here ({hint}). torch.profiler records instead.",)
 
 
 @pytest.mark.parametrize("words", [{"device": "cpu"}, {}])
@@ -88,7 +89,7 @@ def test_a_gpu_that_is_not_used(words: dict[str, str], monkeypatch: pytest.Monke
     machine(monkeypatch, gpus=1, nsys=make_recording_nsys(tmp_path), torch="2.13.0" if words else "2.13.0+cpu")
     made = plan(**words)
     assert isinstance(made.profiler, TorchProfiler)
-    assert made.notices[0].startswith("On the CPU: nsys would see NVTX ranges alone; torch.profiler records")
+    assert made.notices[0].startswith("On the CPU: nsys would only see NVTX ranges; torch.profiler records")
     assert words_of(made)[-6:-4] == ["--device", "cpu"]
 
 
@@ -163,9 +164,9 @@ def test_a_program_as_several_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             {"nproc": 2},
             "--nproc is for a program. Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.d",
         ),
-        ({"one_report": True, "program": ("python", "a.py")}, "--one-report is for several processes. Say how many"),
-        ({"nproc": 2, "program": ("bin/torchrun", "a.py")}, "--nproc starts the ranks, and so would torchrun"),
-        ({"nproc": 2, "one_report": True, "program": ("python", "a.py")}, "--one-report is for nsys"),
+        ({"one_report": True, "program": ("python", "a.py")}, "--one-report is for several processes. Give their"),
+        ({"nproc": 2, "program": ("bin/torchrun", "a.py")}, "--nproc starts the ranks, and so does torchrun"),
+        ({"nproc": 2, "one_report": True, "program": ("python", "a.py")}, "--one-report needs nsys"),
         (
             {"nproc": 2, "one_report": True, "profiler": "none", "program": ("python", "a.py")},
             "--one-report is for a pr",
@@ -179,7 +180,7 @@ def test_ranks_that_cannot_be(given: dict[str, Any], message: str) -> None:
 
 def test_no_pytorch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine(monkeypatch, gpus=0, torch="")
-    with pytest.raises(CaptureError, match="Neither nsys with a GPU nor PyTorch is here"):
+    with pytest.raises(CaptureError, match="Recording needs PyTorch, or nsys with a GPU, and neither is here"):
         plan()
     machine(monkeypatch, gpus=1, nsys=make_recording_nsys(tmp_path), torch="")
     with pytest.raises(CaptureError, match=r"need PyTorch, which is not installed. Install it: pip install 'nsys-"):
@@ -193,7 +194,7 @@ def test_the_pytorch_of_a_programs_own_python_is_enough(monkeypatch: pytest.Monk
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
         (tmp_path / name).chmod(0o755)
     assert isinstance(plan(program=(str(tmp_path / "python_with"), "train.py")).profiler, TorchProfiler)
-    with pytest.raises(CaptureError, match=rf"PyTorch is here.*in place of {tmp_path}/python_without"):
+    with pytest.raises(CaptureError, match=rf"neither is here.*instead of {tmp_path}/python_without"):
         plan(program=(str(tmp_path / "python_without"), "train.py"))
 
 

@@ -96,7 +96,7 @@ def test_each_rank_leaves_a_capture_a_manifest_and_its_times(tmp_path: Path, nsy
         assert found == {"train_rank0": (0, 2.0), "train_rank1": (1, 3.0)}
     assert remaining([one], runs, nsys, resume=True) == []
     assert remaining([one], runs, nsys, resume=False) == [one]
-    with pytest.raises(ConfigurationError, match="is there already"):
+    with pytest.raises(ConfigurationError, match="already exists"):
         remaining([one], runs, nsys, resume=None)
     with pytest.raises(ConfigurationError, match=r"made with other options: python -m .*launcher --nproc 2"):
         remaining([target(tmp_path, Ranks(3))], runs, nsys, resume=True)
@@ -183,5 +183,5 @@ def test_commands_say_where_each_rank_writes(nsys: NsysProfiler) -> None:
         "python", "-u", "-m", "nsys_analyzer.capture.recorder", "--output", "out/capture_rank%q{RANK}.json.gz", "--",
         "a.py",
     ]  # fmt: skip
-    with pytest.raises(ConfigurationError, match="--one-report is for nsys"):
+    with pytest.raises(ConfigurationError, match="--one-report needs nsys"):
         TorchProfiler().command(("python", "a.py"), Path("out"), Ranks(2, one_report=True))

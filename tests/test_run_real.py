@@ -229,7 +229,7 @@ def test_nsys_without_a_gpu(nsys: Nsys, tmp_path: Path) -> None:
         tmp_path, "run", *TINY, "--device", "cpu", "--profiler", "nsys", "--output-dir", odd, CUDA_VISIBLE_DEVICES=""
     )
     assert ended.returncode == 0, ended.stderr
-    assert "No GPU: nsys records NVTX ranges alone. Without --profiler nsys, operators are seen." in ended.stderr
+    assert "No GPU: nsys only records NVTX ranges. Without --profiler nsys, operators are recorded." in ended.stderr
     said = read_manifest(tmp_path / odd / NAME / "manifest.json")
     assert (said.status, said.profiler, said.nsys) == ("ok", "nsys", nsys.version)
     (summary,) = summarize(Trace.load(tmp_path / odd / NAME / "capture.sqlite"), NAME)

@@ -135,7 +135,7 @@ def test_nothing_is_run_twice(tmp_path: Path) -> None:
     # Out of memory is an answer; a crash may have been an accident.
     assert [one.name for one in remaining(targets, tmp_path, None, resume=True)] == ["three", "four"]
     assert remaining(targets, tmp_path, None, resume=False) == targets
-    with pytest.raises(ConfigurationError, match=r"one is there already. --resume keeps .* --rerun"):
+    with pytest.raises(ConfigurationError, match=r"one already exists. --resume keeps .* --rerun"):
         remaining(targets, tmp_path, None, resume=None)
 
 
@@ -193,7 +193,7 @@ def test_half_a_trace_of_a_recorder_that_was_killed_goes(tmp_path: Path) -> None
 
 
 def test_two_sweeps_in_one_folder(tmp_path: Path) -> None:
-    message = rf"Another sweep is at work in {tmp_path} \(process {os.getpid()}\)"
+    message = rf"Another sweep uses {tmp_path} \(process {os.getpid()}\)"
     with locked(tmp_path), pytest.raises(ConfigurationError, match=message), locked(tmp_path):
         pass
     with locked(tmp_path):  # free again
@@ -214,7 +214,7 @@ def test_timings_are_written_anew_from_what_is_there(tmp_path: Path) -> None:
 def test_a_target_that_writes_no_times_has_failed(tmp_path: Path) -> None:
     silent = Target("silent", (sys.executable, "-c", "print('bye')"), Run(**DESCRIBED), timed=True)
     ended, _ = sweep([silent], tmp_path, FakeProfiler())
-    assert ended == [JobResult("failed", "it ended well and wrote no times: bye")]
+    assert ended == [JobResult("failed", "it ended without an error, but wrote no times: bye")]
     assert timings(tmp_path)[0]["status"] == "failed"
 
 
@@ -225,11 +225,11 @@ def test_what_stands_in_a_targets_place_is_not_replaced(text: str | None, resume
     place.mkdir()
     if text is not None:
         (place / "manifest.json").write_text(text)
-    with pytest.raises(ConfigurationError, match=r"one is there, and .*Move it away, or name another --output-dir"):
+    with pytest.raises(ConfigurationError, match=r"one exists, and .*Move it away, or choose another --output-dir"):
         remaining([target("one")], tmp_path, None, resume)
 
 
 def test_another_profiler_does_not_replace_what_one_recorded(tmp_path: Path) -> None:
     sweep([target("one")], tmp_path, FakeProfiler())
-    with pytest.raises(ConfigurationError, match="one was recorded by nsys, which torch would replace"):
+    with pytest.raises(ConfigurationError, match="one was recorded by nsys, and torch would replace it"):
         remaining([target("one")], tmp_path, FakeProfiler(name="torch"), resume=True)

@@ -1,9 +1,9 @@
-"""Runs jobs into a folder: the targets of a sweep, a program of the user's, and the cases of an experiment.
+"""Runs jobs into a folder: the targets of a sweep, a program of the user, and the cases of an experiment.
 
-What they share is here once: the folder is locked, its log gets the output of every program, each result is kept as
-soon as it is there and is complete or absent, and a resume runs what has no final result. A target of a sweep takes two
-processes, timed and then profiled, and fills a folder that is made in a hidden one beside it. A process of an
-experiment measures many cases and adds a row for each.
+All jobs share these rules. The folder is locked, and its log gets the output of every program. A result is kept as soon
+as it is complete, and is otherwise absent. A resume runs the jobs without a final result. A target of a sweep needs two
+processes, one timed and one profiled, and its results are collected in a hidden folder before they get their final
+place. A process of an experiment measures many cases and adds a row for each.
 """
 
 from __future__ import annotations
@@ -41,52 +41,52 @@ from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.stacks import STACKS_SUFFIX as STACKS
 from nsys_analyzer.trace.stacks import find_stack_files
 
-#: The output of the programs.
+#: The file with the output of the programs.
 LOG = "target.log"
-#: PyTorch finds nothing that an earlier case compiled.
+#: Environment variables with which PyTorch does not reuse code that an earlier case compiled.
 _NO_CACHE = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-#: Ends after which nothing is run again: more memory is not going to appear.
-_FINAL = ("ok", "oom")
-#: Rows after which a target ends by itself, its other cases left to a fresh process.
-_STOPPING = ("oom", "failed")
-_ELSEWHERE = "Move it away, or name another --output-dir"
+#: Statuses after which a job is not repeated. Running out of memory would happen again.
+_FINAL_STATUSES = ("ok", "oom")
+#: Statuses after which a target ends its process. A new process measures the remaining cases.
+_STOPPING_STATUSES = ("oom", "failed")
+_MOVE_AWAY_HINT = "Move it away, or choose another --output-dir"
 _LOCK = ".lock"
-#: The files of cases for a process, and of the rows that it writes.
+#: The hidden files with the cases for a process and the rows that it writes.
 _HIDDEN = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
-#: What is said of a program whose hooks left nothing.
-_NOTHING_FOUND = "no call of a PyTorch model was seen, so no step and no phase is known"
+#: The message for a program in which the hooks saw no PyTorch model.
+_NO_MODEL_SEEN = "no call of a PyTorch model was seen, so no step and no phase is known"
 
 
 # --- the folder ---
 
 
 def already_there(path: Path) -> ConfigurationError:
-    """Returns the error where results exist, and no option says whether to keep or to replace them."""
-    hint = "--resume keeps what is finished, --rerun replaces it, --output-dir puts the results elsewhere"
-    return ConfigurationError(f"{path} is there already", hint)
+    """Returns the error for existing results, if no option says whether to keep or to replace them."""
+    hint = "--resume keeps finished results, --rerun replaces them, --output-dir names another folder"
+    return ConfigurationError(f"{path} already exists", hint)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes the folder and keeps other runs out of it.
+    """Makes the folder, and locks it against other runs.
 
     Raises:
-        ConfigurationError: another run is at work there, or its lock is somebody else's file.
-        OSError: it cannot be made or written.
+        ConfigurationError: another run uses the folder, or the lock is a file of another program.
+        OSError: the folder cannot be made or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _LOCK
     check_regular(path)
-    if path.exists() and path.read_bytes().strip(b"0123456789"):  # it holds a process ID at most, and is written over
-        raise ConfigurationError(f"{path} was not written by a sweep, and would be replaced", _ELSEWHERE)
+    if path.exists() and path.read_bytes().strip(b"0123456789"):  # a lock holds at most a process ID
+        raise ConfigurationError(f"{path} was not written by a sweep, and would be replaced", _MOVE_AWAY_HINT)
     with path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
             raise ConfigurationError(
-                f"Another sweep is at work in {folder} (process {lock.read().strip() or 'unknown'})",
-                "Wait for it, or name another --output-dir",
+                f"Another sweep uses {folder} (process {lock.read().strip() or 'unknown'})",
+                "Wait for it to end, or choose another --output-dir",
             ) from error
         lock.truncate(0)
         lock.write(str(os.getpid()))
@@ -98,23 +98,23 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None, resume: bool | None) -> list[Target]:
-    """Returns the targets still to run: those without a result, or with one that a second try may better.
+    """Returns the targets that have no result yet, or a result that a second run may improve.
 
-    Where a sweep was killed while it put a result in place, the older one is back, and what was half made is gone.
+    If an earlier sweep was killed, its incomplete results are removed, and a result that it was replacing is restored.
 
     Args:
         targets: all targets of the sweep.
         folder: the output folder.
         profiler: as for :func:`run_sweep`.
-        resume: True keeps finished results, False replaces them, None refuses to choose.
+        resume: True keeps finished results, False replaces them, and None raises an error if there are any.
 
     Raises:
-        ConfigurationError: results are there already and ``resume`` does not say what to do, or they are of
-            another program; or what would be replaced was not written by a sweep.
+        ConfigurationError: there are results and ``resume`` is None, the results belong to another program, or a file
+            that would be replaced was not written by a sweep.
     """
     timings = folder / TIMINGS
     if timings.is_file() and not is_sweep_table(timings):
-        raise ConfigurationError(f"{timings} was not written by a sweep, and would be replaced", _ELSEWHERE)
+        raise ConfigurationError(f"{timings} was not written by a sweep, and would be replaced", _MOVE_AWAY_HINT)
     runs = {}
     for target in targets:
         place = folder / target.name
@@ -134,73 +134,77 @@ def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None
 
 
 def _finished_run(place: Path) -> Run:
-    """Returns the run in a target's place; raises ConfigurationError where that is not a sweep's."""
+    """Returns the run whose results a folder holds.
+
+    Raises:
+        ConfigurationError: a sweep did not write the folder.
+    """
     of_first_rank = place / manifest_name(capture_stems(Ranks(1))[0])
     try:
         run = read_manifest(of_first_rank if of_first_rank.is_file() else place / MANIFEST)
     except ManifestError as error:
-        raise ConfigurationError(f"{place} is there, and has no {MANIFEST} of a sweep", _ELSEWHERE) from error
+        raise ConfigurationError(f"{place} exists, and has no {MANIFEST} of a sweep", _MOVE_AWAY_HINT) from error
     if run.profiler is None:
-        raise ConfigurationError(f"{place} is there, and its {MANIFEST} was not written by a sweep", _ELSEWHERE)
+        raise ConfigurationError(f"{place} exists, and a sweep did not write its {MANIFEST}", _MOVE_AWAY_HINT)
     return run
 
 
-def _is_done(target: Target, place: Path, made: Run, profiler: Profiler | None) -> bool:
-    """Whether a target needs no further run; what was recorded was timed, too.
+def _is_done(target: Target, place: Path, earlier: Run, profiler: Profiler | None) -> bool:
+    """Returns whether a target needs no further run. A recorded target was always timed as well.
 
     Raises:
-        ConfigurationError: it was run with other options than now, or recorded by another profiler.
+        ConfigurationError: the earlier run used other options or another profiler.
     """
-    now = replace(target.run, **_commands(target, profiler))
-    if made.profiler != now.profiler and "none" not in (made.profiler, now.profiler):
+    planned = replace(target.run, **_commands(target, profiler))
+    if earlier.profiler != planned.profiler and "none" not in (earlier.profiler, planned.profiler):
         raise ConfigurationError(
-            f"{place} was recorded by {made.profiler}, which {now.profiler} would replace",
-            f"Give --profiler {made.profiler}, or another --output-dir, or --rerun",
+            f"{place} was recorded by {earlier.profiler}, and {planned.profiler} would replace it",
+            f"Give --profiler {earlier.profiler}, or another --output-dir, or --rerun",
         )
-    same = made.command == now.command
-    if not same or (made.profiler == now.profiler and made.profile_command != now.profile_command):
+    same = earlier.command == planned.command
+    if not same or (earlier.profiler == planned.profiler and earlier.profile_command != planned.profile_command):
         raise ConfigurationError(
-            f"{place} was made with other options: {made.profile_command if same else made.command}",
-            "Give those, or another --output-dir, or --rerun",
+            f"{place} was made with other options: {earlier.profile_command if same else earlier.command}",
+            "Give those options, or another --output-dir, or --rerun",
         )
-    return now.profiler in ("none", made.profiler) and made.status in _FINAL
+    return planned.profiler in ("none", earlier.profiler) and earlier.status in _FINAL_STATUSES
 
 
 def run_sweep(
     targets: Sequence[Target], folder: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
     command: str = "",
 ) -> list[JobResult]:  # fmt: skip
-    """Runs every target into ``folder``, one after the other, and keeps ``timings.csv`` up to date.
+    """Runs all targets into ``folder``, one after the other, and keeps ``timings.csv`` up to date.
 
     Args:
-        targets: those that are still to run.
-        folder: the output folder, which must be there and :func:`locked`.
-        profiler: records the targets, None for timings alone.
-        timeout_s: seconds for each process.
-        progress: is told of each step.
-        command: the command line of the sweep, for the manifests.
+        targets: the targets to run.
+        folder: the output folder, which must exist and be :func:`locked`.
+        profiler: records the targets. With None, they are only timed.
+        timeout_s: the time limit of each process in seconds.
+        progress: is called for each step.
+        command: the command line of the sweep, which the manifests record.
 
     Returns:
-        How each target ended; running out of memory, a crash or a time-out is a result like others.
+        The result of each target. Running out of memory, a crash and a timeout are results, too.
 
     Raises:
-        KeyboardInterrupt: what was finished is kept, what was at work is gone.
+        KeyboardInterrupt: the user stopped the sweep. Finished results are kept, and the running one is removed.
         NoSpaceError: the disk is full.
         OSError: the folder cannot be written.
     """
     run = replace(Run(run=command or None), **read_provenance(Path.cwd()))
-    write_timings(folder)  # of what is there: an earlier sweep may have ended just before it did so
+    write_timings(folder)  # an earlier sweep may have ended before it wrote the times of its last target
     results = []
     for target in targets:
         before = time.monotonic()
         place = folder / target.name
         part = _hidden(place, "part")
-        shutil.rmtree(part, ignore_errors=True)  # what an earlier sweep was killed over
+        shutil.rmtree(part, ignore_errors=True)  # an earlier sweep may have been killed during this target
         part.mkdir()
         try:
             result = _run_target(target, place, part, profiler, timeout_s, progress, run)
             _restore(place)
-            if place.exists():  # what stands there goes only after the new result has its name
+            if place.exists():  # the old result is removed only after the new one is in place
                 place.rename(_hidden(place, "old"))
             part.rename(place)
         finally:
@@ -216,43 +220,50 @@ def _run_target(
     target: Target, place: Path, part: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
     run: Run,
 ) -> JobResult:  # fmt: skip
-    """Times and profiles a target in a folder that is to become its place, and writes the manifest of each capture."""
+    """Runs a target with and without the profiler, and writes the manifest of each capture.
+
+    Args:
+        place: the final folder of the target.
+        part: the folder that collects the results, and that is renamed to ``place`` later.
+    """
     run = replace(run, **{**manifest_values(target.run), **_commands(target, profiler)})
     result, processes = JobResult("ok"), [(Run(), None)] * (target.ranks.count if target.ranks else 1)
     if target.is_timed:
         progress.started(target.name, "timing")
         result, processes = _time(target, part, timeout_s)
-    # A program of the user's that fails is recorded as far as it comes.
+    # A program of the user that fails is still recorded up to its failure.
     if profiler and (result.status == "ok" or not target.timed):
         progress.started(target.name, f"profiling with {profiler.name}")
         result = _record(target, part, profiler, timeout_s)
-        if result.message:  # what it names is about to move
+        if result.message:  # the files that it names will be moved
             result = replace(result, message=result.message.replace(str(part), str(place)))
     pids, ranks, group = take_process_ids(part), target.ranks, uuid.uuid4().hex
-    remove_unfinished(part)  # a recorder that was killed in the middle of its trace
-    # One capture of all ranks has the first rank's description, and all their times.
+    remove_unfinished(part)  # a recorder may have been killed while it wrote its trace
+    # A capture of all ranks gets the description of the first rank and the times of all ranks.
     for number, (stem, (description, timings)) in enumerate(zip(capture_stems(ranks), processes, strict=False)):
-        made = update_run(run, description)
-        if target.annotation:  # what the user says of a program outranks what was found in it
-            made = update_run(made, replace(target.run, steps=None, warmup_steps=None))
-        made = replace(made, status=result.status, message=result.message)
+        described = update_run(run, description)
+        if target.annotation:  # the user's description of a program replaces what the hooks observed
+            described = update_run(described, replace(target.run, steps=None, warmup_steps=None))
+        described = replace(described, status=result.status, message=result.message)
         if profiler:
             capture = f"{stem}{profiler.suffix}"
             stacks = tuple(path.name for path in find_stack_files(part / capture))
-            made = replace(made, capture=capture, stacks=stacks or None)
-        manifest: dict[str, Any] = {"timings": timings}
+            described = replace(described, capture=capture, stacks=stacks or None)
+        extra: dict[str, Any] = {"timings": timings}
         if ranks:
-            made = replace(made, rank=None if ranks.one_report else number, world_size=ranks.count, group=group)
+            rank = None if ranks.one_report else number
+            described = replace(described, rank=rank, world_size=ranks.count, group=group)
             if ranks.one_report:
-                made = replace(made, rank_pids=pids or None) if profiler else made
-                manifest["rank_timings"] = [times for _, times in processes]
-        write_text(part / manifest_name(stem), json.dumps({**manifest_values(made), **manifest}, indent=1) + "\n")
+                described = replace(described, rank_pids=pids or None) if profiler else described
+                extra["rank_timings"] = [times for _, times in processes]
+        manifest = {**manifest_values(described), **extra}
+        write_text(part / manifest_name(stem), json.dumps(manifest, indent=1) + "\n")
     return result
 
 
 def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResult, list[tuple[Run, Any]]]:
-    """Runs a target without a profiler; of each process what it says of its run, and its times for the manifest."""
-    folder = part.absolute()  # an output folder may be called like an option
+    """Runs a target without a profiler, and returns the description and the times of each process."""
+    folder = part.absolute()  # a relative path could look like an option
     path = folder / f"results{RANK_SUFFIX if target.ranks else ''}.json"
     command = [*timed_command(target, folder), *(["--results", str(path)] if target.timed else [])]
     result = run_job(Job(command, annotating(target.annotation, path), timeout_s), part / LOG)
@@ -263,14 +274,14 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResul
         file.unlink(missing_ok=True)
     runs = [make_run(results, path) for results in values]
     if target.annotation and result.status == "ok":
-        silent = Run(not_annotated=_NOTHING_FOUND)
+        silent = Run(not_annotated=_NO_MODEL_SEEN)
         runs = [run if results else silent for run, results in zip(runs, values, strict=True)]
     times = [results.get("times_ms") or {} for results in values]
     if result.status == "ok" and target.timed and not all(times):
-        result = JobResult("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
-    elif full := next((run for run in runs if run.status == "oom"), None):
-        result = JobResult("oom", full.message)
-    # A program of the user's may have no steps.
+        result = JobResult("failed", f"it ended without an error, but wrote no times: {last_lines(part / LOG)}")
+    elif out_of_memory := next((run for run in runs if run.status == "oom"), None):
+        result = JobResult("oom", out_of_memory.message)
+    # A program of the user may have no steps.
     timings = [
         {"status": result.status, "message": result.message, "times_ms": ms} if ms or target.timed else None
         for ms in times
@@ -279,11 +290,14 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[JobResul
 
 
 def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | None) -> JobResult:
-    """Runs a target under a profiler, which leaves a capture or one for each rank; of a crash, what came before it."""
+    """Runs a target under a profiler, which writes one capture, or one for each rank.
+
+    The capture of a program that crashes ends at the crash.
+    """
     command = profiler.command(target.program, part.absolute(), target.ranks)
     stacks = part / f"capture{RANK_SUFFIX if target.ranks else ''}{STACKS}"
     environment = annotating(target.annotation, stacks=stacks)
-    if profiler.name == "torch" and not target.timed:  # the other programs do not need this package
+    if profiler.name == "torch" and not target.timed:  # only the recorder needs this package in the program's Python
         environment |= importing()
     if profiler.runs_on:
         environment[PROCESS_ID] = str(os.getpid())
@@ -302,21 +316,24 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
 
 
 def _commands(target: Target, profiler: Profiler | None) -> dict[str, Any]:
-    """Returns the manifest's entries on the profiler, and the command lines as typed beside the capture."""
-    entries = {"command": _typed(timed_command(target, Path())), "profiler": profiler.name if profiler else "none"}
+    """Returns the manifest's entries on the profiler and the command lines, relative to the capture's folder."""
+    entries = {
+        "command": _format_command(timed_command(target, Path())),
+        "profiler": profiler.name if profiler else "none",
+    }
     if profiler is None:
         return entries
     first, *rest = profiler.command(target.program, Path(), target.ranks)
-    typed = _typed([first if first == sys.executable else Path(first).name, *rest])
-    return {**entries, **profiler.described(), "profile_command": typed}
+    profile_command = _format_command([first if first == sys.executable else Path(first).name, *rest])
+    return {**entries, **profiler.described(), "profile_command": profile_command}
 
 
-def _typed(command: Sequence[str]) -> str:
+def _format_command(command: Sequence[str]) -> str:
     return shlex.join(without_secrets(["python" if word == sys.executable else word for word in command]))
 
 
 def _restore(place: Path) -> None:
-    """Removes the folder that a result replaced, or gives it its name back where no result took its place."""
+    """Removes the folder that a new result replaced, or restores it if there is no new result."""
     old = _hidden(place, "old")
     if old.exists() and not place.exists():
         old.rename(place)
@@ -331,48 +348,48 @@ def _hidden(place: Path, kind: str) -> Path:
 
 
 def remaining_cases(cases: Sequence[Task[Any]], rows: Sequence[Row[Any, Any]]) -> list[Task[Any]]:
-    """Returns the cases without a row, or with one that a second try may better."""
-    final = {row.key for row in rows if row.status in _FINAL}
+    """Returns the cases without a row, or with a row that a second run may improve."""
+    final = {row.key for row in rows if row.status in _FINAL_STATUSES}
     return [case for case in cases if case.key not in final]
 
 
 def run_cases(cases: Sequence[Task[Any]], folder: Path, timeout_s: float | None, progress: Progress) -> None:
-    """Measures the cases in order and adds their rows to ``bench.jsonl`` of the folder, which must be locked.
+    """Measures the cases in order, and adds their rows to ``bench.jsonl`` of the folder, which must be locked.
 
-    They share a process until one of them runs out of memory, fails or takes too long; the rest go on in
-    a fresh one. A row is there as soon as its case has ended. ``timeout_s`` is the limit of each case, the start of its
-    process included.
+    The cases share a process until one of them runs out of memory, fails or exceeds its time limit. A new process
+    measures the remaining cases. A row is written as soon as its case has ended. ``timeout_s`` is the time limit of
+    each case in seconds, including the start of its process.
 
     Raises:
-        KeyboardInterrupt: the rows that were finished are kept.
+        KeyboardInterrupt: the user stopped the experiment. Finished rows are kept.
         NoSpaceError: the disk is full.
         OSError: the folder cannot be written.
     """
-    for path in folder.iterdir():  # of a run that was killed
+    for path in folder.iterdir():  # an earlier run may have been killed
         if _HIDDEN.fullmatch(path.name):
             path.unlink()
-    left = list(cases)
-    while left:
-        left = _CaseProcess(left, folder, progress).run(timeout_s)
+    unmeasured = list(cases)
+    while unmeasured:
+        unmeasured = _CaseProcess(unmeasured, folder, progress).run(timeout_s)
 
 
 class _CaseProcess:
-    """One process of a target, and the rows that come out of it."""
+    """One process of a target, which measures cases and writes their rows."""
 
     def __init__(self, cases: Sequence[Task[Any]], folder: Path, progress: Progress) -> None:
-        self._left = list(cases)
+        self._unmeasured = list(cases)
         self._folder, self._progress = folder, progress
-        name = uuid.uuid4().hex  # a process that outlived an earlier run may still write to its own files
+        name = uuid.uuid4().hex  # a process of an earlier run may still write to its files
         self._cases, self._rows = (folder.resolve() / f".{name}.{kind}" for kind in ("cases.json", "rows.jsonl"))
         self._characters_read, self._status = 0, ""
 
     def run(self, timeout_s: float | None) -> list[Task[Any]]:
-        """Runs it to its end and returns the cases that it left."""
-        write_text(self._cases, json.dumps([to_json_values(task.case) for task in self._left]))
+        """Runs the process to its end, and returns the cases that it did not measure."""
+        write_text(self._cases, json.dumps([to_json_values(task.case) for task in self._unmeasured]))
         self._rows.write_text("", encoding="utf-8")
-        first = self._left[0]
+        first = self._unmeasured[0]
         command = [sys.executable, "-m", first.target.module, "--cases", str(self._cases), "--rows", str(self._rows)]
-        # On a CPU the cache stays in use: the C++ compiler needs seconds for each kernel.
+        # On a CPU the cache is used, because the C++ compiler needs seconds for each kernel.
         environment = _NO_CACHE if to_json_values(first.case).get("device") == "cuda" else {}
         self._start_next()
         try:
@@ -381,13 +398,13 @@ class _CaseProcess:
             self._take_rows()
             self._cases.unlink()
             self._rows.unlink()
-        if self._left and self._status not in _STOPPING:  # it ended over this case, before a row of it was written
+        if self._unmeasured and self._status not in _STOPPING_STATUSES:  # the process ended during this case
             status = result.status if result.status != "ok" else "failed"
-            self._keep({"status": status, "message": result.message or "it ended before its cases did"})
-        return self._left
+            self._keep({"status": status, "message": result.message or "the process ended before its cases"})
+        return self._unmeasured
 
     def _take_rows(self) -> bool:
-        """Takes over the rows that are new; whether there were any."""
+        """Adds the new rows of the process to the folder, and returns whether there are any."""
         text = self._rows.read_text(encoding="utf-8")
         new = text[self._characters_read : text.rfind("\n") + 1]
         self._characters_read += len(new)
@@ -396,8 +413,8 @@ class _CaseProcess:
         return bool(new)
 
     def _keep(self, values: Mapping[str, Any]) -> None:
-        """Writes the row of the case at work, and goes on to the next."""
-        task = self._left.pop(0)
+        """Writes the row of the current case, and continues with the next case."""
+        task = self._unmeasured.pop(0)
         row = Row(
             task.target.module, to_json_values(task.case), values["status"], values.get("message") or "",
             values.get("figures", {}), values.get("machine", {}),
@@ -409,5 +426,5 @@ class _CaseProcess:
 
     def _start_next(self) -> None:
         self._since = time.monotonic()
-        if self._left:
-            self._progress.started(self._left[0].label, "measuring")
+        if self._unmeasured:
+            self._progress.started(self._unmeasured[0].label, "measuring")

@@ -1,9 +1,9 @@
-"""Starts a program once for each rank of a run, as torchrun does on one machine, and ends all of them where one fails.
+"""Starts a program once for each rank of a run, as torchrun does on one machine. If one rank fails, all are ended.
 
     python -m nsys_analyzer.capture.launcher --nproc 2 -- python train.py
 
-Each process has its own ``RANK`` and ``LOCAL_RANK``; the output of each goes where ours does, or into a log of its own,
-beside which their process IDs are kept.
+Each process has its own ``RANK`` and ``LOCAL_RANK``. The processes share the output of the launcher, unless a folder
+for logs is given. That folder then also holds a file with the process IDs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.process import CANNOT_RUN, find_failure_line
 
 _GRACE_S = 10
-"""How long a rank may take to end when another has failed: a profiler writes what it has recorded."""
+"""The seconds that a rank has to end after another rank failed. A profiler needs them to write its recording."""
 _PROCESS_IDS = "process_ids.json"
 
 
-def launched(program: Sequence[str], count: int, logs: Path | None = None, python: str = sys.executable) -> list[str]:
-    """Returns the command line that starts a program as so many ranks, with a log for each in the folder ``logs``."""
+def launch_command(
+    program: Sequence[str], count: int, logs: Path | None = None, python: str = sys.executable
+) -> list[str]:
+    """Returns the command line that starts a program as ``count`` ranks, with a log for each in the folder ``logs``."""
     log_words = ["--logs", str(logs)] if logs else []
     return [python, "-m", "nsys_analyzer.capture.launcher", "--nproc", str(count), *log_words, "--", *program]
 
@@ -41,7 +43,7 @@ def rank_log(folder: Path, rank: int) -> Path:
 
 
 def take_process_ids(folder: Path) -> tuple[int, ...]:
-    """Returns the process ID of each rank that was started last with its log in a folder, and removes their file."""
+    """Returns the process IDs of the ranks that last logged into a folder, and removes the file that holds them."""
     path = folder / _PROCESS_IDS
     ids = tuple(json.loads(path.read_bytes())) if path.is_file() else ()
     path.unlink(missing_ok=True)
@@ -49,11 +51,11 @@ def take_process_ids(folder: Path) -> tuple[int, ...]:
 
 
 def run(program: Sequence[str], count: int, logs: Path | None) -> int:
-    """Runs the ranks to their end; returns the exit code of the first that failed, which is named, or 0."""
+    """Runs the ranks to their end, and prints the first rank that fails. Returns its exit code, or 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    threads = os.environ.get("OMP_NUM_THREADS", "1")  # as torchrun: every rank would take all cores
+    threads = os.environ.get("OMP_NUM_THREADS", "1")  # like torchrun, since each rank would use all cores
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
@@ -67,21 +69,21 @@ def run(program: Sequence[str], count: int, logs: Path | None) -> int:
             processes.append(subprocess.Popen(program, env=environment, stdout=output, stderr=output))
         if logs:
             write_text(logs / _PROCESS_IDS, json.dumps([process.pid for process in processes]))
-        left = {process.pid: rank for rank, process in enumerate(processes)}
-        while left:
-            # The first that ends: others may fail because of it.
-            rank = left.pop(os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid)  # type: ignore[union-attr]
+        running = {process.pid: rank for rank, process in enumerate(processes)}
+        while running:
+            # The rank that fails first is reported, because other ranks may fail as a consequence.
+            rank = running.pop(os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid)  # type: ignore[union-attr]
             if code := processes[rank].wait():
                 reason = find_failure_line(rank_log(logs, rank), starts[rank]) if logs else f"it ended with code {code}"
                 print(f"rank {rank}: {reason}", flush=True)
-                return 128 - code if code < 0 else code  # a signal, as a shell says it
+                return 128 - code if code < 0 else code  # a signal's number, as a shell reports it
     return 0
 
 
 def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Terminates those that still run, and kills what has not ended soon."""
+    """Terminates all running processes, and kills those that do not end in time."""
     for process in processes:
-        process.terminate()  # nothing happens to one that has ended
+        process.terminate()  # this has no effect on a process that has ended
     deadline = time.monotonic() + _GRACE_S
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -90,11 +92,11 @@ def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; returns the exit code."""
+    """Runs the launcher with the arguments of the command line, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nsys_analyzer.capture.launcher")
-    parser.add_argument("--nproc", type=int, required=True, metavar="N", help="how many processes to start")
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="a log for the output of each process, there")
-    parser.add_argument("program", nargs="+", metavar="-- PROGRAM ARGUMENTS", help="what each of them runs")
+    parser.add_argument("--nproc", type=int, required=True, metavar="N", help="number of processes to start")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="write a log of each process into this folder")
+    parser.add_argument("program", nargs="+", metavar="-- PROGRAM ARGUMENTS", help="the program that each process runs")
     options = parser.parse_args(arguments)
     if options.nproc < 1:
         parser.error("--nproc must be at least 1")

@@ -1,4 +1,4 @@
-"""Records a program with ``nsys profile``: its arguments, from what it left to a report, and what it needs for that."""
+"""Records a program with ``nsys profile``: builds its arguments, finds its report, and checks its installation."""
 
 from __future__ import annotations
 
@@ -20,20 +20,25 @@ from nsys_analyzer.system.process import last_lines, run_captured
 from nsys_analyzer.trace.sources import last_output_lines
 
 INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
-#: The session of a server's recording, with the process ID of this command in a variable of the job.
+#: The environment variable with the process ID of this command, which names the nsys session of a server's recording.
 PROCESS_ID = "NSYS_ANALYZE_PID"
 _SESSION = "nsys-analyze-"
 _LINKS_FOLLOWED = 16
 _LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--output", "-s": "--sample", "-t": "--trace"}
-_NO_IMPORT = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")  # nor was one needed
+#: Messages on the importer that a run without a recording prints, although it needs no importer.
+_IMPORTER_MESSAGE = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """The options of ``nsys profile``; an option in ``extra`` replaces the one that stands for a field.
+    """The options of ``nsys profile``.
 
-    ``capture_range`` records from ``cudaProfilerStart`` to ``cudaProfilerStop`` alone; ``delay`` and ``duration``, in
-    seconds, some time of a program that runs on, and the program is ended behind it.
+    Attributes:
+        capture_range: whether to record only from ``cudaProfilerStart`` to ``cudaProfilerStop``.
+        memory: whether to record the use of GPU memory.
+        delay: the seconds after which the recording of a server begins.
+        duration: the seconds that the recording of a server takes. The server is ended afterwards.
+        extra: further options, which replace the options of the same name.
     """
 
     capture_range: bool = True
@@ -44,19 +49,19 @@ class ProfileOptions:
 
     @property
     def runs_on(self) -> bool:
-        """Whether the program would not end by itself."""
+        """Whether the program is a server, which does not end by itself."""
         return self.delay is not None or self.duration is not None
 
 
 def profile_command(
     nsys: Nsys, report: Path, program: Sequence[str], options: ProfileOptions, *, by_rank: bool = False
 ) -> list[str]:
-    """Returns the command line that records ``program`` into ``report``; whatever bears that name is overwritten.
+    """Returns the command line that records ``program`` into ``report``, and overwrites an existing report.
 
-    ``by_rank`` has nsys put the rank of its process behind the report's name.
+    With ``by_rank``, nsys appends the rank of its process to the report's name.
 
     Raises:
-        CaptureError: the report's name was given in an extra option, too.
+        CaptureError: an extra option names another report.
     """
     extra = {_LONG_NAMES.get(name, name) for name in (word.partition("=")[0] for word in options.extra)}
     if "--output" in extra:
@@ -68,15 +73,19 @@ def profile_command(
 
 
 def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None = None) -> Path:
-    """Returns the report that a finished ``nsys profile`` left, imported where nsys did not do so itself.
+    """Returns the report of a finished ``nsys profile``, and imports the recording if nsys did not.
 
-    It is ``report``, ``X.nsys-rep``, or the ``X.qdrep`` of an old nsys; ``log`` holds the output of the run.
+    Args:
+        nsys: the nsys that recorded.
+        report: the expected ``X.nsys-rep``. An old nsys writes ``X.qdrep``.
+        log: the output of the run.
+        timeout_s: the time limit of the import in seconds.
 
     Raises:
-        CaptureError: nothing was recorded, or the recording (``X.qdstrm``, which stays) cannot be imported.
+        CaptureError: nothing was recorded, or the recording (``X.qdstrm``, which is kept) cannot be imported.
     """
     stream = report.with_suffix(".qdstrm")
-    if stream.is_file():  # nsys removes it once it has imported: what lies beside it is half a report
+    if stream.is_file():  # nsys removes it after the import, so a report beside it is incomplete
         _import(nsys, stream, report, timeout_s)
         return report
     for path in (report, report.with_suffix(".qdrep")):
@@ -86,25 +95,25 @@ def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None
 
 
 def start_now(nsys: Nsys) -> None:
-    """Begins the recording of a server that this process started, before its delay is over; nsys says what fails."""
+    """Begins the recording of a server before its delay is over. nsys prints an error if that fails."""
     subprocess.run([nsys.path, "start", f"--session={_SESSION}{os.getpid()}"], check=False)
 
 
 def _arguments(options: ProfileOptions, by_rank: bool) -> Iterator[str]:
     yield "--trace=cuda,nvtx"
-    yield "--sample=none"  # sampling the CPU is slow, and needs rights that containers withhold
+    yield "--sample=none"  # sampling the CPU is slow, and needs rights that containers do not have
     yield "--cpuctxsw=none"
     if options.capture_range:
         yield "--capture-range=cudaProfilerApi"
-        yield "--capture-range-end=stop"  # its default ends the program at the range's end
-    yield "--cuda-graph-trace=node"  # a graph traced as a whole has no kernels
+        yield "--capture-range-end=stop"  # the default would end the program at the end of the range
+    yield "--cuda-graph-trace=node"  # tracing whole graphs would record no kernels
     if options.memory:
         yield "--cuda-memory-usage=true"
     if options.runs_on:
         yield f"--delay={options.delay or 0:g}"
         if not by_rank:
             yield f"--session-new={_SESSION}%q{{{PROCESS_ID}}}"
-        yield "--wait=primary"  # where a server's first process is killed, its workers may live on
+        yield "--wait=primary"  # the workers of a server may outlive its first process
     if options.duration is not None:
         yield f"--duration={options.duration:g}"
     yield "--force-overwrite=true"
@@ -114,35 +123,34 @@ def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> 
     importer = find_importer(nsys.path)
     if importer is None:
         raise CaptureError(
-            f"{nsys.path} left {stream}, and its importer (QdstrmImporter) is not here",
-            f"Install all of Nsight Systems {nsys.version}, or import where it is: QdstrmImporter -i {stream.name}",
+            f"{nsys.path} wrote {stream}, but its importer (QdstrmImporter) is not installed here",
+            f"Install Nsight Systems {nsys.version} completely, or import the file on a machine that has it: "
+            f"QdstrmImporter -i {stream.name}",
         )
     again = f"run {shlex.quote(str(importer))} -i {shlex.quote(str(stream))}"
     with atomic_write(report) as unfinished:
-        try:  # absolute paths are never taken for options
-            done = run_captured([importer, "-i", stream.absolute(), "-o", unfinished.absolute()], timeout_s)
+        try:  # an absolute path cannot be mistaken for an option
+            process = run_captured([importer, "-i", stream.absolute(), "-o", unfinished.absolute()], timeout_s)
         except subprocess.TimeoutExpired as error:
             problem = f"The import of {stream} was stopped after {timeout_s:g} s"
             raise CaptureError(problem, f"To give it more time, {again}") from error
-        if done.returncode != 0 or not unfinished.is_file():
-            message = (
-                last_output_lines(done.stderr) or last_output_lines(done.stdout) or f"exit status {done.returncode}"
-            )
+        if process.returncode != 0 or not unfinished.is_file():
+            message = _message_of(process)
             raise CaptureError(f"{stream} cannot be imported: {message}", f"To try it by hand, {again}")
     stream.unlink()
 
 
 def _no_report(report: Path, log: Path) -> CaptureError:
     for folder in (report.parent, Path(tempfile.gettempdir())):
-        if is_disk_full(folder):  # nsys dies there with other words, or none
+        if is_disk_full(folder):  # nsys then ends with an unrelated message or none
             problem = f"The disk of {folder} is full"
             return CaptureError(problem, f"Free some space, or choose another folder: df -h {folder}")
     output = last_lines(log) if log.is_file() else ""
-    if "No reports were generated" in output or output.endswith("Generated:"):  # the latter until 2023
+    if "No reports were generated" in output or output.endswith("Generated:"):  # nsys before 2024 prints the latter
         return CaptureError(
-            f"nsys recorded nothing, for no capture range was opened: {_NO_IMPORT.sub('', output)}",
-            "Call torch.cuda.profiler.start() and stop() around what to record, or record all: "
-            "nsys-analyze run --whole-program",
+            f"nsys recorded nothing, because no capture range was opened: {_IMPORTER_MESSAGE.sub('', output)}",
+            "Call torch.cuda.profiler.start() before the steps to record and stop() after them, or record the whole "
+            "program: nsys-analyze run --whole-program",
         )
     return CaptureError(f"nsys wrote no report: {output or 'it printed nothing'}", f"Read its output: {log}")
 
@@ -152,22 +160,22 @@ def _no_report(report: Path, log: Path) -> CaptureError:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at, what was found, and the command that fixes it, empty where nothing does."""
+    """The result of one check: its status, a description, and the command that fixes a fault, if there is one."""
 
     name: str
     status: Literal["ok", "missing", "broken", "unknown"]
-    found: str
+    description: str
     remedy: str = ""
 
 
 def find_importer(nsys: Path) -> Path | None:
-    """Finds the ``QdstrmImporter`` of an ``nsys``, which turns a recording (``.qdstrm``) into a report.
+    """Returns the ``QdstrmImporter`` of an ``nsys``, which turns a recording (``.qdstrm``) into a report, or None.
 
-    NVIDIA's packages have it in ``host-linux-*`` beside the folder of ``nsys``, and Nsight Compute in
-    ``host/linux-desktop-*``. Debian's have it beside the folder of a *link* to ``nsys``, where ``nsys``, which
-    asks for its own real path, does not look. None where there is no importer.
+    NVIDIA's packages have it in ``host-linux-*`` beside the folder of ``nsys``, and Nsight Compute has it in
+    ``host/linux-desktop-*``. Debian's package has it beside the folder of a *link* to ``nsys``, where ``nsys`` does not
+    look, because it resolves its own path first.
     """
-    names = [nsys.absolute()]  # the command, and every link on the way to the file itself
+    names = [nsys.absolute()]  # the command and all links up to the file
     while names[-1].is_symlink() and len(names) < _LINKS_FOLLOWED:
         names.append(names[-1].parent / names[-1].readlink())
     folders = [name.parent.parent for name in (*names, nsys.resolve())]
@@ -179,13 +187,13 @@ def find_importer(nsys: Path) -> Path | None:
 
 
 def importer_check(nsys: Nsys) -> Check:
-    """Checks whether what an nsys records can become a report here."""
+    """Checks whether the recordings of an nsys can be imported here."""
     importer = find_importer(nsys.path)
     if importer is None:
         with nsys.path.open("rb") as file:
             is_script = file.read(4) != b"\x7fELF"
         if is_script:
-            return Check("importer", "unknown", f"{nsys.path} is a script, and only it knows")
+            return Check("importer", "unknown", f"{nsys.path} is a script, so its importer cannot be checked")
         return Check("importer", "missing", f"no QdstrmImporter belongs to {nsys.path}", INSTALL_NSYS)
     if fault := start_fault(importer):
         remedy = f"{INSTALL_NSYS}; ldd {importer} lists libraries that are not found"
@@ -194,11 +202,13 @@ def importer_check(nsys: Nsys) -> Check:
 
 
 def start_fault(binary: Path) -> str | None:
-    """Starts a binary with ``--version``: None where it starts, else the last line of its message."""
+    """Starts a binary with ``--version``, and returns None if it starts, else the last lines of its message."""
     try:
-        done = run_query(binary, "--version")
+        process = run_query(binary, "--version")
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    if done.returncode == 0:
-        return None
-    return last_output_lines(done.stderr) or last_output_lines(done.stdout) or f"exit status {done.returncode}"
+    return None if process.returncode == 0 else _message_of(process)
+
+
+def _message_of(process: subprocess.CompletedProcess[str]) -> str:
+    return last_output_lines(process.stderr) or last_output_lines(process.stdout) or f"exit status {process.returncode}"

@@ -1,4 +1,4 @@
-"""The plan of ``nsys-analyze run``, made from its options and what this machine has."""
+"""Makes the plan of ``nsys-analyze run`` from its options and the software and hardware of this machine."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
 from nsys_analyzer.system.machine import gpu_count, torch_version
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 
-#: What a program of the user's may be described by; the other options are those of our transformer alone.
-_OF_ANY_PROGRAM = (
+#: The options that can describe a program of the user. The other options are only for our transformer.
+_PROGRAM_OPTIONS = (
     "context_length", "mode", "precision", "batch_size", "attention", "device", "steps", "warmup_steps",
 )  # fmt: skip
-#: The defaults of a CPU where a GPU has others: a step that takes a GPU 0.04 s takes a CPU 8.
-_LIGHTER = {name: [entry.default_on_cpu] for name, entry in OPTIONS.items() if entry.default_on_cpu is not None}
-#: What only the annotation of a program does.
-_OF_ANNOTATION = ("run_to_end", "modules", "no_stacks")
+#: The defaults on a CPU, if they differ: a step that takes 0.04 s on a GPU takes 8 s on a CPU.
+_CPU_DEFAULTS = {name: [entry.default_on_cpu] for name, entry in OPTIONS.items() if entry.default_on_cpu is not None}
+#: Options that only apply to an annotated program.
+_ANNOTATION_OPTIONS = ("run_to_end", "modules", "no_stacks")
 #: What is asked of a program that runs on.
-_OF_SERVERS = ("delay", "duration")
-#: What says how many processes a program has, and the words behind which our own has several.
-_OF_RANKS = ("nproc", "one_report")
-_RANKS_OF_OURS = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.distributed --strategy ddp"
+_SERVER_OPTIONS = ("delay", "duration")
+#: Options on the number of processes, and the hint for a user who gives them without a program.
+_RANK_OPTIONS = ("nproc", "one_report")
+_NPROC_HINT = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.distributed --strategy ddp"
 #: Programs that start the ranks themselves.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
-#: A flag of Python with which it loads no hooks.
-_SHUTS_OUT = re.compile(r"(?:\S*/)?python\S*(?: -[WX] \S+| -(?![cm] )\S+)*? (-[^-WXcm ]*[IES]\S*)")
+#: A flag with which Python does not load our hooks.
+_ISOLATING_FLAG = re.compile(r"(?:\S*/)?python\S*(?: -[WX] \S+| -(?![cm] )\S+)*? (-[^-WXcm ]*[IES]\S*)")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """How ``nsys-analyze run`` was asked to record, by its options: None, False and empty are those not given."""
+    """The options of ``nsys-analyze run`` on recording. An option that was not given is None, False or empty."""
 
     profiler: str | None = None
     memory: bool = False
@@ -56,12 +56,12 @@ class Recording:
 
     @property
     def runs_on(self) -> bool:
-        """Whether the program would not end by itself."""
+        """Whether the program is a server, which does not end by itself."""
         return self.delay is not None or self.duration is not None
 
     @property
     def ranks(self) -> Ranks | None:
-        """The processes of a program that is started several times at once; None for one that is started once."""
+        """The ranks of a program that is started several times at once, or None for a single process."""
         return Ranks(self.nproc, self.one_report) if self.nproc else None
 
 
@@ -70,14 +70,14 @@ NO_RECORDING = Recording()
 
 @dataclass(frozen=True)
 class Plan:
-    """The targets, their profiler (None: timings alone), and notices for the user."""
+    """The targets, the profiler (None to only time the targets), and notices for the user."""
 
     targets: tuple[Target, ...]
     profiler: Profiler | None
     notices: tuple[str, ...]
 
     def command_lines(self, folder: Path) -> Iterator[str]:
-        """Yields every command that will be run, as one would type it."""
+        """Yields each command that will be run, as a user would type it."""
         for target in self.targets:
             place = folder / target.name
             yield f"# {target.name}"
@@ -91,61 +91,63 @@ def make_plan(
     models: Sequence[str] = (), options: Choices | None = None, recording: Recording = NO_RECORDING,
     target_option: Sequence[str] = (), program: Sequence[str] = (), *, elsewhere: bool = False,
 ) -> Plan:  # fmt: skip
-    """Chooses device, profiler and steps where nothing was asked, and lists the targets.
+    """Chooses the device, the profiler and the steps if no option sets them, and lists the targets.
 
     Args:
         models: the names of models.
         options: the values of the options that were given, by name.
         recording: how to record.
-        target_option: passed on to the transformer, each split as a shell does.
-        program: the program to run in place of the transformer, empty for none.
-        elsewhere: whether the plan is only printed, since the program will run on another machine.
+        target_option: further arguments of the transformer, each of which is split as a shell does.
+        program: the user's program, or empty to run the transformer.
+        elsewhere: whether the plan is only printed, because the program will run on another machine.
 
     Raises:
-        ConfigurationError: options that do not go together, or an unknown model.
-        CaptureError: what is needed is not installed.
+        ConfigurationError: the options cannot be combined, or the model is unknown.
+        CaptureError: PyTorch or a profiler is not installed.
     """
     options = options or {}
-    asked = options.get("device", [None])[0]
-    device = choose_device(None if asked is None else str(asked), with_torch=not program, elsewhere=elsewhere)
+    requested = options.get("device", [None])[0]
+    device = choose_device(None if requested is None else str(requested), with_torch=not program, elsewhere=elsewhere)
     lack = "" if elsewhere or torch_version() is not None else lack_of_torch(program)
     profiler, notices = choose_profiler(recording, device, lack)
     if program:
-        foreign = [OPTIONS[name].flag for name in options if name not in _OF_ANY_PROGRAM]
+        foreign = [OPTIONS[name].flag for name in options if name not in _PROGRAM_OPTIONS]
         foreign += ["--target-option"] if target_option else []
         _refuse(foreign, "for our transformer", "Give the program its own option")
         return Plan((_program(program, models, options, recording, profiler),), profiler, notices)
-    of_programs = [] if recording.annotate else ["--no-annotate"]
-    _refuse(_given(recording, _OF_RANKS), "for a program", _RANKS_OF_OURS)
-    _refuse([*of_programs, *_given(recording, (*_OF_ANNOTATION, *_OF_SERVERS))], "for a program of yours")
+    program_flags = [] if recording.annotate else ["--no-annotate"]
+    _refuse(_flags_set(recording, _RANK_OPTIONS), "for a program", _NPROC_HINT)
+    _refuse(
+        [*program_flags, *_flags_set(recording, (*_ANNOTATION_OPTIONS, *_SERVER_OPTIONS))], "for a program of yours"
+    )
     if lack:
         raise CaptureError("The targets need PyTorch, which is not installed", lack)
     choices: dict[str, Sequence[Value]] = {"device": [device], **options}
     if device == "cpu":
-        choices = {**_LIGHTER, **choices}
-        if not _LIGHTER.keys() <= options.keys():
-            lighter = f"context {', '.join(map(str, choices['context_length']))}"
-            lighter += f", {choices['warmup_steps'][0]} + {choices['steps'][0]} steps"
-            notices = (*notices, f"On the CPU: {lighter}; --context-length, --warmup and --steps change it.")
+        choices = {**_CPU_DEFAULTS, **choices}
+        if not _CPU_DEFAULTS.keys() <= options.keys():
+            defaults = f"context {', '.join(map(str, choices['context_length']))}"
+            defaults += f", {choices['warmup_steps'][0]} + {choices['steps'][0]} steps"
+            notices = (*notices, f"On the CPU: {defaults}; --context-length, --warmup and --steps change it.")
     words = _words("--target-option", target_option)
     return Plan(transformer_targets(models or ("small",), choices, words), profiler, notices)
 
 
 def choose_device(requested: str | None, *, with_torch: bool = True, elsewhere: bool = False) -> str:
-    """Chooses ``cuda`` or ``cpu``: what was asked for, else a GPU where there is one that this torch can use.
+    """Returns the requested device. Without a request, it returns ``cuda`` if PyTorch can use a GPU here, else ``cpu``.
 
     Raises:
-        ConfigurationError: a GPU was asked for, and there is none, nor is it ``elsewhere`` that the program will run.
+        ConfigurationError: a GPU was requested, there is none here, and the program will not run ``elsewhere``.
     """
     gpus, is_cpu_build = gpu_count(), "+cpu" in (torch_version() or "")
     device = requested or ("cuda" if gpus and not (with_torch and is_cpu_build) else "cpu")
     if device == "cuda" and not gpus and not elsewhere:
-        raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor says what is missing")
+        raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor lists what is missing")
     return device
 
 
 def _words(option: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the words of an option that is passed on, as a shell splits them."""
+    """Returns the arguments in the values of an option, split as a shell does."""
     try:
         return tuple(word for text in texts for word in shlex.split(text))
     except ValueError as error:
@@ -157,20 +159,20 @@ def _program(
 ) -> Target:
     """Returns the user's program, described by the options on the command line."""
     if recording.one_report:
-        _refuse([] if recording.nproc else ["--one-report"], "for several processes", "Say how many: --nproc 2")
+        _refuse([] if recording.nproc else ["--one-report"], "for several processes", "Give their number: --nproc 2")
     if recording.nproc and (name := Path(program[0]).name) in _LAUNCHERS:
-        raise ConfigurationError(f"--nproc starts the ranks, and so would {name}", f"Leave --nproc or {name} out")
+        raise ConfigurationError(f"--nproc starts the ranks, and so does {name}", f"Leave out --nproc or {name}")
     if profiler:
-        profiler.command(program, Path(), recording.ranks)  # it raises where this program cannot be recorded
+        profiler.command(program, Path(), recording.ranks)  # this raises an error if the program cannot be recorded
     elif not recording.annotate:
-        raise ConfigurationError("--profiler none leaves nothing to do: --no-annotate takes no times")
-    if recording.annotate and (found := _SHUTS_OUT.match(" ".join(program))):
-        problem = f"python {found[1]} ignores PYTHONPATH or sitecustomize, through which steps and phases are found"
-        raise ConfigurationError(problem, "Leave it out, or record without them: nsys-analyze run --no-annotate")
+        raise ConfigurationError("--profiler none with --no-annotate would neither record nor time the program")
+    if recording.annotate and (isolating := _ISOLATING_FLAG.match(" ".join(program))):
+        problem = f"python {isolating[1]} ignores PYTHONPATH or sitecustomize, which the annotation needs"
+        raise ConfigurationError(problem, "Leave the flag out, or give --no-annotate to record without annotation")
     if not recording.annotate:
         of_steps = [OPTIONS[name].flag for name in ("steps", "warmup_steps") if name in options]
-        flags = [*of_steps, *_given(recording, _OF_ANNOTATION)]
-        _refuse(flags, "for annotated programs, and --no-annotate asks for none")
+        flags = [*of_steps, *_flags_set(recording, _ANNOTATION_OPTIONS)]
+        _refuse(flags, "for annotated programs, and --no-annotate turns the annotation off")
     choices: Choices = {"model": [find_model(name).name for name in models], **options}
     for name, values in choices.items():
         if len(values) > 1:
@@ -180,7 +182,7 @@ def _program(
     annotation = Annotation(
         counts["warmup_steps"], counts["steps"], window=not (recording.whole_program or recording.runs_on),
         run_to_end=recording.run_to_end,
-        # Ranks that end at different steps would wait for each other for ever.
+        # Ranks that end at different steps would wait for each other forever.
         steady="warmup_steps" not in described and not recording.ranks, modules=recording.modules,
         stacks=not recording.no_stacks,
     )  # fmt: skip
@@ -188,68 +190,72 @@ def _program(
 
 
 def choose_profiler(options: Recording, device: str, torch_hint: str = "") -> tuple[Profiler | None, tuple[str, ...]]:
-    """Chooses the profiler that was asked for, or the best that works here, and why.
+    """Returns the requested profiler, or the best one that works here, and notices on the choice.
 
     Args:
-        options, device: what is recorded, and where.
-        torch_hint: how to get PyTorch, if it is missing; else empty.
+        options: the options on recording.
+        device: the device of the program.
+        torch_hint: how to install PyTorch if it is missing, else empty.
 
     Raises:
-        NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
+        NsysAnalyzerError: the requested profiler is missing, or an option does not apply to it.
     """
     if options.profiler == "none":
-        of_all = ("profiler", "annotate", "run_to_end", "nproc")
-        names = [option.name for option in fields(Recording) if option.name not in of_all]
-        _refuse(_given(options, names), "for a profiler, and --profiler none uses none")
+        general = ("profiler", "annotate", "run_to_end", "nproc")
+        names = [option.name for option in fields(Recording) if option.name not in general]
+        _refuse(_flags_set(options, names), "for a profiler, and --profiler none uses none")
         return None, ()
     on_gpu = device == "cuda"
     nsys, lack = _usable_nsys() if options.profiler != "torch" else (None, "")
     if options.profiler == "nsys" and lack:
-        raise CaptureError(lack, "nsys-analyze doctor says how to fix it; or use --profiler torch")
+        raise CaptureError(lack, "nsys-analyze doctor shows how to fix it; or use --profiler torch")
     if nsys and not lack and (options.profiler == "nsys" or on_gpu):
         return _nsys(options, nsys, on_gpu=on_gpu)
     if torch_hint:
-        raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", torch_hint)
-    _refuse(_given(options, ["nsys_option"]), "for nsys, and torch.profiler records here")
+        raise CaptureError("Recording needs PyTorch, or nsys with a GPU, and neither is here", torch_hint)
+    _refuse(_flags_set(options, ["nsys_option"]), "for nsys, and torch.profiler records here")
     records_all, runs_on = options.whole_program or options.runs_on, options.runs_on
     recorder = TorchProfiler(options.memory, records_all, options.delay or 0, options.duration or 0, runs_on=runs_on)
     if options.profiler == "torch":
         return recorder, ()
     if on_gpu:
-        return recorder, (f"{lack} (nsys-analyze doctor says how to fix it): torch.profiler records.",)
-    limits = " nsys would see NVTX ranges alone;" if nsys else ""
+        return recorder, (f"{lack} (nsys-analyze doctor shows how to fix it). torch.profiler records instead.",)
+    limits = " nsys would only see NVTX ranges;" if nsys else ""
     lead = "On the CPU:" if gpu_count() else "No GPU:"
     return recorder, (f"{lead}{limits} torch.profiler records, and PyTorch's operators on the CPU are the kernels.",)
 
 
 def _usable_nsys() -> tuple[Nsys | None, str]:
-    """Finds the nsys of this machine, and the reason why it cannot be used, empty where it can."""
-    path = find_nsys()  # it raises where NSYS names no command: nobody who sets it wants another
+    """Returns the nsys of this machine, and the reason why it cannot be used, which is empty if it can."""
+    path = find_nsys()  # this raises an error if NSYS names no command, since its user wants no other nsys
     if path is None:
-        return None, "There is no nsys here"
+        return None, "nsys is not installed here"
     try:
         nsys = Nsys(path, nsys_version(path))
     except ExportError as error:
         return None, error.message
     importer = importer_check(nsys)
-    return nsys, importer.found if importer.status in ("missing", "broken") else ""
+    return nsys, importer.description if importer.status in ("missing", "broken") else ""
 
 
 def _nsys(options: Recording, nsys: Nsys, *, on_gpu: bool) -> tuple[Profiler, tuple[str, ...]]:
     profile = ProfileOptions(
-        # Nobody calls cudaProfilerStart without a GPU.
+        # Without a GPU, no program calls cudaProfilerStart.
         capture_range=on_gpu and not (options.whole_program or options.runs_on),
         memory=options.memory,
         delay=options.delay,
         duration=options.duration,
         extra=_words("--nsys-option", options.nsys_option),
     )
-    notice = () if on_gpu else ("No GPU: nsys records NVTX ranges alone. Without --profiler nsys, operators are seen.",)
+    notice = (
+        () if on_gpu else ("No GPU: nsys only records NVTX ranges. Without --profiler nsys, operators are recorded.",)
+    )
     return NsysProfiler(nsys, profile), notice
 
 
-def _given(asked: Recording, names: Sequence[str]) -> Iterator[str]:
-    return (_flag(name) for name in names if getattr(asked, name) not in (None, False, ()))
+def _flags_set(recording: Recording, names: Sequence[str]) -> Iterator[str]:
+    """Yields the flags of those options that the user gave."""
+    return (_flag(name) for name in names if getattr(recording, name) not in (None, False, ()))
 
 
 def _flag(name: str) -> str:
@@ -257,6 +263,6 @@ def _flag(name: str) -> str:
 
 
 def _refuse(flags: Iterable[str], why: str, hint: str = "") -> None:
-    """Refuses the first of these options, which would have no effect."""
+    """Raises an error for the first of these flags, because it would have no effect."""
     for flag in flags:
         raise ConfigurationError(f"{flag} is {why}", hint)

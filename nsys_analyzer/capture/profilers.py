@@ -1,8 +1,8 @@
-"""The ways a target runs: without a profiler, or under one, Nsight Systems or PyTorch's own in the target's process.
+"""Builds the command lines that run a target without a profiler, under Nsight Systems, or under torch.profiler.
 
-A PyTorch program that nobody annotated gets ranges around its steps and phases, their times, and the capture range from
-the hooks. Python loads them through a folder for ``PYTHONPATH``. The program's Python may be another one, without this
-package: the hooks need nothing but PyTorch.
+The hooks give an unannotated PyTorch program ranges around its steps and phases, their times, and the capture range.
+Python loads the hooks through a folder in ``PYTHONPATH``. The Python of the program may lack this package, because the
+hooks only need PyTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from nsys_analyzer.capture import hooks
-from nsys_analyzer.capture.launcher import launched
+from nsys_analyzer.capture.launcher import launch_command
 from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command, start_now
 from nsys_analyzer.capture.recorder import BEGIN
 from nsys_analyzer.capture.targets import RANK_SUFFIX, Annotation, Ranks, Target, is_python
@@ -27,16 +27,17 @@ from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from nsys_analyzer.trace.sources import ensure_export, open_capture
 
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
-_FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
-#: Programs, and modules behind ``python -m``, that run a Python script.
+#: Flags of the Python interpreter that take a value.
+_FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+#: Programs, and modules for ``python -m``, that run a Python script.
 _PYTHON_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch")
-_FINDS = "from importlib.util import find_spec; print(find_spec({!r}))"
+_FIND_MODULE_CODE = "from importlib.util import find_spec; print(find_spec({!r}))"
 _PHASES = ("step", "forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
 class NsysProfiler:
-    """``nsys profile``, then ``nsys export``."""
+    """The profiler Nsight Systems: ``nsys profile``, then ``nsys export``."""
 
     nsys: Nsys
     options: ProfileOptions
@@ -45,11 +46,11 @@ class NsysProfiler:
 
     @property
     def runs_on(self) -> bool:
-        """Whether the program is one that a signal ends."""
+        """Whether the program is a server, which a signal ends."""
         return self.options.runs_on
 
     def described(self) -> dict[str, str]:
-        """Returns its keys in a manifest: the version of nsys."""
+        """Returns the profiler's entries in a manifest: the version of nsys."""
         return {"nsys": self.nsys.version}
 
     def begin(self, folder: Path) -> None:
@@ -58,30 +59,38 @@ class NsysProfiler:
         start_now(self.nsys)
 
     def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
-        """Returns the command line that records into ``capture.nsys-rep`` of the folder, or a report of each rank.
+        """Returns the command line that records into ``capture.nsys-rep`` of the folder, or into a report of each rank.
 
         Raises:
-            CaptureError: this nsys lacks an option that was asked for.
+            CaptureError: an extra option names another report.
         """
         report = folder / "capture.nsys-rep"
         if ranks is None:
             return profile_command(self.nsys, report, program, self.options)
         if ranks.one_report:
-            return profile_command(self.nsys, report, launched(program, ranks.count, folder), self.options)
-        return launched(profile_command(self.nsys, report, program, self.options, by_rank=True), ranks.count, folder)
+            return profile_command(self.nsys, report, launch_command(program, ranks.count, folder), self.options)
+        return launch_command(
+            profile_command(self.nsys, report, program, self.options, by_rank=True), ranks.count, folder
+        )
 
     def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
-        """Leaves ``STEM.sqlite`` of what a program left that has ended, even by a crash; ``log`` is its output.
+        """Exports the recording of a program that has ended, even by a crash, to ``STEM.sqlite``.
+
+        Args:
+            folder: the folder of the recording.
+            stem: the name of the capture without a suffix.
+            log: the output of the program.
+            timeout_s: the time limit in seconds.
 
         Raises:
-            NsysAnalyzerError: nothing was recorded, or it cannot be exported.
+            NsysAnalyzerError: nothing was recorded, or the recording cannot be exported.
         """
         ensure_export(finished_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s), timeout_s)
 
 
 @dataclass(frozen=True)
 class TorchProfiler:
-    """``torch.profiler`` in the program's own process."""
+    """The profiler ``torch.profiler``, which runs in the process of the program."""
 
     memory: bool = False
     whole_program: bool = False
@@ -92,7 +101,7 @@ class TorchProfiler:
     runs_on: bool = False
 
     def described(self) -> dict[str, str]:
-        """Returns its keys in a manifest: none, the target states the version of PyTorch."""
+        """Returns the profiler's entries in a manifest. There are none, since the target records PyTorch's version."""
         return {}
 
     def begin(self, folder: Path) -> None:
@@ -100,16 +109,17 @@ class TorchProfiler:
         (folder / BEGIN).touch()
 
     def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
-        """Returns the command line that records into ``capture.json.gz`` of the folder, or a trace of each rank.
+        """Returns the command line that records into ``capture.json.gz`` of the folder, or into a trace of each rank.
 
         Raises:
-            ConfigurationError: no Python program, or one whose code is not in a file; or one trace of several ranks.
+            ConfigurationError: the program is not a Python program, its code is not in a file, or one trace of several
+                ranks was requested.
         """
         if ranks and ranks.one_report:
-            raise ConfigurationError("--one-report is for nsys, and torch.profiler records each rank by itself")
+            raise ConfigurationError("--one-report needs nsys, because torch.profiler writes a trace for each rank")
         if not is_python(program[0]):
             raise ConfigurationError(
-                f"The torch recorder runs Python programs, and {program[0]} is none",
+                f"torch.profiler records only Python programs, and {program[0]} is not Python",
                 "Start it with python, or install Nsight Systems: nsys-analyze doctor",
             )
         before = _interpreter_flags(program[1:])
@@ -119,16 +129,20 @@ class TorchProfiler:
         flags += [f"--duration={self.duration_s:g}"] * bool(self.duration_s)
         recorder = [program[0], *before, "-m", "nsys_analyzer.capture.recorder", "--output", output, *flags]
         command = [*recorder, "--", *program[1 + len(before) :]]
-        return launched(command, ranks.count, folder) if ranks else command
+        return launch_command(command, ranks.count, folder) if ranks else command
 
     def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
-        """Checks ``STEM.json.gz``, which a program left that has ended; raises NsysAnalyzerError where it is none."""
+        """Checks the trace ``STEM.json.gz`` of a program that has ended.
+
+        Raises:
+            NsysAnalyzerError: the trace is missing or cannot be read.
+        """
         del log, timeout_s
         (folder / BEGIN).unlink(missing_ok=True)
         trace = folder / f"{stem}.json.gz"
         if not trace.is_file():
-            how = "as a program does that ends with os._exit(), or before its recording began"
-            raise CaptureError(f"it ended well and left no {trace.name}, {how}")
+            causes = "it may have ended by os._exit(), or before its recording began"
+            raise CaptureError(f"it ended without an error, but wrote no {trace.name}: {causes}")
         open_capture(trace)
 
 
@@ -136,58 +150,62 @@ Profiler: TypeAlias = NsysProfiler | TorchProfiler
 
 
 def timed_command(target: Target, logs: Path) -> list[str]:
-    """Returns the command line that runs a target without a profiler; each of several ranks has a log in ``logs``."""
-    return launched(target.program, target.ranks.count, logs) if target.ranks else list(target.program)
+    """Returns the command line that runs a target without a profiler. Ranks write their logs into ``logs``."""
+    return launch_command(target.program, target.ranks.count, logs) if target.ranks else list(target.program)
 
 
-def annotating(asked: Annotation | None, results: Path | None = None, stacks: Path | None = None) -> dict[str, str]:
-    """Returns variables for a program, and for all that it starts; none without an annotation.
+def annotating(
+    annotation: Annotation | None, results: Path | None = None, stacks: Path | None = None
+) -> dict[str, str]:
+    """Returns the environment variables that make a program and its child processes load the hooks.
 
     Args:
-        asked: what to annotate.
-        results: the file for the times of steps and phases, without a profiler.
-        stacks: the file for the stacks of a program that is recorded.
+        annotation: the settings of the annotation. With None, there are no variables.
+        results: the file for the times of steps and phases in a run without a profiler.
+        stacks: the file for the sampled stacks of a recorded program.
     """
-    if asked is None:
+    if annotation is None:
         return {}
     settings = {
-        **asdict(asked),
+        **asdict(annotation),
         "results": str(results.absolute()) if results else None,
-        "samples": str(stacks.absolute()) if stacks and asked.stacks else None,
+        "samples": str(stacks.absolute()) if stacks and annotation.stacks else None,
         "spellings": {phase: list(DEFAULT_NAMES[phase]) for phase in _PHASES},
     }
     return {hooks.VARIABLE: json.dumps(settings), **importing()}
 
 
 def importing() -> dict[str, str]:
-    """Returns the variable with which a Python loads our ``sitecustomize``, and finds this package if it lacks it."""
+    """Returns the environment variable with which a Python loads our ``sitecustomize`` and can import this package."""
     folder, before = str(Path(hooks.__file__).with_name("injected")), os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else folder}
 
 
 def lack_of_torch(program: Sequence[str]) -> str:
-    """Returns how to get PyTorch if the Python of a program, which may differ from ours, lacks it; else ""."""
+    """Returns a hint on how to get PyTorch if the Python of a program lacks it, else an empty string."""
     if not program or not is_python(program[0]):
         return INSTALL_TORCH
     has_torch = (
         run_for_lines(program[0], "-c", "import importlib.metadata; importlib.metadata.version('torch')") is not None
     )
-    return "" if has_torch else f"Name a Python that has it, in place of {shutil.which(program[0]) or program[0]}"
+    return "" if has_torch else f"Use a Python that has it instead of {shutil.which(program[0]) or program[0]}"
 
 
 def check_code(program: Sequence[str]) -> None:
-    """Checks that the script or module of a Python program exists, before a recording takes half a minute to start.
+    """Checks that the script or module of a Python program exists, because a recording takes half a minute to start.
 
     Raises:
-        ConfigurationError: it does not exist.
+        ConfigurationError: the script or module does not exist.
     """
     python, *words = program
     launcher, script = Path(python).name, ""
     if is_python(python):
         script, launcher, *_ = [*words[_end_of_flags(words) :], "", ""]
         launcher = launcher.partition(".")[0] if script == "-m" else ""
-        if launcher and run_for_lines(python, "-c", _FINDS.format(launcher)) == ["None"]:
-            raise ConfigurationError(f"{python} finds no module {launcher}", "Start it where python -m finds it")
+        if launcher and run_for_lines(python, "-c", _FIND_MODULE_CODE.format(launcher)) == ["None"]:
+            raise ConfigurationError(
+                f"{python} finds no module {launcher}", "Start it in a folder where python -m finds it"
+            )
     if launcher in _PYTHON_LAUNCHERS:
         script = next((word for word in words if word.endswith(".py")), "")
     if script and not script.startswith("-") and not Path(script).exists() and shutil.which(python):
@@ -202,10 +220,10 @@ def _end_of_flags(words: Sequence[str]) -> int:
 
 
 def _interpreter_flags(words: Sequence[str]) -> list[str]:
-    """Returns the words behind ``python`` that come before the script or ``-m``, such as ``-u`` and ``-X dev``."""
+    """Returns the flags between ``python`` and the script or ``-m``, such as ``-u`` and ``-X dev``."""
     end = _end_of_flags(words)
     if end >= len(words) or words[end] in ("-", "-c"):
         raise ConfigurationError(
-            "The torch recorder runs scripts and modules: python SCRIPT, or python -m MODULE", "Put the code in a file"
+            "torch.profiler records scripts and modules: python SCRIPT, or python -m MODULE", "Put the code into a file"
         )
     return list(words[:end])

@@ -1,10 +1,10 @@
-"""Runs a Python program under ``torch.profiler`` and writes the trace: for a machine without nsys, or without GPU.
+"""Runs a Python program under ``torch.profiler`` and writes the trace, for machines without nsys or without a GPU.
 
     python -m nsys_analyzer.capture.recorder --output trace.json.gz -- train.py --steps 3
 
-The program runs in this process. What lies between its ``torch.cuda.profiler.start()`` and ``stop()`` is recorded, its
-NVTX ranges with it: these functions, and those of the ``nvtx`` package, are replaced by calls of the recorder. PyTorch
-is imported before the program starts, and reads its environment variables then.
+The program runs in this process. The recording covers the time between its ``torch.cuda.profiler.start()`` and
+``stop()``, with the NVTX ranges. The recorder replaces these functions and those of the ``nvtx`` package. PyTorch is
+imported before the program starts, so it reads its environment variables at that time.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from nsys_analyzer.system.machine import cpu_model, driver_module_version
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 NOTHING_RECORDED = 4
-"""The exit code where the program ended well and no trace was written; 3 is what our targets say of memory."""
+"""The exit code if the program succeeded but no trace was written. Our targets use 3 for running out of memory."""
 
 _TERMINATED = 128 + signal.SIGTERM
-#: The file beside the trace that begins the recording of a server before its delay is over.
+#: The name of a file beside the trace. If it appears, the recording of a server begins before its delay is over.
 BEGIN = "record-now"
 _VARIABLE = re.compile(r"%q\{(\w+)\}")
-_LOOK_S = 0.05
-_COMPRESSION = 4  # of a trace's size it takes all but a few per cent, in a third of the time of gzip's default
+_POLL_S = 0.05
+_COMPRESSION = 4  # the file is a few per cent larger than with gzip's default, in a third of the time
 
 
 class Recorder:
-    """Records a program from the first ``start()`` to the next ``stop()``, into ``output``, a ``.json.gz``.
+    """Records a program from the first ``start()`` to the next ``stop()`` into ``output``, a ``.json.gz``.
 
-    With ``memory`` the allocator is recorded too, and ranges and operators of the starting thread and of autograd's
-    alone.
+    With ``memory``, the allocator is recorded too, and ranges and operators are recorded only on the starting thread
+    and on the threads of autograd.
     """
 
     def __init__(self, output: Path, *, memory: bool = False) -> None:
@@ -72,26 +72,26 @@ class Recorder:
         self.failure: NsysAnalyzerError | None = None
         self.ranges = Ranges(self)
         threads = None
-        if not memory:  # PyTorch's profiler of all threads, not only the first and autograd's, sees no memory
-            with suppress(TypeError):  # an argument that an older PyTorch does not know
+        if not memory:  # if PyTorch profiles all threads, it records no memory
+            with suppress(TypeError):  # an older PyTorch does not have this argument
                 threads = _ExperimentalConfig(profile_all_threads=True)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._profile = profile(activities=activities, profile_memory=memory, experimental_config=threads)
-        with warnings.catch_warnings(), self._own_profiler():  # of several recordings; the program's log is its own
+        with warnings.catch_warnings(), self._own_profiler():  # the program's log should not show our warnings
             warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
-            self._profile.prepare_trace()  # CUPTI's own start takes a second, which is not the program's
+            self._profile.prepare_trace()  # CUPTI takes a second to start, which must not count to the program
 
     def start(self) -> None:
-        """Starts the recording; a second one is refused with a message."""
+        """Starts the recording. A second recording is refused with a message."""
         if self.has_recorded:
-            _say("only the first range between cudaProfilerStart and cudaProfilerStop is recorded")
+            _print_message("only the first range between cudaProfilerStart and cudaProfilerStop is recorded")
         elif not self.is_recording:
             with self._own_profiler():
                 self._profile.start_trace()
             self.is_recording = True
 
     def stop(self) -> None:
-        """Stops a recording and writes the trace; an error is kept in ``failure``."""
+        """Stops the recording and writes the trace. An error is stored in ``failure``."""
         if not self.is_recording:
             return
         for key, value in _conditions().items():
@@ -102,17 +102,21 @@ class Recorder:
             self._write()
         except NoSpaceError as error:
             self.failure = error
-        except (OSError, RuntimeError, NsysAnalyzerError) as error:  # the program goes on, it is none of its faults
+        except (
+            OSError,
+            RuntimeError,
+            NsysAnalyzerError,
+        ) as error:  # the program continues, because the error is not its fault
             problem = f"{self.output} cannot be written: {error}"
-            self.failure = ExportError(problem, "Free some space, or name another --output")
+            self.failure = ExportError(problem, "Free some space, or choose another --output")
 
     def discard(self) -> None:
-        """Stops a recording and writes nothing: PyTorch crashes where a process ends under its profiler."""
+        """Stops the recording and writes nothing. PyTorch crashes if a process ends while its profiler runs."""
         if self.is_recording:
             try:
                 self._end()
-            except RuntimeError as error:  # a GPU that failed fails to stop, too
-                _say(f"the profiler did not stop: {error}")
+            except RuntimeError as error:  # after an error of the GPU, stopping fails as well
+                _print_message(f"the profiler did not stop: {error}")
 
     def _end(self) -> None:
         self.ranges.close_all()
@@ -121,13 +125,13 @@ class Recorder:
             self._profile.stop_trace()
 
     def _fork(self) -> None:
-        """This is a child of ``os.fork()`` now: what is recorded is its parent's."""
+        """Stops recording in a child of ``os.fork()``, because the recording belongs to its parent."""
         self.has_recorded |= self.is_recording
         self.is_recording, self.is_forked = False, True
 
     @contextmanager
     def _own_profiler(self) -> Iterator[None]:
-        """For the block, PyTorch's profiler is as it was before its functions were taken from the program."""
+        """Restores the functions of PyTorch's profiler inside the block. The program sees replacements."""
         from torch.autograd import profiler
 
         replaced = {name: getattr(profiler, name) for name in self._functions}
@@ -143,7 +147,7 @@ class Recorder:
             self._profile.export_chrome_trace(str(plain))
             with plain.open("ab+") as trace, gzip.open(unfinished, "wb", _COMPRESSION) as packed:
                 trace.seek(max(0, trace.tell() - 16))
-                if not trace.read().rstrip().endswith(b"}"):  # Kineto says nothing of a disk that is full
+                if not trace.read().rstrip().endswith(b"}"):  # Kineto does not report a full disk
                     raise ExportError("torch.profiler wrote no trace, or only a part of one")
                 trace.seek(0)
                 shutil.copyfileobj(trace, packed, 1 << 20)
@@ -151,7 +155,7 @@ class Recorder:
 
 
 def _conditions() -> dict[str, str]:
-    """Versions and machine, which Kineto's trace lacks; unknown values are left out."""
+    """Returns versions and facts of the machine, which Kineto's trace lacks. Unknown values are left out."""
     import torch
 
     # 580.159.04 in "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"
@@ -170,16 +174,16 @@ def _conditions() -> dict[str, str]:
 
 
 class _NoResult:
-    """What a program's own ``torch.profiler`` finds: nothing."""
+    """The empty result that the program's own ``torch.profiler`` gets."""
 
     def events(self) -> list[Any]:
-        """No events."""
+        """Returns no events."""
         return []
 
     experimental_event_tree = events
 
     def trace_start_ns(self) -> int:
-        """No moment."""
+        """Returns 0 as the start of the trace."""
         return 0
 
     def save(self, path: str) -> None:
@@ -187,25 +191,26 @@ class _NoResult:
         Path(path).write_text('{"traceEvents": []}')
 
 
-#: What PyTorch's profiler calls.
+#: The functions that PyTorch's profiler calls.
 _PROFILER_FUNCTIONS = (
     "_prepare_profiler", "_enable_profiler", "_disable_profiler", "_run_on_profiler_start", "_run_on_profiler_stop",
 )  # fmt: skip
 
 
 @functools.cache
-def _say_that_it_is_off() -> None:
-    _say("the program's own torch.profiler stays off while this one records: it finds nothing")
+def _report_disabled_profiler() -> None:
+    _print_message("the program's own torch.profiler is disabled while this recorder runs, and its result is empty")
 
 
 # --- ranges ---
 
 
 class Ranges:
-    """NVTX ranges as ``record_function`` ranges while the recorder records.
+    """Records NVTX ranges as ``record_function`` ranges while the recorder records.
 
-    As under nsys, a range that is open when the recording starts is not recorded; one that is open when it ends is
-    closed then. PyTorch calls a range's name ``msg``, the ``nvtx`` package ``message``.
+    As under nsys, a range that is open when the recording starts is not recorded, and a range that is open when the
+    recording ends is closed at that time. The argument with a range's name is ``msg`` in PyTorch and ``message`` in the
+    ``nvtx`` package.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -213,12 +218,12 @@ class Ranges:
         from torch.profiler import record_function
 
         self._recorder = recorder
-        # torch.compile must not see into a range: it would compile once more when the recording starts.
+        # torch.compile must not trace into a range, or it would recompile when the recording starts.
         self._is_compiling: Callable[[], bool] = torch.compiler.is_compiling
         self._record_function: Callable[[str], AbstractContextManager[Any]] = record_function
         self._local = threading.local()
         self._started: dict[int, AbstractContextManager[Any] | None] = {}
-        self._handles = itertools.count(1)  # threads share it, and its next is atomic
+        self._handles = itertools.count(1)  # threads share the counter, and next() is atomic
 
     @property
     def _stack(self) -> list[AbstractContextManager[Any] | None]:
@@ -226,7 +231,7 @@ class Ranges:
         return stack
 
     def push(self, message: object = "", *_: object, msg: object = None, **__: object) -> int:
-        """Open a range on this thread; returns its depth from 0, as NVTX does."""
+        """Opens a range on this thread, and returns its depth from 0, as NVTX does."""
         if self._is_compiling():
             return 0
         stack = self._stack
@@ -234,7 +239,7 @@ class Ranges:
         return len(stack) - 1
 
     def pop(self, *_: object, **__: object) -> int:
-        """Close this thread's innermost range; returns its depth, -1 where none is open."""
+        """Closes the innermost range of this thread, and returns its depth, or -1 if no range is open."""
         stack = self._stack if not self._is_compiling() else []
         if not stack:
             return -1
@@ -242,27 +247,27 @@ class Ranges:
         return len(stack)
 
     def start(self, message: object = "", *_: object, msg: object = None, **__: object) -> int:
-        """Open a range that need not nest; returns the handle that closes it."""
+        """Opens a range that may overlap others, and returns the handle that closes it."""
         handle = next(self._handles)
         self._started[handle] = self._opened(msg or message) if self._recorder.is_recording else None
         return handle
 
     def end(self, range_id: int) -> None:
-        """Close the range of a handle; a second time is none."""
+        """Closes the range of a handle. A second call has no effect."""
         _close(self._started.pop(range_id, None))
 
     def mark(self, message: object = "", *_: object, msg: object = None, **__: object) -> None:
-        """Mark a moment, as a range that ends at once."""
+        """Records a moment as an empty range."""
         if self._recorder.is_recording:
             _close(self._opened(msg or message))
 
     def close_all(self) -> None:
-        """Close what is open on this thread, for the recording ends; a later ``pop`` still finds its range."""
+        """Closes the open ranges at the end of the recording, and keeps the stack, so that a later ``pop`` works."""
         stack = self._stack
         for opened in reversed(stack):
             _close(opened)
         stack[:] = [None] * len(stack)
-        for handle, opened in list(self._started.items()):  # other threads may be at it
+        for handle, opened in list(self._started.items()):  # other threads may change it
             _close(opened)
             self._started[handle] = None
 
@@ -278,15 +283,15 @@ def _close(opened: AbstractContextManager[Any] | None) -> None:
 
 
 def install(ranges: Ranges, start: Callable[[], None], stop: Callable[[], None]) -> None:
-    """Puts these in the place of the CUDA profiler's start and stop, and ranges in that of NVTX.
+    """Replaces the start and stop of the CUDA profiler, and the functions of NVTX.
 
-    A process has one profiler of PyTorch, and that is the recorder's: the program's own is off.
+    A process can have only one profiler of PyTorch, so the program's own profiler is disabled.
     """
     import torch
     from torch.autograd import profiler
 
     _replace(profiler, **dict.fromkeys(_PROFILER_FUNCTIONS, lambda *_, **__: None))
-    _replace(profiler, _enable_profiler=lambda *_, **__: _say_that_it_is_off(), _disable_profiler=_NoResult)
+    _replace(profiler, _enable_profiler=lambda *_, **__: _report_disabled_profiler(), _disable_profiler=_NoResult)
     _replace(torch.cuda.profiler, start=start, stop=stop)
     _replace(torch.cuda, cudart=functools.partial(_Cudart, start, stop, torch.cuda.cudart))
     _replace(torch.cuda.nvtx, range_push=ranges.push, range_pop=ranges.pop, mark=ranges.mark)
@@ -303,7 +308,7 @@ def _replace(module: Any, **functions: Callable[..., Any]) -> None:
 
 
 class Annotation(ContextDecorator):
-    """``nvtx.annotate``: a context manager, or a decorator that names the range after the function."""
+    """Replaces ``nvtx.annotate``: a context manager, and a decorator that names the range after the function."""
 
     def __init__(self, ranges: Ranges, message: object = None, *_: object, **__: object) -> None:
         self._ranges, self._message = ranges, message
@@ -316,13 +321,13 @@ class Annotation(ContextDecorator):
         self._ranges.pop()
 
     def __call__(self, function: Function) -> Function:
-        """The function within a range, which has its name where no message was given."""
+        """Returns the function within a range, which has the function's name if no message was given."""
         message = function.__name__ if self._message is None else self._message
         return ContextDecorator.__call__(Annotation(self._ranges, message), function)
 
 
 class _Cudart:
-    """The CUDA runtime's functions, except those that start and stop a profiler."""
+    """The functions of the CUDA runtime, with replacements for those that start and stop a profiler."""
 
     def __init__(self, start: Callable[[], None], stop: Callable[[], None], cudart: Callable[[], Any]) -> None:
         self._start, self._stop, self._cudart = start, stop, cudart
@@ -331,12 +336,12 @@ class _Cudart:
         return getattr(self._cudart(), name)
 
     def cudaProfilerStart(self) -> object:  # noqa: N802 - CUDA's name
-        """Starts the recording and returns CUDA's code of success."""
+        """Starts the recording, and returns CUDA's success code."""
         self._start()
         return self._success()
 
     def cudaProfilerStop(self) -> object:  # noqa: N802 - CUDA's name
-        """Stops the recording and returns CUDA's code of success."""
+        """Stops the recording, and returns CUDA's success code."""
         self._stop()
         return self._success()
 
@@ -354,11 +359,11 @@ def record(
 ) -> int:
     """Runs a program, ``-m MODULE ARGS…`` or ``SCRIPT ARGS…``, and returns its exit code.
 
-    An open recording is written where the program ends well, and thrown away where it fails.
+    A recording that is open at the end is written if the program succeeded, and discarded if it failed.
     """
     if whole_program:  # the program's own starts and stops are ignored
         install(recorder.ranges, lambda: None, lambda: None)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that what was recorded is written
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that the recording is written
         if delay_s or duration_s:
             threading.Thread(target=_record_by_time, args=(recorder, delay_s, duration_s), daemon=True).start()
         else:
@@ -373,34 +378,34 @@ def record(
     except SystemExit as error:
         if isinstance(error.code, int) or error.code is None:
             code = error.code or 0
-        else:  # a message, and python ends with 1
+        else:  # the code is a message, and Python exits with 1
             print(error.code, file=sys.stderr)
             code = 1
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the program's own
-        error.__traceback__ = _of_the_program(error.__traceback__)
+    except Exception as error:  # noqa: BLE001 - the program may raise any error
+        error.__traceback__ = _program_traceback(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     except BaseException:  # Ctrl-C
         recorder.discard()
         raise
-    threading._shutdown()  # type: ignore[attr-defined]  # as Python does at a program's end: it waits for threads
+    threading._shutdown()  # type: ignore[attr-defined]  # like Python at a program's end, this waits for threads
     if recorder.is_forked:
-        # PyTorch's profiler waits at the process's end for threads that a child does not have.
+        # At the end of a process, PyTorch's profiler waits for threads, which a forked child does not have.
         _leave(code)
     if code == 0 or whole_program:
         recorder.stop()
     recorder.discard()
     if recorder.failure:
-        _say(str(recorder.failure))
+        _print_message(str(recorder.failure))
     elif not recorder.has_recorded and code == 0:
-        _say("the program never called cudaProfilerStart; nsys-analyze run --whole-program records all of it")
-    if code == _TERMINATED:  # PyTorch may crash where threads of a server still use it
+        _print_message("the program never called cudaProfilerStart; nsys-analyze run --whole-program records it whole")
+    if code == _TERMINATED:  # PyTorch may crash while threads of a server still use it
         _leave(code)
     return code or (0 if recorder.has_recorded and not recorder.failure else NOTHING_RECORDED)
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process at once, behind the functions of ``atexit``."""
+    """Runs the functions of ``atexit``, and ends the process at once."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -408,10 +413,10 @@ def _leave(code: int) -> NoReturn:
 
 
 def _record_by_time(recorder: Recorder, delay_s: float, duration_s: float) -> None:
-    """Records from one moment on, and has the program end at another; a duration of 0 is none."""
+    """Starts the recording after a delay, and ends the program after a duration, unless that is 0."""
     until, begin = time.monotonic() + delay_s, recorder.output.with_name(BEGIN)
-    while (left := until - time.monotonic()) > 0 and not begin.exists():
-        time.sleep(min(left, _LOOK_S))
+    while (remaining_s := until - time.monotonic()) > 0 and not begin.exists():
+        time.sleep(min(remaining_s, _POLL_S))
     recorder.start()
     if duration_s:
         time.sleep(duration_s)
@@ -419,7 +424,7 @@ def _record_by_time(recorder: Recorder, delay_s: float, duration_s: float) -> No
 
 
 def _run(program: list[str]) -> None:
-    """Runs it as ``__main__``, to the end of the process, with the arguments and the first import path of python."""
+    """Runs the program as ``__main__``, with the arguments and the first import path that Python would give it."""
     path = Path(program[0])
     main = sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = program
@@ -433,44 +438,50 @@ def _run(program: list[str]) -> None:
         exec(compile(path.read_bytes(), program[0], "exec", dont_inherit=True), vars(main))
 
 
-def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback from the program's first line on, without the lines that ran it."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    here = traceback
-    while here and here.tb_frame.f_code.co_filename in ours:
-        here = here.tb_next
-    return here or traceback
+def _program_traceback(traceback: TracebackType | None) -> TracebackType | None:
+    """Returns the traceback from the program's first line on, without the lines of the recorder."""
+    recorder_files = (__file__, runpy.__file__, "<frozen runpy>")
+    frame = traceback
+    while frame and frame.tb_frame.f_code.co_filename in recorder_files:
+        frame = frame.tb_next
+    return frame or traceback
 
 
-def _say(message: str) -> None:
+def _print_message(message: str) -> None:
     print(f"recorder: {message}", file=sys.stderr)
 
 
 def main(arguments: list[str]) -> int:
-    """Record the program behind ``--``; returns the exit code."""
+    """Records the program after ``--``, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nsys_analyzer.capture.recorder")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.json.gz",
-                        help="the trace to write; %%q{RANK} in its name is that variable, as for nsys")  # fmt: skip
-    parser.add_argument("--memory", action="store_true", help="record what the allocator gives out and takes back")
-    parser.add_argument("--whole-program", action="store_true", help="record all, not from cudaProfilerStart to Stop")
+                        help="the trace to write; its name may hold %%q{RANK}, as in nsys")  # fmt: skip
+    parser.add_argument("--memory", action="store_true", help="record the allocations and releases of memory")
+    parser.add_argument("--whole-program", action="store_true", help="record the whole program")
     parser.add_argument(
-        "--delay", type=float, default=0, metavar="S", help="with --whole-program, from so many seconds on"
+        "--delay", type=float, default=0, metavar="S", help="with --whole-program: start the recording after S seconds"
     )
     parser.add_argument(
-        "--duration", type=float, default=0, metavar="S", help="with --whole-program, for so long; then SIGTERM"
+        "--duration",
+        type=float,
+        default=0,
+        metavar="S",
+        help="with --whole-program: record S seconds, then send SIGTERM",
     )
     parser.add_argument("program", nargs="+", metavar="-- (-m MODULE | SCRIPT) ARGS", help="the Python program to run")
     options = parser.parse_args(arguments)
     if options.program == ["-m"]:
         parser.error("-m needs the name of a module")
     if not options.output.parent.is_dir():
-        parser.error(f"{options.output.parent} is no folder")
-    output = options.output.with_name(_VARIABLE.sub(lambda found: os.environ.get(found[1], ""), options.output.name))
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before PyTorch is imported: Kineto reads it once
-    if options.memory:  # PyTorch warns of each block that it gets back and did not see going
+        parser.error(f"{options.output.parent} is not a folder")
+    output = options.output.with_name(_VARIABLE.sub(lambda match: os.environ.get(match[1], ""), options.output.name))
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Kineto reads it once, when PyTorch is imported
+    if options.memory:  # PyTorch would warn for each released block whose allocation it did not record
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    recorder, whole = Recorder(output, memory=options.memory), options.whole_program
-    return record(options.program, recorder, whole_program=whole, delay_s=options.delay, duration_s=options.duration)
+    return record(
+        options.program, Recorder(output, memory=options.memory), whole_program=options.whole_program,
+        delay_s=options.delay, duration_s=options.duration,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

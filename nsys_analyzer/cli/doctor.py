@@ -39,6 +39,6 @@ def doctor(output_dir: Path) -> None:
 
 
 def _print(check: Check) -> None:
-    click.echo(f"{check.name:<{_NAME_WIDTH}}{check.status:<{_STATUS_WIDTH}} {check.found}")
+    click.echo(f"{check.name:<{_NAME_WIDTH}}{check.status:<{_STATUS_WIDTH}} {check.description}")
     if check.remedy:
         click.echo(f"{'':<{_NAME_WIDTH + _STATUS_WIDTH}} to fix it: {check.remedy}")

@@ -1,11 +1,11 @@
-"""The hooks in the program's process: calls of modules, backward passes, optimizers, loaders, and ``generate``.
+"""Hooks into the program's process: calls of modules, backward passes, optimizers, data loaders, and ``generate``.
 
-Loaded by ``injected/sitecustomize.py`` under a name of its own. What they are asked to do is one JSON object in the
-environment, which worker processes and launchers inherit: the attributes of ``capture.targets.Annotation``;
-``results``, the file for the times of steps and phases, or None under a profiler; and ``spellings``, how
-the names of phases are written, for ranges of the program's own.
+``injected/sitecustomize.py`` loads the hooks under a name of its own. Their settings are one JSON object in the
+environment, which worker processes and launchers inherit. It holds the attributes of ``capture.targets.Annotation``,
+the file ``results`` for the times of steps and phases (None in a profiled run), and ``spellings``, the names that
+ranges of each phase may have.
 
-Code that torch.compile traces must not see the hooks: each asks for that first, and does nothing then.
+Code that torch.compile traces must not see the hooks, so each hook first checks for that and then does nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .session import Phase, Session, has_compiled
 
 Function = Callable[..., Any]
 
-#: The variable of the environment that holds it.
+#: The environment variable that holds the settings.
 VARIABLE = "NSYS_ANALYZE_ANNOTATION"
 #: Phases whose FLOPs are counted.
-_COMPUTING = ("forward", "evaluation", "loss", "backward")
+_COUNTED_PHASES = ("forward", "evaluation", "loss", "backward")
 
 
 def hook(name: str) -> None:
-    """Hooks a module that this process has imported: PyTorch, or one of transformers that generates."""
+    """Hooks a module that this process has imported: PyTorch, or a module of transformers with ``generate``."""
     session, torch = _session(), sys.modules["torch"]
     if name.endswith("continuous_api"):
         _patch_continuous_batching(session, sys.modules[name].ContinuousBatchProcessor)
@@ -52,7 +52,7 @@ def hook(name: str) -> None:
 
 
 def watch() -> None:
-    """Looks at the program's ranges again: a recorder has taken the place of the functions that write them."""
+    """Wraps the functions that write ranges again, after a recorder has replaced them."""
     _session().ranges.watch()
 
 
@@ -65,7 +65,7 @@ def _session() -> Session:
 
 
 def _patch_generation(session: Session, mixin: Any) -> None:
-    """``generate`` of transformers: it is one step of inference, with a forward pass for each token."""
+    """Makes each call of transformers' ``generate`` one step of inference, with a forward pass for each token."""
     generate = mixin.generate
 
     def generating(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -79,7 +79,7 @@ def _patch_generation(session: Session, mixin: Any) -> None:
 
 
 def _patch_continuous_batching(session: Session, processor: Any) -> None:
-    """Marks each step of transformers' continuous batching as its scheduler made it, the replay of a graph, too."""
+    """Puts a range around each step of transformers' continuous batching, including replays of CUDA graphs."""
     generation_step = processor._generation_step
 
     def stepping(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -94,12 +94,12 @@ def _patch_continuous_batching(session: Session, processor: Any) -> None:
 
 
 def _replace(owner: Any, name: str, function: Function) -> None:
-    """Puts a function in the place of another, with its name and documentation."""
+    """Replaces a function by another one, which keeps its name and documentation."""
     setattr(owner, name, functools.wraps(getattr(owner, name))(function))
 
 
 def _phase(session: Session, name: str, function: Function) -> Function:
-    """The function as a phase."""
+    """Returns a function that runs ``function`` as a phase."""
     is_compiling = session.torch.compiler.is_compiling
 
     def in_a_phase(*arguments: Any, **keywords: Any) -> Any:
@@ -107,7 +107,7 @@ def _phase(session: Session, name: str, function: Function) -> Function:
             return function(*arguments, **keywords)
         phase = session.enter(name)
         try:
-            if phase and name in _COMPUTING:
+            if phase and name in _COUNTED_PHASES:
                 with session.counting():
                     return function(*arguments, **keywords)
             return function(*arguments, **keywords)
@@ -118,7 +118,7 @@ def _phase(session: Session, name: str, function: Function) -> Function:
 
 
 def _loading(session: Session, loop: Function) -> Function:
-    """What each process of a data loader runs; the first one of each loader stands for all of them."""
+    """Returns the loop of a data loader's process with a sampler, which runs only in the first process of a loader."""
     signature = inspect.signature(loop)
 
     def loading(*arguments: Any, **keywords: Any) -> Any:
@@ -135,7 +135,7 @@ def _loading(session: Session, loop: Function) -> Function:
 
 
 def _as_step(session: Session, function: Function, arguments: Any, keywords: Any) -> Any:
-    """The function's result; where nothing trains, its call is a step."""
+    """Runs a function and returns its result. If the program does not train, the call is a step."""
     if not session.is_here() or not session.call_begins():
         return function(*arguments, **keywords)
     try:
@@ -148,7 +148,7 @@ def _as_step(session: Session, function: Function, arguments: Any, keywords: Any
 
 
 def _patch_calls(session: Session, module: Any) -> None:
-    """Every call of a module; those of the classes alone that the program calls itself, once these are known."""
+    """Hooks all calls of modules. Once the root classes are known, only their calls stay hooked."""
     original = module.__call__
     _replace(module, "__call__", _call(session, original))
     patched = module.__call__
@@ -156,7 +156,7 @@ def _patch_calls(session: Session, module: Any) -> None:
     def narrow() -> None:
         classes = session.root_classes
         overridden = any(root.__call__ is not patched for root in classes)
-        if not overridden and not has_compiled():  # compiled code may rest on what a call is
+        if not overridden and not has_compiled():  # compiled code may depend on the method
             for root in classes:
                 setattr(root, "__call__", patched)  # noqa: B010 - a class has no such attribute for a type checker
             setattr(module, "__call__", original)  # noqa: B010
@@ -165,7 +165,7 @@ def _patch_calls(session: Session, module: Any) -> None:
 
 
 def _call(session: Session, original: Function) -> Function:
-    """The outermost call of a model is a forward pass, that of a loss is a loss; what they call is part of it."""
+    """Returns the hooked ``__call__`` of modules. The outermost call of a model is a forward pass, or a loss."""
     torch, modules = session.torch, session.modules
     is_compiling, wants_gradients = torch.compiler.is_compiling, torch.is_grad_enabled
     loss = torch.nn.modules.loss._Loss
@@ -198,7 +198,7 @@ def _call(session: Session, original: Function) -> Function:
         if isinstance(self, loss):
             session.root_classes.add(type(self))
             return in_loss(self, *arguments, **keywords)
-        if next(self.parameters(), None) is None:  # a transform of the data, a metric
+        if next(self.parameters(), None) is None:  # this is a transform of the data, or a metric
             return call(self, *arguments, **keywords)
         if session.training and not wants_gradients():
             return evaluation(self, *arguments, **keywords)
@@ -208,7 +208,7 @@ def _call(session: Session, original: Function) -> Function:
 
 
 def _backward(session: Session, function: Function) -> Function:
-    """A backward pass: modules that are called inside compute again what they did."""
+    """Returns a function that runs a backward pass as a phase. Module calls inside it are recomputations."""
     in_a_phase, is_compiling = _phase(session, "backward", function), session.torch.compiler.is_compiling
     signature = inspect.signature(function)
 
@@ -233,17 +233,17 @@ def _backward(session: Session, function: Function) -> Function:
 
 
 def _patch_optimizers(session: Session, optimizer: Any) -> None:
-    """Every optimizer's step and zero_grad, and that there is one."""
-    made, hooked = optimizer.__init__, optimizer.profile_hook_step
+    """Hooks the creation, the step and the zero_grad of all optimizers."""
+    original_init, original_hook = optimizer.__init__, optimizer.profile_hook_step
     is_compiling = session.torch.compiler.is_compiling
 
     def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
         session.optimizer_made(self)
-        made(self, *arguments, **keywords)
+        original_init(self, *arguments, **keywords)
 
     def profile_hook_step(function: Function) -> Function:
-        """As PyTorch puts its own hooks around the step of each class of optimizers."""
-        hooked_step = hooked(function)
+        """Wraps the step of an optimizer's class, as PyTorch does with its own hooks."""
+        hooked_step = original_hook(function)
 
         @functools.wraps(function)
         def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -274,7 +274,7 @@ def _patch_optimizers(session: Session, optimizer: Any) -> None:
 
 
 def _closure(session: Session, phase: Phase, function: Function) -> Function:
-    """What an optimizer calls for the loss: its forward and backward passes are no part of the optimizer's phase."""
+    """Returns an optimizer's closure, whose forward and backward passes are no part of the optimizer's phase."""
 
     def closure(*arguments: Any, **keywords: Any) -> Any:
         session.pause(phase)

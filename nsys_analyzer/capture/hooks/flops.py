@@ -1,7 +1,7 @@
-"""What one step of a program computes: its FLOPs, by PyTorch's own formulas as its operators run, and its dimensions.
+"""Counts the FLOPs of one step with PyTorch's formulas while its operators run, and reads the model's dimensions.
 
-It is a step of the warm-up, without a profiler. A compiled function is run operator by operator meanwhile, so that its
-operations are among them.
+The counted step is a step of the warm-up without a profiler. Compiled functions run operator by operator during that
+step, so that their operators are counted.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from typing import Any
 
 from .modules import Modules
 
-#: The phases that operations are counted by; what lies in none of them is ``other``.
+#: The phases by which operations are counted. Operations outside of these phases count to ``other``.
 _PHASES = ("forward", "loss", "evaluation", "optimizer")
-#: Operations of a softmax for each of its scores: maximum, difference, exponential, sum, quotient.
-_OF_A_SCORE = 5
+#: FLOPs of a softmax for each score: maximum, difference, exponential, sum and quotient.
+_SOFTMAX_FLOPS_PER_SCORE = 5
 _SOFTMAX = ("aten._softmax", "aten._safe_softmax")
 _MAXIMUM = ("aten.max", "aten.amax")
 _FUSED = ("scaled_dot_product", "flash_attention", "efficient_attention", "flex_attention")
-#: Matmuls of a fused attention's backward pass: PyTorch counts one more, which computes the scores again.
+#: Matmuls in the backward pass of a fused attention. PyTorch also counts the matmul that recomputes the scores.
 _MATMULS_OF_MODEL, _MATMULS_COUNTED = 4, 5
-#: The namespaces of PyTorch itself, and what in them computes matmuls, whether there is a formula for it or not.
-_KNOWN = (
+#: The namespaces of PyTorch's own operators.
+_TORCH_NAMESPACES = (
     "aten", "prims", "prim", "c10d", "c10d_functional", "_c10d_functional", "inductor", "profiler", "fsdp", "_dtensor",
 )  # fmt: skip
-_COMPUTES = re.compile(r"mm(?:_|$)|mkldnn_rnn|cudnn_rnn|miopen_rnn|trilinear|matmul|attention|conv")
-#: What configurations of models call their dimensions, by the keys of a manifest.
-_CALLED = {
+#: The names of those of PyTorch's operators that compute matmuls.
+_MATMUL_NAME = re.compile(r"mm(?:_|$)|mkldnn_rnn|cudnn_rnn|miopen_rnn|trilinear|matmul|attention|conv")
+#: The attribute names of each dimension in a model's ``config``, by the keys of a manifest.
+_CONFIG_NAMES = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
     "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
     "vocab_size": ("vocab_size",),
 }
-#: What configurations call the experts of a mixture.
+#: The attribute names of the number of experts in a mixture of experts.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 #: The names of a batch's tokens among the arguments of a call.
 _TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "pixel_values")
@@ -44,15 +45,15 @@ _LEAST_LAYERS = 2
 
 
 class CountedStep:
-    """The FLOPs of one step, those of what autograd's threads run for it included, and the dimensions of its models.
+    """The FLOPs of one step, including those on autograd's threads, and the dimensions of its models.
 
     Attributes:
-        is_open: whether the step goes on.
-        manifest: the keys of a manifest that were found, empty before the step has ended.
+        is_open: whether the step is running.
+        manifest: the entries of a manifest, which is empty before the step has ended.
     """
 
     def __init__(self, torch: Any, modules: Modules, is_active: Callable[[str], bool]) -> None:
-        """``is_active`` tells whether a phase goes on."""
+        """Prepares the count. ``is_active`` returns whether a phase is active."""
         self.is_open = False
         self.manifest: dict[str, Any] = {}
         self._torch, self._modules, self._is_active = torch, modules, is_active
@@ -60,7 +61,11 @@ class CountedStep:
         self._batch: dict[str, int] = {}
 
     def open(self) -> None:
-        """Begins the step; raises ImportError where PyTorch is too old to count."""
+        """Starts the counted step.
+
+        Raises:
+            ImportError: this PyTorch is too old to count FLOPs.
+        """
         self._formulas, self._mode = _formulas(self._torch), _mode(self, self._torch)
         self._is_counting = False
         self._passes: Counter[str] = Counter()
@@ -74,15 +79,17 @@ class CountedStep:
         self.is_open = self._modules.active = True
 
     def close(self, *, well: bool = True) -> None:
-        """Ends the step; what was counted of one that was cut short is worth nothing."""
+        """Ends the counted step, and discards the count of a step that was interrupted."""
         if not self.is_open:
             return
         self.is_open = self._modules.active = False
         if well:
             batch = self._batch if self._passes["forward"] == 1 else {}
-            if "vocab_size" not in self.manifest:  # two dimensions of integers need not be tokens
+            if "vocab_size" not in self.manifest:  # without a vocabulary, a matrix of integers may not be tokens
                 batch.pop("context_length", None)
-            unfused = self._batched.keys() & self._softmax.keys()  # a softmax alone is that of a head or a router
+            unfused = (
+                self._batched.keys() & self._softmax.keys()
+            )  # a module with a softmax and no batched matmul is no attention
             flops = {
                 "passes": dict(self._passes),
                 "classes": _nested(self._by_class),
@@ -94,15 +101,17 @@ class CountedStep:
             self.manifest = {**self.manifest, **batch, "flops": flops}
 
     def counting(self) -> contextlib.AbstractContextManager[Any]:
-        """Counts what is called until the result is left, while the step goes on; calls inside are counted once.
+        """Returns a context manager that counts the operators in its block while the step runs.
+
+        A block inside another block is not counted twice.
 
         Raises:
-            RuntimeError: PyTorch allows it nowhere but outside of compiled code.
+            RuntimeError: PyTorch does not allow this inside compiled code.
         """
         if not self.is_open or self._is_counting:
             return contextlib.nullcontext()
         with contextlib.ExitStack() as stack:
-            if hasattr(self._torch.compiler, "set_stance"):  # compiled code is not seen by a mode
+            if hasattr(self._torch.compiler, "set_stance"):  # a dispatch mode does not see compiled code
                 stack.enter_context(self._torch.compiler.set_stance("force_eager"))
             stack.enter_context(self._mode)
             stack.callback(setattr, self, "_is_counting", False)
@@ -114,21 +123,21 @@ class CountedStep:
         if self.is_open:
             self._passes[name] += 1
 
-    def begin_backward(self, more: int, *, creates_graph: bool) -> None:
-        """Notes that so many more backward passes run; one that creates a graph computes with gradients on."""
-        self._backward_passes += more
-        self._passes_with_graph += more if creates_graph else 0
+    def begin_backward(self, change: int, *, creates_graph: bool) -> None:
+        """Notes the start (``change`` is 1) or the end (−1) of a backward pass, which may record gradients."""
+        self._backward_passes += change
+        self._passes_with_graph += change if creates_graph else 0
 
     def call_model(self, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Reads the dimensions of a model that is called, and of its batch."""
         if not (self.is_open and self._is_active("forward")):
             return
-        with contextlib.suppress(Exception):  # whatever a program's attributes and tensors do when they are asked
+        with contextlib.suppress(Exception):  # attributes and tensors of the program may raise any error
             self._batch = of_batch(arguments, keywords)
             self.manifest = {**of_model(module), **read_by_decode(module), **self.manifest}
 
     def _place(self) -> tuple[str, str]:
-        """Returns the phase and the module of what this thread does."""
+        """Returns the phase and the module that this thread is in."""
         module = self._modules.current() or ""
         if self._backward_passes:
             recomputes = self._torch.is_grad_enabled() and not self._passes_with_graph
@@ -147,22 +156,22 @@ class CountedStep:
                     flops = flops * _MATMULS_OF_MODEL // _MATMULS_COUNTED
                 elif phase == "forward":
                     self._fused += flops
-                    query, key = arguments[:2]  # a score for each of batch × heads × queries × keys
+                    query, key = arguments[:2]  # there is a score for each batch × head × query × key
                     scores = query.shape[0] * query.shape[1] * query.shape[-2] * key.shape[-2]
-                    self._fused_softmax += _OF_A_SCORE * int(scores)
+                    self._fused_softmax += _SOFTMAX_FLOPS_PER_SCORE * int(scores)
             elif name in ("aten.bmm", "aten.baddbmm") and phase == "forward":
                 self._batched[module] += flops
             self._by_class[phase, kind] += flops
             self._by_module[module, phase] += flops
         elif phase == "forward" and (name in _SOFTMAX or (name == "aten.exp" and module in self._with_maximum)):
-            self._softmax[module] += _OF_A_SCORE * int(result.numel())
-        elif name in _MAXIMUM:  # a softmax written by hand begins with it
+            self._softmax[module] += _SOFTMAX_FLOPS_PER_SCORE * int(result.numel())
+        elif name in _MAXIMUM:  # an unfused softmax starts with its maximum
             self._with_maximum.add(module)
-        elif getattr(function, "namespace", None) not in _KNOWN or _COMPUTES.search(name):
+        elif getattr(function, "namespace", None) not in _TORCH_NAMESPACES or _MATMUL_NAME.search(name):
             self._unknown.add(name)
 
     def failed(self, function: Any, error: Exception) -> None:
-        """An operator could not be counted."""
+        """Notes an operator that could not be counted."""
         self._unknown.add(f"{getattr(function, '_overloadpacket', function)} ({type(error).__name__})")
 
 
@@ -174,20 +183,20 @@ def _nested(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
 
 
 def _class_of(name: str) -> str:
-    """The class of the kernels of an operator with a formula."""
+    """Returns the class of the kernels of an operator that has a formula."""
     if any(word in name for word in _FUSED):
         return "fused attention"
     return "convolution" if "conv" in name else "matmul"
 
 
 def _formulas(torch: Any) -> dict[Any, Any]:
-    """PyTorch's formulas by operator; those of fused attention for its CPU's, too, and products with a vector."""
+    """Returns PyTorch's formulas by operator, with additions for attention on a CPU and for products with a vector."""
     from torch.utils.flop_counter import flop_registry
 
     formulas, aten = dict(flop_registry), torch.ops.aten
-    for behind in ("", "_backward"):
-        formula = formulas.get(getattr(aten, f"_scaled_dot_product_flash_attention{behind}"))
-        of_cpu = getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{behind}", None)
+    for suffix in ("", "_backward"):
+        formula = formulas.get(getattr(aten, f"_scaled_dot_product_flash_attention{suffix}"))
+        of_cpu = getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{suffix}", None)
         if formula is not None and of_cpu is not None:
             formulas.setdefault(of_cpu, formula)
     formulas.setdefault(aten.mv, lambda matrix, _, **__: 2 * matrix.numel())
@@ -205,8 +214,8 @@ def _mode(step: CountedStep, torch: Any) -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             distributed = sys.modules.get("torch.distributed.tensor")
             if distributed is not None and any(issubclass(kind, distributed.DTensor) for kind in types):
-                return NotImplemented  # the operators on this rank's part follow
-            # In inference mode composite operators arrive undecomposed.
+                return NotImplemented  # the operators on the local tensors follow
+            # In inference mode, composite operators arrive before they are decomposed.
             if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
                 with self:
                     parts = func.decompose(*args, **(kwargs or {}))
@@ -215,7 +224,7 @@ def _mode(step: CountedStep, torch: Any) -> Any:
             result = func(*args, **(kwargs or {}))
             try:
                 step.count(func, args, kwargs or {}, result)
-            except Exception as error:  # noqa: BLE001 - a formula that this operator's arguments do not fit
+            except Exception as error:  # noqa: BLE001 - the formula may not fit the operator's arguments
                 step.failed(func, error)
             return result
 
@@ -226,14 +235,15 @@ def _mode(step: CountedStep, torch: Any) -> Any:
 
 
 def of_model(module: Any) -> dict[str, int]:
-    """What the modules of a model say, by the keys of a manifest; what they do not say is absent."""
+    """Returns the dimensions of a model by the keys of a manifest. Unknown dimensions are absent."""
     return {**_of_modules(module), **_of_config(module)}
 
 
 def read_by_decode(module: Any) -> dict[str, int]:
-    """The bytes that each pass reads of a model's weights, and those of a position in its cache of keys and values.
+    """Returns the bytes of weights that each pass reads, and the bytes of a position in the KV cache.
 
-    An embedding is looked up by row, but where it is the head, too; of a mixture's experts a pass may leave some out.
+    Embeddings are left out because a pass reads only some of their rows, unless they are tied to the head. A mixture of
+    experts has no figure of weights because a pass may leave out experts.
     """
     import torch
 
@@ -241,21 +251,21 @@ def read_by_decode(module: Any) -> dict[str, int]:
     parts = list(module.modules())
     uses = Counter(id(weight) for part in parts for weight in part.parameters(recurse=False))
     looked_up = {id(part.weight) for part in parts if isinstance(part, torch.nn.Embedding)}
-    read = [weight for weight in module.parameters() if id(weight) not in looked_up or uses[id(weight)] > 1]
-    found = {"weights_bytes": sum(weight.numel() * weight.element_size() for weight in read)}
-    if any(getattr(config, name, None) for name in _EXPERTS) or not found["weights_bytes"]:
-        found = {}
-    said = of_model(module)
-    if getattr(config, "is_encoder_decoder", True) or not {"num_layers", "num_heads", "d_model"} <= said.keys():
-        return found
-    heads = getattr(config, "num_key_value_heads", None) or said["num_heads"]
-    width = getattr(config, "head_dim", None) or said["d_model"] // said["num_heads"]
+    weights = [weight for weight in module.parameters() if id(weight) not in looked_up or uses[id(weight)] > 1]
+    sizes = {"weights_bytes": sum(weight.numel() * weight.element_size() for weight in weights)}
+    if any(getattr(config, name, None) for name in _EXPERTS) or not sizes["weights_bytes"]:
+        sizes = {}
+    dimensions = of_model(module)
+    if getattr(config, "is_encoder_decoder", True) or not {"num_layers", "num_heads", "d_model"} <= dimensions.keys():
+        return sizes
+    heads = getattr(config, "num_key_value_heads", None) or dimensions["num_heads"]
+    width = getattr(config, "head_dim", None) or dimensions["d_model"] // dimensions["num_heads"]
     element = next(weight.element_size() for weight in module.parameters() if weight.is_floating_point())
-    return {**found, "cache_bytes": 2 * said["num_layers"] * heads * width * element}
+    return {**sizes, "cache_bytes": 2 * dimensions["num_layers"] * heads * width * element}
 
 
 def of_batch(arguments: Iterable[Any], keywords: Mapping[str, Any]) -> dict[str, int]:
-    """What the arguments of a call say: the batch size, and of tokens the context length."""
+    """Returns the batch size of a call's arguments, and the context length if the batch holds tokens."""
     values = [*(keywords[name] for name in _TOKENS if name in keywords), *arguments, *keywords.values()]
     batch = next((value for value in values if hasattr(value, "shape") and hasattr(value, "is_floating_point")), None)
     if batch is None or not len(batch.shape) or not batch.shape[0]:
@@ -272,9 +282,9 @@ def _config_of(module: Any) -> Any:
 
 
 def _of_config(module: Any) -> dict[str, int]:
-    """The dimensions in the ``config`` that models of transformers, and of many others, carry."""
+    """Returns the dimensions in a model's ``config``, which models of transformers and many others have."""
     config, dimensions = _config_of(module), {}
-    for key, names in _CALLED.items():
+    for key, names in _CONFIG_NAMES.items():
         values = (getattr(config, name, None) for name in names)
         value = next((candidate for candidate in values if isinstance(candidate, int) and candidate > 0), None)
         if value is not None:
@@ -283,7 +293,10 @@ def _of_config(module: Any) -> dict[str, int]:
 
 
 def _of_modules(module: Any) -> dict[str, int]:
-    """The layers: the longest list of modules of one class; the vocabulary and width: the largest embedding."""
+    """Returns the dimensions that a model's modules show.
+
+    The layers are the longest list of modules of one class. The largest embedding gives the vocabulary and the width.
+    """
     import torch
 
     dimensions: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""Which module the program is in: by its calls in forward, and in backward by the nodes of autograd's graph.
+"""Tracks which module the program is in: by calls in forward, and by the nodes of autograd's graph in backward.
 
-A module's call makes the nodes of the graph with the next sequence numbers of its thread. Autograd runs the nodes of a
-thread from the highest number to the lowest, so that those of one module follow each other, and a hook on the first of
-each such run says where backward is.
+A call of a module makes the nodes of the graph with the next sequence numbers of its thread. Autograd runs the nodes of
+a thread from the highest number to the lowest, so the nodes of one module follow each other. A hook on the first node
+of each such group tells which module backward is in.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from typing import Any, NamedTuple
 
 from .ranges import Ranges
 
-#: What stands before the path of a module in the name of its range.
+#: The prefix of a module's path in the name of its range.
 PREFIX = "nn.Module: "
-#: What wrappers call the module that they hold.
+#: The attributes in which wrappers store their module.
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-#: The number of nodes that only add up a gradient: they run as soon as they can.
+#: The sequence number of nodes that only accumulate a gradient. They run as soon as possible.
 _ACCUMULATES = 2**64 - 1
 
 
 class _Thread:
-    """Where one thread is.
+    """The position of one thread among the modules.
 
     Attributes:
-        stack: the modules that it calls, the innermost last, each with whether it has a range.
-        backward: the module whose nodes it runs; ``range`` is the range of that.
-        numbers, labels: from which sequence number on which module makes nodes, in order; None is outside of all.
+        stack: the modules that the thread is calling, the innermost last, each with whether it has a range.
+        backward: the module whose nodes the thread runs in backward, or None.
+        range: the range of that module.
+        numbers: the sequence numbers from which the modules in ``labels`` make nodes, in ascending order.
+        labels: the module for each entry of ``numbers``, or None outside of all modules.
     """
 
     __slots__ = ("backward", "labels", "numbers", "range", "stack")
@@ -43,18 +45,18 @@ class _Thread:
 
 
 class Backward(NamedTuple):
-    """The hooks of a backward pass, and the module of the backward pass that it lies in."""
+    """The hooks of a backward pass, and the module in which the enclosing backward pass was."""
 
     handles: list[Any]
-    around: str | None
+    enclosing: str | None
 
 
 class Modules:
-    """The modules of the program by their paths, and where each thread is.
+    """The modules of the program by their paths, and the position of each thread.
 
     Attributes:
-        active: whether anybody wants to know.
-        written: whether the modules get ranges.
+        active: whether calls of modules are tracked.
+        written: whether modules get ranges.
     """
 
     def __init__(self, torch: Any, ranges: Ranges) -> None:
@@ -63,122 +65,122 @@ class Modules:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._threads: dict[int, _Thread] = {}
-        # The number of the next node. Where PyTorch does not say it, modules are known in forward alone.
+        # Returns the number of the next node. A PyTorch without it only tells modules in forward.
         self._next_number = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 
     def current(self) -> str | None:
-        """The module that this thread is in, None outside of all."""
-        here = self._here()
-        return here.stack[-1][0] if here.stack else here.backward
+        """Returns the module that this thread is in, or None outside of all modules."""
+        thread = self._this_thread()
+        return thread.stack[-1][0] if thread.stack else thread.backward
 
     def enter(self, module: Any) -> None:
-        """A call of a module begins on this thread."""
-        here = self._here()
-        name = self._names.get(module) or self._named(module, here)
-        is_wrapper = bool(here.stack) and here.stack[-1][0] == name
+        """Notes the start of a module's call on this thread."""
+        thread = self._this_thread()
+        name = self._names.get(module) or self._name_module(module, thread)
+        is_wrapper = bool(thread.stack) and thread.stack[-1][0] == name
         written = self.written and not is_wrapper
-        here.stack.append((name, written))
-        self._mark(here, name)
+        thread.stack.append((name, written))
+        self._mark(thread, name)
         if written:
             self._ranges.push(f"{PREFIX}{name}")
 
     def leave(self) -> None:
-        """The innermost call of this thread ends."""
-        here = self._here()
-        _, written = here.stack.pop()
-        self._mark(here, here.stack[-1][0] if here.stack else None)
+        """Notes the end of the innermost call on this thread."""
+        thread = self._this_thread()
+        _, written = thread.stack.pop()
+        self._mark(thread, thread.stack[-1][0] if thread.stack else None)
         if written:
             self._ranges.pop()
 
     def forget(self) -> None:
-        """A step ends: its graph is no longer needed."""
+        """Discards the sequence numbers of a step that has ended."""
         for thread in list(self._threads.values()):
             thread.numbers, thread.labels = thread.numbers[-1:], thread.labels[-1:]
 
     def backward_begins(self, roots: Iterable[Any], *, some: bool) -> Backward:
-        """Hooks the graph behind some tensors; of a pass that only runs ``some`` of its nodes every node.
+        """Hooks the graph of some tensors: the first node of each module, or all nodes if only ``some`` will run.
 
-        A step's graph is walked once, in Python.
+        The graph of a step is visited once, in Python.
         """
-        here = self._here()
+        thread = self._this_thread()
         if self._replicated:
-            return Backward([], here.backward)
+            return Backward([], thread.backward)
         nodes = sorted(self._nodes(roots), key=lambda pair: -pair[0])
-        handles, before = [], here.backward
+        handles, before = [], thread.backward
         for number, node in nodes:
-            at = bisect_right(here.numbers, number) - 1
-            label = here.labels[at] if at >= 0 else None
+            at = bisect_right(thread.numbers, number) - 1
+            label = thread.labels[at] if at >= 0 else None
             if label != before or some:
                 handles.append(node.register_prehook(self._switch(label)))
                 before = label
-        return Backward(handles, here.backward)
+        return Backward(handles, thread.backward)
 
     def backward_ended(self, backward: Backward, *, outermost: bool) -> None:
-        """The backward pass has ended; ``outermost`` where none is running any more."""
+        """Removes the hooks of a backward pass. ``outermost`` tells that no other backward pass is running."""
         for handle in backward.handles:
             handle.remove()
-        if not outermost:  # that of a checkpoint, inside a node that goes on
-            self._move(backward.around)
+        if not outermost:  # this was the pass of a checkpoint, inside a node of another pass
+            self._move(backward.enclosing)
         for thread in list(self._threads.values()) if outermost else ():
             self._ranges.end(thread.range)
             thread.backward = thread.range = None
 
-    def _here(self) -> _Thread:
+    def _this_thread(self) -> _Thread:
         ident = threading.get_ident()
         thread = self._threads.get(ident)
         if thread is None:
             thread = self._threads[ident] = _Thread()
         return thread
 
-    def _mark(self, here: _Thread, label: str | None) -> None:
+    def _mark(self, thread: _Thread, label: str | None) -> None:
         number = self._next_number()
-        if here.numbers and here.numbers[-1] == number:  # no node was made in between
-            here.labels[-1] = label
+        if thread.numbers and thread.numbers[-1] == number:  # no node was made since the last mark
+            thread.labels[-1] = label
         else:
-            here.numbers.append(number)
-            here.labels.append(label)
+            thread.numbers.append(number)
+            thread.labels.append(label)
 
     def _switch(self, label: str | None) -> Any:
-        """A hook that has the thread that runs it be in a module."""
+        """Returns a hook that moves the thread that runs it into a module."""
         is_compiling = self._torch.compiler.is_compiling
 
         def switch(_: Any) -> None:
             if self.active and not is_compiling():
                 try:
                     self._move(label)
-                except Exception:  # noqa: BLE001 - it is none of the program's: modules are not known any more
+                except Exception:  # noqa: BLE001 - the program must not see the error, so tracking ends
                     self.active = False
 
         return switch
 
     def _move(self, label: str | None) -> None:
-        here = self._here()
-        if here.backward != label:
-            self._ranges.end(here.range)
-            here.backward = label
-            here.range = self._ranges.start(f"{PREFIX}{label}") if label and self.written else None
+        thread = self._this_thread()
+        if thread.backward != label:
+            self._ranges.end(thread.range)
+            thread.backward = label
+            thread.range = self._ranges.start(f"{PREFIX}{label}") if label and self.written else None
 
     def _nodes(self, roots: Iterable[Any]) -> Iterable[tuple[int, Any]]:
-        """The nodes behind some tensors that compute a gradient, with their sequence numbers."""
-        left = [node for root in roots if (node := getattr(root, "grad_fn", None)) is not None]
-        seen = set(left)
-        while left:
-            node = left.pop()
+        """Yields the nodes of the graph of some tensors, without those that accumulate, with their sequence numbers."""
+        pending = [node for root in roots if (node := getattr(root, "grad_fn", None)) is not None]
+        visited = set(pending)
+        while pending:
+            node = pending.pop()
             number = node._sequence_nr()
             if number != _ACCUMULATES:
                 yield number, node
             for before, _ in node.next_functions:
-                if before is not None and before not in seen:
-                    seen.add(before)
-                    left.append(before)
+                if before is not None and before not in visited:
+                    visited.add(before)
+                    pending.append(before)
 
-    def _named(self, module: Any, here: _Thread) -> str:
-        """The name of a module that has none yet: as a root or, called by another that does not hold it, below that."""
-        if here.stack:
-            path, _, _ = here.stack[-1][0].rpartition(": ")
-            name = self._names[module] = _name(path, type(module).__name__, module)
+    def _name_module(self, module: Any, thread: _Thread) -> str:
+        """Names a module that has no name yet: below the module that calls it, or as a root."""
+        if thread.stack:
+            path, _, _ = thread.stack[-1][0].rpartition(": ")
+            name = self._names[module] = _full_name(path, type(module).__name__, module)
             return name
-        # Its replicas are made anew for each call, and number their nodes on threads of their own.
+        # DataParallel makes new replicas for each call, and their nodes are numbered on other threads.
         self._replicated |= type(module).__name__ == "DataParallel"
         wrappers = list(_unwrapped(module))
         inner = wrappers[-1]
@@ -187,23 +189,23 @@ class Modules:
             root = f"{kind}#{int(root.partition('#')[2] or 1) + 1}"
         self._roots[root] = inner
         for path, child in inner.named_modules():
-            if "/" not in self._names.get(child, ""):  # one that was called alone before has its place now
-                self._names[child] = _name(root, path, child)
+            if "/" not in self._names.get(child, ""):  # a module that was called before as a root is renamed
+                self._names[child] = _full_name(root, path, child)
         for child in wrappers:
             self._names[child] = self._names[inner]
         return self._names[module]
 
 
 def _unwrapped(module: Any) -> Iterator[Any]:
-    """A module, and inside it the ones that wrappers hold: those of compilers, and of training on several GPUs."""
+    """Yields a module, and the modules that it wraps, such as those inside a compiled or a distributed module."""
     yield module
-    while len(held := list(module.named_children())) == 1 and held[0][0] in (*_WRAPPED, "module"):
-        module = held[0][1]
+    while len(children := list(module.named_children())) == 1 and children[0][0] in (*_WRAPPED, "module"):
+        module = children[0][1]
         yield module
 
 
-def _name(root: str, path: str, module: Any) -> str:
-    """The name of a module at a path below another: ``GPT/h.0.attn: Attention``."""
+def _full_name(root: str, path: str, module: Any) -> str:
+    """Returns the name of a module at a path below another one: ``GPT/h.0.attn: Attention``."""
     words = [word for word in path.split(".") if word and word not in _WRAPPED]
     joint = "." if "/" in root else "/"
     return f"{joint.join([root, '.'.join(words)]) if words else root}: {type(module).__name__}"

@@ -1,4 +1,4 @@
-"""What the hooks leave: ranges through whatever ``torch.cuda.nvtx`` is, NVTX or a recorder in its place, and times.
+"""Writes the results of the hooks: ranges through ``torch.cuda.nvtx`` or its replacement, and times.
 
 The times of steps and phases are one JSON file for the report. Nothing here waits for the GPU inside a measured step.
 """
@@ -18,48 +18,48 @@ from typing import Any
 
 Function = Callable[..., Any]
 
-_NVTX, _PACKAGE = ("range_push", "range_start"), ("push_range", "start_range", "annotate")
-_OURS = "_of_nsys_analyze"
-#: Is replaced by the rank of the process in the name of a file that is each rank's own.
+_TORCH_FUNCTIONS, _PACKAGE_FUNCTIONS = ("range_push", "range_start"), ("push_range", "start_range", "annotate")
+_WRAPPER_MARK = "_of_nsys_analyze"
+#: Stands for the rank of the process in the name of a file that each rank writes.
 RANK_SUFFIX = "%q{RANK}"
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 _EPOCH = re.compile(r"^epoch (\d+ )((of )?\d+ )?")
 
 
 class Ranges:
-    """Ranges of the hooks, beside those of the program: of two with one meaning the program's own is kept.
+    """Writes the ranges of the hooks, except for phases for which the program has its own ranges.
 
     Attributes:
-        open_window, close_window: open and close the capture range, without a word of it.
+        open_window, close_window: open and close the capture range without notifying the hooks.
     """
 
     def __init__(
         self, torch: Any, spellings: Mapping[str, Sequence[str]], opens: Callable[[], None], closes: Callable[[], None]
     ) -> None:
-        """``opens`` and ``closes`` are called where the program opens or closes a capture range."""
+        """Wraps the functions of the program. ``opens`` and ``closes`` are called with the program's capture range."""
         self._torch, self._opens, self._closes = torch, opens, closes
         self._phases = {spelling: phase for phase, names in spellings.items() for spelling in names}
-        self._known: dict[str, str | None] = {}
-        self._own: set[str] = set()
+        self._phase_of_name: dict[str, str | None] = {}
+        self._phases_of_program: set[str] = set()
         self.watch()
 
     def watch(self) -> None:
-        """Looks at the program's ranges, and at its capture range; call it again where a recorder replaced them."""
+        """Wraps the functions for ranges and for the capture range. Call it again after a recorder replaced them."""
         cuda = self._torch.cuda
-        if hasattr(cuda.profiler.start, _OURS):
+        if hasattr(cuda.profiler.start, _WRAPPER_MARK):
             return
         self._push, self._pop, self._start, self._end = self._functions()
-        for module, names in ((cuda.nvtx, _NVTX), (sys.modules.get("nvtx"), _PACKAGE)):
+        for module, names in ((cuda.nvtx, _TORCH_FUNCTIONS), (sys.modules.get("nvtx"), _PACKAGE_FUNCTIONS)):
             for name in names if module else ():
                 setattr(module, name, self._noting(getattr(module, name)))
         self.open_window, self.close_window = cuda.profiler.start, cuda.profiler.stop
-        cuda.profiler.start = _told(cuda.profiler.start, after=self._opens)
-        cuda.profiler.stop = _told(cuda.profiler.stop, before=self._closes)
+        cuda.profiler.start = _with_callbacks(cuda.profiler.start, after=self._opens)
+        cuda.profiler.stop = _with_callbacks(cuda.profiler.stop, before=self._closes)
         cuda.cudart = functools.partial(_Cudart, cuda.cudart, self._opens, self._closes)
 
     def push(self, name: str) -> bool:
-        """Opens a range of a phase on this thread; False where the program has its own for that."""
-        if name in self._own:
+        """Opens the range of a phase on this thread. Returns False if the program has its own range for the phase."""
+        if name in self._phases_of_program:
             return False
         self._push(name)
         return True
@@ -69,11 +69,15 @@ class Ranges:
         self._pop()
 
     def start(self, name: str) -> Any:
-        """Opens a range that need not nest in the program's; the handle is for ``end``, None where there is none."""
-        return None if name in self._own else self._start(name)
+        """Opens a range that may overlap the program's ranges.
+
+        Returns:
+            The handle for ``end``, or None if the program has its own range for the phase.
+        """
+        return None if name in self._phases_of_program else self._start(name)
 
     def note(self, text: str) -> None:
-        """Writes a text into the capture, as a range that ends at once."""
+        """Writes a text into the capture as an empty range."""
         self._push(text)
         self._pop()
 
@@ -83,7 +87,7 @@ class Ranges:
             self._end(handle)
 
     def _functions(self) -> tuple[Function, Function, Function, Function]:
-        """Push, pop, start and end; a PyTorch without CUDA has none, and takes those of ``nvtx``, if it is there."""
+        """Returns the functions push, pop, start and end of PyTorch, or of the package ``nvtx`` without CUDA."""
         nvtx = self._torch.cuda.nvtx
         try:
             nvtx.mark("nsys-analyze")
@@ -96,7 +100,7 @@ class Ranges:
         return nvtx.range_push, nvtx.range_pop, nvtx.range_start, nvtx.range_end
 
     def _noting(self, function: Function) -> Function:
-        """The function, which notes the phase that a range of the program's is called after."""
+        """Wraps a function so that it notes the phases for which the program has its own ranges."""
 
         @functools.wraps(function)
         def noting(*arguments: Any, **keywords: Any) -> Any:
@@ -110,18 +114,18 @@ class Ranges:
     def _note(self, name: object) -> None:
         if not isinstance(name, str):
             return
-        if name not in self._known:
-            self._known[name] = self._phases.get(_normalized(name))
-        if phase := self._known[name]:
-            self._own.add(phase)
+        if name not in self._phase_of_name:
+            self._phase_of_name[name] = self._phases.get(_normalize(name))
+        if phase := self._phase_of_name[name]:
+            self._phases_of_program.add(phase)
 
 
 def _nothing(*_: object) -> None:
-    """No range."""
+    """Does nothing, in place of a function for ranges."""
 
 
 class _Cudart:
-    """The CUDA runtime's functions, with a word beside those that open and close a capture range."""
+    """The functions of the CUDA runtime, with callbacks for those that open and close a capture range."""
 
     def __init__(self, cudart: Function, opens: Callable[[], None], closes: Callable[[], None]) -> None:
         self._cudart = cudart()
@@ -130,18 +134,20 @@ class _Cudart:
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._cudart, name)
         if name == "cudaProfilerStart":
-            return _told(function, after=self._opens)
-        return _told(function, before=self._closes) if name == "cudaProfilerStop" else function
+            return _with_callbacks(function, after=self._opens)
+        return _with_callbacks(function, before=self._closes) if name == "cudaProfilerStop" else function
 
 
-def _told(function: Function, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None) -> Any:
-    """The function, with a word before or behind it, also where it fails: a PyTorch without CUDA opens no range.
+def _with_callbacks(
+    function: Function, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+) -> Any:
+    """Wraps a function with callbacks, which also run if it fails, as it does in a PyTorch without CUDA.
 
-    What is said of an open capture range lies inside.
+    Both callbacks run inside the capture range.
     """
 
     @functools.wraps(function)
-    def saying(*arguments: Any, **keywords: Any) -> Any:
+    def notifying(*arguments: Any, **keywords: Any) -> Any:
         if before:
             before()
         try:
@@ -150,12 +156,12 @@ def _told(function: Function, before: Callable[[], None] | None = None, after: C
             if after:
                 after()
 
-    setattr(saying, _OURS, True)
-    return saying
+    setattr(notifying, _WRAPPER_MARK, True)
+    return notifying
 
 
-def _normalized(name: str) -> str:
-    """A name without case, punctuation and counters, as the report reads it."""
+def _normalize(name: str) -> str:
+    """Returns a name without case, punctuation and counters, as the report reads it."""
     text = re.sub(r"([a-z])([A-Z])", r"\1 \2", _COUNTER.sub("", name.split(",", 1)[0])).lower()
     return _EPOCH.sub("", re.sub(r"[\W_]+", " ", text)).strip()
 
@@ -164,10 +170,10 @@ def _normalized(name: str) -> str:
 
 
 class Results:
-    """The results of this process; those of the first rank are written, or each rank's where the file is its own.
+    """The results of this process. Only the first rank writes them, unless each rank has its own file.
 
     Attributes:
-        is_measured: whether the time of the hooks is added up.
+        is_measured: whether the time of the hooks is summed up.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -179,24 +185,29 @@ class Results:
         self._cost_ns = 0
 
     def say(self, message: str) -> None:
-        """Says what could not be annotated, now and in the report."""
+        """Prints a message on a part that cannot be annotated, and keeps it for the report."""
         print(f"nsys-analyze: {message}", file=sys.stderr)
         self._notes.append(message)
 
     def cost_begins(self) -> int:
-        """The hooks begin to work; the result is for ``cost_ends``, 0 where that is not measured."""
+        """Notes that the hooks start to work. Returns the time for ``cost_ends``, or 0 if it is not measured."""
         begun = time.perf_counter_ns() if self.is_measured else 0
-        self.is_measured = False  # what is called inside is part of it
+        self.is_measured = False  # a hook that runs inside another must not count twice
         return begun
 
     def cost_ends(self, begun: int) -> None:
-        """The program goes on."""
+        """Notes that the hooks end and the program continues."""
         if begun:
             self._cost_ns += time.perf_counter_ns() - begun
             self.is_measured = True
 
     def write(self, steps: int, values: dict[str, Any]) -> None:
-        """Writes what was found in so many steps; the file is complete or absent."""
+        """Writes the values of the measured steps. The file is complete or absent.
+
+        Args:
+            steps: the number of measured steps.
+            values: the entries of the file.
+        """
         self._is_written = True
         if self._path is None:
             return
@@ -208,16 +219,16 @@ class Results:
         unfinished.replace(self._path)
 
     def write_notes(self) -> None:
-        """Writes what was said, where nothing was written."""
+        """Writes the messages if no values were written."""
         if self._notes and not self._is_written:
             self.write(0, {})
 
 
 class Clock:
-    """The times since the capture range opened: on a GPU by CUDA events, read in the end; else by the CPU's clock.
+    """Measures times in the capture range, on a GPU with CUDA events that are read at the end, else on the CPU's clock.
 
-    A phase's time on the GPU is from where its work may begin to where that ends. A step's is from the end of the work
-    of the step before it, so that a program that runs ahead of the GPU is timed as the GPU sees it.
+    The GPU time of a phase is from the moment when its work may begin to the end of its work. The GPU time of a step
+    starts at the end of the previous step's work, so a program that runs ahead of the GPU gets the GPU's times.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -226,10 +237,10 @@ class Clock:
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
         self._step: Any = None
         self._streams: dict[object, Any] = {}
-        self.begin()  # CUDA prepares its first event for half a millisecond, which is no step's
+        self.begin()  # CUDA takes half a millisecond for its first event, which must not count to a step
 
     def begin(self) -> Any:
-        """A moment, for ``end``."""
+        """Returns the current moment, for ``end``."""
         if not self._on_gpu:
             return time.perf_counter_ns()
         event = self._torch.cuda.Event(enable_timing=True)
@@ -237,7 +248,7 @@ class Clock:
         return event
 
     def _stream(self) -> Any:
-        """The stream that the program uses now; PyTorch takes longer to make an object for it than to record on it."""
+        """Returns the current stream from a cache, because PyTorch takes long to make an object for it."""
         current = self._torch._C._cuda_getCurrentStream(self._torch._C._cuda_getDevice())
         stream = self._streams.get(current)
         if stream is None:
@@ -245,27 +256,27 @@ class Clock:
         return stream
 
     def end(self, name: str, begun: Any) -> None:
-        """A phase that began at that moment ends now."""
+        """Notes the end of a phase that began at the given moment."""
         self._spans.setdefault(name, []).append((begun, self.begin()))
 
     def step_begins(self) -> None:
-        """A step begins now."""
+        """Notes the start of a step."""
         self._step = self.begin()
 
     def step_ends(self) -> None:
-        """The step ends now."""
+        """Notes the end of a step."""
         if self._step is not None:
             self.end("step", self._step)
 
     def times_ms(self) -> dict[str, list[float]]:
-        """Milliseconds by phase, a value for each instance; the GPU has done all of it."""
+        """Waits for the GPU, and returns the times in ms by phase, one for each instance."""
         if self._on_gpu:
             self._torch.cuda.synchronize()
             return {name: [begin.elapsed_time(end) for begin, end in spans] for name, spans in self._spans.items()}
         return {name: [(end - begin) / 1e6 for begin, end in spans] for name, spans in self._spans.items()}
 
     def machine(self) -> dict[str, Any]:
-        """The device and the versions, by the keys of a manifest; what is not known is None."""
+        """Returns the device and the versions by the keys of a manifest. Unknown values are None."""
         cuda, on_gpu = self._torch.cuda, self._on_gpu
         return {
             "device": "cuda" if on_gpu else "cpu",
@@ -278,11 +289,11 @@ class Clock:
 
 
 class Work:
-    """What the steps of the warm-up compute, by which ``nsys-analyze verify`` tells whether two programs do the same.
+    """The work of the warm-up steps, from which ``nsys-analyze verify`` tells whether two programs do the same.
 
     Attributes:
-        losses: of each backward pass, in order; the GPU is waited for.
-        rows: of each step, the rows of the largest batch that a model was called with × its backward passes.
+        losses: the loss of each backward pass, in order.
+        rows: for each step, the rows of the largest batch of a model's call × the number of backward passes.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -292,18 +303,18 @@ class Work:
         self._rows = self._passes = 0
 
     def call_model(self, arguments: Any) -> None:
-        """A model is called with these values."""
+        """Notes the arguments of a model's call."""
         rows = [len(value) for value in arguments if getattr(value, "shape", None)]
         self._rows = max([self._rows, *rows])
 
     def begin_backward(self, root: Any) -> None:
-        """A backward pass begins at this tensor; inside of a CUDA graph that is captured, nothing may wait."""
+        """Notes the loss from which a backward pass starts, unless a CUDA graph is captured, when nothing may wait."""
         self._passes += 1
         cuda = self._torch.cuda
         if getattr(root, "numel", int)() == 1 and not (cuda.is_initialized() and cuda.is_current_stream_capturing()):
             self.losses.append(float(root.detach()))
 
     def end_step(self) -> None:
-        """The step ends."""
+        """Notes the end of a step."""
         self.rows.append(self._rows * max(self._passes, 1))
         self._rows = self._passes = 0

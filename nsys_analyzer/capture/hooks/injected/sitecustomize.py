@@ -1,6 +1,6 @@
-"""Has PyTorch hooked once the program imports it, and leaves no other trace in the program's process.
+"""Hooks PyTorch when the program imports it, and changes nothing else in the program's process.
 
-Python imports this module as it starts. The program's own ``sitecustomize``, if it has one, is run as well.
+Python imports this module when it starts. The program's own ``sitecustomize`` runs as well, if there is one.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs a start of Python 5 ms
-_HOOKS = os.path.dirname(_HERE)  # noqa: PTH120
+_THIS_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - importing pathlib takes 5 ms
+_HOOKS = os.path.dirname(_THIS_FOLDER)  # noqa: PTH120
 _PACKAGE = "_nsys_analyze_hooks"
 
 
 class _Hooked(MetaPathFinder):
-    """Finds some modules as the other finders do, and has each hooked when its import is done."""
+    """Finds the modules to hook through the other finders, and hooks each one after its import."""
 
     def __init__(self) -> None:
         generation = "transformers.generation"
-        self._left = {"torch", f"{generation}.utils", f"{generation}.continuous_batching.continuous_api"}
+        self._unhooked = {"torch", f"{generation}.utils", f"{generation}.continuous_batching.continuous_api"}
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """The spec of such a module with a loader of ours around its own; None for every other module."""
-        if fullname not in self._left:
+        """Returns the spec of a module to hook, with our loader around its own, or None for every other module."""
+        if fullname not in self._unhooked:
             return None
-        self._left.remove(fullname)  # so that the other finders are asked
+        self._unhooked.remove(fullname)  # so that the other finders look for it
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             spec.loader = _Hooking(spec.loader)
@@ -36,10 +36,10 @@ class _Hooked(MetaPathFinder):
 
 
 class _Lacking(MetaPathFinder):
-    """Finds this package if the program's Python lacks it; the recorder runs there and needs no other package."""
+    """Finds this package if the program's Python lacks it. The recorder, which runs there, needs no other package."""
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """Returns the spec of the package; None for every other module."""
+        """Returns the spec of this package, or None for every other module."""
         if fullname != "nsys_analyzer":
             return None
         package = os.path.dirname(os.path.dirname(_HOOKS))  # noqa: PTH120
@@ -48,7 +48,7 @@ class _Lacking(MetaPathFinder):
 
 
 class _Hooking(Loader):
-    """A module's loader, then the hooks; it is not in the way of anything that asks for the loader itself."""
+    """A loader that runs a module's own loader and then the hooks. Its other attributes are those of the own loader."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -57,23 +57,23 @@ class _Hooking(Loader):
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the module's own loader."""
+        """Creates the module with its own loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Runs the module's import, then hooks it; an error of the hooks is said and is none of the program's."""
+        """Runs the module's import, then hooks it. An error of the hooks is printed and does not reach the program."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         try:
             _hook(module.__name__)
-        except Exception as error:  # noqa: BLE001 - an unknown PyTorch: the program runs as it would without us
+        except Exception as error:  # noqa: BLE001 - an unknown PyTorch must not stop the program
             print(f"nsys-analyze: this program is not annotated: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _hook(name: str) -> None:
-    """Hooks a module; the hooks are loaded from their folder, under a name that no program has."""
+    """Hooks a module with the hooks, which are loaded from their folder under a name that no program uses."""
     if _PACKAGE not in sys.modules:
         file = f"{_HOOKS}/__init__.py"
         spec = importlib.util.spec_from_file_location(_PACKAGE, file, submodule_search_locations=[_HOOKS])
@@ -84,8 +84,8 @@ def _hook(name: str) -> None:
     sys.modules[_PACKAGE].hook(name)
 
 
-def _run_the_programs_own() -> None:
-    """Imports the ``sitecustomize`` that this one stands before, in its own name."""
+def _run_own_sitecustomize() -> None:
+    """Imports the program's own ``sitecustomize``, which this module hides, under its own name."""
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None or spec.origin == __file__:
         return
@@ -94,8 +94,8 @@ def _run_the_programs_own() -> None:
     spec.loader.exec_module(module)
 
 
-sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]  # noqa: PTH100
+sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _THIS_FOLDER]  # noqa: PTH100
 if os.environ.get("NSYS_ANALYZE_ANNOTATION"):
     sys.meta_path.insert(0, _Hooked())
 sys.meta_path.append(_Lacking())
-_run_the_programs_own()
+_run_own_sitecustomize()
