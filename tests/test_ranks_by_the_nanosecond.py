@@ -19,8 +19,8 @@ from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.join import find_runs, join_members
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
-from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.member import Member, record_members
+from tests.support.program import work_of
 from tests.support.ranks import Rank, one_capture, own_captures, summaries, write
 
 #: Length of a step, ns, with room behind its collectives; one begins where the one before it ends, the first at 200.
@@ -118,9 +118,8 @@ def read(ranks: Sequence[Rank]) -> list[Member]:
         for path in write(ranks, Path(folder)):
             attributed = AttributedTrace(Trace.load(path))
             for process in find_processes(attributed.trace):
-                steps = find_steps(attributed, process.global_pid)
-                assert steps is not None
-                members += record_members(attributed, process, steps, path.stem)
+                work, steps = work_of(attributed, process.global_pid)
+                members += record_members(work, process, steps, path.stem)
     return members
 
 

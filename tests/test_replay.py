@@ -33,7 +33,7 @@ from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 from tests.support.export import ADD, MAIN, global_pid
-from tests.support.program import LAUNCH, NCCL, SYNC, US, Program, attributed
+from tests.support.program import LAUNCH, NCCL, SYNC, US, Program, attributed, work_of
 
 ROOT = Path(__file__).parent.parent
 RECORD, WAIT = "cudaEventRecordWithFlags_v11010", "cudaStreamWaitEvent_v3020"
@@ -387,9 +387,7 @@ def study_of(program: Program, folder: Path) -> Study:
 
 
 def study_of_process(trace: AttributedTrace, process: int) -> Study:
-    steps = find_steps(trace, process)
-    assert steps is not None
-    study = summarize_steps(trace, process, steps)[1]
+    study = summarize_steps(*work_of(trace, process))[1]
     assert study is not None
     return study
 
@@ -623,8 +621,8 @@ def test_a_replay_gives_the_steps_of_a_real_capture(path: Path, tmp_path: Path) 
         path = unpacked
     trace = AttributedTrace(Trace.load(path))
     for process in find_processes(trace.trace):
-        steps = find_steps(trace, process.global_pid)
-        study = summarize_steps(trace, process.global_pid, steps)[1] if steps else None
+        process_id = process.global_pid
+        study = summarize_steps(*work_of(trace, process_id))[1] if find_steps(trace, process_id) else None
         if study is None:
             assert path.stem in ("cpu_train", "nccl_init")
         else:

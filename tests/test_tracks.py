@@ -17,19 +17,21 @@ from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps import tracks as recording
+from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS, Stream, Tracks, record_tracks
 from nsys_analyzer.analysis.steps.windows import bounds_near_median
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
-from tests.support.program import summary_of_steps, three_steps
+from tests.support.program import summary_of_steps, three_steps, work_of
 
 
 def tracks_of(path: Path, most: int = MOST_OPERATIONS) -> list[tuple[AttributedTrace, Tracks]]:
     """The tracks of each process that has any."""
     attributed = AttributedTrace(Trace.load(path))
-    found = [record_tracks(attributed, process.global_pid, most) for process in find_processes(attributed.trace)]
-    return [(attributed, one) for one in found if one]
+    processes = [process.global_pid for process in find_processes(attributed.trace)]
+    with_steps = [process for process in processes if find_steps(attributed, process)]
+    return [(attributed, record_tracks(*work_of(attributed, process), most)) for process in with_steps]
 
 
 def streams(tracks: Tracks) -> list[Stream]:
@@ -145,14 +147,13 @@ def test_requests_lie_below_the_steps_that_serve_them(tmp_path: Path) -> None:
 def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
     trace = Trace.load(step_trace)
     (process,) = find_processes(trace)
-    whole = record_tracks(AttributedTrace(trace), process.global_pid, 1_000)
-    assert whole is not None
+    whole = record_tracks(*work_of(AttributedTrace(trace), process.global_pid), 1_000)
     assert [len(one) for one in whole.memory] == [0, 0]
     begins = whole.origin_ns
     start, changes = np.array([begins - 10, begins + 5, begins + 8]), np.array([100, 50, -50])
     uses = MemoryUses(start, np.full(3, process.global_pid), changes, np.full(3, -1))
-    tracks = record_tracks(AttributedTrace(replace(trace, memory=uses)), process.global_pid, 1_000)
-    assert tracks is not None
+    attributed = AttributedTrace(replace(trace, memory=uses))
+    tracks = record_tracks(*work_of(attributed, process.global_pid), 1_000)
     # 100 bytes before the step begins, 50 more 5 ns into it, and 50 less 3 ns later.
     assert [one.tolist() for one in tracks.memory] == [[0, 5, 8], [100, 150, 100]]
 
@@ -160,15 +161,14 @@ def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
 def test_memory_that_does_not_change_is_a_level_line(step_trace: Path) -> None:
     trace = Trace.load(step_trace)
     (process,) = find_processes(trace)
-    whole = record_tracks(AttributedTrace(trace), process.global_pid, 1_000)
-    assert whole is not None
+    whole = record_tracks(*work_of(AttributedTrace(trace), process.global_pid), 1_000)
 
     def memory(*starts: int) -> list[list[int]]:
         """The curve of 100 bytes allocated at each moment since the steps began."""
         start, count = np.array(starts) + whole.origin_ns, len(starts)
         uses = MemoryUses(start, np.full(count, process.global_pid), np.full(count, 100), np.full(count, -1))
-        tracks = record_tracks(AttributedTrace(replace(trace, memory=uses)), process.global_pid, 1_000)
-        assert tracks is not None
+        attributed = AttributedTrace(replace(trace, memory=uses))
+        tracks = record_tracks(*work_of(attributed, process.global_pid), 1_000)
         return [one.tolist() for one in tracks.memory]
 
     assert memory(-20, -10) == [[0], [200]]

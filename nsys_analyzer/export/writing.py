@@ -14,6 +14,7 @@ from nsys_analyzer.analysis.ranks.join import find_clocks
 from nsys_analyzer.analysis.ranks.matching import Clock
 from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.member import Member, record_members
+from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.export import load_formats
 from nsys_analyzer.inputs.manifest import find_manifest
@@ -132,9 +133,11 @@ def align_captures(captures: Sequence[Capture], tell: Callable[[str], None]) -> 
         manifest = find_manifest(capture.path)
         for process in capture.processes(attributed):
             steps = find_steps(attributed, process.global_pid)
-            for member in record_members(attributed, process, steps, key) if steps else ():
-                run = manifest.group if manifest and manifest.group else ""
-                members.append(replace(member, run=run))
+            if steps is None:
+                continue
+            work = ProcessWork(attributed, process.global_pid, steps.recorded)
+            run = manifest.group if manifest and manifest.group else ""
+            members += [replace(member, run=run) for member in record_members(work, process, steps, key)]
     clocks = find_clocks(members)
     aligned = [replace(capture, clock=clocks.get(str(capture.path), ("", Clock()))[1]) for capture in captures]
     starts_ns = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps.groups import find_steps
+from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.process import Idle, ProcessWork
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
@@ -83,15 +83,19 @@ def attributed(export: Export, folder: Path) -> AttributedTrace:
     return AttributedTrace(Trace.load(export.write(folder / "t.sqlite")))
 
 
-def idle_of(trace: AttributedTrace, process: int) -> list[Idle]:
-    """When each device of a process idles in every step, and why."""
+def work_of(trace: AttributedTrace, process: int) -> tuple[ProcessWork, Steps]:
+    """What a process did, and its steps."""
     steps = find_steps(trace, process)
     assert steps is not None
-    work = ProcessWork(trace, process, steps.recorded)
+    return ProcessWork(trace, process, steps.recorded), steps
+
+
+def idle_of(trace: AttributedTrace, process: int) -> list[Idle]:
+    """When each device of a process idles in every step, and why."""
+    work, steps = work_of(trace, process)
     return [work.find_idle(steps.recorded, device) for device in work.devices]
 
 
 def summary_of_steps(trace: AttributedTrace, process: int) -> StepSummary | None:
     """The steps of a process, None where nothing of it ran on a device."""
-    steps = find_steps(trace, process)
-    return summarize_steps(trace, process, steps)[0] if steps else None
+    return summarize_steps(*work_of(trace, process))[0] if find_steps(trace, process) else None

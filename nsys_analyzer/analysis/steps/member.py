@@ -9,12 +9,13 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process
 from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
-from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_collectives
+from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING
 from nsys_analyzer.analysis.steps.groups import Steps
+from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
-from nsys_analyzer.trace.columns import COPY, KERNEL, MEMCPY, SYNCHRONIZE, Columns, process_of
+from nsys_analyzer.trace.arrays import Ints, distinct_rows
+from nsys_analyzer.trace.columns import COPY, KERNEL, SYNCHRONIZE, Columns, process_of
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.ranks import UNKNOWN_NUMBER
 
@@ -133,19 +134,18 @@ class Member:
         return f"device {self.device}" if self.rank is None else f"rank {self.rank}"
 
 
-def record_members(attributed: AttributedTrace, process: Process, steps: Steps, capture: str) -> tuple[Member, ...]:
+def record_members(work: ProcessWork, process: Process, steps: Steps, capture: str) -> tuple[Member, ...]:
     """Returns the record of each device of a process; nothing if the process exchanges no data between devices.
 
     A process exchanges data if it runs collectives or uses several devices.
     """
-    trace, windows = attributed.trace, steps.windows
-    operations, metadata = trace.operations, trace.metadata
-    of_class = np.array([*(name == COMMUNICATION for name in attributed.kernels.classes), False], np.bool_)
-    is_collective: Bools = of_class[attributed.kernels.code]
+    attributed, windows = work.attributed, steps.windows
+    trace, operations, metadata = attributed.trace, attributed.trace.operations, attributed.trace.metadata
     index = np.flatnonzero(operations.process == process.global_pid)
     index = index[np.argsort(operations.start[index], kind="stable")]
-    exchanges = index[is_collective[index] & (operations.kind[index] == KERNEL)]  # copies do not wait for other ranks
-    devices = np.unique(operations.device[index]).tolist()
+    is_exchange = (work.activity[index] == COMMUNICATING) & (operations.kind[index] == KERNEL)
+    exchanges = index[is_exchange]  # without copies, which do not wait for other ranks
+    devices = sorted(work.devices)
     if len(devices) < 2 and not len(exchanges):
         return ()
     collectives = _collectives(attributed, windows, exchanges)
@@ -160,17 +160,15 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
     world = trace.ranks.get(process.global_pid) or trace.ranks.get(0)
     members = []
     for device in devices:
+        parts = np.hstack([anatomy.parts for _, anatomy in work.dissect(windows, device)])
+        compute_ns, exposed_copy_ns, exposed_communication_ns, idle_ns = parts
         on_device = index[operations.device[index] == device]
-        is_copy = operations.kind[on_device] == MEMCPY
-        exchange = is_collective[on_device]
-        compute, work, communication, busy = (
+        communicates = work.activity[on_device] == COMMUNICATING
+        communication, other_work = (
             Cover.from_intervals(operations.start[on_device[mask]], operations.end[on_device[mask]])
-            for mask in (~is_copy & ~exchange, ~exchange, exchange, np.ones_like(is_copy))
+            for mask in (communicates, ~communicates)
         )
-        compute_ns, work_ns, communication_ns, busy_ns = (
-            cover.covered_within(windows.start, windows.end) for cover in (compute, work, communication, busy)
-        )
-        _, *exposed = work.find_gaps(communication.start, communication.end)
+        _, *exposed = other_work.find_gaps(communication.start, communication.end)
         members.append(
             Member(
                 capture=capture,
@@ -185,10 +183,10 @@ def record_members(attributed: AttributedTrace, process: Process, steps: Steps, 
                 start=windows.start,
                 end=windows.end,
                 compute=compute_ns,
-                exposed_copy=work_ns - compute_ns,
-                exposed_communication=busy_ns - work_ns,
-                idle=windows.end - windows.start - busy_ns,
-                communication=communication_ns,
+                exposed_copy=exposed_copy_ns,
+                exposed_communication=exposed_communication_ns,
+                idle=idle_ns,
+                communication=communication.covered_within(windows.start, windows.end),
                 collectives=collectives.select(operations.device[exchanges] == device),
                 cpu=cpu,
                 exposed=(exposed[0], exposed[1]),

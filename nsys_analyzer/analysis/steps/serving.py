@@ -153,17 +153,16 @@ class Serving:
         return replace(self, kinds=tuple(with_bytes(kind) if kind.kind == "decode" else kind for kind in self.kinds))
 
 
-def summarize_serving(attributed: AttributedTrace, process: int, steps: Steps) -> Serving | None:
+def summarize_serving(work: ProcessWork, steps: Steps) -> Serving | None:
     """Summarizes how a process serves requests; returns None if no step has a mark of an engine."""
     if not steps.marks:
         return None
     kind, warm = np.array([mark.kind for mark in steps.marks]), np.array(steps.names) != "first"
-    work = ProcessWork(attributed, process, steps.recorded)
     kinds = Counter(kind[warm].tolist()).most_common()
     summaries = tuple(_summarize_kind(work, steps, name, (kind == name) & warm) for name, _ in kinds)
     inferred = any(mark.inferred for mark in steps.marks)
     held_up = None if inferred else _find_held_up(steps, kind)  # each prefill begins another generation then
-    return Serving(summaries, inferred, held_up, _find_requests(attributed, process, steps, kind))
+    return Serving(summaries, inferred, held_up, _find_requests(work.attributed, work.process, steps, kind))
 
 
 def _summarize_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, mask: Bools) -> StepKind:

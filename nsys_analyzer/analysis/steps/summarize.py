@@ -13,7 +13,6 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE, Cover, find_overlaps
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import Moments, Stats, sample_ms
 from nsys_analyzer.analysis.steps.anatomy import ACTIVITIES, COMPUTE, Anatomy, Fragments, dissect, shares_of
 from nsys_analyzer.analysis.steps.groups import Steps
@@ -55,20 +54,16 @@ _STEPS_FOR_LAUNCH_LATENCY = 8
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
 
 
-def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[StepSummary, Study | None]:
-    """Returns the summary of a process's steps, and a study of some of them.
-
-    The process is given by its global ID. The study is None if no launch is known.
-    """
-    measured = steps.windows
-    work = ProcessWork(attributed, process, measured)
+def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study | None]:
+    """Returns the summary of a process's steps, and a study of some of them, which is None if no launch is known."""
+    trace, process, measured = work.attributed.trace, work.process, steps.windows
     windows = _sample_windows(measured, sum(map(len, work.devices.values())))
     sampled = {}
-    if process in attributed.trace.stacks:
+    if process in trace.stacks:
         sampled = {device: SampledProgram(work, windows, device) for device in work.devices}
     dissected = [dissect_device(work, windows, device, steps.length_ms, sampled.get(device)) for device in work.devices]
     main = max(dissected, key=lambda device: device.compute_ms)
-    on_cpu, program = is_on_cpu(attributed.trace, process), sampled.get(main.device)
+    on_cpu, program = is_on_cpu(trace, process), sampled.get(main.device)
     if on_cpu:
         main = _by_ranges(work, windows, main, program)
         dissected = [main]

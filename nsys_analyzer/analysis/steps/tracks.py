@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.calls import CallFinder, ModuleCalls, find_module_calls
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps.groups import Steps, find_steps
+from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.lines import hottest_stacks
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.study_steps import study_steps
@@ -122,21 +122,18 @@ class Tracks:
     memory: tuple[Ints, Ints]
 
 
-def record_tracks(attributed: AttributedTrace, process: int, max_operations: int) -> Tracks | None:
-    """Returns the tracks of the measured steps of a process, given its global ID; None if nothing ran on a device.
+def record_tracks(work: ProcessWork, steps: Steps, max_operations: int) -> Tracks:
+    """Returns the tracks of the measured steps of a process.
 
     If the steps have more than about ``max_operations``, consecutive steps around the median one are shown.
     """
-    steps = find_steps(attributed, process)
-    if steps is None:
-        return None
-    windows, operations = steps.windows, int((attributed.trace.operations.process == process).sum())
+    windows, operations = steps.windows, sum(map(len, work.devices.values()))
     count, left_out = max(1, len(windows) * max_operations // max(operations, 1)), ""
     if count < len(windows):
         left_out = f"{count:,} of {len(windows):,} steps are shown"
         first = min(max(windows.median_position - count // 2, 0), len(windows) - count)
         windows = windows.select(np.arange(first, first + count))
-    return _TrackMaker(attributed, process, windows, steps).make_tracks(left_out)
+    return _TrackMaker(work, windows, steps).make_tracks(left_out)
 
 
 class _TextTable:
@@ -160,15 +157,15 @@ class _TextTable:
 class _TrackMaker:
     """Makes the tracks of one process."""
 
-    def __init__(self, attributed: AttributedTrace, process: int, windows: Windows, steps: Steps) -> None:
-        self.attributed, self.process, self.windows, self.steps = attributed, process, windows, steps
-        self.work = ProcessWork(attributed, process, windows)
+    def __init__(self, work: ProcessWork, windows: Windows, steps: Steps) -> None:
+        self.work, self.windows, self.steps = work, windows, steps
+        self.attributed, self.process = work.attributed, work.process
         self.stacks: tuple[tuple[StackFrame, ...], ...] = ((),)
         self.start, self.end = int(windows.start[0]), int(windows.end[-1])
         self.names, self.groups = _TextTable(""), _TextTable("")
         self.modules, self.paths = _TextTable(""), _TextTable("")
-        operations = attributed.trace.operations
-        in_steps = (operations.process == process) & (operations.end > self.start) & (operations.start < self.end)
+        operations = self.attributed.trace.operations
+        in_steps = (operations.process == self.process) & (operations.end > self.start) & (operations.start < self.end)
         index = np.flatnonzero(in_steps)
         self.index = index[np.argsort(operations.start[index], kind="stable")]  # of the operations that are shown
         self.devices = np.unique(operations.device[self.index]).tolist()

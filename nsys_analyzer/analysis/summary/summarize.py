@@ -18,6 +18,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import Stats, sample_ms
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.member import record_members
+from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.steps.serving import summarize_serving
 from nsys_analyzer.analysis.steps.step import UNPHASED, StepSummary
@@ -78,10 +79,8 @@ def summarize(
     attributed = attributed.with_start_ups_as_warmup(start_ups) if start_ups else attributed
     summaries = []
     for process in processes:
-        summary = _ProcessSummarizer(attributed, process, steps[process.global_pid]).summarize(name, configuration)
-        if tracked:
-            summary = replace(summary, tracks=record_tracks(attributed, process.global_pid, tracked))
-        summaries.append(summary)
+        summarizer = _ProcessSummarizer(attributed, process, steps[process.global_pid])
+        summaries.append(summarizer.summarize(name, configuration, tracked))
     return tuple(summaries)
 
 
@@ -99,8 +98,8 @@ class _ProcessSummarizer:
         self.own_instances = self.instances.process == process.global_pid
         self.recorded = RecordedEvents(attributed.as_recorded, process.global_pid)
 
-    def summarize(self, name: str, configuration: Configuration | None) -> CaptureSummary:
-        """Returns the summary of the process."""
+    def summarize(self, name: str, configuration: Configuration | None, tracked: int) -> CaptureSummary:
+        """Returns the summary of the process; the arguments are those of ``summarize``."""
         trace = self.attributed.trace
         phases = self.phases()
         contradiction = _contradiction(configuration, phases)
@@ -135,12 +134,17 @@ class _ProcessSummarizer:
             modules=modules,
         )
         if self.steps:
-            step, study = summarize_steps(self.attributed, self.process.global_pid, self.steps)
-            members = () if summary.on_cpu else record_members(self.attributed, self.process, self.steps, name)
+            work = ProcessWork(self.attributed, self.process.global_pid, self.steps.recorded)
+            step, study = summarize_steps(work, self.steps)
+            members = () if summary.on_cpu else record_members(work, self.process, self.steps, name)
             phases = tuple(_with_step_length(phase, step) for phase in phases)
             step = replace(step, passes=self.count_passes(self.steps))
-            serving = summarize_serving(self.attributed, self.process.global_pid, self.steps)
-            summary = replace(summary, step=step, serving=serving, study=study, members=members, phases=phases)
+            serving, tracks = summarize_serving(work, self.steps), None
+            if tracked:
+                tracks = record_tracks(work, self.steps, tracked)
+            summary = replace(
+                summary, step=step, serving=serving, study=study, members=members, phases=phases, tracks=tracks
+            )
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         warnings = (*warnings, contradiction) if contradiction else warnings
