@@ -126,7 +126,7 @@ def _hold_generations(work: LaunchedWork, is_step: Bools) -> bool:
 
 
 def _precede_missing_steps(names: list[str]) -> Bools:
-    """Marks the steps after which steps are missing, by the numbers at the ends of their names: #8 follows #3.
+    """Returns a mask of the steps after which steps are missing: by the numbers in their names, #8 follows #3.
 
     PyTorch's profiler counts every step; a program may number every tenth.
     """
@@ -176,8 +176,8 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
     if closing == "F" and len(spans) > 1:  # what follows the last forward pass belongs to it, as for the others
         own_end[-1] = max(own_end[-1], work.end[work.time >= start[-1]].max(initial=start[-1]))
     step_end = np.where(next_bound == len(bounds), own_end, np.append(bounds, 0)[next_bound])
-    measured = np.append(0, np.cumsum(instances.is_measured[index]))
-    is_step = (measured[behind] - measured[first] == behind - first) & (step_end > start[first])
+    measured_before = np.append(0, np.cumsum(instances.is_measured[index]))
+    is_step = (measured_before[behind] - measured_before[first] == behind - first) & (step_end > start[first])
     columns = start[first][is_step], step_end[is_step], np.minimum(own_end, step_end)[is_step]
     windows = Windows.of_program("phases", "from one forward pass to the next", *columns)
     if closing == "F" and len(windows):
@@ -219,11 +219,9 @@ def _find_between_optimizers(work: LaunchedWork, optimizers: Ints) -> Windows | 
     """Finds the steps between the ends of optimizer steps, if nothing else of a step is known."""
     instances = work.attributed.instances
     ends, first = np.unique(instances.end[optimizers], return_index=True)
-    measured, warmups_before = (
-        instances.is_measured[optimizers][first],
-        np.searchsorted(np.sort(work.warmups.start), ends),
-    )
-    is_step = measured[1:] & measured[:-1] & (warmups_before[1:] == warmups_before[:-1])
+    is_measured = instances.is_measured[optimizers][first]
+    warmups_before = np.searchsorted(np.sort(work.warmups.start), ends)
+    is_step = is_measured[1:] & is_measured[:-1] & (warmups_before[1:] == warmups_before[:-1])
     unit = "from one optimizer step's end to the next"
     windows = Windows.of_program("phases", unit, ends[:-1][is_step], ends[1:][is_step])
     return _join_turns(windows, work) if len(windows) else None

@@ -80,9 +80,9 @@ class Steps:
     @property
     def unmeasured_groups(self) -> Iterator[tuple[str, Steps]]:
         """Yields each group that is not measured, except the first and the last steps, as if only its steps existed."""
-        measured = {self.names[position] for position in self.positions.tolist()}
+        measured_names = {self.names[position] for position in self.positions.tolist()}
         for name in dict.fromkeys(self.names):
-            if name not in (*measured, "first", "last"):
+            if name not in (*measured_names, "first", "last"):
                 positions = np.array([position for position, label in enumerate(self.names) if label == name])
                 windows = self.recorded.select(positions)
                 group = StepGroup("usual", len(windows), float(np.median(windows.length)) / NS_PER_MS, measured=True)
@@ -176,18 +176,18 @@ def _kinds_by_work(attributed: AttributedTrace, process: int, recorded: Windows)
     between_ns = np.median((recorded.cpu_end - recorded.body_end)[first:-1]) if steps > first + 1 else 0
     is_last_incomplete = has_open_end and between_ns > _INCOMPLETE_LAST_STEP_GAP * np.median(length[first:])
     end = steps - int(is_last_incomplete)
-    others = slice(first, end)
-    clusters = _cluster(launches[others] + _ADDED_OPERATIONS) * steps
-    clusters += _cluster(compute_ns[others] + _MIN_DIFFERENCE_NS)
+    between = slice(first, end)
+    clusters = _cluster(launches[between] + _ADDED_OPERATIONS) * steps
+    clusters += _cluster(compute_ns[between] + _MIN_DIFFERENCE_NS)
     largest = max(
         np.unique(clusters).tolist(),
-        key=lambda cluster: ((clusters == cluster).sum(), length[others][clusters == cluster].sum()),
+        key=lambda cluster: ((clusters == cluster).sum(), length[between][clusters == cluster].sum()),
     )
-    usual_ns = np.median(body_ns[others][clusters == largest])
+    usual_ns = np.median(body_ns[between][clusters == largest])
     has_usual_length = (body_ns <= _UNLIKE_FACTOR * usual_ns) & (body_ns >= usual_ns / _UNLIKE_FACTOR)
     # The work of other streams may fall into a neighboring step, so steps of the usual length are alike, too.
-    is_usual = has_usual_length[others] | (clusters == largest)
-    kinds[others] = ["usual" if usual else "other work" for usual in is_usual.tolist()]
+    is_usual = has_usual_length[between] | (clusters == largest)
+    kinds[between] = ["usual" if usual else "other work" for usual in is_usual.tolist()]
     kinds[:first], kinds[end:] = ["first"] * first, ["last"] * (steps - end)
     return kinds
 

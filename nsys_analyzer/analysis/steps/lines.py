@@ -224,8 +224,8 @@ def hottest_stacks(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, tuple[
 
 def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats]:
     """Returns each sample in stretches that do not overlap, its stretch, and the time that it counts for, ns."""
-    asked = np.minimum(stacks.requested, stacks.sampled - 1)
-    sample, stretch, low, high = find_overlaps(start, end, asked, stacks.sampled)
+    requested = np.minimum(stacks.requested, stacks.sampled - 1)
+    sample, stretch, low, high = find_overlaps(start, end, requested, stacks.sampled)
     return sample, stretch, (high - low + stacks.period_ns * (high == stacks.sampled[sample])).astype(np.float64)
 
 

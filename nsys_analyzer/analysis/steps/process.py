@@ -285,7 +285,10 @@ class ProcessWork:
         return begin, part_end, np.where(loads, _DATA, _HOST), name, np.full(len(name), NONE)
 
     def _precede_batch_copy(self, start: Ints, end: Ints) -> Bools:
-        """Marks the pauses after which a batch is copied to the device, except pauses at the end of a step's range."""
+        """Returns a mask of the pauses after which a batch is copied to the device.
+
+        Pauses at the end of the range of a step are not among them.
+        """
         attributed, operations = self.attributed, self.attributed.trace.operations
         to_device = (operations.kind == MEMCPY) & ~np.isin(operations.copy, (*INTO_HOST, ON_DEVICE, BETWEEN_DEVICES))
         copies = attributed.attribution.launch[to_device]
@@ -383,23 +386,33 @@ class ProcessWork:
         range_, api = np.full((2, len(call)), NONE)
         range_[has_call] = self.ranges_at(self.calls.start[call[has_call]])
         api[has_call] = self.calls.name[call[has_call]]
-        rest, *bounds = Cover.from_intervals(start, end).find_gaps(gaps.start, gaps.end)
+        gap_of_rest, *bounds = Cover.from_intervals(start, end).find_gaps(gaps.start, gaps.end)
         first_of_part, first_of_rest = (
-            np.append(True, of_gap[1:] != of_gap[:-1])[: len(of_gap)] for of_gap in (part, rest)
+            np.append(True, of_gap[1:] != of_gap[:-1])[: len(of_gap)] for of_gap in (part, gap_of_rest)
         )
         no_pause = np.zeros(len(gap), np.bool_)
         parts = (
             (start, end, busy.cause, busy.range, busy.api, gaps.step[gap], first_of_part, no_pause),
-            (*bounds, cause[rest], range_[rest], api[rest], gaps.step[rest], first_of_rest, is_device_pause[rest]),
+            (
+                *bounds,
+                cause[gap_of_rest],
+                range_[gap_of_rest],
+                api[gap_of_rest],
+                gaps.step[gap_of_rest],
+                first_of_rest,
+                is_device_pause[gap_of_rest],
+            ),
         )
         columns = [np.concatenate(pair) for pair in zip(*parts, strict=True)]
         return Idle(*columns).select(np.argsort(columns[0], kind="stable"))
 
 
 def _lie_inside_calls(calls: Launches) -> Bools:
-    """Marks the calls of the driver inside a call of their thread. The calls are in order of start, longer ones first.
+    """Returns a mask of the calls of the driver inside a call of their thread.
 
-    A call without a length at the end of another call, as a coarse clock has them, is a call of its own.
+    The calls are in the order of their starts, longer ones first.
+
+    A call without a length at the end of another call, as a coarse clock records it, is a call of its own.
     """
     is_inside = np.zeros(len(calls), np.bool_)
     for thread in distinct(calls.thread):

@@ -180,17 +180,17 @@ def _longest_stretch(mask: Bools) -> tuple[int, int]:
 
 def _find_unit_starts(symbols: Integers, pause: Ints, period: int, first: int, behind: int) -> Ints:
     """Returns where the units begin: at the first operation if no operation remains, else after the longest pause."""
-    whole = (behind - first) // period
+    units = (behind - first) // period
     offset = first
     if behind < len(symbols) or (behind - first) % period:
-        table = pause[first : first + whole * period].reshape(whole, period)
-        offset += int(np.argmax(np.median(table[1:] if whole > 1 else table, axis=0)))
+        table = pause[first : first + units * period].reshape(units, period)
+        offset += int(np.argmax(np.median(table[1:] if units > 1 else table, axis=0)))
     starts = np.arange(offset, behind - period + 1, period)
     # A longer unit moves the units after it, but they begin with the same operations. One of three units is typical.
     typical = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
     heads = max((_find_same_heads(symbols, start, min(period, _HEAD_LENGTH)) for start in typical), key=len)
     inside = heads[(heads >= first) & (heads < behind)]
-    if len(inside) > whole + 1:  # these operations are found inside units, too
+    if len(inside) > units + 1:  # these operations are found inside units, too
         return starts
     return heads[: -1 if len(symbols) - heads[-1] < _MIN_SAME_IN_UNIT * period else None]
 

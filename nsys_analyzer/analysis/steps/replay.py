@@ -279,13 +279,13 @@ class Replay:
 
     # --- the critical path
 
-    def critical_path(self, *, whole: bool = False) -> tuple[Floats, Floats]:
+    def critical_path(self, *, from_start: bool = False) -> tuple[Floats, Floats]:
         """Returns the share of each call's ``cpu_ns``, and of each piece's ``work_ns``, on the critical path.
 
         The path leads from the end of the last step back to the start of the second step, or of the first step if
-        ``whole``. A little less of anything that is not on the path makes no step shorter. The rest of the path is the
-        time from launches to starts, between pieces, and in calls that wait. At a collective, the path continues on the
-        rank that started it last.
+        ``from_start``. A little less of anything that is not on the path makes no step shorter. The rest of the path is
+        the time from launches to starts, between pieces, and in calls that wait. At a collective, the path continues on
+        the rank that started it last.
         """
         ranks = self._awaited_ranks
         runs = run_together(ranks)
@@ -319,7 +319,7 @@ class Replay:
             piece = int(ranks[at].awaited[waits[position]])
         for at, (rank, run) in enumerate(zip(ranks, runs, strict=True)):
             begin = 0.0
-            if rank.steps >= MIN_STEPS and not whole:
+            if rank.steps >= MIN_STEPS and not from_start:
                 begin = max(run.call_starts[rank.first_call[1]], rank._earlier_work_ends(run.piece_ends)[1])
             call_shares[at] = np.clip(
                 (run.call_starts[1:] - begin) / np.maximum(rank.cpu_ns, 1.0), 0.0, call_shares[at]

@@ -146,7 +146,7 @@ class Study:
 
     @property
     def is_loading(self) -> Bools:
-        """Marks the calls after which the program loads a batch."""
+        """Returns a mask of the calls after which the program loads a batch."""
         is_loading: Bools = self.calls.loading_ns > 0
         return is_loading
 
@@ -167,22 +167,22 @@ class Study:
     # --- masks of pieces, shape (pieces,)
 
     def of_class(self, *classes: str) -> Bools:
-        """Marks the pieces whose kernel belongs to one of these classes."""
+        """Returns a mask of the pieces whose kernel belongs to one of these classes."""
         mask: Bools = np.array([*(name in classes for name in self.classes), False])[self.pieces.kernel]
         return mask
 
     def in_phase(self, *phases: str) -> Bools:
-        """Marks the pieces of one of these phases."""
+        """Returns a mask of the pieces of one of these phases."""
         mask: Bools = np.array([*(name in phases for name in self.phases), False])[self.pieces.phase]
         return mask
 
     def in_attention_part(self, *parts: str) -> Bools:
-        """Marks the pieces that were launched in one of these parts of attention."""
+        """Returns a mask of the pieces that were launched in one of these parts of attention."""
         mask: Bools = np.array([*(name in parts for name in ATTENTION_PARTS), False])[self.pieces.attention_part]
         return mask
 
     def kernel_matches(self, pattern: re.Pattern[str]) -> Bools:
-        """Marks the pieces of kernels in whose names a pattern is found."""
+        """Returns a mask of the pieces of kernels in whose names a pattern is found."""
         matches = [*(bool(pattern.search(name)) for name in self.kernels), False]
         mask: Bools = np.array(matches)[self.pieces.kernel]
         return mask
@@ -190,19 +190,19 @@ class Study:
     # --- masks of calls, shape (calls,)
 
     def calls_of(self, pieces: Bools) -> Bools:
-        """Marks the calls that launched some pieces."""
+        """Returns a mask of the calls that launched some pieces."""
         calls = np.zeros(len(self.calls), np.bool_)
         calls[self.replay.launch[pieces]] = True
         return calls
 
     def copy_calls(self, copies: Bools) -> Bools:
-        """Marks the calls that launched some copies, and the synchronizations directly after them."""
+        """Returns a mask of the calls that launched some copies, and the synchronizations directly after them."""
         calls = self.calls_of(copies)
         mask: Bools = calls | (np.append(False, calls[:-1]) & (self.calls.kind == SYNCHRONIZE))
         return mask
 
     def inside_range(self, name: str) -> tuple[Bools, Bools]:
-        """Marks the calls that start in a range of this name, at any depth, and those whose pauses lie in one."""
+        """Returns masks of calls that start in a range of this name, at any depth, and of calls that pause in one."""
         has_name = np.array([*(text == name for text in self.ranges), False])[self.spans.name]
         masks = []
         for first, end in (
@@ -241,13 +241,13 @@ class Study:
     @property
     def critical_operations(self) -> Ints:
         """Returns the indices of the trace's operations that are on the critical path of all of the steps."""
-        _, share_on_path = self.replay.critical_path(whole=True)
+        _, share_on_path = self.replay.critical_path(from_start=True)
         operations: Ints = self.pieces.operation[share_on_path > 0]
         return operations
 
     @property
     def on_device(self) -> Bools:
-        """Marks the pieces of the studied device; the others run on other devices of the process."""
+        """Returns a mask of the pieces of the studied device; the others run on other devices of the process."""
         on_device: Bools = self.replay.stream >> DEVICE_SHIFT == 0
         return on_device
 

@@ -56,8 +56,8 @@ _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
 
 def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study | None]:
     """Returns the summary of a process's steps, and a study of some of them, which is None if no launch is known."""
-    trace, process, measured = work.attributed.trace, work.process, steps.windows
-    windows = _sample_windows(measured, sum(map(len, work.devices.values())))
+    trace, process, all_windows = work.attributed.trace, work.process, steps.windows
+    windows = _sample_windows(all_windows, sum(map(len, work.devices.values())))
     sampled = {}
     if process in trace.stacks:
         sampled = {device: SampledProgram(work, windows, device) for device in work.devices}
@@ -67,21 +67,21 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
     if on_cpu:
         main = _by_ranges(work, windows, main, program)
         dissected = [main]
-    latency, queue = (None, None) if on_cpu else _measure_launches(work, measured, work.devices[main.device])
+    latency, queue = (None, None) if on_cpu else _measure_launches(work, all_windows, work.devices[main.device])
     marks = [steps.marks[position] for position in steps.positions.tolist() if steps.marks]
     batches = [mark.batch for mark in marks if mark.batch is not None]
-    sample = f" (of {len(measured):,}, {len(windows):,} are looked at)" if len(windows) < len(measured) else ""
+    sample = f" (of {len(all_windows):,}, {len(windows):,} are looked at)" if len(windows) < len(all_windows) else ""
     summary = StepSummary(
         **vars(main),
-        instances=len(measured),
+        instances=len(all_windows),
         source=windows.source,
         unit=f"{windows.unit}{sample}",
         kind=marks[0].kind if marks else "",
         batch=median(batches) if batches else None,
         on_gpu_timeline=windows.on_gpu,
         length_ms=steps.length_ms,
-        wall_ms=Stats.of_ns(measured.length),
-        wall_values_ms=sample_ms(measured.length),
+        wall_ms=Stats.of_ns(all_windows.length),
+        wall_values_ms=sample_ms(all_windows.length),
         groups=steps.groups,
         devices=tuple(narrow(device, DeviceSteps) for device in dissected),
         launch_latency_us=latency,

@@ -103,7 +103,7 @@ class LaunchedWork:
         self.time = np.where(has_launch, attribution.time[self.index], self.start)
 
     def is_instance_of(self, *phases: str) -> Bools:
-        """Marks the instances of some phases in this process."""
+        """Returns a mask of the instances of some phases in this process."""
         instances = self.attributed.instances
         is_phase = np.isin(instances.phase, [instances.phases.index(name) for name in phases])
         mask: Bools = is_phase & (instances.process == self.process)
