@@ -248,7 +248,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     *(
         (
             find_data_loading, Steps().call(EVENT, 3_000, range=name).kernel(100), {"data": 2.9},
-            [3_010 - 510, 3_010 - 100], f"in the range {name}: 1 stretch.",
+            [3_010 - 510, 3_010 - 100], f"in the range {name}, in 1 pause.",
         )
         for name in ("data", "train_loader", "next batch", "DataLoader.__next__")
     ),
@@ -263,7 +263,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # The work ends at 20, the wait with it, 50 behind it: 70. Without the wait 10 + 25; without the call 20.
     (
         find_host_sync, Steps().kernel(20).sync(50, range="log"), {}, [70 - 35, 70 - 20],
-        "Each step waits in 1 call: cudaStreamSynchronize, in the range log.",
+        "In each step the program waits in 1 call: cudaStreamSynchronize, in the range log.",
     ),
     # Three waits a step with a backtrace, and one without, 10 behind each: 20 + 4 · 10; or 10 + 4 · 5, or 20.
     (
@@ -306,7 +306,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 100 · 20 µs of work: 40 % or 70 % less of it.
     *(
         (find_unfused_optimizer, optimizer(100, 20, name), {}, [800, 1_400], f"100 kernels a step ({kind}) for 2 ms")
-        for name, kind in ((FOREACH, "multi-tensor (foreach)"), (ADD, "a parameter at a time"))
+        for name, kind in ((FOREACH, "multi-tensor (foreach)"), (ADD, "one parameter at a time"))
     ),
     # 100 · 10 µs of calls, 100 · 1 of work: 40 launches are left, 400.
     (find_unfused_optimizer, optimizer(100, 1), {}, [600, 600], ""),
@@ -314,7 +314,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     (
         find_allocator,
         Steps().kernel(100).call("cudaDeviceSynchronize_v3020", waits=True).call("cudaFree_v3020", 200), {},
-        [310 - 100], "Each step makes 1 call of cudaFree. A call that frees",
+        [310 - 100], "In each step the program makes 1 call of cudaFree. A call that frees",
     ),
     # A wait that frees nothing stays. cudaMalloc takes 200: without it, the wait ends at 100 and takes 10 more.
     (find_allocator, Steps().call("cudaMalloc_v3020", 200).kernel(100).sync(), {}, [310 - 110], ""),
@@ -774,7 +774,7 @@ def test_idle_time_in_no_range_is_said_by_its_call() -> None:
     diagnosis = diagnose_capture(replace(capture, step=replace(capture.step, idle_by_cause=rows)))
     assert diagnosis is not None
     (idle,) = map(write_finding, diagnosis.findings)
-    assert "1.1 ms of the rest are this, most of it in cudaGraphLaunch." in plain(idle.evidence[0], "")
+    assert "1.1 ms of the rest have this cause, most of it in cudaGraphLaunch." in plain(idle.evidence[0], "")
     assert "--cuda-graph-trace=graph" in idle.remedy[0]
 
 

@@ -50,8 +50,8 @@ _GRAPH_LAUNCH_NS, _GRAPH_NODE_NS = 50_000.0, 420.0
 #: The share by which a saving of the GPU's work differs between two runs of one program.
 _GPU_TIME_TOLERANCE = 0.03
 #: The share by which a saving of the CPU's own time differs, and the same if the step was timed without the profiler.
-#: Two of three of 26 savings, measured in another run than the captured one on three rented hosts, differed by less
-#: than the first, and 12 of 14 by less than the second.
+#: On three rented hosts, 26 savings were measured in another run than the captured one. Two of three differed by less
+#: than the first share. Of 14 savings, 12 differed by less than the second.
 _CPU_TIME_TOLERANCE, _TIMED_CPU_TIME_TOLERANCE = 0.29, 0.2
 #: If the replay differs from the recorded steps by more than this share, its savings are not trusted.
 _MAX_REPLAY_ERROR = 0.1
@@ -183,7 +183,7 @@ def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -
     )
     if timed_ms:
         step_ns = timed_ms * NS_PER_MS
-        # A step that the GPU fills takes as long whatever launching costs, so its length does not determine that cost.
+        # If the GPU fills the step, its length does not depend on the cost of launching, and does not determine it.
         near = [replay for replay in baselines if abs(replay.step_ns / step_ns - 1) <= _LENGTH_TOLERANCE]
         # All times of a replay are scaled to that length, as on a machine that is faster or slower.
         fitted = [
@@ -193,7 +193,7 @@ def estimate_baselines(study: Study, length_ms: float, timed_ms: float | None) -
         return tuple(
             replace(replay, **{name: getattr(replay, name) * pace for name in _TIME_COLUMNS}) for replay, pace in fitted
         ), 1.0
-    # A step is as long as its windows say; the replay of a few steps is scaled to that length.
+    # The replay covers a few steps only, so its times are scaled to the length of a step.
     return baselines, length_ms / (study.replay.step_ns / NS_PER_MS) if study.replay.step_ns else 1.0
 
 
@@ -216,7 +216,7 @@ def _fit_to_length(study: Study, most_cost: Replay, step_ns: float) -> list[Repl
 
 
 def _bisect(low: float, high: float, is_low: Callable[[float], bool]) -> float:
-    """Returns the point of an interval from which on ``is_low`` is false, by bisection."""
+    """Finds by bisection the point of an interval from which on ``is_low`` is false."""
     for _ in range(_BISECTION_ROUNDS):
         middle = (low + high) / 2
         low, high = (middle, high) if is_low(middle) else (low, middle)
@@ -233,7 +233,7 @@ class _SavingInterval:
 
 
 def _rank(steps: StepsToExplain, candidates: Sequence[Candidate]) -> Iterator[FindingWithFigures]:
-    """Yields the findings that save enough, the largest saving first, each with what is left after all up to it.
+    """Yields the findings that save enough, the largest saving first, each with the step after it and those before it.
 
     The general cause of idle time saves what is left after the specific causes, and at most the idle time that they
     leave.
@@ -274,7 +274,7 @@ def _rank(steps: StepsToExplain, candidates: Sequence[Candidate]) -> Iterator[Fi
 def _find_saving(
     steps: StepsToExplain, candidate: Candidate, before: Sequence[Candidate], before_ms: float
 ) -> _SavingInterval:
-    """Returns what a candidate's changes save of a step, over all baselines; at most the time of its cause.
+    """Returns what a candidate's changes save of a step on all baselines, limited to the time of its cause.
 
     Args:
         steps: the steps that are replayed.
@@ -319,7 +319,7 @@ def _most_saved_ms(steps: StepsToExplain, candidate: Candidate, before_ms: float
 
 
 def estimate_interval(saved_ms: Sequence[float], *, of_cpu: bool, is_timed: bool) -> tuple[float, float]:
-    """Returns the least and the most that changes save in another run, by what they save in replays of this one.
+    """Estimates the least and the most that changes save in another run, from replays of this run, ms.
 
     Args:
         saved_ms: what they save under each assumption; below zero if a step becomes longer.

@@ -263,7 +263,7 @@ class Candidate:
 
     @property
     def is_general_cause(self) -> bool:
-        """Returns whether it is the general cause of idle time, waiting for launches: what specific causes leave."""
+        """Returns whether it is the general cause of idle time, waiting for launches, which explains what is left."""
         return self.place == Place("idle", "launch")
 
     @property

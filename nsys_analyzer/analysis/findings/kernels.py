@@ -54,9 +54,10 @@ FUSED_ATTENTION_RATIOS = (1.0, 0.4)
 _FEWEST_ATTENTION_LAYERS = 2
 #: At most this many kernels stand between the two matmuls around a softmax.
 _MAX_KERNELS_BETWEEN_MATMULS = 20
-#: Kernels with as many blocks as attention's are attention's if those outside take at most this share of their time.
+#: The number of blocks identifies attention's kernels in a backward pass only if other forward kernels with as many
+#: blocks take at most this share of the time of attention's.
 _MAX_OUTSIDE_SHARE = 0.5
-#: The names of a softmax of a loss over the vocabulary, of a backward pass, and of the maximum before a softmax.
+#: Patterns in the names of kernels: a loss over the vocabulary, a backward pass, and the maximum before a softmax.
 _LOSS_SOFTMAX, _BACKWARD, _MAXIMUM = re.compile("(?i)log"), re.compile("(?i)backward|bwd"), re.compile("(?i)max")
 _CLASSES_ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "random")
 #: The router of a mixture of experts also has a softmax between matmuls. After it, the largest values are selected.

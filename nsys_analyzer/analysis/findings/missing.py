@@ -1,4 +1,4 @@
-"""The reasons why findings are missing, a type for each; ``report/finding_texts/missing.py`` puts them into words."""
+"""The reasons why findings are missing, a type for each; ``report/finding_texts`` puts them into words."""
 
 from __future__ import annotations
 

@@ -73,14 +73,14 @@ class DataLoadingFigures(FindingFigures):
     """The time in which the input pipeline stops the program, per step.
 
     Attributes:
-        stretches: the number of pauses in a step.
+        pauses: their number in a step.
         range_names: the ranges around them.
         has_worker_processes: whether a DataLoader with worker processes loads the batches.
         off_cpu_share: the share of the pauses in which the thread is on no CPU; None if that was not recorded.
     """
 
     pause_ms: float
-    stretches: float
+    pauses: float
     range_names: tuple[str, ...]
     has_worker_processes: bool
     is_pass: bool

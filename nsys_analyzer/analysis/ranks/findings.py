@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
 #: A timeline shows the findings of a run by its collectives.
 _COLLECTIVES = Place("class", COMMUNICATION)
-#: The share by which the GPU's work differs between two runs, the work of two GPUs, and the CPU's own time.
+#: The shares by which times differ: the GPU's work in two runs, the work of two GPUs, the CPU's own time in two runs.
 _GPU_TIME_TOLERANCE, _TWO_GPUS_TOLERANCE, _CPU_TIME_TOLERANCE = 0.03, 0.1, 0.29
 #: PyTorch's default size of a bucket of gradients, bytes.
 DEFAULT_BUCKET_BYTES = 25 * 2**20
@@ -41,7 +41,7 @@ Key = TypeVar("Key", bound=Hashable)
 def find_losses(
     slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigures, CaptureSummary]
 ) -> tuple[tuple[LostTime, ...], float] | None:
-    """Returns the own time of a rank less that of a faster one, ms per step; None if a step is unknown.
+    """Returns where a rank needs more own time than a faster one, ms per step; None if a step is unknown.
 
     A collective that waits occupies a part of the GPU. So kernels beside it take longer than on the rank that it waits
     for, if it waits beside other work.

@@ -152,12 +152,12 @@ def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
 
 def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts:
     """Returns the sentences on an optimizer in many kernels."""
-    kind = "multi-tensor (foreach)" if figures.is_foreach else "a parameter at a time"
+    kind = "multi-tensor (foreach)" if figures.is_foreach else "one parameter at a time"
     return FindingTexts(
         title="The optimizer is not fused",
         evidence=(
-            f"It runs {format_count(figures.kernels, 'kernel')} a step ({kind}) for {rounded(figures.ms)} ms on the "
-            "GPU.",
+            f"The optimizer runs {format_count(figures.kernels, 'kernel')} a step ({kind}) for "
+            f"{rounded(figures.ms)} ms on the GPU.",
         ),
         derivation=f"The step is replayed with {FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "
         f"{_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work: a fused AdamW moves 7 tensors of the parameters' "

@@ -18,7 +18,7 @@ from nsys_analyzer.report.units import format_count, rounded, rounded_percent
 
 def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
     """Returns the sentences on a rank that all others wait for."""
-    basis = "but no more than the CPU time of the other programs allows"
+    basis = "but is at most what the CPU time of the other programs allows"
     if figures.is_replayed:
         basis = "both replayed without the profiler"
     place = [f"# {figures.rank} loses most of that in {figures.place}: look there first"] if figures.place else []
@@ -29,8 +29,8 @@ def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
             f"the rank with the shortest, and {figures.rank} is the slowest in {figures.slowest_steps} of "
             f"{figures.steps} steps.",
         ),
-        derivation="Its own time less that of the next rank, and less that of the median rank, "
-        f"{basis}; ±{rounded_percent(figures.tolerance)} from run to run.",
+        derivation=f"The saving is between the own time of {figures.rank} less that of the next rank, and less that of "
+        f"the median rank, {basis}. It differs by ±{rounded_percent(figures.tolerance)} from run to run.",
         remedy=(
             *place,
             "# what only this rank does: logging, checkpoints, longer batches; in other steps, or beside them:",
@@ -81,7 +81,7 @@ def describe_exposed_communication(figures: ExposedCommunicationFigures) -> Find
             f"Collectives transfer for {rounded(figures.transfer_ms)} ms a step, of which "
             f"{rounded(figures.exposed_ms)} ms are exposed ({figures.rank}; waiting for other ranks is not counted).",
         ),
-        derivation="From nothing, if none of it can be hidden or left out, to all of it.",
+        derivation="The saving is between nothing, if none of it can be hidden or left out, and all of it.",
         remedy=remedy,
         disproof="Run on one GPU with the same batch: if the step is as long, collectives do not limit it.",
     )

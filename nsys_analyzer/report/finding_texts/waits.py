@@ -63,7 +63,7 @@ def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
     names = name_first(figures.range_names)
     before_copy = "before a batch is copied" if figures.is_pass else "between two steps, before the batch is copied"
     where = f"in the range {names}" if names else before_copy
-    stretches = format_count(figures.stretches, "stretch")
+    pauses = format_count(figures.pauses, "pause")
     in_place_of = f", instead of {names}" if names else ""
     advice = f"# load the next batch in other processes{in_place_of}:"
     if figures.has_worker_processes:
@@ -71,7 +71,7 @@ def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
     return FindingTexts(
         title="The GPU waits for the input pipeline",
         evidence=(
-            f"The program makes no CUDA call for {rounded(figures.pause_ms)} ms of each step {where}: {stretches}.",
+            f"The program makes no CUDA call for {rounded(figures.pause_ms)} ms of each step {where}, in {pauses}.",
             *_say_off_cpu(figures.off_cpu_share),
         ),
         derivation="The step is replayed with batches that are ready when the program asks for them: each then takes "
@@ -145,9 +145,8 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
     in_ranges = (
         f", in ranges such as {names}" if len(figures.range_names) > 1 else f", in the range {names}" * bool(names)
     )
-    evidence: list[StrOrText] = [
-        f"Each step waits in {format_count(figures.waits, 'call')}: {name_first(figures.apis)}{in_ranges}."
-    ]
+    calls = format_count(figures.waits, "call")
+    evidence: list[StrOrText] = [f"In each step the program waits in {calls}: {name_first(figures.apis)}{in_ranges}."]
     remedy: tuple[str, ...] = (
         "# leave out of the loop: torch.cuda.synchronize(), which only timing needs",
         "# CUDA events time the GPU's work without a wait: torch.cuda.Event(enable_timing=True)",
@@ -228,7 +227,7 @@ def describe_allocator(figures: AllocatorFigures) -> FindingTexts:
     return FindingTexts(
         title="Memory is allocated and freed inside the step",
         evidence=(
-            f"Each step makes {format_count(figures.calls, 'call')} of {name_first(figures.apis)}.",
+            f"In each step the program makes {format_count(figures.calls, 'call')} of {name_first(figures.apis)}.",
             *frees,
             *_say_callers(figures.callers),
         ),
@@ -286,10 +285,10 @@ _IDLE_REMEDIES: dict[str, tuple[str, ...]] = {
 
 def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
     """Returns the sentences on idle time that no rule explains."""
-    title = f"The GPU is idle: {_IDLE_TITLES[figures.cause]}"
+    title, part = f"The GPU is idle: {_IDLE_TITLES[figures.cause]}", "have this cause"
     if figures.is_exposed:
-        copies = figures.cause == "copy"
-        title = "Exposed copies take most of the step" if copies else "Collectives take most of the step"
+        what = "Exposed copies" if figures.cause == "copy" else "Collectives"
+        title, part = f"{what} take most of the step", f"are {what.lower()}"
     place = f"the range {figures.range_name}" if figures.range_name else figures.api
     where = f", most of it in {place}" if place and figures.is_mostly_there else ""
     step = "the capture" if figures.is_pass else "a step"
@@ -303,7 +302,7 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
         title=title,
         evidence=(
             f"The GPU computes for {rounded_percent(figures.compute_share)} of {step}; {rounded(figures.ms)} ms of the "
-            f"rest are this{where}.",
+            f"rest {part}{where}.",
         ),
         derivation="No change that is looked for removes this time: between nothing and all of it may be saved.",
         remedy=remedy,
