@@ -37,9 +37,9 @@ class Timeline:
         ranges = np.flatnonzero(end > start)
         group, start, end = group[ranges], start[ranges], end[ranges]
         self._axis = Axis(group, start, end)
-        opened = np.lexsort((-end, start))
+        by_start = np.lexsort((-end, start))
         # An interval that is painted later lies on top.
-        order = opened if latest else opened[::-1]
+        order = by_start if latest else by_start[::-1]
         low, high = self._axis.place(group[order], start[order]), self._axis.place(group[order], end[order])
         self._boundaries = distinct(np.concatenate([low, high]))
         top = _paint(np.searchsorted(self._boundaries, low), np.searchsorted(self._boundaries, high))
@@ -140,10 +140,13 @@ def measure_unions(group: Integers, start: Ints, end: Ints, groups: int) -> tupl
     """
     covered, first, last = np.zeros((3, groups), np.int64)
     owner, begin, stop = merge_ranges(group, start, end)
-    opens = np.flatnonzero(np.diff(owner, prepend=NONE))
-    if len(opens):
-        covered[owner[opens]] = np.add.reduceat(stop - begin, opens)
-        first[owner[opens]], last[owner] = begin[opens], stop  # the last assignment to a group is its last end
+    first_of_group = np.flatnonzero(np.diff(owner, prepend=NONE))
+    if len(first_of_group):
+        covered[owner[first_of_group]] = np.add.reduceat(stop - begin, first_of_group)
+        first[owner[first_of_group]], last[owner] = (
+            begin[first_of_group],
+            stop,
+        )  # the last assignment to a group is its last end
     return covered, first, last
 
 

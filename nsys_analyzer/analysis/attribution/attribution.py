@@ -181,7 +181,7 @@ def _find_engine_threads(trace: Trace, roles: RangeRoles) -> Ints:
     phases = ranges.select(roles.is_phase_or_step)
     timeline = make_timeline(ranges, backward, latest=True, by_process=True)[0]
     in_backward = timeline.open_at(process_of(phases.thread), phases.start) != NONE
-    recomputes = roles.mask("forward", of=phases) & in_backward
+    recomputes = roles.mask("forward", ranges=phases) & in_backward
     return np.append(find_autograd_threads(trace), np.setdiff1d(phases.thread[recomputes], phases.thread[~recomputes]))
 
 
@@ -201,13 +201,15 @@ def find_waiting_ranges(
     last, whatever its name is.
     """
     waiting = np.full(len(time), NONE, np.int64)
-    from_others = ~np.isin(trace.ranges.thread, engine)
-    any_name = np.ones(len(trace.ranges), np.bool_)
-    preferences = (roles.mask("backward"), roles.is_leaf_phase, roles.is_phase_or_step, any_name)
+    is_outside_engine = ~np.isin(trace.ranges.thread, engine)
+    is_any_range = np.ones(len(trace.ranges), np.bool_)
+    preferences = (roles.mask("backward"), roles.is_leaf_phase, roles.is_phase_or_step, is_any_range)
     for rank, is_candidate in enumerate(preferences):
         undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (rank < len(preferences) - 1)))
         if len(undecided):
-            timeline, index = make_timeline(trace.ranges, is_candidate & from_others, latest=True, by_process=True)
+            timeline, index = make_timeline(
+                trace.ranges, is_candidate & is_outside_engine, latest=True, by_process=True
+            )
             waiting[undecided] = np.append(index, NONE)[timeline.open_at(process[undecided], time[undecided])]
     return waiting
 
@@ -245,19 +247,19 @@ class RangeRoles:
         position = {role: i for i, role in enumerate(self._roles)}
         self._role_of_name = np.array([*(position[roles[name]] for name in ranges.names), position[None]])
 
-    def codes(self, roles: tuple[str, ...], of: Ranges | None = None) -> Ints:
+    def codes(self, roles: tuple[str, ...], ranges: Ranges | None = None) -> Ints:
         """Returns the position of the role of each range in ``roles``, -1 for another role; shape (ranges,).
 
         Args:
-            of: other ranges with the same names, such as the ranges without an end.
+            ranges: other ranges with the same names, such as the ranges without an end.
         """
         code = np.array([roles.index(role) if role in roles else NONE for role in self._roles], np.int64)
-        codes: Ints = code[self._role_of_name[(self._ranges if of is None else of).name]]
+        codes: Ints = code[self._role_of_name[(self._ranges if ranges is None else ranges).name]]
         return codes
 
-    def mask(self, *roles: str, of: Ranges | None = None) -> Bools:
+    def mask(self, *roles: str, ranges: Ranges | None = None) -> Bools:
         """Returns True for each range whose role is one of ``roles``; shape (ranges,)."""
-        mask: Bools = self.codes(roles, of) != NONE
+        mask: Bools = self.codes(roles, ranges) != NONE
         return mask
 
     @cached_property
@@ -278,15 +280,15 @@ def _find_rejected_steps(roles: Mapping[str, str | None], *, decodes: bool) -> s
     around SGLang's. "decode" without a batch is a step only if there is "prefill" as well, or if such ranges hold most
     of the GPU's work.
     """
-    are_marks = zip(roles, map_by_shape(tuple(roles), parse_served_step), strict=True)
-    marks = {name: mark for name, is_mark in are_marks if is_mark and (mark := parse_served_step(name))}
+    marks_of_shapes = zip(roles, map_by_shape(tuple(roles), parse_served_step), strict=True)
+    marks = {name: mark for name, is_mark in marks_of_shapes if is_mark and (mark := parse_served_step(name))}
     is_inside = any(name.startswith(ENGINE_STEP_PREFIX) for name in marks)
     is_certain = any(mark.certain for mark in marks.values())
-    doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
+    is_doubtful = is_certain or (len({mark.kind for mark in marks.values()}) < 2 and not decodes)
     rejected = {
         name
         for name, mark in marks.items()
-        if (is_inside and name.startswith(EXECUTOR_STEP_PREFIX)) or (doubtful and not mark.certain)
+        if (is_inside and name.startswith(EXECUTOR_STEP_PREFIX)) or (is_doubtful and not mark.certain)
     }
     trains = not {"backward", "optimizer"}.isdisjoint(roles.values())
     serves = bool(marks.keys() - rejected) and not trains
@@ -312,10 +314,10 @@ def make_range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list
     thread = np.concatenate([attribution.inherited_thread, attribution.thread, captured[0]])
     time = np.concatenate([attribution.time, attribution.time, captured[1]])
     stack_codes, stacks = find_open_stacks(ranges, thread, time)
-    three_codes = stack_codes.reshape(3, len(attribution.launch))
-    first, codes = distinct_rows(*three_codes)
+    codes_by_stack = stack_codes.reshape(3, len(attribution.launch))
+    first, codes = distinct_rows(*codes_by_stack)
     texts = [""]
-    for inherited, launching, capturing in three_codes[:, first].T.tolist():
+    for inherited, launching, capturing in codes_by_stack[:, first].T.tolist():
         replay = [ranges.names[ranges.name[i]] for i in (*stacks[inherited], *stacks[launching])]
         capture = [ranges.names[ranges.name[i]] for i in stacks[capturing]]
         # The stack at the capture of a graph repeats names of the stack at its replay, such as step and forward. Only

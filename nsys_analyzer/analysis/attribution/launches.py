@@ -208,8 +208,8 @@ def _estimate_clock_offsets(operations: Operations, launch: SmallInts, wait: Int
     for clock in distinct(clocks):
         on_device = launched[clocks == clock]
         quantiles = np.quantile(wait[on_device], [_BROKEN_SHARE, _LATE_CLOCK_QUANTILE], method="higher")
-        lowest, usual = quantiles.tolist()
-        offset[on_device] = int(lowest) if usual < 0 else 0
+        low_wait, usual_wait = quantiles.tolist()
+        offset[on_device] = int(low_wait) if usual_wait < 0 else 0
     return offset
 
 
@@ -257,10 +257,10 @@ def _leave_out_wrong_ends_of_calls(trace: Trace) -> Trace:
     return replace(trace, launches=replace(calls, end=ends), left_out=(*trace.left_out, *rows))
 
 
-def _count_left_out(operations: Operations, why: str, wrong: Bools) -> list[ExcludedRows]:
+def _count_left_out(operations: Operations, reason: str, wrong: Bools) -> list[ExcludedRows]:
     """Returns an account of the operations that are left out, by table and process."""
     left_out: list[ExcludedRows] = []
     for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
         rows = TimedRows(table, operations.start, operations.end, operations.process, operations.describe)
-        left_out += describe_excluded_rows(rows, why, wrong & (operations.kind == kind))
+        left_out += describe_excluded_rows(rows, reason, wrong & (operations.kind == kind))
     return left_out

@@ -145,12 +145,12 @@ MOVES = (
 )
 _NORMS = r"_?(?:native_|fused_)?(?:layer|rms|group|batch)_norm(?:_legit)?(?:_no_training)?(?:_backward)?"
 #: Operators whose own work is no pointwise kernel. A pointwise kernel that names them moves their inputs or outputs.
-_MOVED_FOR = r"(?:_scaled_dot_product_\w+?_attention|fmha_v\d_(?:fwd|bwd)|moe_forward)"
+_OPERATORS_WITH_MOVED_INPUTS = r"(?:_scaled_dot_product_\w+?_attention|fmha_v\d_(?:fwd|bwd)|moe_forward)"
 _SOFTMAX = r"_?(?:log_)?softmax(?:_backward_data)?"
 _RANDOM = r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"
 _REDUCTION = r"triton_(?:red|per|mix)_fused"
 #: torch.compile's C++ kernels, if the option for descriptive names is on: the names list the fused operators.
-_CPP = r"(?:graph_\d+_)?cpp_fused"
+_CPP_KERNEL = r"(?:graph_\d+_)?cpp_fused"
 
 #: XLA operations that move or convert elements.
 _XLA_MOVES = (
@@ -159,7 +159,7 @@ _XLA_MOVES = (
 )
 
 
-def _only(operators: str) -> str:
+def _fuses_only(operators: str) -> str:
     """Returns a pattern for pointwise kernels that fuse at least one of ``operators`` and otherwise only moves."""
     return rf"^triton_poi_fused(?:_{MOVES})*_{operators}(?:_(?:{operators}|{MOVES}))*(?:_\d+)?$"
 
@@ -174,23 +174,29 @@ _COMPILED_RULES: tuple[Rule, ...] = (
         r"^triton_tem_|^triton_(?:b|add|badd)?mm|^nvfuser_matmul|^gemm_fusion|^(?:cublas|cutlass)_\w*fusion",
         "triton_tem_fused_bmm_7",
     ),
-    Rule("copy/layout", rf"^triton_poi_fused(?:_(?:{MOVES}|{_MOVED_FOR}))+(?:_\d+)?$", "triton_poi_fused_cat_70"),
-    Rule("softmax", _only(_SOFTMAX), "triton_poi_fused__softmax_1"),
-    Rule("normalization", _only(_NORMS), "triton_poi_fused_native_layer_norm_3"),
-    Rule("random", _only(_RANDOM), "triton_poi_fused_native_dropout_0"),
+    Rule(
+        "copy/layout",
+        rf"^triton_poi_fused(?:_(?:{MOVES}|{_OPERATORS_WITH_MOVED_INPUTS}))+(?:_\d+)?$",
+        "triton_poi_fused_cat_70",
+    ),
+    Rule("softmax", _fuses_only(_SOFTMAX), "triton_poi_fused__softmax_1"),
+    Rule("normalization", _fuses_only(_NORMS), "triton_poi_fused_native_layer_norm_3"),
+    Rule("random", _fuses_only(_RANDOM), "triton_poi_fused_native_dropout_0"),
     Rule(
         "reduction", r"^triton_poi_\w*(?:max|avg)_pool\dd(?!\w*backward)", "triton_poi_fused_max_pool2d_with_indices_1"
     ),
     Rule("embedding", r"^triton_poi_fused_\w*embedding", "triton_poi_fused_add_embedding_0"),
     Rule("elementwise", r"^triton_poi_fused", "triton_poi_fused_mul_silu_8"),
-    Rule("softmax", rf"^(?:triton|{_CPP})_\w*softmax", "triton_red_fused__log_softmax_nll_loss_forward_1"),
+    Rule("softmax", rf"^(?:triton|{_CPP_KERNEL})_\w*softmax", "triton_red_fused__log_softmax_nll_loss_forward_1"),
     Rule(
         "normalization",
-        rf"^(?:{_REDUCTION}|{_CPP})_\w*(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)|^nvfuser_\w*persistent",
+        rf"^(?:{_REDUCTION}|{_CPP_KERNEL})_\w*(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)|^nvfuser_\w*persistent",
         "triton_red_fused__to_copy_add_embedding_mean_mul_pow_rsqrt_10",
     ),
     Rule(
-        "embedding", rf"^(?:{_REDUCTION}|{_CPP})_\w*embedding", "triton_per_fused_embedding_dense_backward_sum_view_21"
+        "embedding",
+        rf"^(?:{_REDUCTION}|{_CPP_KERNEL})_\w*embedding",
+        "triton_per_fused_embedding_dense_backward_sum_view_21",
     ),
     Rule(
         "sort/scan",
@@ -210,7 +216,7 @@ _COMPILED_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "elementwise",
-        rf"^(?:{_CPP}_|nvfuser_pointwise|(?:loop|input)_\w*fusion|wrapped_)",
+        rf"^(?:{_CPP_KERNEL}_|nvfuser_pointwise|(?:loop|input)_\w*fusion|wrapped_)",
         "loop_multiply_transpose_fusion_17",
     ),
     # The names of Inductor in PyTorch 2.0 and of early nvFuser do not show what a kernel does.
@@ -219,10 +225,10 @@ _COMPILED_RULES: tuple[Rule, ...] = (
 
 
 #: The end of an operator's name: an in-place ``_`` at most; an overload or arguments may follow.
-_END = r"_?(?![A-Za-z0-9_])"
+_OPERATOR_END = r"_?(?![A-Za-z0-9_])"
 
 OPERATOR_RULES: tuple[Rule, ...] = (
-    Rule("copy/layout", r"^aten::_foreach_copy" + _END, "aten::_foreach_copy_"),
+    Rule("copy/layout", r"^aten::_foreach_copy" + _OPERATOR_END, "aten::_foreach_copy_"),
     Rule("optimizer", r"^aten::_?(?:foreach_|fused_(?:adam|sgd|adagrad)|amp_)", "aten::_fused_adamw_"),
     Rule(
         "fused attention",
@@ -234,7 +240,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
         "matmul",
         r"^(?:(?:aten|mkldnn|onednn|c10d|prims)::_?\w*(?:linear|matmul|einsum|tensordot)(?:_\w*pointwise|_backward\w*)?"
         r"|aten::_?(?:(?:add|b|addb|baddb|int_|scaled_|grouped_)?mm|addmv|mv|v?dot|inner|addr|ger)(?:_activation)?)"
-        + _END,
+        + _OPERATOR_END,
         "mkldnn::_linear_pointwise",
     ),
     Rule("softmax", r"^aten::\w*softmax", "aten::_softmax"),
@@ -243,26 +249,26 @@ OPERATOR_RULES: tuple[Rule, ...] = (
     Rule(
         "convolution",
         r"^(?:aten|mkldnn|onednn|quantized)::\w*(?:convolution|conv_?\d?d|conv_transpose|conv_tbc)|^aten::_?conv"
-        + _END,
+        + _OPERATOR_END,
         "aten::mkldnn_convolution",
     ),
     Rule(
         "random",
         r"^aten::(?:normal|uniform|bernoulli|rand\w*|(?:native_|feature_)?dropout|multinomial|exponential|poisson"
-        r"|log_normal|cauchy|geometric)" + _END,
+        r"|log_normal|cauchy|geometric)" + _OPERATOR_END,
         "aten::normal_",
     ),
     Rule(
         "sort/scan",
         r"^aten::_?(?:sort|argsort|msort|topk|kthvalue|cum(?:sum|prod|max|min)|unique\w*|nonzero|searchsorted"
-        r"|bucketize|bincount|histc)" + _END,
+        r"|bucketize|bincount|histc)" + _OPERATOR_END,
         "aten::cumsum",
     ),
     Rule(
         "reduction",
         r"^aten::_?(?:nan)?(?:sum|mean|prod|max|min|amax|amin|aminmax|argmax|argmin|var|std|var_mean|std_mean|any|all"
         r"|norm|linalg_vector_norm|logsumexp|median|count_nonzero|trace)"
-        + _END
+        + _OPERATOR_END
         + r"|^aten::\w*(?:_loss|nll_loss\w*|loss_backward|_pool\d?d?\w*)",
         "aten::sum",
     ),
@@ -279,7 +285,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
         r"|resolve_(?:conj|neg)|result_type|type_as|unflatten|(?:expand|view|reshape|broadcast)_(?:as|to|tensors)|movedim|moveaxis"
         r"|swap(?:axes|dims)|diagonal\w*|numpy_T|[mM][TH]|adjoint|tile|[hvd]stack|meshgrid|unsafe_chunk|tensor_split|real"
         r"|imag|view_as_(?:real|complex)|_(?:un)?pack_padded\w*|_conj|rot90|pixel_\w+|_convert_indices\w*"
-        r"|_nested_\w+|constant_pad\w*|reflection_pad\w*|replication_pad\w*|fliplr|flipud)" + _END,
+        r"|_nested_\w+|constant_pad\w*|reflection_pad\w*|replication_pad\w*|fliplr|flipud)" + _OPERATOR_END,
         "aten::copy_",
     ),
     Rule(
@@ -289,7 +295,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
         r"|masked_fill|fill|zero|(?:new_)?(?:zeros|ones|full)(?:_like)?|scalar_tensor|arange|linspace|tri[lu]|lerp|addc(?:mul|div)|maximum|minimum"
         r"|f?mod|remainder|floor\w*|ceil|round|trunc|sign|eq|ne|lt|le|gt|ge|(?:bitwise|logical)_\w+|isnan|isfinite"
         r"|isin|nan_to_num|hardtanh|mish|hypot|polar|(?:linalg_)?cross|conj\w*|digamma|lgamma|i[01]e?|sinc|sgn|xlogy|erfinv|tri[lu]_indices|native_dropout)(?:_backward\w*)?"
-        + _END,
+        + _OPERATOR_END,
         "aten::add",
     ),
 )

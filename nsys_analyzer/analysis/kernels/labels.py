@@ -65,7 +65,7 @@ def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
     for find_facets in (find_loop_kinds, find_wrappers, _find_differing_words):
         groups = defaultdict(list)
         for kernel in kernels:
-            groups[_fit(bases[kernel.name], facets[kernel.name], limit)].append(kernel)
+            groups[_fit_label(bases[kernel.name], facets[kernel.name], limit)].append(kernel)
         for group in groups.values():
             values = dict(zip((kernel.name for kernel in group), find_facets(group), strict=True))
             if len(set(values.values())) > 1:
@@ -73,7 +73,7 @@ def make_short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
                     facets[name] += [value] if value else []
     name_of_label: dict[str, str] = {}
     for name, base in bases.items():
-        label = _fit(base, facets[name], limit)
+        label = _fit_label(base, facets[name], limit)
         numbered = (f"{label} #{number}" for number in count(2))
         unused = next(candidate for candidate in chain([label], numbered) if candidate not in name_of_label)
         name_of_label[unused] = name
@@ -120,7 +120,7 @@ class _Kernel:
         if match is None and "elementwise" in self.function:
             return "strided"
         width = re.match(r"<(?:\(int\))?(\d+)", self.arguments)
-        return _join(match[0].lower() if match else "", width[1] if width else "")
+        return _join_words(match[0].lower() if match else "", width[1] if width else "")
 
     def find_wrapper(self) -> str:
         """Returns the functor around the operator; it shows which operands are tensors, scalars or lists."""
@@ -136,7 +136,7 @@ class _Kernel:
         return self.function if self.function.strip() else "unnamed"
 
 
-def _join(*words: str) -> str:
+def _join_words(*words: str) -> str:
     return " ".join(word for word in words if word)
 
 
@@ -145,18 +145,22 @@ def _label_elementwise(kernel: _Kernel, _: re.Match[str]) -> str:
     source = re.search(r"lambda\((?:bool, )?([^)]+)\)", kernel.arguments) if "copy" in operator else None
     types = _TYPES.get(source.group(1), "") if source else kernel.find_type()
     target = {"bfloat16_copy": "to bf16", "float16_copy": "to half", "direct_copy": ""}.get(operator)
-    return _join("elementwise", operator, types) if target is None else _join("elementwise copy", types, target)
+    return (
+        _join_words("elementwise", operator, types)
+        if target is None
+        else _join_words("elementwise copy", types, target)
+    )
 
 
 def _label_operation(kernel: _Kernel, match: re.Match[str]) -> str:
     family = {"distribution": "random"}.get(match[1], match[1])
-    return _join(family, kernel.find_operator().removeprefix("random_"), kernel.find_type())
+    return _join_words(family, kernel.find_operator().removeprefix("random_"), kernel.find_type())
 
 
 def _label_softmax(kernel: _Kernel, match: re.Match[str]) -> str:
     warp_flag = re.match(r"<[^()<>]*(?:\(int\))?\d+, (?:\(bool\)1|true)", kernel.arguments)
     is_log = "LogSoftMax" in kernel.arguments or ("warp" in kernel.function and warp_flag is not None)
-    return _join("log_softmax" if is_log else "softmax", match["direction"].lower(), kernel.find_type())
+    return _join_words("log_softmax" if is_log else "softmax", match["direction"].lower(), kernel.find_type())
 
 
 def _label_xmma(_: _Kernel, match: re.Match[str]) -> str:
@@ -165,11 +169,11 @@ def _label_xmma(_: _Kernel, match: re.Match[str]) -> str:
 
 
 def _label_groups(_: _Kernel, match: re.Match[str]) -> str:
-    return _join(*(group.replace("_", " ").strip() for group in match.groups()))
+    return _join_words(*(group.replace("_", " ").strip() for group in match.groups()))
 
 
 def _label_with_type(kernel: _Kernel, match: re.Match[str]) -> str:
-    return _join(match[1], kernel.find_type())
+    return _join_words(match[1], kernel.find_type())
 
 
 #: Families of kernel names. The first pattern that matches in ``function + arguments`` makes the label.
@@ -195,7 +199,7 @@ _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
     (r"^\w+<.*?(FlashAttn(?:Fwd|Bwd)\w*)<", _label_with_type),
     (r"^(gemvx)::kernel<", _label_with_type),
     (r"^kentry<\d+, (\w+)", lambda _, match: match[1]),
-    (r"^device_kernel<.*(?i:gemm)", lambda kernel, _: _join("cutlass gemm", kernel.find_type())),
+    (r"^device_kernel<.*(?i:gemm)", lambda kernel, _: _join_words("cutlass gemm", kernel.find_type())),
 )
 
 
@@ -209,7 +213,7 @@ def _find_differing_words(group: Sequence[_Kernel]) -> list[str]:
     return [value[len(start) + 1 :] if len(start) > _MAX_COMMON_START else value for value in values]
 
 
-def _fit(base: str, facets: Sequence[str], limit: int) -> str:
+def _fit_label(base: str, facets: Sequence[str], limit: int) -> str:
     """Returns ``base (facet, …)`` in at most ``limit`` characters; the ends of long parts are cut off."""
     extra = _shorten(", ".join(facets), max(limit // 2, limit - len(base) - 3))
     tail = f" ({extra})" if extra else ""

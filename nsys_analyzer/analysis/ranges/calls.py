@@ -68,8 +68,8 @@ def find_module_calls(attributed: AttributedTrace) -> ModuleCalls | None:
     ranges = attributed.trace.ranges
     index = np.flatnonzero(mask_by_name(ranges, MODULE_RANGE_WITH_PATH.fullmatch))
     if len(index):
-        used, path = np.unique(ranges.name[index], return_inverse=True)
-        matches = [match for i in used.tolist() if (match := MODULE_RANGE_WITH_PATH.fullmatch(ranges.names[i]))]
+        used_names, path = np.unique(ranges.name[index], return_inverse=True)
+        matches = [match for i in used_names.tolist() if (match := MODULE_RANGE_WITH_PATH.fullmatch(ranges.names[i]))]
         paths = tuple(split_module_path(match["path"]) for match in matches)
         kinds = tuple(match["kind"] for match in matches)
         by_engine = all(kind == UNKNOWN_MODULE_CLASS for kind in kinds)
@@ -201,15 +201,17 @@ class CallFinder:
         around = checkpoints.open_at(thread, time)
         running = np.where(around == NONE, running, np.append(index, NONE)[around])
         for process in distinct(process_of(forward.thread)):
-            makers = forward.select(process_of(forward.thread) == process)
-            makers = makers.select(makers.thread == Counter(makers.thread.tolist()).most_common(1)[0][0])
+            node_makers = forward.select(process_of(forward.thread) == process)
+            node_makers = node_makers.select(
+                node_makers.thread == Counter(node_makers.thread.tolist()).most_common(1)[0][0]
+            )
             moments = np.flatnonzero((running != NONE) & (process_of(thread) == process))
             number = nodes.sequence[running[moments]]
             # The last operator before the moment whose number is not above the number of the node.
-            count_by_number = np.searchsorted(makers.sequence, number, side="right")
-            count = np.minimum(count_by_number, np.searchsorted(makers.start, time[moments]))
+            count_by_number = np.searchsorted(node_makers.sequence, number, side="right")
+            count = np.minimum(count_by_number, np.searchsorted(node_makers.start, time[moments]))
             moments, last = moments[count > 0], count[count > 0] - 1
-            call[moments] = self._find_open_calls(makers.thread[last], makers.start[last])
+            call[moments] = self._find_open_calls(node_makers.thread[last], node_makers.start[last])
         return call
 
     @cached_property
@@ -237,5 +239,5 @@ class CallFinder:
         operators = self._attributed.trace.operators
         makes_node = (operators.sequence >= 0) & ~mask_by_name(operators, _AUTOGRAD_NODE.fullmatch)
         makes_node &= ~np.isin(operators.thread, find_autograd_threads(self._attributed.trace))
-        makers = operators.select(makes_node)
-        return makers.select(np.argsort(makers.start, kind="stable"))
+        node_makers = operators.select(makes_node)
+        return node_makers.select(np.argsort(node_makers.start, kind="stable"))

@@ -94,14 +94,16 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
         that is no phase after all. The mapping is empty if nothing was added.
     """
     patterns = (*_FUNCTION_RANGES.values(), _MODULE_CALL)
-    has_functions = any(map_by_shape(trace.ranges.names, lambda name: any(p.fullmatch(name) for p in patterns)))
+    has_functions = any(
+        map_by_shape(trace.ranges.names, lambda name: any(pattern.fullmatch(name) for pattern in patterns))
+    )
     has_marks = has_functions or len(trace.operators) or len(find_autograd_threads(trace))
     if any(phase in names.leaf_phases for phase in names.extra) or not has_marks:
         return trace, {}
     roles = RangeRoles(trace.ranges, names)
     is_own_phase = roles.is_leaf_phase & ~mask_by_name(trace.ranges, is_framework_name)
-    annotated = process_of(trace.ranges.thread[is_own_phase])
-    processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), annotated)
+    annotated_processes = process_of(trace.ranges.thread[is_own_phase])
+    processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), annotated_processes)
     if not len(processes):
         return trace, {}
     has_launch = launch != NONE
@@ -160,7 +162,7 @@ class _Inference:
         self.work_ns, self.classes = work_ns[launched_here], classes[launched_here]
         bounding = self.ranges.select(roles.mask(STEP, WARMUP) & self.in_process)
         open_ranges = trace.open_ranges
-        endless = roles.mask(WARMUP, of=open_ranges) & (process_of(open_ranges.thread) == process)
+        endless = roles.mask(WARMUP, ranges=open_ranges) & (process_of(open_ranges.thread) == process)
         #: No pass extends beyond the start or the end of a step or of a warm-up range.
         self.bounds = np.concatenate([bounding.start, bounding.end, open_ranges.start[endless]]).tolist()
 

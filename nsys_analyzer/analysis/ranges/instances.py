@@ -141,12 +141,12 @@ class AttributedTrace:
 
         If API calls were left out, it also returns True for each range with an operation whose launch is missing.
         """
-        lacking = self.trace.launches.select(np.concatenate([self.lost_launches, self.unmeasured]))
-        lacks = has_moments(process_of(lacking.thread), lacking.start, process, picked.start, picked.end)
+        incomplete = self.trace.launches.select(np.concatenate([self.lost_launches, self.unmeasured]))
+        lacks_activity = has_moments(process_of(incomplete.thread), incomplete.start, process, picked.start, picked.end)
         if any(rows.table in schema.RUNTIME.aliases and not rows.only_end_excluded for rows in self.trace.left_out):
             unlaunched = self.trace.operations.select(self.attribution.launch == NONE)
-            lacks |= has_moments(unlaunched.process, unlaunched.start, process, picked.start, picked.end)
-        return lacks
+            lacks_activity |= has_moments(unlaunched.process, unlaunched.start, process, picked.start, picked.end)
+        return lacks_activity
 
     def _ends_out_of_memory(self, picked: Ranges, process: Ints) -> Bools:
         """Returns True for each range in which an allocation failed and nothing was launched afterwards."""
@@ -165,7 +165,7 @@ class AttributedTrace:
         A warm-up range without an end stays open.
         """
         ended = self.trace.ranges.select(self.roles.mask(WARMUP))
-        endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, of=self.trace.open_ranges))
+        endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, ranges=self.trace.open_ranges))
         if not len(ended) and not len(endless) and not self.start_ups:
             return np.zeros(len(time), np.bool_)
         in_warmup = is_in_any_range(process_of(ended.thread), ended.start, ended.end, process, time)
@@ -255,7 +255,7 @@ class AttributedTrace:
 
     def _select_open_ranges(self, process: int, *roles: str) -> Ranges:
         ranges = self.trace.open_ranges
-        return ranges.select((process_of(ranges.thread) == process) & self.roles.mask(*roles, of=ranges))
+        return ranges.select((process_of(ranges.thread) == process) & self.roles.mask(*roles, ranges=ranges))
 
     def count_nested_phases(self, process: int) -> dict[tuple[str, str], int]:
         """Counts the ranges of one phase inside another phase on the same thread.
