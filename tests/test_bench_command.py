@@ -90,7 +90,7 @@ def test_a_failure_is_tried_again_and_the_rest_kept(run: Run, tmp_path: Path) ->
 def test_results_that_are_there_are_not_touched_unasked(run: Run, tmp_path: Path) -> None:
     run(case("ok"))
     before = (tmp_path / "b" / NAME).read_text()
-    with pytest.raises(ConfigurationError, match=r"is there already\. --resume keeps what is finished"):
+    with pytest.raises(ConfigurationError, match=r"already exists\. --resume keeps finished results"):
         run(case("ok"))
     with pytest.raises(ConfigurationError, match=r"holds results of bench test\. Choose another --output-dir"):
         run(case("ok"), name="other", resume=True)
