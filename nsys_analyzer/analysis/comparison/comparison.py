@@ -53,8 +53,8 @@ class Side:
     @property
     def title(self) -> str:
         """Returns the name of the first run, and the number of further runs."""
-        more = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
-        return f"{self.runs[0].title}{more}"
+        suffix = f" and {len(self.runs) - 1} more" if len(self.runs) > 1 else ""
+        return f"{self.runs[0].title}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -308,9 +308,9 @@ def differing_settings(before: Summary, after: Summary, keys: Iterable[str], unk
 
 def find_obstacles(before: Side, after: Side) -> tuple[Obstacle, ...]:
     """Returns why two sides cannot be compared; nothing if they can."""
-    first, *others = runs = (*before.runs, *after.runs)
+    first, *later_runs = runs = (*before.runs, *after.runs)
     of_runs = (obstacle for run in runs for obstacle in find_run_obstacles(run))
-    of_pairs = (obstacle for run in others for obstacle in _find_pair_obstacles(first, run))
+    of_pairs = (obstacle for run in later_runs for obstacle in _find_pair_obstacles(first, run))
     return (*of_runs, *of_pairs)
 
 
@@ -348,8 +348,8 @@ def _find_pair_obstacles(first: Summary, second: Summary) -> Iterator[Obstacle]:
         yield Obstacle("modules", pair)
     if not first.step or not second.step:
         return
-    fewer, more = sorted((first.step.matmuls, second.step.matmuls))
+    fewer_matmuls, more_matmuls = sorted((first.step.matmuls, second.step.matmuls))
     if first.step.source != second.step.source:
         yield Obstacle("kind of step", pair)
-    elif first.step.is_found and more > _SAME_WORK_FACTOR * fewer:
+    elif first.step.is_found and more_matmuls > _SAME_WORK_FACTOR * fewer_matmuls:
         yield Obstacle("work of a step", pair)

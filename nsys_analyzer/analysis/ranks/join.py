@@ -80,7 +80,7 @@ def join_members(members: Sequence[Member]) -> list[JoinedRanks]:
 
 
 def find_clocks(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
-    """Returns, for each capture of a run with aligned clocks, the capture with the reference clock and its clock."""
+    """Returns the reference capture and the clock of each capture whose run has aligned clocks."""
     clocks: dict[str, tuple[str, Clock]] = {}
     for join in join_members(members):
         if join.alignment:
@@ -233,10 +233,10 @@ class JoinedRanks:
         )
         if not self.waits:
             return figures
-        own, clock = self.own[position], self.clocks[position]
+        own_ns, clock = self.own[position], self.clocks[position]
         exposed_waiting_ms = mean_ms(self.waits[position].exposed_waiting)
         waiting_ms = mean_ms(self.waits[position].waiting) + (scale - 1) * exposed_waiting_ms
-        own_ms = Stats.of_ns(own)
+        own_ms = Stats.of_ns(own_ns)
         return replace(
             figures,
             waiting_ms=waiting_ms,
@@ -244,7 +244,7 @@ class JoinedRanks:
             exposed_waiting_ms=scale * exposed_waiting_ms,
             exposed_transfer_ms=figures.exposed_communication_ms - scale * exposed_waiting_ms,
             own_ms=replace(own_ms, median=min(own_ms.median or 0.0, length_ms)),
-            late_ms=Stats.of_ns(own - self.own[int(np.argmin(np.median(self.own, axis=1)))]),
+            late_ms=Stats.of_ns(own_ns - self.own[int(np.argmin(np.median(self.own, axis=1)))]),
             slowest_steps=int((self.own.argmax(axis=0) == position).sum()),
             offset_ms=self._offset_ms(member, clock) if clock else None,
             shift_ns=clock.offset_ns if clock else None,

@@ -304,9 +304,10 @@ class Clock:
 
     def aligned(self, time: Ints) -> Ints:
         """Returns times of the member on the first member's clock, ns."""
-        whole = int(self.offset_ns // 1)  # in one sum, an offset of days would round away the fractions of the drift
-        shift = self.offset_ns - whole + self.drift * (time - self.middle)
-        aligned: Ints = time - whole - np.floor(shift + 0.5).astype(np.int64)  # halves round up for every offset
+        # In one sum, an offset of days would round away the fractions of the drift. Halves round up for every offset.
+        whole_ns = int(self.offset_ns // 1)
+        shift_ns = self.offset_ns - whole_ns + self.drift * (time - self.middle)
+        aligned: Ints = time - whole_ns - np.floor(shift_ns + 0.5).astype(np.int64)
         return aligned
 
 

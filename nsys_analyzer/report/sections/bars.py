@@ -1,4 +1,4 @@
-"""What fills a step, and the steps of several ranks, as bars: what computes, what only copies or communicates, idle."""
+"""Draws what fills a step, and the steps of several ranks, as bars: compute, exposed copies and communication, idle."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from nsys_analyzer.report.units import format_ms
 from nsys_analyzer.trace.schema import NS_PER_MS
 
 IDLE = "idle"
-#: Shorter parts are left out as rounding errors of the sums.
+#: Parts that are shorter than a nanosecond are rounding errors of sums, and are left out.
 NANOSECOND_MS = 1 / NS_PER_MS
-#: Parts of a smaller share of every bar are one.
+#: Parts below this share of every bar are combined into one.
 LEAST_SHARE = 0.01
-#: Bars of ranks that are shown; of more those with the least and the most own time.
+#: The most bars of ranks. Of more ranks, those with the shortest and the longest own times are shown.
 MOST_RANKS = 12
-#: What stands before the legend of several bars, whose times stand behind them.
-_SEVERAL = "Profiled steps:"
 
 
 def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> StepBars | None:
-    """A bar of each device of a step, as long as the step is said to be; None where nothing runs on the GPU.
+    """Returns a bar for each device of a step; None if nothing runs on the GPU.
 
-    The GPU works as long without the profiler as under it, and the rest of the step is idle. On a CPU the profiler
-    makes the operators longer, too: the bar is of the step under it.
+    A bar is as long as the step that the report states. The GPU's work is taken to be the same without the profiler,
+    and the rest of the step is idle. For a capture of a CPU, the bar shows the step under the profiler, because the
+    profiler makes the operators longer as well.
     """
     times: list[dict[str, float]] = []
     profiled = on_cpu or step.unprofiled_ms is None
     for device in step.devices:
         remaining_ms = device.exposed_communication_ms + device.idle_ms
-        if not profiled:  # collectives that wait for other ranks wait for less without the profiler
+        if not profiled:  # without the profiler, collectives wait less for other ranks
             remaining_ms = max(step.reported_ms - device.compute_ms - device.exposed_copy_ms, 0.0)
         exposed = min(device.exposed_communication_ms, remaining_ms)
         exposed_ms = {"exposed copies": device.exposed_copy_ms, "exposed communication": exposed}
         classes_ms = {share.kernel_class: share.ms for share in device.classes}
         times.append(classes_ms | exposed_ms | {IDLE: remaining_ms - exposed})
-    classes = {one.kernel_class for device in step.devices for one in device.classes}
+    classes = {share.kernel_class for device in step.devices for share in device.classes}
     longest_first = sorted(classes, key=lambda name: (-sum(row.get(name, 0.0) for row in times), name))
     names = (*longest_first, "exposed copies", "exposed communication", IDLE)
     several = len(step.devices) > 1
@@ -49,47 +48,49 @@ def bars_of_step(step: StepSummary, capture: str, *, on_cpu: bool = False) -> St
     )
     if not any(any(row.ms[:-1]) for row in rows):
         return None
-    these = f"the profiled {format_ms(step.length_ms)}" if on_cpu else f"these {format_step_length(step)}"
-    return _without_small(StepBars(names, rows, f"In {'a step' if several else these}:", capture=capture))
+    length = f"the profiled {format_ms(step.length_ms)}" if on_cpu else f"these {format_step_length(step)}"
+    return _without_small(StepBars(names, rows, f"In {'a step' if several else length}:", capture=capture))
 
 
 def bars_of_run(run: ParallelRun) -> StepBars | None:
-    """A bar of each rank of a run; None of a single one, which its capture's bar shows by kernel class."""
+    """Returns a bar for each rank of a run; None for a single rank, whose capture has a bar by kernel class."""
     if len(run.ranks) < 2:
         return None
-    shown = _shown_ranks(run)
+    ranks = _select_ranks(run)
     names = ("compute", "exposed copies", "waiting", "transferring", "exposed communication", IDLE)
-    rows = tuple(Bar(one.label, _parts_of(one)) for one in shown)
-    left = len(run.ranks) - len(shown)
-    between = " between these in own time" if run.slowest is not None else ""
-    note = f"{left} more{between}: see the report." if left else ""
-    return _without_small(StepBars(names, rows, _SEVERAL, note, run.name))
+    rows = tuple(Bar(rank.label, _parts_of(rank)) for rank in ranks)
+    hidden = len(run.ranks) - len(ranks)
+    between = ", with own times between these," if run.slowest is not None else ""
+    note = f"{hidden} more ranks{between} are in the report." if hidden else ""
+    return _without_small(StepBars(names, rows, "Profiled steps:", note, run.name))
 
 
-def _shown_ranks(run: ParallelRun) -> Sequence[RankFigures]:
-    """The ranks, of many those with the least and the most own time, in their order."""
+def _select_ranks(run: ParallelRun) -> Sequence[RankFigures]:
+    """Returns the ranks to show in order: all, or those with the shortest and the longest own times."""
     if len(run.ranks) <= MOST_RANKS:
         return run.ranks
     if run.slowest is None:
         return run.ranks[:MOST_RANKS]
     fastest_first = sorted(
         range(len(run.ranks)),
-        key=lambda i: (own.median or 0.0) if (own := run.ranks[i].own_ms) else 0.0,
+        key=lambda i: (own_ms.median or 0.0) if (own_ms := run.ranks[i].own_ms) else 0.0,
     )
     half = MOST_RANKS // 2
     return [run.ranks[i] for i in sorted((*fastest_first[:half], *fastest_first[-half:]))]
 
 
 def _parts_of(rank: RankFigures) -> tuple[float, ...]:
-    """The parts of a rank's step; what is exposed is one part where waiting is not known."""
-    waits, transfers, both = rank.exposed_waiting_ms, rank.exposed_transfer_ms, rank.exposed_communication_ms
-    known = waits is not None and transfers is not None
-    exposed = (waits or 0.0, transfers or 0.0, 0.0) if known else (0.0, 0.0, both)
+    """Returns the parts of a rank's step. Exposed communication is one part if waiting is not known."""
+    waiting_ms, transfer_ms = rank.exposed_waiting_ms, rank.exposed_transfer_ms
+    if waiting_ms is not None and transfer_ms is not None:
+        exposed = (waiting_ms, transfer_ms, 0.0)
+    else:
+        exposed = (0.0, 0.0, rank.exposed_communication_ms)
     return (rank.compute_ms, rank.exposed_copy_ms, *exposed, rank.idle_ms)
 
 
 def _without_small(bars: StepBars) -> StepBars:
-    """Returns the bars without parts that none of them has. Several small parts become one, before idle time."""
+    """Returns the bars without parts that no bar has. Several small parts are combined before the idle time."""
     totals = [sum(row.ms) for row in bars.rows]
     longest = [max(row.ms[i] for row in bars.rows) for i in range(len(bars.parts))]
     drawn_parts = [i for i, ms in enumerate(longest) if ms >= NANOSECOND_MS or bars.parts[i] == IDLE]

@@ -95,8 +95,8 @@ def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool 
         for pair in comparisons.refused
     ]
     if notes := [*refused, *map(_describe_unmatched_run, comparisons.unmatched)]:
-        more = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
-        blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *more))]
+        ending = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
+        blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *ending))]
     return Section("comparison", title, (*blocks, Details("What the terms mean", (Listing(_GLOSSARY),))))
 
 
@@ -112,8 +112,8 @@ def require_comparisons(comparisons: Comparisons) -> Comparisons:
         return comparisons
     reasons = dict.fromkeys(sentence for pair in refused for sentence in caution_sentences(pair))
     error = DifferentConditionsError if all(pair.is_of_other_conditions for pair in refused) else CannotAnswerError
-    listed = plain(join_texts("; ", reasons), "`")
-    raise error(f"These runs cannot be compared: {listed}", "To compare them nevertheless, add --force")
+    reason = plain(join_texts("; ", reasons), "`")
+    raise error(f"These runs cannot be compared: {reason}", "To compare them nevertheless, add --force")
 
 
 def _title(pair: Comparison) -> str:
@@ -246,14 +246,14 @@ def _explain_how_to_narrow(change: Change, limit: float) -> str:
             "How much the steps vary is not known. Record more steps, or give their number and standard deviation "
             "(steps, std_ms)."
         )
-    half, wanted = rounded_percent((change.high_share - change.low_share) / 2), rounded_percent(limit)
+    half_width, threshold = rounded_percent((change.high_share - change.low_share) / 2), rounded_percent(limit)
     remedy = (
         "Record more steps, or several runs of each side."
         if change.inside > _STEP_VARIANCE_SHARE
         else "The CPU time of a program differs that much from run to run. Record each side several times and compare "
         "the folders with --repeats, or give the spread of your machine with --cpu-spread."
     )
-    return f"A change below {half} could not be detected, and the limit is {wanted}. {remedy}"
+    return f"A change below {half_width} could not be detected, and the limit is {threshold}. {remedy}"
 
 
 #: A row of a table of changes: its name, and the change.
@@ -386,34 +386,34 @@ def _describe_unmatched_run(unmatched: UnmatchedRun) -> StrOrText:
 
 def describe_obstacle(obstacle: Obstacle) -> StrOrText:
     """Returns a reason against comparing runs, without the final period."""
-    run, *others = obstacle.runs
+    run, *second = obstacle.runs
     if obstacle.kind == "not analysed":
         message = f" ({run.message})" if run.message else ""
         return f"{run.title} {_STATUSES.get(run.status, run.status)}{message}"
     if obstacle.kind == "no step":
         return f"{run.title} holds no step that ran on a GPU"
-    other = others[0]
+    (second_run,) = second
     if obstacle.kind == "hardware":
-        return f"{run.title} ran on {run.hardware}, {other.title} on {other.hardware}"
+        return f"{run.title} ran on {run.hardware}, {second_run.title} on {second_run.hardware}"
     if obstacle.kind == "timing":
-        return f"{run.title} was timed {_describe_timing(run)}, {other.title} {_describe_timing(other)}"
+        return f"{run.title} was timed {_describe_timing(run)}, {second_run.title} {_describe_timing(second_run)}"
     if obstacle.difference:
         setting = obstacle.difference.key.replace("_", " ")
         before, after = obstacle.difference.before, obstacle.difference.after
-        return f"The {setting} of {run.title} is {before}, that of {other.title} is {after}"
+        return f"The {setting} of {run.title} is {before}, that of {second_run.title} is {after}"
     if obstacle.kind == "modules":
-        return f"The models of {run.title} and {other.title} have no module in common"
+        return f"The models of {run.title} and {second_run.title} have no module in common"
     assert run.step
-    assert other.step
+    assert second_run.step
     if obstacle.kind == "kind of step":
         return phrase(
             "Their steps are different things: {} in {}, {} in {}",
-            run.step.unit, run.title, other.step.unit, other.title,
+            run.step.unit, run.title, second_run.step.unit, second_run.title,
         )  # fmt: skip
     return phrase(
         "{} has {:,.0f} matmuls in {}, {} has {:,.0f} in {}, and no name identifies a step (`--step RANGE`, "
         "`--steps N`)",
-        run.title, run.step.matmuls, run.step.unit, other.title, other.step.matmuls, other.step.unit,
+        run.title, run.step.matmuls, run.step.unit, second_run.title, second_run.step.matmuls, second_run.step.unit,
     )  # fmt: skip
 
 

@@ -234,8 +234,8 @@ def _describe_note(note: JoinNote, run: ParallelRun) -> StrOrText:
     if note.kind == "copy":
         return phrase("`{}` is the same capture as `{}`, and counts once.", *note.names)
     if note.kind == "missing ranks":
-        more = f" and {count - _MOST_NAMED_RANKS:,} more" if count > _MOST_NAMED_RANKS else ""
-        ranks = f"{plural(count, 'rank')} {', '.join(map(str, numbers[:_MOST_NAMED_RANKS]))}{more}"
+        ending = f" and {count - _MOST_NAMED_RANKS:,} more" if count > _MOST_NAMED_RANKS else ""
+        ranks = f"{plural(count, 'rank')} {', '.join(map(str, numbers[:_MOST_NAMED_RANKS]))}{ending}"
         effect = "time spent waiting for it counts as transferring" if run.alignment else "who waits for it is unknown"
         return phrase("There is no capture of {}: {}.", ranks, effect)
     if note.kind == "different steps":
@@ -244,11 +244,11 @@ def _describe_note(note: JoinNote, run: ParallelRun) -> StrOrText:
         return phrase("The ranks have different steps ({}). The {} steps that all have are analysed.", counts, common)
     if note.kind == "differing collectives":
         steps_named = ", ".join(map(str, numbers[:_MOST_NAMED_STEPS]))
-        more = ", …" if count > _MOST_NAMED_STEPS else ""
+        ending = ", …" if count > _MOST_NAMED_STEPS else ""
         noun, left_out = ("step", "it is") if count == 1 else ("steps", "they are")
         return phrase(
             "The collectives of {} {} differ from rank to rank ({} {}{}): {} left out of all figures.",
-            count, noun, noun, steps_named, more, left_out,
+            count, noun, noun, steps_named, ending, left_out,
         )  # fmt: skip
     if note.kind == "unknown communicators":
         return phrase(
