@@ -1,6 +1,6 @@
 """What a new thing costs: a module or a function and an entry, or one row.
 
-A format of a report is in ``test_renderers``, one of input in ``test_sources``, an option in ``test_configuration``.
+A format of a report is in ``test_renderers``, an option in ``test_configuration``.
 """
 
 import importlib
@@ -32,9 +32,9 @@ from nsys_analyzer.report import finding_texts, palette, sections
 from nsys_analyzer.report.model import Block, Paragraph
 from nsys_analyzer.report.renderers import step_bar
 from nsys_analyzer.report.sections import ReportQuestion
-from nsys_analyzer.trace import phase_names
+from nsys_analyzer.trace import phase_names, sources
 from tests.conftest import Main
-from tests.support import new_experiment
+from tests.support import new_experiment, new_format
 from tests.support.export import Export
 
 
@@ -115,6 +115,23 @@ def test_a_finding_is_a_rule_and_its_texts(
     said = run_main("explain", path).out
     assert "The optimizer runs in every step" in said
     assert "    if step % 4 == 0: optimizer.step()\n" in said
+
+
+def test_an_input_format_is_a_module_and_an_entry(
+    tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its captures are found in folders, read by their suffix, and no export takes their suffix."""
+    (tmp_path / "run").mkdir()
+    capture = tmp_path / "run" / "small.lines"
+    capture.write_text("100 300 forward\n300 700 backward\n")
+    monkeypatch.setattr(sources, "SOURCES", (*sources.SOURCES, new_format.LINES))
+    assert run_main("report", tmp_path / "run", "-o", tmp_path / "report.md", "--no-figures").code == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "forward" in text
+    assert "backward" in text
+    assert "small" in run_main("explain", capture).out
+    refused = run_main("export", capture, "-o", tmp_path / "other.lines")
+    assert "has the name of an input" in refused.err
 
 
 def test_a_kernel_class_is_an_entry_and_a_rule(tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ import pytest
 from nsys_analyzer.errors import ExportError, NoSpaceError
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.text import plain
-from nsys_analyzer.trace import sources
-from nsys_analyzer.trace.sources import ensure_export
+from nsys_analyzer.trace import nsys_report
+from nsys_analyzer.trace.nsys_report import ensure_export
 from tests.support.export import GEMM, Export
 
 # Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
@@ -87,10 +87,9 @@ def age(path: Path, seconds: int) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - seconds * 10**9))
 
 
-@pytest.mark.parametrize("suffix", [".nsys-rep", ".qdrep"])
-def test_exports_beside_the_report(suffix: str, report: Path, fake_nsys: Callable[..., Path]) -> None:
+def test_exports_beside_the_report(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
-    report = report.rename(report.with_name(f"run.v2{suffix}"))
+    report = report.rename(report.with_name("run.v2.nsys-rep"))
     sqlite = report.with_name("run.v2.sqlite")
     assert ensure_export(report) == sqlite
     assert made_from(sqlite) == b"first capture"
@@ -118,7 +117,7 @@ def test_a_file_that_is_no_database_is_made_again(content: bytes, report: Path, 
 
 
 def test_a_fresh_export_needs_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "find_nsys", lambda: None)
+    monkeypatch.setattr(nsys_report, "find_nsys", lambda: None)
     with closing(sqlite3.connect(report.with_suffix(".sqlite"))) as database:
         database.execute("CREATE TABLE anything (x)")
     assert ensure_export(report) == report.with_suffix(".sqlite")
@@ -138,7 +137,7 @@ def test_a_folder_that_cannot_be_written(
 
 
 def test_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "find_nsys", lambda: None)
+    monkeypatch.setattr(nsys_report, "find_nsys", lambda: None)
     with pytest.raises(ExportError) as caught:
         ensure_export(report)
     assert caught.value.message == f"{report} must be exported to SQLite first, and there is no nsys here"
@@ -148,7 +147,7 @@ def test_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_nsys_and_an_old_export(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "find_nsys", lambda: None)
+    monkeypatch.setattr(nsys_report, "find_nsys", lambda: None)
     sqlite = report.with_suffix(".sqlite")
     with closing(sqlite3.connect(sqlite)) as database:
         database.execute("CREATE TABLE anything (x)")
@@ -157,7 +156,7 @@ def test_no_nsys_and_an_old_export(report: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_capture_whose_report_is_newer_is_read_with_a_warning(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "find_nsys", lambda: None)
+    monkeypatch.setattr(nsys_report, "find_nsys", lambda: None)
     age(Export().kernel(GEMM, 0, 1_000, 5_000).write(report.with_suffix(".sqlite")), seconds=3600)
     for named in (report, report.parent):
         (capture,) = gather([named]).captures

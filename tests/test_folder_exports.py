@@ -24,7 +24,8 @@ from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.traces import find_traces
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.sources import check_output_is_no_input, ensure_export, open_capture
+from nsys_analyzer.trace.nsys_report import ensure_export
+from nsys_analyzer.trace.sources import check_output_is_no_input, open_capture
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.folders import as_folder

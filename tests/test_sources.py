@@ -1,35 +1,20 @@
-"""Input formats: a new one is a function that opens its files, and an entry of SOURCES."""
+"""Input formats: how the format of a file is recognized, and that no other module depends on the formats."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
+import nsys_analyzer
 from nsys_analyzer import Trace
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.inputs.traces import find_traces
 from nsys_analyzer.trace import sources
-from nsys_analyzer.trace.reader import ArrowReader
-from nsys_analyzer.trace.sources import Source, check_output_is_no_input
-from tests.support.export import MAIN, VM, Export
-
-# --- all of a new format: a line for each range, its start, end and name ---
-
-
-def open_lines(path: Path) -> ArrowReader:
-    lines = [line.split(maxsplit=2) for line in path.read_text().splitlines()]
-    starts, ends, names = zip(*lines, strict=True)
-    number = list(range(len(lines)))
-    ranges = {"start": [*map(int, starts)], "end": [*map(int, ends)], "globalTid": [VM | MAIN] * len(lines)}
-    tables = {"NVTX_EVENTS": {**ranges, "textId": number}, "StringIds": {"id": number, "value": list(names)}}
-    return ArrowReader(path, {name: pa.table(columns) for name, columns in tables.items()})
-
-
-LINES = Source((".lines",), open_lines)
-
+from nsys_analyzer.trace.sources import check_output_is_no_input, estimate_size
+from tests.support.export import Export
+from tests.support.new_format import LINES
 
 # --- what it is taken for ---
 
@@ -49,6 +34,7 @@ def test_a_new_format_is_read(capture: Path) -> None:
     assert trace.ranges.names[trace.ranges.name[1]] == "backward"
     assert (trace.ranges.end - trace.ranges.start).tolist() == [200, 400]
     assert find_traces([capture.parent]) == [capture]
+    assert estimate_size(capture) == 3 * capture.stat().st_size
 
 
 def test_no_input_is_written_over_by_whatever_name(capture: Path) -> None:
@@ -64,15 +50,14 @@ def test_no_input_is_written_over_by_whatever_name(capture: Path) -> None:
     check_output_is_no_input(capture.parent / "report.md", [capture, capture.parent])
 
 
-def test_no_other_module_of_the_room_names_a_suffix() -> None:
-    """Only those with a Source do: every other asks them."""
-    folder = Path(sources.__file__).parent
-    made = (sources.NSYS_REPORT, sources.KINETO)
-    suffixes = {suffix for source in made for suffix in source.suffixes}
+def test_no_other_module_depends_on_a_suffix() -> None:
+    """Except for the profilers, which write such files, every module of the package asks the formats for suffixes."""
+    folder = Path(nsys_analyzer.__file__).parent
+    suffixes = {suffix for source in (sources.NSYS_REPORT, sources.KINETO) for suffix in source.suffixes} - {".json"}
     naming = {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in suffixes
     }
-    assert naming == {"sources.py"}
+    assert naming == {"trace/sources.py", "capture/profilers.py"}

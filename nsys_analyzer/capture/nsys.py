@@ -17,7 +17,7 @@ from nsys_analyzer.errors import CaptureError
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
 from nsys_analyzer.system.nsys import Nsys, run_query
 from nsys_analyzer.system.process import last_lines, run_captured
-from nsys_analyzer.trace.sources import last_output_lines
+from nsys_analyzer.trace.nsys_report import last_output_lines
 
 INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
 #: The environment variable with the process ID of this command, which names the nsys session of a server's recording.
@@ -77,7 +77,7 @@ def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None
 
     Args:
         nsys: the nsys that recorded.
-        report: the expected ``X.nsys-rep``. An old nsys writes ``X.qdrep``.
+        report: the expected ``X.nsys-rep``.
         log: the output of the run.
         timeout_s: the time limit of the import in seconds.
 
@@ -88,9 +88,8 @@ def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None
     if stream.is_file():  # nsys removes it after the import, so a report beside it is incomplete
         _import(nsys, stream, report, timeout_s)
         return report
-    for path in (report, report.with_suffix(".qdrep")):
-        if path.is_file() and path.stat().st_size:
-            return path
+    if report.is_file() and report.stat().st_size:
+        return report
     raise _no_report(report, log)
 
 

@@ -23,8 +23,9 @@ from nsys_analyzer.capture.targets import RANK_SUFFIX, Annotation, Ranks, Target
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.system.machine import run_for_lines
 from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.trace.nsys_report import ensure_export
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
-from nsys_analyzer.trace.sources import ensure_export, open_capture
+from nsys_analyzer.trace.sources import open_capture
 
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 #: Flags of the Python interpreter that take a value.

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.trace.sources import trace_stem
+from nsys_analyzer.trace.schema import TABLE_ENDINGS
+from nsys_analyzer.trace.sources import capture_suffixes, trace_stem
 
 #: The suffixes of files that are copied. Of files beside the requested captures, only small files with times and
 #: manifests are copied; the other files are present under their names, without content.
-_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".parquet", ".arrow", ".gz", ".json", ".csv", ".jsonl")
+_SUFFIXES = (*TABLE_ENDINGS, ".gz", ".json", ".csv", ".jsonl")
 _TIMES_AND_MANIFESTS, _MAX_BESIDE_BYTES = (".json", ".csv"), 1_000_000
 #: The levels of folders that are copied: a requested folder, its runs, and an export of a run as a folder of tables.
 _MAX_DEPTH = 3
@@ -79,7 +80,7 @@ class ConfinedReader:
     def _copy_file(self, path: Path, descriptor: int, copies: Path, requested: Sequence[Path]) -> None:
         """Copies a file of an open folder, unless it cannot be opened or is a link to the outside."""
         target = copies.joinpath(*path.parts[1:])
-        if os.path.lexists(target) or not (path in requested or path.name.endswith(_SUFFIXES)):
+        if os.path.lexists(target) or not (path in requested or path.name.endswith((*capture_suffixes(), *_SUFFIXES))):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -65,9 +65,9 @@ def share(
 
 def _missing_tables(trace: Path, copy: Path) -> list[str]:
     """Returns the tables of an nsys trace that hold rows and are missing from its copy."""
-    from nsys_analyzer.trace.sources import KINETO, find_source, open_capture
+    from nsys_analyzer.trace.sources import find_source, open_capture
 
-    if find_source(trace) is KINETO:  # its tables are made from events when it is read
+    if find_source(trace).makes_tables:
         return []
     reader, copied_tables = open_capture(trace), open_capture(copy).columns_of
     missing = (name for name in reader.columns_of if name not in copied_tables and not name.startswith("ENUM_"))

@@ -27,14 +27,13 @@ from nsys_analyzer.inputs.manifest import configuration_of, find_manifest, find_
 from nsys_analyzer.inputs.traces import find_titles, find_traces, is_folder, list_traces, name_of_trace
 from nsys_analyzer.system.cluster import SEQUENTIAL, Workers
 from nsys_analyzer.trace.phase_names import PhaseNames
+from nsys_analyzer.trace.sources import estimate_size
 from nsys_analyzer.trace.trace import Trace
 
 #: The estimated time to read a capture, measured with 44 captures of 0.1 to 6.5 MB and one of 270 MB.
 _SECONDS, _SECONDS_PER_BYTE = 0.25, 1e-8
 #: The estimated memory to read a capture, in bytes and in bytes per byte of its export.
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 200_000_000, 2
-#: The approximate factor by which the bytes of a compressed file grow when it is read.
-_GROWTH = {".gz": 15, ".nsys-rep": 8, ".qdrep": 8, ".parquet": 4}
 #: Matches the rank in a file's name: `ddp_rank0` (as nsys writes %q{RANK}), `rank-1`, `ddp.rank2.profile`, `ddp_r3`.
 _RANK_IN_NAME = re.compile(r"(?<![^\W_])(?:rank|r)[\W_]?(\d{1,6})(?![^\W_])", re.IGNORECASE)
 
@@ -158,8 +157,7 @@ class _CaptureToRead:
     @property
     def _bytes(self) -> int:
         try:
-            files = list(self.path.iterdir()) if self.path.is_dir() else [self.path]
-            return sum(file.stat().st_size * _GROWTH.get(file.suffix, 1) for file in files)
+            return estimate_size(self.path)
         except OSError:  # reading it fails, too, and the capture's row has the error
             return 0
 

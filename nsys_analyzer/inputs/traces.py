@@ -11,14 +11,8 @@ from typing import TypeVar
 
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.inputs.manifest import capture_name, find_untraced_manifests
-from nsys_analyzer.trace.sources import (
-    export_time_ns,
-    is_capture,
-    is_export_folder,
-    is_export_of,
-    is_report,
-    trace_stem,
-)
+from nsys_analyzer.trace.nsys_report import export_time_ns, is_export_of
+from nsys_analyzer.trace.sources import EXPORT, FOLDER, find_source, is_capture, is_export_folder, is_report, trace_stem
 
 Result = TypeVar("Result")
 _DIGITS = re.compile(r"\d+")
@@ -84,7 +78,7 @@ def _find_traces_in(folder: Path) -> list[Path]:
     files = [path for files in list_traces(folder).values() if not isinstance(files, OSError) for path in files]
     exports: dict[Path, list[Path]] = defaultdict(list)
     for path in files:
-        if path.suffix == ".sqlite" or path.is_dir():
+        if find_source(path) in (EXPORT, FOLDER):
             exports[path.with_name(trace_stem(path))].append(path)
     replaced = {older for same in exports.values() for older in sorted(same, key=export_time_ns)[:-1]}
     for report in filter(is_report, files):

@@ -16,7 +16,7 @@ from nsys_analyzer.report.figures import SOFTWARE
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.system.atomic_write import atomic_write, check_folder, check_regular, link_target, write_text
-from nsys_analyzer.trace.sources import check_output_is_no_input
+from nsys_analyzer.trace.sources import capture_suffixes, check_output_is_no_input
 
 #: The marks of files that were written here: of a report, of its JSON, and of a figure.
 _MARKS = (
@@ -26,8 +26,8 @@ _MARKS = (
 )
 #: A mark is within this many bytes of the start or the end of a file.
 _MARK_DISTANCE_BYTES = 512
-#: The suffixes of captures, their exports and timings.
-_INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv", ".db")
+#: The suffixes of timings and of exported tables.
+_DATA_SUFFIXES = (".csv", ".db")
 _MAX_STEM_LENGTH = 120
 #: The remedy if a file exists and the command has no option to replace it.
 FOLDER_IN_USE_HINT = "Move it away, or name another --output-dir"
@@ -81,7 +81,7 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Ou
         raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / output.example}")
     check_regular(path, f"Name a file with -o{', or print with -o -' if output.printed else ''}")
     place = link_target(path)
-    reserved = tuple(suffix for suffix in _INPUT_SUFFIXES if suffix != output.suffix)
+    reserved = tuple({*capture_suffixes(with_shared=False), *_DATA_SUFFIXES} - {output.suffix})
     if any(name.lower().endswith(reserved) for name in (path.name, place.name)):
         remedy = f"Name another file with -o{'' if output.printed else f', such as {output.example}'}"
         raise NsysAnalyzerError(f"{path} has the name of an input, not of a {output.noun}", remedy)

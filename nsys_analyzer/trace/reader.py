@@ -157,6 +157,10 @@ _UNSUPPORTED = {
     (".xplane.pb",): ("an XPlane file, as the profilers of TensorFlow and JAX write it", _RECORD),
     (".pickle", ".pkl"): ("a pickle, as PyTorch's memory snapshots are (see https://pytorch.org/memory_viz)", _RECORD),
     (".ncu-rep",): ("a report of Nsight Compute", _RECORD),
+    (".qdrep",): (
+        "a report of Nsight Systems before 2021.4",
+        "Export it, and give the export: nsys export --type sqlite FILE.qdrep",
+    ),
     (".qdstrm",): ("a recording that nsys has not imported", "Import it: QdstrmImporter -i FILE.qdstrm"),
 }
 _HEADER = 262

@@ -441,8 +441,9 @@ COSTLY_MARK = ("id",)
 #: Every version of nsys writes at least one of these tables. A file without any of them is not an nsys export.
 SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
 
-#: Suffixes of the files of a folder export, which has one file per table.
-TABLE_ENDINGS = (".parquet", ".arrow")
+#: The suffixes of the files of a folder export, which has one file per table, with the approximate ratio of the size in
+#: memory to the file's size.
+TABLE_ENDINGS = {".parquet": 4, ".arrow": 1}
 
 #: Every table above by each of its aliases, without those that are read aside.
 TABLES = {

@@ -50,10 +50,11 @@ from nsys_analyzer.trace.columns import (
     process_of,
 )
 from nsys_analyzer.trace.metadata import Metadata, explain_missing_cuda, read_diagnostics, read_metadata
+from nsys_analyzer.trace.nsys_report import is_export_of
 from nsys_analyzer.trace.phase_names import normalize_module_name
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader
-from nsys_analyzer.trace.sources import is_export_of, is_report, open_capture
+from nsys_analyzer.trace.sources import is_report, open_capture
 from nsys_analyzer.trace.stacks import Stacks, mark_clock_ranges, read_stacks
 from nsys_analyzer.trace.time_checks import ExcludedRows, TimeCheck
 

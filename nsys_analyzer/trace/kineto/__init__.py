@@ -17,6 +17,7 @@ from nsys_analyzer.trace.columns import pid_of
 from nsys_analyzer.trace.kineto.events import COLUMNS, Rows, TrackId
 from nsys_analyzer.trace.kineto.read import KinetoTrace, read_kineto
 from nsys_analyzer.trace.metadata import CPU, CUDA, HIP
+from nsys_analyzer.trace.reader import ArrowReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +40,11 @@ _CPU_KINDS = ("runtime", "range", "operator", "memory")
 
 _Columns = dict[str, Any]
 """The columns of a table: arrays of integers, or lists of texts."""
+
+
+def open_trace(path: Path) -> ArrowReader:
+    """Opens a trace of PyTorch's profiler; raises what :func:`read_tables` raises."""
+    return ArrowReader(path, read_tables(path))
 
 
 def read_tables(path: Path) -> dict[str, pa.Table]:

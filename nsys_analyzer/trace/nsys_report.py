@@ -1,0 +1,158 @@
+"""Finds the export of an nsys report, or exports the report with nsys."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsys_analyzer.errors import ExportError
+from nsys_analyzer.system.atomic_write import atomic_write
+from nsys_analyzer.system.nsys import find_nsys, nsys_version, version_key
+from nsys_analyzer.system.process import run_captured
+from nsys_analyzer.trace.schema import EXPORT as EXPORT_TABLE
+from nsys_analyzer.trace.schema import TABLE_ENDINGS
+from nsys_analyzer.trace.sources import FOLDER, is_export_folder, trace_stem
+
+if TYPE_CHECKING:
+    from nsys_analyzer.trace.reader import Reader
+
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+#: The export option that keeps the payloads of NCCL's ranges: ranks, communicators, message sizes.
+_BLOBS_OPTION = "--include-blobs"
+_ANSWER_TIMEOUT_S = 60
+_PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
+_REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
+_NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
+
+
+def open_report(report: Path) -> Reader:
+    """Opens the export of a report, after making it if needed; raises what :func:`ensure_export` raises."""
+    from nsys_analyzer.trace.reader import SqliteReader, open_folder  # they need numpy, which ensure_export does not
+
+    export = ensure_export(report)
+    return open_folder(export) if export.is_dir() else SqliteReader(export)
+
+
+def ensure_export(report: Path, timeout_s: float | None = None) -> Path:
+    """Returns the export beside a report; exports the report to SQLite if there is no up-to-date export.
+
+    The export of ``X.nsys-rep`` is ``X.sqlite``, ``X_pqtdir`` or ``X_arwdir``. An export that is older than the report
+    is replaced. Without nsys it is used all the same, because copying the report may have changed its time.
+
+    Raises:
+        ExportError: the report does not exist, its folder cannot be written, or nsys is missing, fails, or takes longer
+            than ``timeout_s``.
+    """
+    if not report.is_file():
+        raise ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
+    if not report.stat().st_size:
+        raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
+    exports = [report.with_name(f"{trace_stem(report)}{ending}") for ending in (*FOLDER.suffixes, ".sqlite")]
+    existing = [export for export in exports if is_sqlite(export) or is_export_folder(export)]
+    newest, export = max(existing, key=export_time_ns, default=None), exports[-1]
+    if newest and is_export_of(newest, report):
+        return newest
+    nsys = find_nsys()
+    if nsys is None:
+        if newest:
+            return newest
+        command = _export_command(report.name)
+        raise ExportError(
+            f"{report} must be exported to SQLite first, and there is no nsys here",
+            f"Install Nsight Systems, or export on the machine that has it: {command}",
+        )
+    try:
+        with atomic_write(export, source=report) as unfinished:
+            _export(nsys, report, unfinished, timeout_s)
+    except OSError as error:
+        hint = f"Export it to another folder: {_export_command(str(report))} --output FILE.sqlite"
+        raise ExportError(f"The export of {report} cannot be written: {error}", hint) from error
+    return export
+
+
+def is_export_of(export: Path, report: Path) -> bool:
+    """Returns whether an export exists and is not older than its report."""
+    return (is_sqlite(export) or is_export_folder(export)) and export_time_ns(export) >= report.stat().st_mtime_ns
+
+
+def is_sqlite(path: Path) -> bool:
+    """Returns whether a file exists and starts like a SQLite database."""
+    try:
+        if not path.is_file():  # opening a FIFO would wait for a writer
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError:
+        return False
+
+
+def export_time_ns(export: Path) -> int:
+    """Returns the time (ns) at which an export was written, for a folder that of its export table; 0 if missing."""
+    tables = (export / f"{name}{ending}" for name in EXPORT_TABLE.aliases for ending in TABLE_ENDINGS)
+    files = [export] if export.is_file() else [table for table in tables if table.is_file()]
+    return max((file.stat().st_mtime_ns for file in files), default=0)
+
+
+def _export(nsys: Path, report: Path, output: Path, timeout_s: float | None) -> None:
+    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output.absolute())]
+    if _BLOBS_OPTION in _known_options(nsys):
+        options.append(f"{_BLOBS_OPTION}=true")
+    try:  # absolute paths cannot be mistaken for options
+        finished = run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
+    except OSError as error:
+        raise ExportError(f"{nsys} cannot be run: {error}", "Set NSYS to an nsys that can be run") from error
+    except subprocess.TimeoutExpired as error:
+        raise ExportError(
+            f"nsys export of {report} was stopped after {timeout_s:g} s",
+            f"Run it without a time limit: {_export_command(str(report))}",
+        ) from error
+    if finished.returncode != 0 or not is_sqlite(output):
+        raise _failed_export(nsys, report, finished)
+
+
+@functools.cache
+def _known_options(nsys: Path) -> str:
+    """Returns the output of ``nsys export --help``; empty if it fails."""
+    try:
+        answer = run_captured([str(nsys), "export", "--help"], _ANSWER_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""  # the export itself will report the problem
+    return answer.stdout + answer.stderr
+
+
+def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
+    message = last_output_lines(finished.stderr) or last_output_lines(finished.stdout)
+    if any(phrase in message for phrase in _NOT_A_REPORT):
+        return ExportError(
+            f"{report} is not an Nsight Systems report, or only a part of one: {message}",
+            "Copy it again, or capture again with nsys profile",
+        )
+    recorded_with = _report_version(report)
+    if recorded_with and version_key(recorded_with) > version_key(version := nsys_version(nsys)):
+        return ExportError(
+            f"{report} was recorded with Nsight Systems {recorded_with}, and {nsys} is {version}: too old to read it",
+            f"Install a newer one, or export on the machine that recorded it: {_export_command(report.name)}",
+        )
+    reason = message or f"exit status {finished.returncode}"
+    return ExportError(f"nsys export failed: {reason}", f"Run it yourself: {_export_command(str(report))}")
+
+
+def last_output_lines(output: str) -> str:
+    """Returns the last two lines of the output of ``nsys`` as one line, without progress bars."""
+    lines = (line.strip() for line in re.split(r"[\r\n]", output))
+    return " ".join([line for line in lines if line and not _PROGRESS.match(line)][-2:]).rstrip(".")
+
+
+def _report_version(report: Path) -> str | None:
+    """Returns the version in a report's first bytes, such as ``2023.4.4.54``; reports up to 2022 do not contain it."""
+    with report.open("rb") as file:
+        match = _REPORT_VERSION.search(file.read(128))
+    return match[1].decode().replace("@", ".") if match else None
+
+
+def _export_command(report: str) -> str:
+    return f"nsys export --type sqlite {shlex.quote(report)}"
