@@ -24,6 +24,7 @@ from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.transformer import peaks
 from nsys_analyzer.cli import bench as cli_bench
+from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.experiments import results
 from nsys_analyzer.questions import ask
 from nsys_analyzer.questions import figure as figure_module
@@ -32,6 +33,7 @@ from nsys_analyzer.report import finding_texts, palette, sections
 from nsys_analyzer.report.model import Block, Paragraph
 from nsys_analyzer.report.renderers import step_bar
 from nsys_analyzer.report.sections import ReportQuestion
+from nsys_analyzer.report.writing import check_target
 from nsys_analyzer.trace import phase_names, sources
 from tests.conftest import Main
 from tests.support import new_experiment, new_format
@@ -120,7 +122,7 @@ def test_a_finding_is_a_rule_and_its_texts(
 def test_an_input_format_is_a_module_and_an_entry(
     tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its captures are found in folders, read by their suffix, and no export takes their suffix."""
+    """Its captures are found in folders, read by their suffix, and nothing is written under their suffix."""
     (tmp_path / "run").mkdir()
     capture = tmp_path / "run" / "small.lines"
     capture.write_text("100 300 forward\n300 700 backward\n")
@@ -130,8 +132,8 @@ def test_an_input_format_is_a_module_and_an_entry(
     assert "forward" in text
     assert "backward" in text
     assert "small" in run_main("explain", capture).out
-    refused = run_main("export", capture, "-o", tmp_path / "other.lines")
-    assert "has the name of an input" in refused.err
+    with pytest.raises(NsysAnalyzerError, match="has the name of an input"):
+        check_target(tmp_path / "other.lines", [capture], force=False)
 
 
 def test_a_kernel_class_is_an_entry_and_a_rule(tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
