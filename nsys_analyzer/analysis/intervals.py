@@ -143,10 +143,8 @@ def measure_unions(group: Integers, start: Ints, end: Ints, groups: int) -> tupl
     first_of_group = np.flatnonzero(np.diff(owner, prepend=NONE))
     if len(first_of_group):
         covered[owner[first_of_group]] = np.add.reduceat(stop - begin, first_of_group)
-        first[owner[first_of_group]], last[owner] = (
-            begin[first_of_group],
-            stop,
-        )  # the last assignment to a group is its last end
+        first[owner[first_of_group]] = begin[first_of_group]
+        last[owner] = stop  # the last assignment to a group is its last end
     return covered, first, last
 
 
