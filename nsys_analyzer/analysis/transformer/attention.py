@@ -43,13 +43,17 @@ _ELEMENT_BYTES = {"float": 4, "double": 8}
 
 @dataclass(frozen=True)
 class SoftmaxTraffic:
-    """The bytes that softmax moved, counted by kernel (see ``softmax_traffic``); None if a figure is unknown.
+    """The minimum of bytes that softmax moves, counted from its kernels, and their rate; None if a figure is unknown.
 
     Attributes:
-        bytes: bytes in one forward pass, or in the other scope of the attention's times.
+        bytes: bytes in the scope of the attention's times, such as one forward pass.
+        bytes_per_s: bytes divided by the time of the softmax.
         score_bytes: bytes of one score tensor: B·H·S² elements of the widest type.
+        peak_bytes_per_s: peak bandwidth of the GPU's memory.
+        l2_bytes: size of the GPU's L2 cache.
+        peak_share: ``bytes_per_s`` divided by the peak bandwidth.
         fits_in_l2: whether the L2 cache can hold a score tensor, so that bytes need not come from memory.
-        memory_bound: whether ``peak_share`` reaches ``MEMORY_BOUND``; None if the cache may have supplied the bytes.
+        memory_bound: whether ``peak_share`` is at least 0.6; None if the cache may have supplied the bytes.
     """
 
     bytes: float
@@ -67,15 +71,21 @@ class AttentionSummary:
     """Times of attention's softmax, of its matmuls, and of fused kernels that contain both; None is unknown.
 
     Attributes:
+        softmax_ms, matmul_ms, fused_ms: time of these kernels in the scope ``per``.
+        softmax_launches, matmul_launches, fused_launches: launches of these kernels in the scope ``per``.
         softmax_source: the way in which the softmax kernels were found.
-        runtime_ratio, flop_ratio: matmuls divided by softmax, in time and in FLOPs.
+        runtime_ratio: time of the matmuls divided by time of the softmax.
+        flop_ratio: FLOPs of the matmuls divided by FLOPs of the softmax.
+        softmax_flops, matmul_flops: FLOPs in the scope ``per``.
+        softmax_flops_per_s, matmul_flops_per_s: FLOPs divided by the time of these kernels.
+        fused_flops_per_s: FLOPs of softmax and matmuls divided by the time of the fused kernels.
         per: the scope of the figures: one "forward", one "step" if attention runs outside any forward, or the whole
             "capture" without warm-up if it runs outside both.
-        occurrences: the number of runs of attention in all measurements, by the ranges around its kernels. Each replay
-            of a CUDA graph counts as a run.
-        softmax_flops_per_s, matmul_flops_per_s, fused_flops_per_s: achieved FLOP/s.
+        occurrences: number of runs of attention in all measurements, by the ranges around its kernels. Each replay of a
+            CUDA graph counts as a run.
+        warmup_occurrences: number of runs inside warm-up, which are left out; None for "forward".
+        softmax_traffic: the bytes that an unfused softmax moves.
         ratio_of: the quantities of both ratios.
-        warmup_occurrences: the number of runs inside warm-up, which are left out; None for "forward".
     """
 
     softmax_ms: float | None

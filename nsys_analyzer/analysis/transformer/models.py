@@ -27,6 +27,14 @@ DEFAULT_VOCAB_SIZE = 10_000
 class ModelSize:
     """One size of the pre-norm transformer: RMSNorm, RoPE, SwiGLU, no biases, and separate embedding and head.
 
+    Attributes:
+        name: name of the size, such as "small".
+        d_model: width of the residual stream.
+        d_ff: width of the feed-forward layer.
+        num_layers: number of layers.
+        num_heads: number of attention heads.
+        vocab_size: number of tokens in the vocabulary.
+
     Raises:
         ConfigurationError: a dimension is not positive, or ``d_model`` is not a multiple of ``num_heads``.
     """
@@ -239,9 +247,15 @@ def linear_elements(model: ModelSize, batch_size: int, context_length: int) -> i
 class Configuration(msgspec.Struct, frozen=True):
     """The configuration of a capture as far as it is known; ``None`` is unknown.
 
-    ``precision`` and ``mode`` are spelled as ``precision_from_text`` and ``mode_from_text`` return them. ``source`` is
-    ``manifest``, ``command line``, ``file name``, ``timings`` or ``unknown``. In JSON, ``model`` is the name of the
-    model.
+    Attributes:
+        model: the model. In JSON, ``model`` is its name, and ``size`` holds its dimensions.
+        context_length: number of tokens in a sequence.
+        batch_size: number of sequences in a batch.
+        precision: "fp32", "tf32", "bf16", "fp16", or another text in lower case.
+        mode: "forward", "forward+backward", "train", or another text in lower case.
+        attention: the implementation of attention.
+        source: where this is known from: "manifest", "command line", "file name", "timings" or "unknown".
+        model_name: the name of the model.
     """
 
     model: ModelSize | None = msgspec.field(name="size", default=None)
