@@ -127,7 +127,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     other_titles = dict.fromkeys(capture.title for capture in evidence.captures if capture.name not in own_names)
     if other_titles and len(other_titles) < len(evidence.captures):
         own_captures = tuple(capture for capture in evidence.captures if capture.name in own_names)
-        report = build_report(replace(evidence, captures=own_captures, benches=(), joined=None))
+        report = build_report(replace(evidence, captures=own_captures, benches=()))
     print_first_screen(report, select_first_screen(report))
     if other_titles:
         titles = shorten(", ".join(other_titles), _MAX_TITLES_WIDTH)

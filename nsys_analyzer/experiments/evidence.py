@@ -40,7 +40,7 @@ def make_evidence(inputs: Inputs, command: str = "") -> Evidence:
             section = Section(f"bench-{folder.name}", f"Bench: {folder.name}", (Paragraph(f"Left out: {error}"),))
             benches.append(FinishedBench(folder.name, section))
     notes = (phrase("Read from the captures' folder. `--csv` names another file."),) if inputs.found_times else ()
-    return Evidence(inputs.captures, command, inputs.times_source, notes, tuple(benches), inputs.runs)
+    return Evidence(inputs.captures, command, inputs.times_source, notes, tuple(benches))
 
 
 def load_runs(path: Path, csv_paths: Sequence[Path] = (), **options: Any) -> tuple[Summary, ...]:

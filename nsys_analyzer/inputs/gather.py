@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,17 +37,20 @@ class Inputs:
 
     Attributes:
         captures: a complete summary for each process of each capture, by model and context length.
-        runs: the runs of several ranks among the captures.
         bench_folders: the folders of experiments that have run.
         times_source: the name of the table of unprofiled times, empty without one.
         found_times: whether that table was found beside the captures, and not given.
     """
 
     captures: tuple[CaptureSummary, ...]
-    runs: tuple[ParallelRun, ...] = ()
     bench_folders: tuple[Path, ...] = ()
     times_source: str = ""
     found_times: bool = False
+
+    @cached_property
+    def runs(self) -> tuple[ParallelRun, ...]:
+        """Returns the runs of several ranks among the captures."""
+        return find_runs_of_captures(self.captures)
 
 
 def gather(
@@ -100,7 +104,6 @@ def gather(
         captures = complete_captures(rows)
     return Inputs(
         captures,
-        find_runs_of_captures(captures),
         all_bench_folders,
         timings.source if timings else "--step-ms" if step_ms else "",
         found_timings is not None,

@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.kernel_tables import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.inputs.gather import find_runs_of_captures
 from nsys_analyzer.report.finding_texts import write_run_texts, write_texts
 from nsys_analyzer.report.model import FinishedBench, MedianRange
 from nsys_analyzer.report.units import format_ms
@@ -50,7 +51,6 @@ class Evidence:
         timings: the name of the table of unprofiled times, empty without one.
         notes: sentences on how the table of unprofiled times was found.
         benches: the finished experiments whose sections the report includes.
-        joined: the runs of several ranks among the captures; None if the ranks were not joined yet.
     """
 
     captures: tuple[CaptureSummary, ...]
@@ -58,7 +58,6 @@ class Evidence:
     timings: str = ""
     notes: tuple[StrOrText, ...] = ()
     benches: tuple[FinishedBench, ...] = ()
-    joined: tuple[ParallelRun, ...] | None = None
 
     def __post_init__(self) -> None:
         """Writes the sentences of all findings, and why some are missing."""
@@ -66,13 +65,8 @@ class Evidence:
 
     @cached_property
     def runs(self) -> tuple[ParallelRun, ...]:
-        """Returns the runs of several ranks among the captures."""
-        runs = self.joined
-        if runs is None and any(capture.members for capture in self.captures):
-            from nsys_analyzer.analysis.ranks.join import find_runs  # a report of one rank starts faster without it
-
-            runs = find_runs(self.captures)
-        return tuple(map(write_run_texts, runs or ()))
+        """Returns the runs of several ranks among the captures, which are joined once for a report."""
+        return tuple(map(write_run_texts, find_runs_of_captures(self.captures)))
 
     @cached_property
     def labels(self) -> dict[str, str]:

@@ -55,19 +55,12 @@ _EVENT_COSTS = (0.0, 1.0, 3.0)
 _RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
 
 
-def find_runs(
-    captures: Sequence[CaptureSummary], joins: Sequence[JoinedRanks] | None = None
-) -> tuple[ParallelRun, ...]:
-    """Returns the runs of the captures whose ranks exchange data, with their findings. The largest run comes first.
-
-    Args:
-        captures: the captures.
-        joins: the ranks of the captures, if they have been joined already.
-    """
+def find_runs(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
+    """Returns the runs of the captures whose ranks exchange data, with their findings. The largest run comes first."""
     pairs = [(member, capture) for capture in captures for member in capture.members]
     capture_of = {(member.capture, member.process, member.device): capture for member, capture in pairs}
     runs = []
-    for join in join_members([member for member, _ in pairs]) if joins is None else joins:
+    for join in join_members([member for member, _ in pairs]):
         of_ranks = [capture_of[member.capture, member.process, member.device] for member in join.members]
         run = _at_unprofiled_pace(_with_losses(join.summarize(), of_ranks), join, of_ranks)
         runs.append(structs.replace(run, findings=find_in_run(run)))
