@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nsys_analyzer.analysis.comparison.comparison import Side
-from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.findings.finding import Finding, FindingTexts
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import CauseTime, ClassTime, KernelTime, StepSummary
@@ -62,7 +62,8 @@ def run(
 
 def finding(key: str, low: float, high: float) -> Finding:
     """A finding that saves so much."""
-    return Finding(id=key, title=key, saves_ms_low=low, saves_ms_high=high, step_ms=100.0, left_after_all_ms=100.0)
+    texts = FindingTexts(title=key, evidence=(), derivation="", remedy=(), disproof="")
+    return Finding(id=key, saves_ms_low=low, saves_ms_high=high, step_ms=100.0, left_after_all_ms=100.0, **vars(texts))
 
 
 def side(*runs: Summary) -> Side:

@@ -45,7 +45,7 @@ class Finding:
 
     Attributes:
         id: its key in JSON.
-        title: the finding in a few words; like all its sentences empty until the report writes them.
+        title: the finding in a few words.
         saves_ms_low, saves_ms_high: the interval of what a step would be shorter by, ms, if this alone were changed and
             no profiler ran. Its ends rest on the assumptions that ``derivation`` names.
         step_ms: the length of a step without the profiler.
@@ -64,15 +64,15 @@ class Finding:
     """
 
     id: str
-    title: str = ""
+    title: str
     saves_ms_low: float
     saves_ms_high: float
     step_ms: float
     left_after_all_ms: float
-    evidence: tuple[StrOrText, ...] = ()
-    derivation: StrOrText = ""
-    remedy: tuple[str, ...] = ()
-    disproof: StrOrText = ""
+    evidence: tuple[StrOrText, ...]
+    derivation: StrOrText
+    remedy: tuple[str, ...]
+    disproof: StrOrText
     place: Place | None = None
     lines: tuple[Line, ...] = ()
     saves_ms: float = math.nan
@@ -105,14 +105,20 @@ class FindingTexts(FindingFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class FindingWithFigures(Finding):
-    """A finding as the analysis makes it: its figures are known, and its sentences are not written yet.
+    """A finding as the analysis makes it: with its figures, and with empty sentences, which the report writes.
 
     Attributes:
+        figures: the figures that the sentences name.
         is_torch: whether the program uses PyTorch, whose functions a remedy may name.
         is_pass: whether the capture is one pass of the program, so that sentences name no step.
         is_serving: whether an engine serves requests, whose options a remedy may name.
     """
 
+    title: str = ""
+    evidence: tuple[StrOrText, ...] = ()
+    derivation: StrOrText = ""
+    remedy: tuple[str, ...] = ()
+    disproof: StrOrText = ""
     figures: FindingFigures
     is_torch: bool = True
     is_pass: bool = False
