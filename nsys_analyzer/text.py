@@ -35,6 +35,9 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps a figure and its unit on one line
 #: Maximum decimal places of a number. The sixth decimal of a millisecond is a nanosecond.
 MAX_DECIMALS = 6
+#: Binary units, and the share of a unit from which on a value is written in it: 1,024.0 MiB is 1.0 GiB.
+_BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_BINARY_UNIT_THRESHOLD = 0.99995
 
 _MISSING = object()
 
@@ -221,6 +224,14 @@ def rounded_percent(value: float, digits: int | None = None) -> str:
     """Formats an estimated fraction as a percentage, for sentences: 48 %, 0.2 %."""
     places = (1 if 0 < value < 0.005 else 0) if digits is None else digits
     return f"{format_fixed(100 * value, places)}{NO_BREAK_SPACE}%"
+
+
+def format_bytes(value: float) -> str:
+    """Formats bytes in the binary unit that leaves one to four digits before the decimal point: 230.7 MiB."""
+    scale, unit = next(
+        ((scale, unit) for scale, unit in _BINARY_UNITS if abs(value) >= scale * _BINARY_UNIT_THRESHOLD), (1, "B")
+    )
+    return f"{format_fixed(value / scale, 1 if scale > 1 else 0)}{NO_BREAK_SPACE}{unit}"
 
 
 def format_fixed(value: float, places: int) -> str:

@@ -70,7 +70,7 @@ LOST = replace(row(1, cache=False), status="oom", message="CUDA out of memory",
     ("rows", "says", "says_not"),
     [
         # 400 ÷ 10 = 40 unfused, 300 ÷ 5 = 60 sdpa; first token 200 ÷ 100, next one with the cache 10 ÷ 5
-        (four(), ["40.00× to 60.00× as fast: small, sdpa, cache on needs 5.000 ms",
+        (four(), ["40.00× to 60.00× as fast: small, sdpa, cache on needs 5 ms",
                   "prefill 2.000×, inter-token latency 2.000×",
                   "3,200 tokens/s (small, sdpa, cache on)",  # 16 ÷ 5 ms
                   "| 5.500 | 3,200 | 60.00× | 2.000× |", "warm-up: 100 tokens"],

@@ -69,7 +69,7 @@ def test_an_unknown_model_is_refused_before_anything_runs() -> None:
     [
         ((row(10, mode="forward"), row(40), lost(context_length=1024), row(80, context_length=512)),
          ["3 of 4 configurations were measured.", "Step times vary by 1.0 %",
-          "A step takes 40.00 ms (small, context length 256, train) to 80.00 ms (small, context length 512, train).",
+          "A step takes 40 ms (small, context length 256, train) to 80 ms (small, context length 512, train).",
           "The backward pass takes 2.000× the time of the forward pass.",  # half a step against a quarter
           "Out of memory: small, context length 1,024, train.",
           "| small, context length 1,024, train | oom | CUDA out of memory |"], ["**Unsteady"]),

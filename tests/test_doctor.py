@@ -167,7 +167,7 @@ def test_folders(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     usage = type("Usage", (), {"free": 3 << 28})
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
     assert one("output folder").status == one("temporary files").status == "broken"
-    assert one("output folder").description.endswith("0.8 GiB free")  # 0.75: half a tenth goes to the even digit
+    assert one("output folder").description.endswith("768.0\N{NO-BREAK SPACE}MiB free")
     assert "df -h" in one("output folder").remedy
 
 

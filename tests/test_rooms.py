@@ -13,7 +13,8 @@ PACKAGES = ("nsys_analyzer", "profiling_targets")
 #: nsys_analyzer/__init__.py.
 LAYERS = (
     ("errors",),
-    ("text", "system"),
+    ("text",),
+    ("system",),
     ("configuration",),
     ("trace",),
     ("analysis",),

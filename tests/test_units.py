@@ -8,7 +8,6 @@ from nsys_analyzer.report.units import (
     format_ms_range,
     format_number,
     format_percent,
-    format_precise_ms,
 )
 
 SPACE = "\N{NO-BREAK SPACE}"
@@ -71,8 +70,6 @@ def test_cells(value: Cell, unit: Unit, text: str) -> None:
 
 
 def test_in_sentences() -> None:
-    assert format_precise_ms(20.9) == f"20.90{SPACE}ms"
-    assert format_precise_ms(None) == "an unknown time"
     assert format_percent(0.239) == f"23.9{SPACE}%"
 
 

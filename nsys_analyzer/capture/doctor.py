@@ -20,6 +20,7 @@ from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.system.machine import driver_module_version, driver_version, gpu_count
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
+from nsys_analyzer.text import format_bytes
 
 _TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes a minute
 _NEEDED_BYTES = 1 << 30  # a capture takes megabytes, and a sweep with memory events takes hundreds of megabytes
@@ -99,7 +100,7 @@ def _folder(name: str, folder: Path, setting: str) -> Check:
     except OSError as error:
         remedy = f'Choose another folder with {setting}, or change its owner: chown "$USER" {place}'
         return Check(name, "broken", f"{place} cannot be written: {error.strerror}", remedy)
-    description = f"{place} can be written, {free / 2**30:.1f} GiB free"
+    description = f"{place} can be written, {format_bytes(free)} free"
     if free >= _NEEDED_BYTES:
         return Check(name, "ok", description)
     return Check(

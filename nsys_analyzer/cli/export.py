@@ -44,8 +44,7 @@ def export(
     """
     from nsys_analyzer.export.writing import default_name
     from nsys_analyzer.export.writing import export as write
-    from nsys_analyzer.report.units import format_number
-    from nsys_analyzer.text import visible
+    from nsys_analyzer.text import format_bytes, visible
 
     suffixes = {name: exporter.suffix for name, exporter in load_formats().items()}
     output_format = format_of(output, output_format, suffixes, "perfetto")
@@ -58,4 +57,4 @@ def export(
         force=force,
         tell=lambda line: click.echo(visible(line), err=True),
     )
-    click.echo(f"{target}: {format_number(size, 'bytes')}")
+    click.echo(f"{target}: {format_bytes(size)}")

@@ -61,6 +61,8 @@ def _print(trace: Path, header: str) -> None:
 
 
 def _versions(trace: Trace) -> Iterator[str]:
+    from nsys_analyzer.text import format_bytes
+
     metadata = trace.metadata
     if metadata.profiler == "torch":
         version = metadata.profiler_version
@@ -75,7 +77,7 @@ def _versions(trace: Trace) -> Iterator[str]:
             yield "no GPU: PyTorch's operators are treated as kernels"
             continue
         multiprocessors = f"{gpu.sm_count} {metadata.multiprocessors}"
-        yield f"GPU {gpu.gpu_id}: {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {multiprocessors}"
+        yield f"GPU {gpu.gpu_id}: {gpu.name}, {format_bytes(gpu.memory_bytes)}, {multiprocessors}"
 
 
 def _tables(reader: Reader) -> Iterator[str]:

@@ -83,9 +83,9 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _lines(output: Path, renamed: Sequence[Renaming]) -> Iterator[str]:
     """Yields the lines that describe a copy: its size, its aliases, and how to look at it."""
-    from nsys_analyzer.report.units import format_number
+    from nsys_analyzer.text import format_bytes
 
-    yield f"{output}: {format_number(output.stat().st_size, 'bytes')}"
+    yield f"{output}: {format_bytes(output.stat().st_size)}"
     yield f"Names replaced by an alias: {len(renamed):,}"
     for name in renamed:
         text = name.text.encode("unicode_escape").decode().replace("\\u2026", "…")  # fits on one line

@@ -13,7 +13,7 @@ from nsys_analyzer.experiments.section import bars, namer, rows_table, span
 from nsys_analyzer.experiments.steps import OfModel
 from nsys_analyzer.inputs.rows import CaseTarget, Times
 from nsys_analyzer.report.model import Block, Details, Lines
-from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT, format_precise_ms
+from nsys_analyzer.report.units import INTER_TOKEN, LEAST_READ, TOKENS_PER_S, TTFT, format_ms
 from nsys_analyzer.text import phrase
 
 _DEFINITIONS = phrase(
@@ -98,10 +98,10 @@ def _answers(results: Results) -> Iterator[str]:
     name, cached = namer(rows), [row for row in rows if row.case.cache]
     if gains := [(gain, row) for row in cached if (gain := cache_gain(results, row))]:
         _, best = max(gains, key=lambda gain: gain[0])
-        uncached_ms = next_ms(results.beside(best, cache=False))
+        times = [format_ms(ms) for row in (best, results.beside(best, cache=False)) if (ms := next_ms(row))]
         yield (
             f"The cache makes tokens after the first {span(gain for gain, _ in gains)} as fast: {name(best)} needs "
-            f"{format_precise_ms(next_ms(best))} per token with it and {format_precise_ms(uncached_ms)} without it."
+            f"{' per token with it and '.join(times)} without it."
         )
     parts = {
         "prefill": [gain for row in cached if (gain := results.gain(row, "first_token", attention="unfused"))],

@@ -10,7 +10,7 @@ from nsys_analyzer.experiments.section import bars, curves, extremes, namer, row
 from nsys_analyzer.experiments.steps import DEFINITIONS, HOW, PHASES, SHARED, TARGET, StepCase, StepFigures
 from nsys_analyzer.inputs.rows import Row
 from nsys_analyzer.report.model import Block, Details
-from nsys_analyzer.report.units import format_percent, format_precise_ms
+from nsys_analyzer.report.units import format_ms, format_percent
 
 _Row = Row[StepCase, StepFigures]
 
@@ -26,7 +26,7 @@ def _answers(results: Results) -> Iterator[str]:
     name, measured_rows = namer(rows), [row for row in rows if row.ok]
     yield f"{len(measured_rows)} of {len(rows)} configurations were measured."
     if steps := [(step.ms, name(row)) for row in _of_longest_mode(rows) if (step := row.figures.step)]:
-        yield f"A step takes {extremes(steps, format_precise_ms)}."
+        yield f"A step takes {extremes(steps, format_ms)}."
     passes = [(row.figures.forward, row.figures.backward) for row in rows]
     if ratios := [backward.ms / forward.ms for forward, backward in passes if forward and backward]:
         yield f"The backward pass takes {span(ratios)} the time of the forward pass."

@@ -7,6 +7,7 @@ import math
 from nsys_analyzer.report.model import Cell, Interval, MedianRange, SignedChange, Spread, Unit
 from nsys_analyzer.text import MAX_DECIMALS, StrOrText, Text, code, format_fixed, plural
 from nsys_analyzer.text import NO_BREAK_SPACE as _SPACE
+from nsys_analyzer.text import format_bytes as format_bytes
 from nsys_analyzer.text import rounded as rounded
 from nsys_analyzer.text import rounded_percent as rounded_percent
 
@@ -16,11 +17,7 @@ TTFT, INTER_TOKEN, TOKENS_PER_S = "TTFT", "inter-token latency", "tokens/s"
 LEAST_READ = "every weight except the embedding, and the contents of the KV cache"
 #: The cell of a figure that does not exist.
 ABSENT = "–"
-_MINUS = "\N{MINUS SIGN}"
 _DECIMAL_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_BINARY_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-#: A value of at least this share of a binary unit is written in it: 1,024.0 MiB is 1.0 GiB.
-_BINARY_UNIT_THRESHOLD = 0.99995
 #: A value of at least this share of a prefix is written with it: 999.7 G, rounded to three digits, is 1 T.
 _PREFIX_THRESHOLD = 0.9995
 #: The number of characters of a bar for 100 %.
@@ -34,19 +31,19 @@ def format_cell(value: Cell, unit: Unit) -> StrOrText:
     if isinstance(value, str | Text):
         return code(value) if unit == "code" and value else value
     if isinstance(value, Spread):
-        std = "" if value.std is None else f"{_SPACE}±{_SPACE}{value.std:,.{_decimal_places(value.mean)}f}"
+        std = "" if value.std is None else f"{_SPACE}±{_SPACE}{format_fixed(value.std, _decimal_places(value.mean))}"
         return format_number(value.mean, unit) + std
     if isinstance(value, MedianRange):
         return _format_median_range(value)
     if isinstance(value, Interval):
-        return _format_bounds(value.low, value.high, f"{_SPACE}–{_SPACE}")
+        return format_bounds(value.low, value.high, f"{_SPACE}–{_SPACE}")
     if isinstance(value, SignedChange):
         return format_change(value, unit)
     return format_number(value, unit)
 
 
 def format_change(change: SignedChange, unit: Unit, interval_name: str = "") -> str:
-    """Returns a change with its sign, and its interval in brackets behind a name: −14.90 (−15.10 to −14.70)."""
+    """Returns a change with its sign, and its interval in brackets after a name: −14.90 (−15.10 to −14.70)."""
     bounds = [bound for bound in (change.low, change.high) if bound is not None]
     largest = max(map(abs, (change.value, *bounds)))
     value, *interval = (_format_signed(number, largest, unit) for number in (change.value, *bounds))
@@ -55,13 +52,10 @@ def format_change(change: SignedChange, unit: Unit, interval_name: str = "") -> 
 
 def _format_signed(value: float, largest: float, unit: Unit) -> str:
     """Returns a number with its sign and as many decimal places as the largest number beside it needs."""
-    if unit == "percent":
-        digits = 1 if largest < 1 else 0
-        text, scaled = f"{abs(value):.{digits}%}".replace("%", f"{_SPACE}%"), round(value, digits + 2)
-    else:
-        digits = _decimal_places(largest)
-        text, scaled = f"{abs(value):,.{digits}f}", round(value, digits)
-    return f"{_MINUS if scaled < 0 else '+' if scaled > 0 else ''}{text}"
+    scale, suffix = (100, f"{_SPACE}%") if unit == "percent" else (1, "")
+    places = (1 if largest < 1 else 0) if unit == "percent" else _decimal_places(largest)
+    sign = "+" if round(scale * value, places) > 0 else ""
+    return f"{sign}{format_fixed(scale * value, places)}{suffix}"
 
 
 def _format_median_range(value: MedianRange) -> str:
@@ -74,8 +68,8 @@ def _format_median_range(value: MedianRange) -> str:
     return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
 
 
-def _format_bounds(low: float, high: float, dash: str) -> str:
-    """Returns both bounds with two or three significant digits, as needed to tell them apart.
+def format_bounds(low: float, high: float, dash: str = "–") -> str:
+    """Returns both bounds without a unit, with two or three significant digits, as needed to tell them apart.
 
     If they are equal even so, returns one number.
     """
@@ -93,27 +87,18 @@ def format_number(value: float, unit: Unit) -> str:
     The unit of a time is part of the column's title.
     """
     if unit == "count":
-        return f"{value:,.0f}" if abs(value - round(value)) < 0.005 else f"{value:,.1f}"
+        return format_fixed(value, 0 if abs(value - round(value)) < 0.005 else 1)
     if unit == "percent":
-        rounded = round(value, 3) + 0.0  # a zero has no minus sign
-        return f"{rounded:.1%}".replace("%", f"{_SPACE}%").replace("-", _MINUS)
+        return rounded_percent(value, 1)
     if unit == "bar":
         return "\N{DARK SHADE}" * max(round(value * _FULL_BAR_LENGTH), 1)
     if unit in ("flop", "flop/s"):
         return _format_scaled(value, "FLOP" + ("/s" if unit == "flop/s" else ""))
     if unit == "bytes":
-        return _format_bytes(value)
+        return format_bytes(value)
     if unit == "bytes/s":
         return _format_scaled(value, "B/s")
     return f"{_format_digits(value)}×" if unit == "factor" else _format_digits(value)
-
-
-def _format_bytes(value: float) -> str:
-    """Returns bytes in the binary unit that leaves one to four digits before the decimal point."""
-    scale, unit = next(
-        ((scale, unit) for scale, unit in _BINARY_UNITS if abs(value) >= scale * _BINARY_UNIT_THRESHOLD), (1, "B")
-    )
-    return f"{value / scale:,.1f}{_SPACE}{unit}" if scale > 1 else f"{value:.0f}{_SPACE}B"
 
 
 def _format_digits(value: float) -> str:
@@ -129,7 +114,7 @@ def _format_scaled(value: float, unit: str) -> str:
     scale, prefix = next(
         ((scale, prefix) for scale, prefix in _DECIMAL_PREFIXES if abs(value) >= scale * _PREFIX_THRESHOLD), (1.0, "")
     )
-    return f"{value / scale:.3g}{_SPACE}{prefix}{unit}"
+    return f"{rounded(value / scale)}{_SPACE}{prefix}{unit}"
 
 
 def format_count(number: float, noun: str) -> str:
@@ -138,14 +123,9 @@ def format_count(number: float, noun: str) -> str:
     return f"{written}{_SPACE}{plural(1 if written == '1' else number, noun)}"
 
 
-def format_precise_ms(value: float | None) -> str:
-    """Returns a time with its unit and at least four digits, for sentences: 5.335 ms, 40.19 ms."""
-    return "an unknown time" if value is None else f"{_format_digits(value)}{_SPACE}ms"
-
-
 def format_ms_range(low: float, high: float) -> str:
     """Returns two bounds of a time with its unit, for sentences: 41–45 ms."""
-    return f"{_format_bounds(low, high, '–')}{_SPACE}ms"
+    return f"{format_bounds(low, high)}{_SPACE}ms"
 
 
 def format_ms(value: float) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError
+from nsys_analyzer.text import format_bytes
 
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: A disk with less free space counts as full: nsys, SQLite and PyTorch then fail with various messages.
@@ -160,12 +161,8 @@ def _explain_full_disk(target: Path, needed_bytes: int | None = None) -> Iterato
                 raise NsysAnalyzerError(f"{target} cannot be written ({error})", hint) from error
             raise
         reason = os.strerror(number if number in _DISK_FULL_ERRNOS else errno.ENOSPC)
-        needs = "" if needed_bytes is None else f"it needs {_format_size(needed_bytes)}, and "
+        needs = "" if needed_bytes is None else f"it needs {format_bytes(needed_bytes)}, and "
         raise NoSpaceError(
-            f"{target} cannot be written ({reason}): {needs}{_format_size(shutil.disk_usage(folder).free)} are free",
+            f"{target} cannot be written ({reason}): {needs}{format_bytes(shutil.disk_usage(folder).free)} are free",
             f"Free some space, or write to another disk: df -h {target.parent}",
         ) from error
-
-
-def _format_size(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"

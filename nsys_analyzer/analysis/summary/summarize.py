@@ -42,6 +42,7 @@ from nsys_analyzer.analysis.summary.warnings import capture_warnings
 from nsys_analyzer.analysis.transformer.attention import summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.text import format_bytes
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, mask_by_name
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.metadata import Gpu
@@ -175,7 +176,7 @@ class _ProcessSummarizer:
         )
         innermost = ranges.name[enclosing[np.argsort(ranges.start[enclosing])]].tolist()[-1:]
         where = "".join(f" in the range {ranges.names[code]}" for code in innermost)
-        size = f", which has {gpu.memory_bytes / 2**30:,.1f} GiB" if gpu and gpu.memory_bytes else ""
+        size = f", which has {format_bytes(gpu.memory_bytes)}" if gpu and gpu.memory_bytes else ""
         memory = f" on the {gpu.name}{size}" if gpu else ""
         return f"{api_call} failed{where}{memory}, and nothing was launched afterwards."
 

@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.findings.kernels import (
     UnfusedElementwiseFigures,
     UnfusedOptimizerFigures,
 )
-from nsys_analyzer.report.units import format_count, rounded, rounded_percent
+from nsys_analyzer.report.units import format_count, format_ms, rounded, rounded_percent
 from nsys_analyzer.trace.schema import US_PER_MS
 
 #: Letters of a kernel's name that stand in a sentence.
@@ -42,9 +42,10 @@ def describe_fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
     return FindingTexts(
         title="Matmuls run in fp32, without tensor cores",
         evidence=(
-            f"{format_count(figures.kernels, 'kernel')} of matmuls a step run in fp32 for {rounded(figures.ms)} ms "
+            f"{format_count(figures.kernels, 'kernel')} of matmuls a step run in fp32 for {format_ms(figures.ms)} "
             f"({rounded_percent(figures.share)} of the step).",
-            f"The {figures.gpu} does {fp32:.3g} TFLOP/s in fp32, {tf32:.3g} in TF32 and {bf16:.3g} in bf16.",
+            f"The {figures.gpu} does {rounded(fp32)} TFLOP/s in fp32, {rounded(tf32)} in TF32 and {rounded(bf16)} in "
+            "bf16.",
         ),
         derivation=f"The step is replayed with these matmuls {least:.2g} to {most:.2g} times as fast: the peak of TF32 "
         f"is {tf32 / fp32:.2g} times that of fp32, and {_say_percent_range(TF32_GAIN_SHARE)} of the gain are assumed.",
@@ -63,7 +64,7 @@ def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
         title="Kernels are too small to fill the GPU",
         evidence=(
             f"{format_count(figures.kernels, 'kernel')} a step of fewer blocks than the GPU's "
-            f"{figures.multiprocessors} multiprocessors take {rounded(figures.ms)} ms; "
+            f"{figures.multiprocessors} multiprocessors take {format_ms(figures.ms)}; "
             f"{figures.mean_blocks:.0f} blocks on average.",
             f"Most of that time is in {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
         ),
@@ -84,8 +85,8 @@ def describe_unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts
         title="Attention is not fused",
         evidence=(
             f"Attention runs {format_count(figures.score_kernels, 'kernel')} a step over its scores for "
-            f"{rounded(figures.score_ms)} ms, and {format_count(figures.matmuls, 'matmul')} for "
-            f"{rounded(figures.matmul_ms)} ms.",
+            f"{format_ms(figures.score_ms)}, and {format_count(figures.matmuls, 'matmul')} for "
+            f"{format_ms(figures.matmul_ms)}.",
         ),
         derivation=f"The step is replayed without the kernels over the scores, and with {least:g} to {most:g} times "
         "the time of the matmuls: a fused kernel does the same matmuls, or half of them if a causal mask allows it.",
@@ -101,8 +102,8 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
         title="Elementwise kernels are not fused",
         evidence=(
             f"{format_count(figures.kernels, 'kernel')} a step, elementwise, reductions, norms and casts, take "
-            f"{rounded(figures.ms)} ms ({rounded_percent(figures.share)} of the step), "
-            f"{figures.ms / figures.kernels * US_PER_MS:.3g} µs each.",
+            f"{format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step), "
+            f"{rounded(figures.ms / figures.kernels * US_PER_MS)} µs each.",
             f"They stand in chains of {figures.chain_length:.2g} kernels on average, one directly after the other.",
         ),
         derivation="The step is replayed with each chain of k kernels as one: 1/k to 2/k of the time of its "
@@ -120,7 +121,7 @@ def describe_layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
         title="Chains of redundant copies",
         evidence=(
             f"{format_count(figures.copies, 'copy')} a step stand in chains of {SHORTEST_CHAIN} or more, one directly "
-            f"after the other, and take {rounded(figures.ms)} ms ({rounded_percent(figures.share)} of the step).",
+            f"after the other, and take {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step).",
         ),
         derivation=f"The step is replayed without {_say_percent_range(CHAIN_SAVINGS)} of them: one copy of a chain is "
         "left, or none.",
@@ -138,7 +139,7 @@ def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
         title="Decode copies tensors as large as the cache",
         evidence=(
             f"{format_count(figures.copies, 'copy')} a step concatenate tensors or copy them on the device, for "
-            f"{rounded(figures.ms)} ms ({rounded_percent(figures.share)} of the step).",
+            f"{format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step).",
         ),
         derivation=f"The step is replayed without {_say_percent_range(CACHE_COPY_SAVINGS)} of them, as if new keys and "
         "values were written in place.",
@@ -157,7 +158,7 @@ def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts
         title="The optimizer is not fused",
         evidence=(
             f"The optimizer runs {format_count(figures.kernels, 'kernel')} a step ({kind}) for "
-            f"{rounded(figures.ms)} ms on the GPU.",
+            f"{format_ms(figures.ms)} on the GPU.",
         ),
         derivation=f"The step is replayed with {FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "
         f"{_say_percent_range(FUSED_OPTIMIZER_SAVINGS)} less work: a fused AdamW moves 7 tensors of the parameters' "

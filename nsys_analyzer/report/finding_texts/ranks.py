@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.ranks.findings import (
     LargeBucketsFigures,
     LateRankFigures,
 )
-from nsys_analyzer.report.units import format_count, rounded, rounded_percent
+from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
 
 
 def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
@@ -25,7 +25,7 @@ def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
     return FindingTexts(
         title="All ranks wait for one rank",
         evidence=(
-            f"Under the profiler, the own time of {figures.rank} is {rounded(figures.late_ms)} ms longer than that of "
+            f"Under the profiler, the own time of {figures.rank} is {format_ms(figures.late_ms)} longer than that of "
             f"the rank with the shortest, and {figures.rank} is the slowest in {figures.slowest_steps} of "
             f"{figures.steps} steps.",
         ),
@@ -49,8 +49,8 @@ def describe_large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
     return FindingTexts(
         title="Buckets of gradients are too large to be hidden",
         evidence=(
-            f"{format_count(figures.buckets, 'bucket')} a step of up to {figures.largest_bytes / 2**20:,.0f} MiB {are} "
-            f"reduced in {rounded(figures.transfer_ms)} ms, of which {rounded(figures.exposed_ms)} ms are exposed: a "
+            f"{format_count(figures.buckets, 'bucket')} a step of up to {format_bytes(figures.largest_bytes)} {are} "
+            f"reduced in {format_ms(figures.transfer_ms)}, of which {format_ms(figures.exposed_ms)} are exposed: a "
             "bucket cannot start before its last gradient is ready.",
         ),
         derivation=f"With buckets of 25 MiB, the last one to {MAX_EXPOSED_BUCKETS} of about "
@@ -78,8 +78,8 @@ def describe_exposed_communication(figures: ExposedCommunicationFigures) -> Find
     return FindingTexts(
         title="Collectives are not hidden by computation",
         evidence=(
-            f"Collectives transfer for {rounded(figures.transfer_ms)} ms a step, of which "
-            f"{rounded(figures.exposed_ms)} ms are exposed ({figures.rank}; waiting for other ranks is not counted).",
+            f"Collectives transfer for {format_ms(figures.transfer_ms)} a step, of which "
+            f"{format_ms(figures.exposed_ms)} are exposed ({figures.rank}; waiting for other ranks is not counted).",
         ),
         derivation="The saving is between nothing, if none of it can be hidden or left out, and all of it.",
         remedy=remedy,

@@ -23,11 +23,10 @@ from nsys_analyzer.analysis.findings.waits import (
     PageableCopyFigures,
 )
 from nsys_analyzer.analysis.steps.process import Cause
-from nsys_analyzer.report.units import format_count, rounded, rounded_percent
+from nsys_analyzer.report.units import format_bytes, format_count, format_ms, rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, phrase
 from nsys_analyzer.trace.schema import NS_PER_MS
 
-_MIB = 2**20
 #: This many names of ranges or API calls stand in a sentence.
 _MAX_NAMES = 3
 
@@ -48,14 +47,14 @@ def _say_off_cpu(share: float | None) -> Iterator[str]:
 def _say_callers(callers: Sequence[Caller]) -> Iterator[str]:
     """Yields what of PyTorch makes some calls, if backtraces show it."""
     if callers:
-        names = ", ".join(f"{caller.name} ({caller.calls:.3g} a step)" for caller in callers)
+        names = ", ".join(f"{caller.name} ({rounded(caller.calls)} a step)" for caller in callers)
         yield f"Calls with a backtrace come from {names}."
 
 
 def _say_ms_range(ns_range: tuple[int, int]) -> str:
     """Returns an assumed time, whose most and least are given in ns: "0.05 to 0.5 ms"."""
     most, least = ns_range
-    return f"{rounded(least / NS_PER_MS)} to {rounded(most / NS_PER_MS)} ms"
+    return f"{rounded(least / NS_PER_MS)} to {format_ms(most / NS_PER_MS)}"
 
 
 def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
@@ -71,7 +70,7 @@ def describe_data_loading(figures: DataLoadingFigures) -> FindingTexts:
     return FindingTexts(
         title="The GPU waits for the input pipeline",
         evidence=(
-            f"The program makes no CUDA call for {rounded(figures.pause_ms)} ms of each step {where}, in {pauses}.",
+            f"The program makes no CUDA call for {format_ms(figures.pause_ms)} of each step {where}, in {pauses}.",
             *_say_off_cpu(figures.off_cpu_share),
         ),
         derivation="The step is replayed with batches that are ready when the program asks for them: each then takes "
@@ -94,8 +93,8 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
     return FindingTexts(
         title=f"{'Batches are' if figures.is_batch else 'Data is'} copied from pageable memory",
         evidence=(
-            f"{format_count(figures.copies, 'copy')} a step from pageable memory: {figures.bytes / _MIB:,.1f} MiB in "
-            f"{figures.ms:.3g} ms, {rate:.3g} GB/s.",
+            f"{format_count(figures.copies, 'copy')} a step from pageable memory: {format_bytes(figures.bytes)} in "
+            f"{format_ms(figures.ms)}, {rounded(rate)} GB/s.",
             "The program waits for each copy, because it goes through a buffer of the driver.",
             *_say_callers(figures.callers),
         ),
@@ -116,8 +115,8 @@ def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTex
     return FindingTexts(
         title=f"{'Tensors are' if figures.is_torch else 'Data is'} copied to the host{_inside(figures.is_pass)}",
         evidence=(
-            f"{format_count(figures.copies, 'copy')} a step from the GPU: {figures.bytes / _MIB:,.1f} MiB in "
-            f"{rounded(figures.ms)} ms, {rounded_percent(figures.pageable_share)} of it to pageable memory{in_ranges}.",
+            f"{format_count(figures.copies, 'copy')} a step from the GPU: {format_bytes(figures.bytes)} in "
+            f"{format_ms(figures.ms)}, {rounded_percent(figures.pageable_share)} of it to pageable memory{in_ranges}.",
         ),
         derivation="The step is replayed with copies on a stream of their own, which the program does not wait for, "
         "and without the copies and the code around them.",
@@ -189,8 +188,8 @@ def describe_host_stall(figures: HostStallFigures) -> FindingTexts:
         title="The CPU stops launching work",
         evidence=(
             f"Each step holds {format_count(figures.pauses, 'pause')} of {LONG_PAUSE_NS / NS_PER_MS:.0f} ms or more"
-            f"{on_average}, {rounded(figures.pause_ms)} ms together, in which the program makes no CUDA call{where}.",
-            f"The longest takes {rounded(figures.longest_ms)} ms.",
+            f"{on_average}, {format_ms(figures.pause_ms)} together, in which the program makes no CUDA call{where}.",
+            f"The longest takes {format_ms(figures.longest_ms)}.",
             *_say_off_cpu(figures.off_cpu_share),
         ),
         derivation=f"The step is replayed with pauses of {_say_ms_range(REMAINING_PAUSE_NS)} in their place.",
@@ -207,7 +206,7 @@ def describe_between_steps(figures: BetweenStepsFigures) -> FindingTexts:
     return FindingTexts(
         title="The GPU waits between the steps",
         evidence=(
-            f"{rounded(figures.gap_ms)} ms pass from the last CUDA call of a step to the first of the next one: in the "
+            f"{format_ms(figures.gap_ms)} pass from the last CUDA call of a step to the first of the next one: in the "
             "scheduler, in sampling on the CPU, or in detokenization.",
         ),
         derivation=f"The step is replayed with {_say_ms_range(REMAINING_GAP_NS)} between steps, as if the next one "
@@ -248,7 +247,7 @@ def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
         evidence=(
             f"{format_count(figures.operations, 'operation')} a step take {rounded(figures.gpu_us)} µs on the GPU "
             f"each, on average; without the profiler the program needs {rounded(figures.program_us)} µs for one.",
-            f"The GPU is idle for {rounded(figures.idle_ms)} ms of a profiled step because the next launch has not "
+            f"The GPU is idle for {format_ms(figures.idle_ms)} of a profiled step because the next launch has not "
             "come.",
         ),
         derivation="The step is replayed with launches that take no time, as in a CUDA graph, and without the "
@@ -301,7 +300,7 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
     return FindingTexts(
         title=title,
         evidence=(
-            f"The GPU computes for {rounded_percent(figures.compute_share)} of {step}; {rounded(figures.ms)} ms of the "
+            f"The GPU computes for {rounded_percent(figures.compute_share)} of {step}; {format_ms(figures.ms)} of the "
             f"rest {part}{where}.",
         ),
         derivation="No change that is looked for removes this time: between nothing and all of it may be saved.",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import CAPTURE, FORWARD, MEMORY_BOUND, AttentionSummary
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, make_table
-from nsys_analyzer.report.units import format_count, format_ms, format_number, format_percent
+from nsys_analyzer.report.units import format_count, format_ms, format_number, format_percent, rounded
 from nsys_analyzer.text import phrase
 
 _FIELDS: tuple[Field[AttentionSummary], ...] = (
@@ -50,11 +50,11 @@ def _sentence(attention: AttentionSummary) -> str:
     if softmax is None or matmul is None or attention.runtime_ratio is None:
         fused = format_ms(attention.fused_ms or 0.0)
         return f"Attention is fused: {fused} in {unit}. The softmax is part of the same kernels."
-    ratio = format_number(attention.runtime_ratio, "factor")
+    ratio = f"{rounded(attention.runtime_ratio)}×"
     times = f"{format_ms(matmul)} against {format_ms(softmax)} in {unit}"
     if attention.flop_ratio is None:
         return f"The attention matmuls take {ratio} the time of softmax: {times}.{_bandwidth(attention)}"
-    flops = f"{attention.flop_ratio:.1f}×"
+    flops = f"{rounded(attention.flop_ratio)}×"
     return f"The attention matmuls do {flops} the FLOPs of softmax in {ratio} its time: {times}.{_bandwidth(attention)}"
 
 

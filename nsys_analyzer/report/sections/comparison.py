@@ -40,9 +40,8 @@ from nsys_analyzer.report.units import (
     format_count,
     format_ms_range,
     format_number,
-    format_precise_ms,
 )
-from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, rounded_percent
+from nsys_analyzer.text import NO_BREAK_SPACE, StrOrText, join_texts, phrase, plain, rounded_percent
 from nsys_analyzer.trace.metadata import CPU
 from nsys_analyzer.trace.phase_names import STEP
 
@@ -185,8 +184,8 @@ def _describe_step_change(change: Change, clock: str) -> str:
         by = format_change(cell, "percent", interval_name="95\N{NO-BREAK SPACE}% interval ")
     else:
         by = f"{_format_signed_ms(change.ms)}{f' ({cell})' if cell else ''}"
-    before, after = format_number(change.before_ms, "ms"), format_precise_ms(change.after_ms)
-    return f"a step takes {before} → {after} {clock} the profiler, {by}."
+    before, after = format_number(change.before_ms, "ms"), format_number(change.after_ms, "ms")
+    return f"a step takes {before} → {after}{NO_BREAK_SPACE}ms {clock} the profiler, {by}."
 
 
 def _change_cell(change: Change, unit: Literal["ms", "percent"] = "percent") -> SignedChange | str | None:

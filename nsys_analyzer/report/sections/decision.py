@@ -30,7 +30,13 @@ from nsys_analyzer.report.sections.findings import (
 )
 from nsys_analyzer.report.sections.limits import OPTIONS, find_step_mfu
 from nsys_analyzer.report.sections.serving import step_kinds_table
-from nsys_analyzer.report.units import format_ms, format_ms_range, format_number, rounded, rounded_percent
+from nsys_analyzer.report.units import (
+    format_bounds,
+    format_ms,
+    format_number,
+    rounded,
+    rounded_percent,
+)
 from nsys_analyzer.text import StrOrText, Text, code, join_names, join_texts, phrase, plural, spans
 from nsys_analyzer.trace.phase_names import STEP
 
@@ -150,7 +156,7 @@ def _describe_origin(step: StepSummary) -> str:
     if times.timed:
         return f" (measured; profiled {profiled})"
     is_wide = times.high - times.low > _NEGLIGIBLE_SHARE * (times.high + times.low) / 2
-    ends = format_ms_range(times.low, times.high).removesuffix("\N{NO-BREAK SPACE}ms")
+    ends = format_bounds(times.low, times.high)
     return f" ({f'{ends}, ' if is_wide else ''}estimated; profiled {profiled})"
 
 

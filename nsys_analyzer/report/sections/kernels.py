@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.evidence import kernel_word, launch_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Field, Table, make_table
 from nsys_analyzer.report.units import format_count, format_percent
-from nsys_analyzer.text import join_names, join_texts, phrase
+from nsys_analyzer.text import format_fixed, join_names, join_texts, phrase
 from nsys_analyzer.trace.phase_names import STEP
 
 _MEMORY_OPERATIONS = {"memcpy": "copies of memory", "memset": "fills of memory"}
@@ -182,5 +182,5 @@ def _compare(inference: ClassShares, step: ClassShares, reference: str) -> str:
         if contributions[name] >= _NEGLIGIBLE_SHARE
     ]
     direction = "lower" if difference < 0 else "higher"
-    points = f"{abs(difference) * 100:.1f} percentage points {direction} than {reference}"
+    points = f"{format_fixed(abs(difference) * 100, 1)} percentage points {direction} than {reference}"
     return f"{points}: {join_names(causes)}" if causes else points

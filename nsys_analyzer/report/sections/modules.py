@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.summary.modules import Module, Modules, Work, fold_m
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import kernel_word
 from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, Section, Table, make_table
-from nsys_analyzer.report.units import format_count, format_percent, format_precise_ms
+from nsys_analyzer.report.units import format_count, format_ms, format_percent, rounded
 from nsys_analyzer.text import StrOrText, join_texts, phrase, strong
 from nsys_analyzer.trace.schema import MS_PER_S
 
@@ -68,8 +68,8 @@ def answer_modules(capture: CaptureSummary, *, each_layer: bool = False) -> Iter
             phrase(
                 "`{}` takes {}, other layers of its kind take {} (median).",
                 _displayed_path(outlier.path, modules),
-                format_precise_ms(outlier.ms),
-                format_precise_ms(outlier.median_ms),
+                format_ms(outlier.ms),
+                format_ms(outlier.median_ms),
             )
             for outlier in outliers[:_MAX_OUTLIERS]
         ]
@@ -104,7 +104,7 @@ def _answer(title: str, modules: Modules, folded: Sequence[Module], time: str) -
         "These modules have the most own {} in {} ({} per {}): {}. {} {} to a module, by {}.",
         time,
         "forward and backward" if modules.backward_ms else "forward",
-        format_precise_ms(total),
+        format_ms(total),
         modules.per,
         join_texts(", ", shares),
         " and ".join(coverage),
@@ -134,12 +134,12 @@ def _expert_load(modules: Modules) -> StrOrText:
         return ""
     largest, path = max(imbalances)
     return phrase(
-        "The busiest expert of a layer has {:.3g} times the mean {} of the active experts (median of {}), and {:.3g} "
+        "The busiest expert of a layer has {} times the mean {} of the active experts (median of {}), and {} "
         "times in `{}`.",
-        statistics.median(imbalance for imbalance, _ in imbalances),
+        rounded(statistics.median(imbalance for imbalance, _ in imbalances)),
         "FLOPs, and so tokens," if by_flops else "time",
         format_count(len(imbalances), "layer"),
-        largest,
+        rounded(largest),
         _displayed_path(path, modules),
     )
 

@@ -12,7 +12,7 @@ from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, median_cell
 from nsys_analyzer.report.model import Answer, Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.sections.bars import bars_of_run
 from nsys_analyzer.report.sections.findings import run_finding_blocks
-from nsys_analyzer.report.units import format_count, format_ms, format_ms_range, format_precise_ms
+from nsys_analyzer.report.units import format_count, format_ms, format_ms_range
 from nsys_analyzer.text import StrOrText, join_texts, phrase, plain, plural, rounded, rounded_percent, strong
 
 if TYPE_CHECKING:
@@ -191,10 +191,10 @@ def _describe_clocks(alignment: Alignment) -> str:
     """Returns the sentence on how well the clocks agree."""
     collectives = format_count(alignment.collectives, "collective")
     if alignment.one_clock:
-        return f"All ranks use one clock: the ends of {collectives} agree to {format_precise_ms(alignment.spread_ms)}."
+        return f"All ranks use one clock: the ends of {collectives} agree to {format_ms(alignment.spread_ms)}."
     return (
         f"The clocks of the captures were aligned on the ends of {collectives} that the ranks share. After the "
-        f"alignment they differ by {format_precise_ms(alignment.spread_ms)} (standard deviation)."
+        f"alignment they differ by {format_ms(alignment.spread_ms)} (standard deviation)."
     )
 
 

@@ -19,6 +19,7 @@ from nsys_analyzer.report.units import (
     format_count,
     format_ms,
     format_number,
+    rounded,
     rounded_percent,
 )
 from nsys_analyzer.text import StrOrText, phrase
@@ -137,7 +138,7 @@ def _step_kind(kind: StepKind, subject: str) -> str:
     if kind.tokens not in (None, kind.batch):
         parts.append(f"{format_number(kind.tokens, 'count')} tokens")
     if kind.tokens_per_s:
-        parts.append(f"{kind.tokens_per_s:,.0f} {TOKENS_PER_S}")
+        parts.append(f"{rounded(kind.tokens_per_s)} {TOKENS_PER_S}")
     if kind.busy_share is not None:
         parts.append(f"{subject} {rounded_percent(kind.busy_share)} of the time")
     return ", ".join(parts)
@@ -175,8 +176,8 @@ def _least_time(kind: StepKind) -> StrOrText:
     return (
         f"A decode step reads at least {format_number(kind.weights_bytes, 'bytes')} of weights{cache} ({LEAST_READ}), "
         f"which takes {format_ms(kind.least_ms)} at the memory's peak bandwidth.{omission} The step takes "
-        f"{kind.length_ms.median / kind.least_ms:.3g} times as long, and the GPU is busy for "
-        f"{busy_ms / kind.least_ms:.3g} times as long.{'' if kind.counted else _HEADS_ASSUMPTION}"
+        f"{rounded(kind.length_ms.median / kind.least_ms)} times as long, and the GPU is busy for "
+        f"{rounded(busy_ms / kind.least_ms)} times as long.{'' if kind.counted else _HEADS_ASSUMPTION}"
     )
 
 
@@ -190,10 +191,10 @@ def _larger_batch(kind: StepKind, peaks: Peaks | None) -> str:
         return ""
     other_busy_ms = kind.total_ms - kind.idle_ms - matmul_ms
     max_ratio = 1 + (_MAX_MATMUL_GROWTH * matmul_ms + other_busy_ms) / kind.total_ms
+    growth = f"matmuls up to {rounded(1 + _MAX_MATMUL_GROWTH)} times, other GPU work up to twice"
     return (
-        f"Decode's batch of {kind.batch:,.0f} is small. Matmuls read every weight for any batch, and are memory-bound "
-        f"on this GPU below a batch of about {balanced_batch:,.0f} (bf16). A step of twice the batch takes 1 to "
-        f"{max_ratio:.2g} times as long: matmuls up to {1 + _MAX_MATMUL_GROWTH:.2g} times, other GPU work up to twice, "
-        f"with the same idle time. So {TOKENS_PER_S} grow by a factor of {2 / max_ratio:.2g} to 2, and the "
-        f"{INTER_TOKEN} grows with the step."
+        f"Decode's batch of {format_number(kind.batch, 'count')} is small. Matmuls read all weights for any batch, and "
+        f"are memory-bound on this GPU below a batch of about {rounded(balanced_batch)} (bf16). A step of twice the "
+        f"batch takes 1 to {max_ratio:.2g} times as long: {growth}, with the same idle time. So {TOKENS_PER_S} grow by "
+        f"a factor of {2 / max_ratio:.2g} to 2, and the {INTER_TOKEN} grows with the step."
     )
