@@ -776,8 +776,6 @@ def test_idle_time_in_no_range_is_said_by_its_call() -> None:
     (idle,) = map(write_finding, diagnosis.findings)
     text = plain(idle.evidence[0]).replace("\N{NO-BREAK SPACE}", " ")
     assert "1.1 ms of the rest have this cause, most of it in cudaGraphLaunch." in text
-        idle.evidence[0], ""
-    )
     assert "--cuda-graph-trace=graph" in idle.remedy[0]
 
 
