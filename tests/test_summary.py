@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.ranges.instances import Kernels
+from nsys_analyzer.analysis.kernels.classes import Kernels
 from nsys_analyzer.analysis.statistics import MOST_VALUES, Moments, sample_ms
 from nsys_analyzer.analysis.summary.kernel_tables import (
     ClassRow,

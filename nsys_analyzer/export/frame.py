@@ -11,8 +11,8 @@ from nsys_analyzer.analysis.attribution.attribution import ATTRIBUTION_METHODS, 
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.class_rules import FILLS, UNKNOWN
-from nsys_analyzer.analysis.kernels.classes import find_precision, known_classes
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_operators
+from nsys_analyzer.analysis.kernels.classes import find_launching_operators, find_precision, known_classes
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.arrays import distinct

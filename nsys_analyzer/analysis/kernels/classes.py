@@ -1,6 +1,9 @@
-"""Finds what the name of a kernel shows: its class, together with the operator that launched it, and its precision.
+"""Finds the class of each kernel from its name and the operator that launched it, and the precision of each matmul.
 
-``class_rules`` declares the rules of the classes. A kernel that no rule matches has the class ``other``.
+``class_rules`` declares the rules of the classes. A kernel that no rule matches has the class ``other``. If launching
+operators give one name two classes, it counts as two kernels. For example, cuDNN multiplies matrices with kernels of
+cuBLAS: ``volta_sgemm_64x64_nt`` is a matmul if ``aten::mm`` launches it, and a convolution if
+``aten::convolution_backward`` does.
 
 The name of a matmul shows the type that is multiplied, not the type that is stored: ``s1688gemm`` on fp32 matrices
 multiplies in TF32. The precision is None if the name does not show it. For example, cuDNN names its attention kernels
@@ -23,15 +26,30 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
-from nsys_analyzer.analysis.kernels.class_rules import CLASSES, FUSED, MATMUL, OTHER, RULES, UNKNOWN, Rule
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.attribution import Attribution
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline
+from nsys_analyzer.analysis.kernels.class_rules import (
+    CLASSES,
+    COMMUNICATION,
+    FUSED,
+    MATMUL,
+    OTHER,
+    RULES,
+    UNKNOWN,
+    Rule,
+)
 from nsys_analyzer.analysis.kernels.own_classes import (
     OwnClass,
     OwnClasses,
     compile_bounded_search,
     read_plugin_classes,
 )
-from nsys_analyzer.trace.columns import UNNAMED_KERNEL
+from nsys_analyzer.trace.arrays import Ints, SmallInts, distinct_rows, mask_by_name
+from nsys_analyzer.trace.columns import BETWEEN_DEVICES, MEMCPY, ON_DEVICE, UNNAMED_KERNEL
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
+from nsys_analyzer.trace.trace import Trace
 
 #: The characters of a name that are searched: C++ templates make names of ten thousand characters.
 LONGEST_NAME = 20_000
@@ -100,6 +118,97 @@ def known_classes() -> Mapping[str, str]:
     meanings = {name: row.meaning for name, row in CLASSES.items()}
     own_meanings = {name: row.meaning for name, row in {**read_plugin_classes(), **given_classes}.items()}
     return {**meanings, **own_meanings, **meanings}  # the order and the texts of the package take precedence
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The distinct kernels of a trace.
+
+    Attributes:
+        code: shape (operations,), the index of each operation's kernel; -1 for an operation that is no kernel. The
+            copies with which copy engines carry out a collective have an index as well.
+        names: shape (kernels,), the full name of each kernel. A name occurs once for each of its classes.
+        classes: shape (kernels,), the class of each kernel.
+    """
+
+    code: SmallInts
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
+    """Finds the distinct kernels of a trace, by name, and by launching operator if it may decide the class.
+
+    A collective that copies carry out counts as a kernel, too.
+    """
+    operations, operators = trace.operations, trace.operators
+    classes = [classify(name) for name in operations.names]
+    operator_classes = {classify(operators.names[i]) for i in np.flatnonzero(np.bincount(operators.name))} - {OTHER}
+    is_open = np.array(
+        [not operator_classes.isdisjoint(find_possible_classes(name)) for name in operations.names], np.bool_
+    )
+    undecided = np.flatnonzero(is_open[operations.name[operations.kernels]])
+    operator = find_launching_operators(trace, attribution, undecided) if len(undecided) else undecided
+    # A distinct kernel is a pair of a name and a class.
+    number: dict[tuple[str, str], int] = {}
+    number_of_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
+    code = np.array([*number_of_name, NONE], np.int32)[operations.name]
+    launched, operator = undecided[operator != NONE], operator[operator != NONE]
+    first, position = distinct_rows(operations.name[launched], operator)
+    pairs = zip(operations.name[launched[first]].tolist(), operator[first].tolist(), strict=True)
+    names = [(operations.names[name], operators.names[launcher]) for name, launcher in pairs]
+    decided = [number.setdefault((name, classify(name, launcher)), len(number)) for name, launcher in names]
+    code[launched] = np.array(decided, np.int32)[position]
+    copies = np.flatnonzero((operations.kind == MEMCPY) & np.isin(operations.copy, (ON_DEVICE, BETWEEN_DEVICES)))
+    if len(copies) and any(map(is_collective, (*trace.ranges.names, *operators.names))):
+        for operation, name in zip(
+            copies.tolist(), find_launching_collectives(trace, attribution, copies), strict=True
+        ):
+            # A range of the program may also hold unrelated copies on one device.
+            if name and (operations.copy[operation] == BETWEEN_DEVICES or LIBRARY_COLLECTIVE.search(name)):
+                code[operation] = number.setdefault((f"{name} (copies)", COMMUNICATION), len(number))
+    return Kernels(code, tuple(name for name, _ in number), tuple(kernel_class for _, kernel_class in number))
+
+
+def find_launching_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
+    """Returns the name of the innermost operator around the launch of each operation, or -1.
+
+    Only operators of the launching thread count, since an operator runs on one thread. The operator of a node of a CUDA
+    graph is the one around its capture, if the trace records it.
+
+    Returns:
+        Indices into ``trace.operators.names``, in the order of ``operations``.
+    """
+    return np.append(trace.operators.name, NONE)[_find_innermost_operators(trace, attribution, operations)]
+
+
+def _find_innermost_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
+    """Returns the index of the innermost operator around the launch of each operation, or -1."""
+    operators = trace.operators
+    timeline = Timeline(operators.thread, operators.start, operators.end, latest=True)
+    thread, time = attribution.thread.copy(), attribution.time.copy()
+    captures = attribution.captures
+    thread[captures.operation], time[captures.operation] = captures.thread, captures.time
+    return timeline.open_at(thread[operations], time[operations])
+
+
+def find_launching_collectives(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
+    """Returns the name of the collective that launches each operation; empty if no collective does.
+
+    The name consists of the names of the innermost range and of the innermost operator, as far as these are
+    collectives. An operation that another operator inside the range launches only prepares the collective.
+    """
+    ranges, operators = trace.ranges, trace.operators
+    around = attribution.find_innermost(mask_by_name(ranges, is_collective), operations)
+    inside = _find_innermost_operators(trace, attribution, operations)
+    operator_start, range_start = np.append(operators.start, LONG_AGO)[inside], np.append(ranges.start, 0)[around]
+    by_range = (around != NONE) & (operator_start <= range_start)
+    by_operator = np.append(mask_by_name(operators, is_collective), False)[inside]
+    range_codes = np.where(by_range, np.append(ranges.name, NONE)[around], NONE).tolist()
+    operator_codes = np.where(by_operator, np.append(operators.name, NONE)[inside], NONE).tolist()
+    range_names, operator_names = (*ranges.names, ""), (*operators.names, "")
+    pairs = zip(range_codes, operator_codes, strict=True)
+    return [f"{range_names[i]} {operator_names[j]}".strip() for i, j in pairs]
 
 
 #: The names of ranges and operators around collectives: those that libraries write.

@@ -1,9 +1,4 @@
-"""Finds the instances of each phase in a trace, the instance of each GPU operation, and the distinct kernels.
-
-Distinct kernels differ in their name, or in their class if launching operators give one name two classes. For example,
-cuDNN multiplies matrices with kernels of cuBLAS: ``volta_sgemm_64x64_nt`` is a matmul if ``aten::mm`` launches it, and
-a convolution if ``aten::convolution_backward`` does.
-"""
+"""Finds the instances of each phase in a trace, and the instance that each GPU operation belongs to."""
 
 from __future__ import annotations
 
@@ -30,21 +25,18 @@ from nsys_analyzer.analysis.attribution.launches import (
     measure_launch_waits,
 )
 from nsys_analyzer.analysis.intervals import (
-    LONG_AGO,
     NONE,
-    Timeline,
     find_last_before,
     has_moments,
     is_contained,
     is_in_any_range,
 )
-from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, OTHER
-from nsys_analyzer.analysis.kernels.classes import LIBRARY_COLLECTIVE, classify, find_possible_classes, is_collective
+from nsys_analyzer.analysis.kernels.classes import Kernels, find_kernels
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, distinct_rows, distinct_texts, mask_by_name
-from nsys_analyzer.trace.columns import BETWEEN_DEVICES, LAUNCH, MEMCPY, ON_DEVICE, Ranges, process_of
+from nsys_analyzer.trace.columns import LAUNCH, Ranges, process_of
 from nsys_analyzer.trace.phase_names import (
     ATTENTION_PARTS,
     MODULE,
@@ -384,94 +376,3 @@ def _decodes(trace: Trace, launch: SmallInts) -> bool:
     calls = trace.launches.thread[launch[has_launch]], trace.launches.start[launch[has_launch]]
     is_inside = is_in_any_range(ranges.thread, ranges.start, ranges.end, *calls)
     return bool(ns[has_launch][is_inside].sum() >= _MIN_DECODE_SHARE * ns.sum())
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """The distinct kernels of a trace.
-
-    Attributes:
-        code: shape (operations,), the index of each operation's kernel; -1 for an operation that is no kernel. The
-            copies with which copy engines carry out a collective have an index as well.
-        names: shape (kernels,), the full name of each kernel. A name occurs once for each of its classes.
-        classes: shape (kernels,), the class of each kernel.
-    """
-
-    code: SmallInts
-    names: tuple[str, ...]
-    classes: tuple[str, ...]
-
-
-def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
-    """Finds the distinct kernels of a trace, by name, and by launching operator if it may decide the class.
-
-    A collective that copies carry out counts as a kernel, too.
-    """
-    operations, operators = trace.operations, trace.operators
-    classes = [classify(name) for name in operations.names]
-    operator_classes = {classify(operators.names[i]) for i in np.flatnonzero(np.bincount(operators.name))} - {OTHER}
-    is_open = np.array(
-        [not operator_classes.isdisjoint(find_possible_classes(name)) for name in operations.names], np.bool_
-    )
-    undecided = np.flatnonzero(is_open[operations.name[operations.kernels]])
-    operator = find_launching_operators(trace, attribution, undecided) if len(undecided) else undecided
-    # A distinct kernel is a pair of a name and a class.
-    number: dict[tuple[str, str], int] = {}
-    number_of_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
-    code = np.array([*number_of_name, NONE], np.int32)[operations.name]
-    launched, operator = undecided[operator != NONE], operator[operator != NONE]
-    first, position = distinct_rows(operations.name[launched], operator)
-    pairs = zip(operations.name[launched[first]].tolist(), operator[first].tolist(), strict=True)
-    names = [(operations.names[name], operators.names[launcher]) for name, launcher in pairs]
-    decided = [number.setdefault((name, classify(name, launcher)), len(number)) for name, launcher in names]
-    code[launched] = np.array(decided, np.int32)[position]
-    copies = np.flatnonzero((operations.kind == MEMCPY) & np.isin(operations.copy, (ON_DEVICE, BETWEEN_DEVICES)))
-    if len(copies) and any(map(is_collective, (*trace.ranges.names, *operators.names))):
-        for operation, name in zip(
-            copies.tolist(), find_launching_collectives(trace, attribution, copies), strict=True
-        ):
-            # A range of the program may also hold unrelated copies on one device.
-            if name and (operations.copy[operation] == BETWEEN_DEVICES or LIBRARY_COLLECTIVE.search(name)):
-                code[operation] = number.setdefault((f"{name} (copies)", COMMUNICATION), len(number))
-    return Kernels(code, tuple(name for name, _ in number), tuple(kernel_class for _, kernel_class in number))
-
-
-def find_launching_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
-    """Returns the name of the innermost operator around the launch of each operation, or -1.
-
-    Only operators of the launching thread count, since an operator runs on one thread. The operator of a node of a CUDA
-    graph is the one around its capture, if the trace records it.
-
-    Returns:
-        Indices into ``trace.operators.names``, in the order of ``operations``.
-    """
-    return np.append(trace.operators.name, NONE)[_find_innermost_operators(trace, attribution, operations)]
-
-
-def _find_innermost_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
-    """Returns the index of the innermost operator around the launch of each operation, or -1."""
-    operators = trace.operators
-    timeline = Timeline(operators.thread, operators.start, operators.end, latest=True)
-    thread, time = attribution.thread.copy(), attribution.time.copy()
-    captures = attribution.captures
-    thread[captures.operation], time[captures.operation] = captures.thread, captures.time
-    return timeline.open_at(thread[operations], time[operations])
-
-
-def find_launching_collectives(trace: Trace, attribution: Attribution, operations: Ints) -> list[str]:
-    """Returns the name of the collective that launches each operation; empty if no collective does.
-
-    The name consists of the names of the innermost range and of the innermost operator, as far as these are
-    collectives. An operation that another operator inside the range launches only prepares the collective.
-    """
-    ranges, operators = trace.ranges, trace.operators
-    around = attribution.find_innermost(mask_by_name(ranges, is_collective), operations)
-    inside = _find_innermost_operators(trace, attribution, operations)
-    operator_start, range_start = np.append(operators.start, LONG_AGO)[inside], np.append(ranges.start, 0)[around]
-    by_range = (around != NONE) & (operator_start <= range_start)
-    by_operator = np.append(mask_by_name(operators, is_collective), False)[inside]
-    range_codes = np.where(by_range, np.append(ranges.name, NONE)[around], NONE).tolist()
-    operator_codes = np.where(by_operator, np.append(operators.name, NONE)[inside], NONE).tolist()
-    range_names, operator_names = (*ranges.names, ""), (*operators.names, "")
-    pairs = zip(range_codes, operator_codes, strict=True)
-    return [f"{range_names[i]} {operator_names[j]}".strip() for i, j in pairs]

@@ -9,7 +9,8 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process
 from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_collectives
+from nsys_analyzer.analysis.kernels.classes import find_launching_collectives
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork

@@ -15,8 +15,8 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.intervals import measure_unions
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, MATMUL, UNKNOWN
-from nsys_analyzer.analysis.kernels.classes import find_precision
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace, Kernels
+from nsys_analyzer.analysis.kernels.classes import Kernels, find_precision
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.tracks import memory_levels
 from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
 from nsys_analyzer.trace.columns import GRAPH, OPERATION_KINDS, Operations

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import NONE
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_launching_operators
+from nsys_analyzer.analysis.kernels.classes import find_launching_operators
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.transformer.models import (
     Configuration,
     ModelSize,
