@@ -28,7 +28,8 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.experiments import results
 from nsys_analyzer.questions import ask
 from nsys_analyzer.questions import figure as figure_module
-from nsys_analyzer.questions.named_figures import FIGURES, PHASE
+from nsys_analyzer.questions.figure_parts import PHASE
+from nsys_analyzer.questions.named_figures import FIGURES
 from nsys_analyzer.report import finding_texts, palette, sections
 from nsys_analyzer.report.model import Block, Paragraph
 from nsys_analyzer.report.renderers import step_bar

@@ -52,10 +52,29 @@ def _command(experiment: Bench) -> click.Command:
     from nsys_analyzer.experiments.model import spelled
 
     def run_experiment(**options: Any) -> None:
-        """Runs the experiment with the options of the command line."""
-        context = click.get_current_context()
-        is_given = {name: context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in options}
-        _start(experiment, options, {name for name in options if is_given[name]})
+        """Runs the experiment and prints its answer; exits with 1 if a case failed."""
+        from nsys_analyzer.cli.run_progress import handle_interruption, show_progress
+        from nsys_analyzer.experiments.running import make_plan, run_bench
+        from nsys_analyzer.report.renderers.terminal import print_answer
+
+        sources = {name: click.get_current_context().get_parameter_source(name) for name in options}
+        typed_options = {name for name, source in sources.items() if source is ParameterSource.COMMANDLINE}
+        plan = make_plan(experiment, options, typed_options)
+        for notice in plan.notices:
+            click.echo(notice, err=True)
+        if options["dry_run"]:
+            for task in plan.cases:
+                click.echo(task.label)
+            return
+        folder = options["output_dir"]
+        with handle_interruption(folder):
+            report, ended_well = run_bench(
+                plan, folder, options["timeout"], options["resume"], show_progress, command_line()
+            )
+        print_answer(report)
+        click.echo(f"\n{folder / f'{experiment.name}.md'}")
+        if not ended_well:
+            sys.exit(1)
 
     decorators = []
     for field in experiment.options:
@@ -77,27 +96,3 @@ def _command(experiment: Bench) -> click.Command:
         function = decorate(function)
     example = f"Example: nsys-analyze bench {experiment.name} --output-dir {experiment.name}"
     return click.command(experiment.name, cls=Command, help=experiment.summary, epilog=example)(function)
-
-
-def _start(experiment: Bench, options: dict[str, Any], given_names: set[str]) -> None:
-    """Runs an experiment with these options and prints its answer; exits with 1 if a case failed."""
-    from nsys_analyzer.cli.run_progress import handle_interruption, show_progress
-    from nsys_analyzer.experiments.running import make_plan, run_bench
-    from nsys_analyzer.report.renderers.terminal import print_answer
-
-    plan = make_plan(experiment, options, given_names)
-    for notice in plan.notices:
-        click.echo(notice, err=True)
-    if options["dry_run"]:
-        for task in plan.cases:
-            click.echo(task.label)
-        return
-    folder = options["output_dir"]
-    with handle_interruption(folder):
-        report, ended_well = run_bench(
-            plan, folder, options["timeout"], options["resume"], show_progress, command_line()
-        )
-    print_answer(report)
-    click.echo(f"\n{folder / f'{experiment.name}.md'}")
-    if not ended_well:
-        sys.exit(1)

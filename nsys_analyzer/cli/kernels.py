@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,13 @@ from nsys_analyzer.errors import RECORD_COMMAND, RECORD_GRAPH_NODES_COMMAND, Con
 from nsys_analyzer.text import FORMULA
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.report.model import Table
     from nsys_analyzer.trace.phase_names import PhaseNames
 
 #: A row of the table in JSON and CSV: values by the names of columns.
 _Row = dict[str, Any]
+_COLUMNS = ("capture", "process", "name", "class", "launches", "ms", "avg_us", "share")
 
 
 @command(epilog="Example: nsys-analyze kernels capture.sqlite --phase forward --class matmul --top 10")
@@ -87,14 +87,26 @@ def kernel_rows(
 
     summaries = read_each_trace(trace, lambda path: _summaries(path, trace, names), tell)
     captures = [capture for processes in summaries for capture in processes]
-    parts = [(capture, _phase(captures, capture, phase)) for capture in captures]
-    rows = [row for capture, part in parts for row in _rows(capture, part, kernel_class, top)]
+    if phase is not None and not any(capture.phase(phase) for capture in captures):
+        phases = sorted({part.phase for capture in captures for part in capture.phases if part.instances})
+        raise ConfigurationError(
+            f"The trace has no measured phase {phase!r}",
+            f"It has: {', '.join(phases) or 'none'}. To name one: --phase-name {phase}=RANGE",
+        )
+    parts = [(capture, capture.whole if phase is None else capture.phase(phase)) for capture in captures]
+    rows = []
+    for capture, part in parts:
+        kernels = [row for row in (part.kernels if part else ()) if kernel_class in (None, row.kernel_class)]
+        for row in kernels[:top]:
+            names_of_row = (capture.name, capture.process or "", row.name, row.kernel_class)
+            figures = (row.launches_per_instance, row.ms_per_instance, row.avg_us, row.share)
+            rows.append(dict(zip(_COLUMNS, (*names_of_row, *figures), strict=True)))
     if len({capture.name for capture in captures}) == 1:
-        for row in rows:
-            del row["capture"]
+        for cells in rows:
+            del cells["capture"]
     if kernel_class and not rows:
-        present = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
-        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(present)}")
+        classes = sorted({row.kernel_class for _, part in parts if part for row in part.classes})
+        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"There is: {', '.join(classes)}")
     return rows
 
 
@@ -117,37 +129,8 @@ def _summaries(trace: Path, given_path: Path, names: PhaseNames | None) -> tuple
     return summarize(loaded, trace.name if trace == given_path else str(trace.relative_to(given_path)), names)
 
 
-def _phase(captures: Sequence[CaptureSummary], capture: CaptureSummary, name: str | None) -> PhaseSummary | None:
-    """Returns a phase of one process by its name; without a name, returns the whole capture without the warm-up.
-
-    Raises:
-        ConfigurationError: no process has a measured instance of the phase.
-    """
-    if name is None:
-        return capture.whole
-    if not any(process.phase(name) for process in captures):
-        phases = sorted({phase.phase for process in captures for phase in process.phases if phase.instances})
-        raise ConfigurationError(
-            f"The trace has no measured phase {name!r}",
-            f"It has: {', '.join(phases) or 'none'}. To name one: --phase-name {name}=RANGE",
-        )
-    return capture.phase(name)
-
-
-_COLUMNS = ("capture", "process", "name", "class", "launches", "ms", "avg_us", "share")
-
-
-def _rows(
-    capture: CaptureSummary, phase: PhaseSummary | None, kernel_class: str | None, top: int | None
-) -> Iterator[_Row]:
-    kernels = [row for row in (phase.kernels if phase else ()) if kernel_class in (None, row.kernel_class)]
-    for row in kernels[:top]:
-        names = (capture.name, capture.process or "", row.name, row.kernel_class)
-        figures = (row.launches_per_instance, row.ms_per_instance, row.avg_us, row.share)
-        yield dict(zip(_COLUMNS, (*names, *figures), strict=True))
-
-
 def _table(rows: list[_Row]) -> Table:
+    """Returns the table that a terminal shows, with short names of kernels."""
     from nsys_analyzer.analysis.kernels.labels import make_short_labels
     from nsys_analyzer.report.model import Field, make_table
 

@@ -47,7 +47,19 @@ def evidence_options(function: Function) -> Function:
     The command takes ``evidence``, a function that reads the captures.
     """
 
-    @_unprofiled_options
+    @option(
+        INPUT, "--csv", "csv_paths", type=PATH, metavar="FILE", multiple=True,
+        help="A CSV file with times that were measured without the profiler. It has a row for each phase (phase, "
+        "mean_ms), or a column for each phase (forward_ms, step_ms). Repeatable. Default: FOLDER/timings.csv.",
+    )  # fmt: skip
+    @option(
+        INPUT, "--step-ms", type=_Milliseconds(0, 1e9, min_open=True), callback=_refuse_nan, metavar="MS",
+        help="The time of a step without the profiler. It applies to one capture, or to all ranks of one run.",
+    )  # fmt: skip
+    @option(
+        INPUT, "--ranks", "in_order", is_flag=True,
+        help="The captures are the ranks of one run, in this order: rank 0, rank 1, and so on.",
+    )  # fmt: skip
     @names_options
     @configuration_options
     @scheduler_option
@@ -56,6 +68,9 @@ def evidence_options(function: Function) -> Function:
         *args: Any, traces: tuple[Path, ...], csv_paths: tuple[Path, ...], step_ms: float | None, in_order: bool,
         names: Any, configuration: Any, scheduler: str | None, **options: Any,
     ) -> Any:  # fmt: skip
+        if csv_paths and step_ms:
+            raise click.UsageError("--step-ms replaces --csv: give only one of them.")
+
         def evidence(*, with_tracks: bool = False) -> Evidence:
             """Reads the captures."""
             from nsys_analyzer.cli.run_progress import show_reading
@@ -132,31 +147,6 @@ def scheduler_option(function: Function) -> Function:
         "same version of nsys-analyze and the same paths to the captures. With none, one process here reads them all. "
         "By default, several captures are read on the cores of this machine.",
     )(function)  # fmt: skip
-
-
-def _unprofiled_options(function: Function) -> Function:
-    """Adds the options on times without the profiler and on ranks: ``csv_paths``, ``step_ms`` and ``in_order``."""
-
-    @option(
-        INPUT, "--csv", "csv_paths", type=PATH, metavar="FILE", multiple=True,
-        help="A CSV file with times that were measured without the profiler. It has a row for each phase (phase, "
-        "mean_ms), or a column for each phase (forward_ms, step_ms). Repeatable. Default: FOLDER/timings.csv.",
-    )  # fmt: skip
-    @option(
-        INPUT, "--step-ms", type=_Milliseconds(0, 1e9, min_open=True), callback=_refuse_nan, metavar="MS",
-        help="The time of a step without the profiler. It applies to one capture, or to all ranks of one run.",
-    )  # fmt: skip
-    @option(
-        INPUT, "--ranks", "in_order", is_flag=True,
-        help="The captures are the ranks of one run, in this order: rank 0, rank 1, and so on.",
-    )  # fmt: skip
-    @functools.wraps(function)
-    def command(*args: Any, csv_paths: tuple[Path, ...], step_ms: float | None, **options: Any) -> Any:
-        if csv_paths and step_ms:
-            raise click.UsageError("--step-ms replaces --csv: give only one of them.")
-        return function(*args, csv_paths=csv_paths, step_ms=step_ms, **options)
-
-    return command  # type: ignore[return-value]
 
 
 def _use_classes(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from nsys_analyzer.cli.help import OUTPUT, SELECTION, command, option
 from nsys_analyzer.cli.options import PATH, trace_argument
-
-if TYPE_CHECKING:
-    from nsys_analyzer.share.names import Renaming
 
 #: The longest printed name, in characters.
 _MAX_NAME = 100
@@ -53,43 +48,24 @@ def share(
     The copy also keeps process and thread IDs, short numbers at the ends of names, and the CUDA calls with their times,
     which explain why the GPU was idle.
     """
+    from nsys_analyzer.share import missing_tables
     from nsys_analyzer.share import share as write_copy
-    from nsys_analyzer.text import visible
+    from nsys_analyzer.text import format_bytes, visible
 
-    patterns = [_pattern(text) for text in ((".*",) if keep_all_names else keep)]
-    for line in _lines(output, write_copy(trace, output, force=force, keep=patterns, keep_source=keep_source)):
-        click.echo(line)
-    if tables := _missing_tables(trace, output):
-        click.echo(f"Tables that the copy lacks: {visible(', '.join(tables))}")
-
-
-def _missing_tables(trace: Path, copy: Path) -> list[str]:
-    """Returns the tables of an nsys trace that hold rows and are missing from its copy."""
-    from nsys_analyzer.trace.sources import find_source, open_capture
-
-    if find_source(trace).makes_tables:
-        return []
-    reader, copied_tables = open_capture(trace), open_capture(copy).columns_of
-    missing = (name for name in reader.columns_of if name not in copied_tables and not name.startswith("ENUM_"))
-    return sorted(name for name in missing if reader.has_rows(name))
-
-
-def _pattern(text: str) -> re.Pattern[str]:
     try:
-        return re.compile(text, re.DOTALL)
+        patterns = [re.compile(text, re.DOTALL) for text in ((".*",) if keep_all_names else keep)]
     except re.error as error:
-        raise click.BadParameter(f"{text!r} is not a regular expression ({error})", param_hint="--keep") from error
-
-
-def _lines(output: Path, renamed: Sequence[Renaming]) -> Iterator[str]:
-    """Yields the lines that describe a copy: its size, its aliases, and how to look at it."""
-    from nsys_analyzer.text import format_bytes
-
-    yield f"{output}: {format_bytes(output.stat().st_size)}"
-    yield f"Names replaced by an alias: {len(renamed):,}"
-    for name in renamed:
-        text = name.text.encode("unicode_escape").decode().replace("\\u2026", "…")  # fits on one line
-        yield f"  {name.alias}: {text[:_MAX_NAME]}{'…' if len(text) > _MAX_NAME else ''}"
-    if renamed:
-        yield "The copy does not hold this list. To keep names of it, use --keep REGEX or --keep-all-names"
-    yield f"Other names are kept. To see them: nsys-analyze info {output}"
+        raise click.BadParameter(
+            f"{error.pattern!r} is not a regular expression ({error})", param_hint="--keep"
+        ) from error
+    renamings = write_copy(trace, output, force=force, keep=patterns, keep_source=keep_source)
+    click.echo(f"{output}: {format_bytes(output.stat().st_size)}")
+    click.echo(f"Names replaced by an alias: {len(renamings):,}")
+    for renaming in renamings:
+        text = renaming.text.encode("unicode_escape").decode().replace("\\u2026", "…")  # fits on one line
+        click.echo(f"  {renaming.alias}: {text[:_MAX_NAME]}{'…' if len(text) > _MAX_NAME else ''}")
+    if renamings:
+        click.echo("The copy does not hold this list. To keep names of it, use --keep REGEX or --keep-all-names")
+    click.echo(f"Other names are kept. To see them: nsys-analyze info {output}")
+    if tables := missing_tables(trace, output):
+        click.echo(f"Tables that the copy lacks: {visible(', '.join(tables))}")

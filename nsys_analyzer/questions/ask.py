@@ -126,8 +126,8 @@ def parse_question(text: str) -> Question:
         suggestion = f"Did you mean {nearest[0]}? " if nearest else ""
         raise ConfigurationError(f"There is no figure {name!r}", f"{suggestion}nsys-analyze ask --list names them")
     arguments = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
-    needed = FIGURES[name].needs
-    if not {*needed} <= arguments.keys() <= {key.strip("[]") for key in _keys_of(name)}:
+    keys = (*FIGURES[name].keys, *_SELECTING_ARGUMENTS)
+    if not {*FIGURES[name].needs} <= arguments.keys() <= {key.strip("[]") for key in keys}:
         raise ConfigurationError(f"{text!r} lacks an argument, or has one too many", f"Ask for {usage(name)}")
     return Question(name, arguments, text)
 
@@ -210,11 +210,6 @@ def usage(name: str) -> str:
     """Returns how a question about a figure is written: ``class_ms class=… [phase=…]``."""
     keys = (f"[{key[1:-1]}=…]" if key[0] == "[" else f"{key}=…" for key in FIGURES[name].keys)
     return " ".join((name, *keys))
-
-
-def _keys_of(name: str) -> tuple[str, ...]:
-    """Returns the arguments that a question about a figure may have; those in brackets are optional."""
-    return (*FIGURES[name].keys, *(f"[{key}]" for key in _SELECTING_ARGUMENTS))
 
 
 def values_of(capture: CaptureSummary, key: str) -> tuple[str, ...]:

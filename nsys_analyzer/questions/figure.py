@@ -78,7 +78,7 @@ class Part(Generic[T]):
     """
 
     get: Callable[[Subject], T | None]
-    describe: Callable[[Subject], str]
+    describe: Callable[[T, Subject], str]
     explain_missing: Callable[[Subject], tuple[str, str]]
     optional_arguments: tuple[str, ...] = ()
 
@@ -184,13 +184,16 @@ def evaluate(figure: Figure, subject: Subject) -> Evaluation:
     if part is None:
         raise CannotAnswerError(*figure.part.explain_missing(subject))
     arguments = [subject.arguments[name] for name in figure.needs]
-    for name, argument in zip(figure.needs, arguments, strict=True):
-        _check_argument(name, argument)
+    for name, values in (("class", known_classes()), ("cause", CAUSES)):
+        if name in figure.needs and subject.arguments[name] not in values:
+            raise ConfigurationError(
+                f"There is no {name} {subject.arguments[name]!r}", f"There are: {', '.join(values)}"
+            )
     result = figure.compute(part, *arguments)
     value = result.typical if isinstance(result, Stats) else result
     if value is None:
         raise CannotAnswerError(*figure.part.explain_missing(subject))
-    of = figure.part.describe(subject)
+    of = figure.part.describe(part, subject)
     if isinstance(result, Stats) and result.median is not None:
         of = of.replace("mean of", "median of")
     phase = subject.phase or capture.whole
@@ -200,17 +203,6 @@ def evaluate(figure: Figure, subject: Subject) -> Evaluation:
     counts["timing"] = result.n or 1 if isinstance(result, Stats) else 1
     kinds = [kind for kind in figure.rows if counts.get(kind)] or figure.rows[:1]
     return Evaluation(value, of, _name_tables(kinds, capture), round(sum(counts.get(kind, 0) for kind in kinds)))
-
-
-def _check_argument(name: str, argument: str) -> None:
-    """Checks that a kernel class or a cause exists.
-
-    Raises:
-        ConfigurationError: it does not exist.
-    """
-    values = {"class": known_classes(), "cause": CAUSES}.get(name)
-    if values and argument not in values:
-        raise ConfigurationError(f"There is no {name} {argument!r}", f"There are: {', '.join(values)}")
 
 
 def _name_tables(kinds: Sequence[RowKind], capture: CaptureSummary) -> str:

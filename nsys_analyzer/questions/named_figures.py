@@ -1,206 +1,50 @@
 """The figures that have a name, for ``ask``, ``check``, ``explain --budget`` and agents.
 
-Each figure is a function. A new figure is a new function here.
+Each figure is a function with the decorator ``figure``, which names the part of a summary that the figure is read from.
+A new figure is a new function here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
 
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranks.run import RankFigures
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep
-from nsys_analyzer.analysis.summary.kernel_tables import KernelRow, find_class_share
+from nsys_analyzer.analysis.summary.kernel_tables import KernelRow
 from nsys_analyzer.analysis.summary.modules import Module, Modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
-from nsys_analyzer.errors import (
-    PROGRAM_ARGUMENTS,
-    RECORD_COMMAND,
-    RECORD_GRAPH_NODES_COMMAND,
-    RECORD_ON_GPU_COMMAND,
-    ConfigurationError,
-)
-from nsys_analyzer.questions.figure import COPIES, MEMORY_EVENTS, OPERATIONS, RANGES, TIMINGS, Obstacle, Part, Subject
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.questions.figure import COPIES, MEMORY_EVENTS, OPERATIONS, RANGES, TIMINGS, figure
 from nsys_analyzer.questions.figure import FIGURES as FIGURES
-from nsys_analyzer.questions.figure import figure as figure
-from nsys_analyzer.report.sections.limits import OPTIONS, explain_missing_mfu
-from nsys_analyzer.text import plain, plural
+from nsys_analyzer.questions.figure_parts import (
+    ATTENTION,
+    DOUBTFUL_TIME,
+    FINDINGS,
+    GPU,
+    LIMITS,
+    MEMORY,
+    MODULES,
+    NOT_TIMED,
+    ON_CPU,
+    OPAQUE_GRAPHS,
+    PHASE,
+    PROFILED_STEPS,
+    RANK,
+    RANK_LATENESS,
+    STEP,
+    TIMED,
+    TYPICAL_STEP,
+    UNNAMED_KERNELS,
+    UNPROFILED_PHASE,
+    UNPROFILED_STEP,
+    UNPROFILED_TOKENS,
+)
 
 Row = TypeVar("Row", KernelRow, Module)
-
-
-# --- conditions under which figures are unknown
-
-
-def _unprofiled_step(subject: Subject) -> UnprofiledStep | None:
-    return subject.capture.step.unprofiled_ms if subject.capture.step else None
-
-
-def _is_timed(subject: Subject) -> bool:
-    """Tells whether the step was timed without the profiler."""
-    step = _unprofiled_step(subject)
-    return step is not None and step.timed
-
-
-def _has_unnamed_kernels(subject: Subject) -> bool:
-    phase = subject.phase
-    return phase is not None and find_class_share(phase.classes, UNKNOWN) is None
-
-
-def _has_doubtful_time(subject: Subject) -> bool:
-    unprofiled = subject.capture.unprofiled
-    return unprofiled is not None and bool(unprofiled.doubts.get(subject.arguments["phase"]))
-
-
-ON_CPU = Obstacle(lambda subject: subject.capture.on_cpu, "The program ran on the CPU", RECORD_ON_GPU_COMMAND)
-OPAQUE_GRAPHS = Obstacle(
-    lambda subject: subject.phase and subject.phase.opaque, "CUDA graphs hide kernels in this capture",
-    RECORD_GRAPH_NODES_COMMAND,
-)  # fmt: skip
-UNNAMED_KERNELS = Obstacle(
-    _has_unnamed_kernels, "The capture holds kernels without a name", "nsys export --type sqlite REPORT"
-)  # fmt: skip
-NOT_TIMED = Obstacle(
-    lambda subject: not _is_timed(subject), "The step was not timed without the profiler", RECORD_COMMAND
-)
-TIMED = Obstacle(
-    _is_timed,
-    "The step was timed without the profiler, and needs no estimate",
-    "nsys-analyze ask CAPTURE step_unprofiled_ms",
-)
-DOUBTFUL_TIME = Obstacle(_has_doubtful_time, "The times without the profiler cannot be right", RECORD_COMMAND)
-
-
-# --- parts of a summary
-
-
-def _describe_phase(subject: Subject) -> str:
-    phase = subject.phase
-    if phase is None or "phase" not in subject.arguments:
-        return "the capture without warm-up"
-    return f"mean of {phase.instances} {plural(phase.instances, 'instance')} of {phase.label}"
-
-
-def _describe_profiled_steps(subject: Subject) -> str:
-    step = subject.capture.step
-    if step is None:
-        return "the capture without warm-up"
-    count = step.wall_ms.n or 0
-    return f"median of {count} {plural(count, 'step')} under the profiler, {plain(step.unit)}"
-
-
-def _describe_typical_step(subject: Subject) -> str:
-    return f"near the {_describe_profiled_steps(subject)}" if subject.capture.step else "the capture without warm-up"
-
-
-def _describe_step(subject: Subject) -> str:
-    """Returns what the one length of a step is of: a step without the profiler if that is known."""
-    if _unprofiled_step(subject):
-        return f"a step without the profiler{'' if _is_timed(subject) else ', estimated'}"
-    return _describe_typical_step(subject)
-
-
-def _describe_unprofiled(subject: Subject) -> str:
-    return f"mean of {subject.arguments.get('phase')} without the profiler"
-
-
-def _describe_rank(subject: Subject) -> str:
-    steps = len(subject.rank.steps) if subject.rank else 0
-    return f"mean of {steps} {plural(steps, 'step')} of all ranks under the profiler"
-
-
-def _describe_lateness(subject: Subject) -> str:
-    is_replayed = subject.rank is not None and not isinstance(subject.rank.lateness_ms, Stats)
-    return "a step without the profiler, replayed" if is_replayed else _describe_rank(subject)
-
-
-def _always(text: str) -> Callable[[Subject], str]:
-    return lambda _: text
-
-
-def _missing(why: str, needs: str) -> Callable[[Subject], tuple[str, str]]:
-    return lambda _: (why, needs)
-
-
-def _explain_missing_phase(subject: Subject) -> tuple[str, str]:
-    phases = ", ".join(phase.phase for phase in subject.capture.phases if phase.instances)
-    return f"The capture does not hold this phase, or this time of it. Its phases: {phases}", RECORD_COMMAND
-
-
-def _explain_missing_finding(subject: Subject) -> tuple[str, str]:
-    ids = ", ".join(finding.id for finding in subject.capture.findings or ())
-    findings = plain(subject.capture.findings_missing or ids, "`")
-    return f"The capture has no such finding: {findings}", "nsys-analyze explain CAPTURE"
-
-
-def _explain_missing_rate(subject: Subject) -> tuple[str, str]:
-    """Returns why the rate of a phase is unknown, and the command with the missing options."""
-    limits, phase = subject.capture.limits, subject.arguments["phase"]
-    if limits is None:
-        return "Nothing in the capture ran on a GPU", RECORD_ON_GPU_COMMAND
-    rated = ", ".join(rate.phase for rate in limits.phases if rate.phase != phase and rate.mfu is not None)
-    why = f"The FLOPs or the time of {phase} are not known. Those of these phases are known: {rated}" if rated else ""
-    missing = limits.missing if "peaks" not in limits.missing else ()
-    options = [f"{OPTIONS[name]} {'NAME' if name == 'model' else 'N'}" for name in missing if name in OPTIONS]
-    needs = f"nsys-analyze ask CAPTURE QUESTION {' '.join(options)}" if options else ""
-    return why or plain(explain_missing_mfu(limits), "`").removesuffix("."), needs
-
-
-_WITHOUT_STEPS = _missing("The steps of the capture, or this time of a step, are not known", RECORD_COMMAND)
-_ONE_RANK = _missing(
-    "The captures are not from several ranks of one run", f"nsys-analyze run --nproc 2 {PROGRAM_ARGUMENTS}"
-)
-_WHOLE_CAPTURE = _always("the capture without warm-up")
-
-GPU = Part[CaptureSummary](
-    lambda subject: subject.capture, _WHOLE_CAPTURE, _missing("The capture names no GPU", RECORD_COMMAND)
-)  # fmt: skip
-MEMORY = Part[CaptureSummary](
-    lambda subject: subject.capture, _WHOLE_CAPTURE,
-    _missing("Memory was not recorded", f"nsys-analyze run --memory {PROGRAM_ARGUMENTS}"),
-)  # fmt: skip
-PHASE = Part[PhaseSummary](lambda subject: subject.phase, _describe_phase, _explain_missing_phase, ("phase",))
-#: The steps: all of those under the profiler, those near their median, and the step whose length reports state.
-PROFILED_STEPS = Part[StepSummary](lambda subject: subject.capture.step, _describe_profiled_steps, _WITHOUT_STEPS)
-TYPICAL_STEP = replace(PROFILED_STEPS, describe=_describe_typical_step)
-STEP = replace(PROFILED_STEPS, describe=_describe_step)
-UNPROFILED_STEP = Part[UnprofiledStep](_unprofiled_step, _always("a step without the profiler"), _WITHOUT_STEPS)
-#: The times without the profiler: of a phase, and of a step.
-UNPROFILED_PHASES = Part[Unprofiled](lambda subject: subject.capture.unprofiled, _describe_unprofiled,
-    _missing("The phase was not timed without the profiler", RECORD_COMMAND),
-)  # fmt: skip
-UNPROFILED = Part[Unprofiled](
-    lambda subject: subject.capture.unprofiled, _always("a step without the profiler"),
-    _missing("The step was not timed without the profiler, or its number of tokens is not known", RECORD_COMMAND),
-)  # fmt: skip
-FINDINGS = Part[tuple[Finding, ...]](
-    lambda subject: subject.capture.findings, _always("a step without the profiler, replayed"),
-    _explain_missing_finding,
-)  # fmt: skip
-ATTENTION = Part[AttentionSummary](
-    lambda subject: subject.capture.attention,
-    lambda subject: f"mean of one {subject.capture.attention.per}" if subject.capture.attention else "",
-    _missing(
-        "The capture does not show which kernels belong to it",
-        "nsys-analyze ask CAPTURE QUESTION --phase-name softmax=RANGE",
-    ),
-)
-MODULES = Part[Modules](
-    lambda subject: subject.capture.modules,
-    lambda subject: f"mean of one {subject.capture.modules.per}" if subject.capture.modules else "",
-    _missing("No range names a module", f"nsys-analyze run --modules {PROGRAM_ARGUMENTS}"),
-)
-LIMITS = Part[Limits](
-    lambda subject: subject.capture.limits, lambda subject: subject.arguments["phase"], _explain_missing_rate
-)  # fmt: skip
-RANK = Part[RankFigures](lambda subject: subject.rank, _describe_rank, _ONE_RANK)
-RANK_LATENESS = replace(RANK, describe=_describe_lateness)
-
 
 # --- figures of steps
 
@@ -326,7 +170,7 @@ def wall_ms(phase: PhaseSummary) -> Stats:
     return phase.wall_ms
 
 
-@figure(UNPROFILED_PHASES, "ms", needs=("phase",), rows=TIMINGS, obstacles=(DOUBTFUL_TIME,))
+@figure(UNPROFILED_PHASE, "ms", needs=("phase",), rows=TIMINGS, obstacles=(DOUBTFUL_TIME,))
 def unprofiled_ms(unprofiled: Unprofiled, phase: str) -> Stats | None:
     """Returns the duration without the profiler."""
     return unprofiled.phases.get(phase)
@@ -476,7 +320,7 @@ def peak_memory_bytes(capture: CaptureSummary) -> int | None:
     return capture.peak_memory_bytes
 
 
-@figure(UNPROFILED, "tokens/s", rows=TIMINGS)
+@figure(UNPROFILED_TOKENS, "tokens/s", rows=TIMINGS)
 def tokens_per_s(unprofiled: Unprofiled) -> float | None:
     """Returns the tokens of a step ÷ its length without the profiler."""
     return unprofiled.tokens_per_second

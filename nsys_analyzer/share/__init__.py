@@ -31,7 +31,7 @@ from nsys_analyzer.trace.arrays import Frame, Ints, arrow_integers, arrow_table,
 from nsys_analyzer.trace.ranks import read_nccl_calls, read_nccl_ranges, read_ranks
 from nsys_analyzer.trace.reader import Reader, write_sqlite
 from nsys_analyzer.trace.schema import Table
-from nsys_analyzer.trace.sources import check_output_is_no_input, open_capture, trace_stem
+from nsys_analyzer.trace.sources import check_output_is_no_input, find_source, open_capture, trace_stem
 from nsys_analyzer.trace.stacks import find_stack_files
 from nsys_analyzer.trace.trace import check_recorded, costly_tables
 
@@ -113,6 +113,15 @@ def share(
         reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or error
         raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
     return tuple(scrubber.renamed)
+
+
+def missing_tables(trace: Path, copy: Path) -> list[str]:
+    """Returns the tables of an nsys trace that hold rows and are missing from its copy."""
+    if find_source(trace).makes_tables:
+        return []
+    reader, copied_tables = open_capture(trace), open_capture(copy).columns_of
+    missing = (name for name in reader.columns_of if name not in copied_tables and not name.startswith("ENUM_"))
+    return sorted(name for name in missing if reader.has_rows(name))
 
 
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:

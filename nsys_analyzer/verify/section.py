@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nsys_analyzer.analysis.comparison.turns import WorkDifference
 from nsys_analyzer.analysis.findings.finding import Finding
@@ -41,33 +41,31 @@ def verification_section(
         remark: why there is no prediction, or what could not be compared.
         findings_after: the findings of the new program.
     """
-    return Section("verify", "", tuple(_blocks(entry, more_pairs, remark, findings_after)))
-
-
-def _blocks(entry: Entry, more_pairs: int | None, remark: str, findings_after: Sequence[Finding]) -> Iterator[Block]:
     times = f"{format_ms(entry.before_ms)} → {format_ms(entry.after_ms)}"
     pairs = f"{entry.pairs} {plural(entry.pairs, 'pair')} of processes that took turns, without a profiler"
-    yield Answer(f"{entry.verdict.capitalize()}: a step takes {times}{_change_in_percent(entry)}, in {pairs}.")
+    verdict = f"{entry.verdict.capitalize()}: a step takes {times}{_change_in_percent(entry)}, in {pairs}."
     if entry.reasons:
-        yield Listing(entry.reasons)
-        return
+        return Section("verify", "", (Answer(verdict), Listing(entry.reasons)))
+    blocks: list[Block] = [Answer(verdict)]
     if entry.verdict == "no change that can be told" and more_pairs != 0:
         number = f"{'At least' if entry.pairs == 1 else 'About'} {more_pairs}" if more_pairs else "More than 1,000"
-        yield Paragraph(f"{number} more {plural(more_pairs or 2, 'pair')} would tell a change: increase --time-limit.")
+        blocks.append(
+            Paragraph(f"{number} more {plural(more_pairs or 2, 'pair')} would tell a change: increase --time-limit.")
+        )
     if prediction := entry.prediction:
         interval = format_ms_range(prediction.low_ms, prediction.high_ms)
         outcome = {
             True: "The prediction held: the measured and the predicted interval overlap",
             False: f"It did not hold: {'more' if entry.saved_ms > prediction.high_ms else 'less'} is saved",
             None: "Whether it held is not known",
-        }
-        yield Paragraph(
-            f"`{prediction.finding}` ({prediction.title}) was predicted to save {interval}. {outcome[entry.held]}."
-        )
+        }[entry.held]
+        predicted = f"`{prediction.finding}` ({prediction.title}) was predicted to save {interval}"
+        blocks.append(Paragraph(f"{predicted}. {outcome}."))
     if remark:
-        yield Paragraph(remark)
+        blocks.append(Paragraph(remark))
     if findings_after:
-        yield Paragraph(f"What to do next: {summarize_finding(findings_after[0])}.")
+        blocks.append(Paragraph(f"What to do next: {summarize_finding(findings_after[0])}."))
+    return Section("verify", "", tuple(blocks))
 
 
 def _change_in_percent(entry: Entry) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nsys_analyzer.analysis.comparison.turns import ProcessPairs, TimedProcess
 from nsys_analyzer.analysis.findings.finding import Finding
@@ -110,13 +109,17 @@ def verify(request: Request, tell: Callable[[str], None]) -> Verification:
         if turns.unclear_loss_difference:
             difference = describe_work_difference(turns.unclear_loss_difference)
             remarks.append(f"{difference}: more pairs would tell whether that is chance.")
-    old, new = map(_command_line, programs)
+    conditions = after.run if after else before.run
+    old, new = (
+        shlex.join(without_secrets(["python" if word == sys.executable else word for word in program.target.program]))
+        for program in programs
+    )
     entry = Entry(
         verdict=verdict_of(change, reasons), time=now(), before=old, after=new, before_ms=change.before_ms,
         after_ms=change.after_ms, change_ms=change.ms, low_ms=change.low_ms, high_ms=change.high_ms,
         pairs=len(turns.pairs), reasons=reasons, prediction=prediction,
         held=prediction_holds(prediction, change) if prediction else None, version=request.version,
-        **_conditions(after.run if after else before.run),
+        **{name: getattr(conditions, name, None) for name in ("gpu", "host_cpu", "torch", "git_commit", "git_dirty")},
     )  # fmt: skip
     return Verification(entry, turns.more_pairs, " ".join(filter(None, remarks)), before, after)
 
@@ -221,14 +224,3 @@ def _record(request: Request, tell: Callable[[str], None]) -> CaptureSummary | N
     except (NsysAnalyzerError, OSError) as error:
         tell(f"The new program could not be recorded: {error}")
     return None
-
-
-def _command_line(program: Program) -> str:
-    words = ["python" if word == sys.executable else word for word in program.target.program]
-    return shlex.join(without_secrets(words))
-
-
-def _conditions(run: Any) -> dict[str, Any]:
-    """Returns the fields of an entry that a manifest holds, too."""
-    names = ("gpu", "host_cpu", "torch", "git_commit", "git_dirty")
-    return {name: getattr(run, name, None) for name in names}
