@@ -118,13 +118,7 @@ def test_without_api_calls_no_kernel_has_a_launch(tmp_path: Path) -> None:
 
 
 def test_old_names(tmp_path: Path) -> None:
-    rename = {
-        "META_DATA_EXPORT": "EXPORT_META_DATA",
-        "TARGET_INFO_GPU": "TARGET_INFO_CUDA_GPU",
-        "TARGET_INFO_GPU.totalMemory": "memorySize",
-        "TARGET_INFO_GPU.smCount": "smNum",
-        "CUPTI_ACTIVITY_KIND_KERNEL": "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL",
-    }
+    rename = {"META_DATA_EXPORT": "EXPORT_META_DATA"}
     trace = Trace.load(step("TARGET_INFO_CUDA_DEVICE", rename=rename).write(tmp_path / "old.sqlite"))
     assert sums(trace) == STEP
     assert trace.metadata.profiler_version == "2025.3.2.0"

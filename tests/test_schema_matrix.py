@@ -1,4 +1,6 @@
-"""Every command on exports of nsys from 2020.4 to 2026, real ones and built ones: the same figures, and no traceback.
+"""Every command on exports of nsys, real ones from 2020.4 on and built ones from 2022.2 on.
+
+The figures are the same, and there is no traceback.
 
 ``tests/data/schema`` holds real exports of nsys 2020.4 (whose exports carry no version), 2022.4 (schema 3.0.0), 2023.4
 (3.7.2) and 2024.2 (3.11.1), those of 2025.3 (3.20.3) are in ``tests/data``. This program made them, on a CPU::
@@ -85,8 +87,8 @@ class Version:
 #: The version that ``tests.support.export`` builds.
 _EXPORT = Version("3.20.3", "2025.3.2", {})
 #: Newest first; all but the first are of exports that were read. Which tables and columns a version knows is told by
-#: those with ``--lazy=false`` (3.0, 3.7, 3.11), and by the documentation and the reports that 2020.4 brings. That some
-#: versions number tables is known from others: none that was read does.
+#: those with ``--lazy=false`` (3.0, 3.7, 3.11). That some versions number tables is known from others: none that was read
+#: does.
 VERSIONS = (
     Version(
         "3.27.0", "",
@@ -108,18 +110,6 @@ VERSIONS = (
     Version("3.4.0", "2023.3.1", {}),
     Version("3.0.0", "2022.4.2", {"META_DATA_EXPORT": "EXPORT_META_DATA"}, ("META_DATA_CAPTURE",)),
     Version("2.9.1", "2022.2.1", {}),
-    Version(
-        "", "2020.4.3",
-        {
-            "TARGET_INFO_GPU": "TARGET_INFO_CUDA_GPU",
-            "TARGET_INFO_GPU.id": "deviceId",
-            "TARGET_INFO_GPU.totalMemory": "globalMemorySize",
-            "TARGET_INFO_GPU.smCount": "numMultiprocessors",
-            "TARGET_INFO_GPU.memoryBandwidth": "globalMemoryBandwidth",
-            "TARGET_INFO_GPU.clockRate": "coreClockRate",
-        },
-        ("META_DATA_EXPORT", "ANALYSIS_DETAILS", "TARGET_INFO_SYSTEM_ENV"),
-    ),
 )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ _PROPERTIES = (_column("name", default="", doc="property"), _column("value", def
 
 KERNEL = Table(
     "kernel",
-    ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"),
+    ("CUPTI_ACTIVITY_KIND_KERNEL",),
     (
         *_GPU,
         _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name"),
@@ -275,13 +275,12 @@ DIAGNOSTICS = Table(
 )
 GPUS = Table(
     "gpus",
-    # nsys 2020.4 has both tables, and its TARGET_INFO_GPU has neither memory nor multiprocessors.
-    ("TARGET_INFO_CUDA_GPU", "TARGET_INFO_GPU"),
+    ("TARGET_INFO_GPU",),
     (
-        _column("id", "id", "deviceId", default=0, doc="GPU ID"),
+        _column("id", doc="GPU ID"),
         _column("name", default="", doc="GPU name"),
-        _column("memory_bytes", "totalMemory", "memorySize", "globalMemorySize", doc="device memory, bytes"),
-        _column("sm_count", "smCount", "smNum", "numMultiprocessors", doc="streaming multiprocessors"),
+        _column("memory_bytes", "totalMemory", doc="device memory, bytes"),
+        _column("sm_count", "smCount", doc="streaming multiprocessors"),
         _column("memory_bytes_per_s", "memoryBandwidth", doc="peak bandwidth of its memory, bytes/s"),
         _column("l2_bytes", "l2CacheSize", doc="L2 cache, bytes"),
     ),
