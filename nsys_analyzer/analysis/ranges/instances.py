@@ -83,9 +83,9 @@ class AttributedTrace:
                 raise ConfigurationError(f"No range has the name {name!r}, which the options give to the step", hint)
         self.as_recorded = trace
         self.start_ups: Mapping[int, tuple[int, int]] = {}
-        consistent, launch, self._clock_offset, self.unmeasured = leave_out_contradictions(trace)
-        self.trace, inferred = with_inferred_phases(_without_overlong_steps(consistent, names), names, launch)
-        self.roles = RangeRoles(self.trace.ranges, names, inferred, decodes=_decodes(consistent, launch))
+        consistent_trace, launch, self._clock_offset, self.unmeasured = leave_out_contradictions(trace)
+        self.trace, inferred = with_inferred_phases(_without_overlong_steps(consistent_trace, names), names, launch)
+        self.roles = RangeRoles(self.trace.ranges, names, inferred, decodes=_has_decode_steps(consistent_trace, launch))
         self.attribution: Attribution = attribute(self.trace, self.roles, launch)
 
     def with_start_ups_as_warmup(self, start_ups: Mapping[int, tuple[int, int]]) -> AttributedTrace:
@@ -118,37 +118,37 @@ class AttributedTrace:
         index = np.concatenate([np.flatnonzero(mask) for mask in masks])
         order = np.lexsort((phase, ranges.start[index]))
         index, phase = index[order], phase[order]
-        picked = ranges.select(index)
-        process = process_of(picked.thread)
+        selected = ranges.select(index)
+        process, start, end = process_of(selected.thread), selected.start, selected.end
         # A step without a backward pass usually is an evaluation, if other steps of its process have one.
-        is_step, backward = phase == phases.index(STEP), picked.select(phase == phases.index("backward"))
-        trains = is_step & has_moments(process_of(backward.thread), backward.start, process, picked.start, picked.end)
+        is_step, is_backward = phase == phases.index(STEP), phase == phases.index("backward")
+        trains = is_step & has_moments(process[is_backward], start[is_backward], process, start, end)
         phase[is_step & ~trains & np.isin(process, process[trains])] = phases.index(OTHER_STEP)
-        warmup = self.is_in_warmup(process, picked.start)
-        incomplete = self._lacks_gpu_activity(picked, process) | self._ends_out_of_memory(picked, process)
-        return Instances(index, phase, process, picked.start, picked.end, warmup, incomplete, phases)
+        warmup = self.is_in_warmup(process, start)
+        incomplete = self._lacks_gpu_activity(selected, process) | self._ends_out_of_memory(selected, process)
+        return Instances(index, phase, process, start, end, warmup, incomplete, phases)
 
-    def _lacks_gpu_activity(self, picked: Ranges, process: Ints) -> Bools:
+    def _lacks_gpu_activity(self, ranges: Ranges, process: Ints) -> Bools:
         """Returns True for each range with a launch whose operation is missing or was left out.
 
         If API calls were left out, it also returns True for each range with an operation whose launch is missing.
         """
         incomplete = self.trace.launches.select(np.concatenate([self.lost_launches, self.unmeasured]))
-        lacks_activity = has_moments(process_of(incomplete.thread), incomplete.start, process, picked.start, picked.end)
+        lacks_activity = has_moments(process_of(incomplete.thread), incomplete.start, process, ranges.start, ranges.end)
         if any(rows.table in schema.RUNTIME.aliases and not rows.only_end_excluded for rows in self.trace.left_out):
             unlaunched = self.trace.operations.select(self.attribution.launch == NONE)
-            lacks_activity |= has_moments(unlaunched.process, unlaunched.start, process, picked.start, picked.end)
+            lacks_activity |= has_moments(unlaunched.process, unlaunched.start, process, ranges.start, ranges.end)
         return lacks_activity
 
-    def _ends_out_of_memory(self, picked: Ranges, process: Ints) -> Bools:
+    def _ends_out_of_memory(self, ranges: Ranges, process: Ints) -> Bools:
         """Returns True for each range in which an allocation failed and nothing was launched afterwards."""
         failed = self.trace.failed_allocations
         if not len(failed.start):
-            return np.zeros(len(picked), np.bool_)
+            return np.zeros(len(ranges), np.bool_)
         launched = self.trace.launches.select(self.trace.launches.call == LAUNCH)
-        last_failure = find_last_before(process_of(failed.thread), failed.start, process, picked.end)
-        continues = has_moments(process_of(launched.thread), launched.start, process, last_failure, picked.end)
-        ends: Bools = (last_failure >= picked.start) & ~continues
+        last_failure = find_last_before(process_of(failed.thread), failed.start, process, ranges.end)
+        continues = has_moments(process_of(launched.thread), launched.start, process, last_failure, ranges.end)
+        ends: Bools = (last_failure >= ranges.start) & ~continues
         return ends
 
     def is_in_warmup(self, process: Ints, time: Ints) -> Bools:
@@ -363,7 +363,7 @@ def _without_overlong_steps(trace: Trace, names: PhaseNames) -> Trace:
     return replace(trace, ranges=ranges.select(~is_wrong), open_ranges=Ranges(start, end, thread, name, ranges.names))
 
 
-def _decodes(trace: Trace, launch: SmallInts) -> bool:
+def _has_decode_steps(trace: Trace, launch: SmallInts) -> bool:
     """Returns True if ranges such as "decode", which do not name a batch, hold most of the GPU's time.
 
     Those of an image decoder do not.
