@@ -54,6 +54,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "steps/study": ("replay", "findings", "steps_summary"),
     "steps/study_steps": ("replay", "findings", "steps_summary"),
     "steps/summarize": ("steps_summary", "steps_idle"),
+    "steps/dependencies": ("replay", "findings", "steps_summary"),
     "steps/boundaries": ("steps_windows", "steps_summary"),
     "steps/groups": ("steps_windows", "steps_summary"),
     "steps/windows": ("steps_windows", "steps_summary"),

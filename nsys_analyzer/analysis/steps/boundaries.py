@@ -61,17 +61,12 @@ def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
         # The profiler may have been told of one step around several passes.
         phases = _find_in_phases(work)
         windows = phases if phases and (windows is None or len(phases) > 1) else windows
-    windows = windows or _find_in_repetition(work) or _find_in_phases(work, by_threads=True) or _divide_as_given(work)
+    windows = windows or _find_in_repetition(work) or _find_in_phases(work, by_threads=True)
+    if windows is None and (steps := attributed.roles.names.steps):
+        bounds = np.linspace(*work.bounds, steps + 1).astype(np.int64)
+        unit = f"one of {steps:,} equal parts of the capture"
+        windows = Windows.of_program("said", unit, bounds[:-1], bounds[1:])
     return _bound_by_gpu_work(windows, work) if windows else work.as_one_pass
-
-
-def _divide_as_given(work: LaunchedWork) -> Windows | None:
-    """Divides the capture into as many equal parts as the user says it has steps."""
-    steps = work.attributed.roles.names.steps
-    if not steps:
-        return None
-    bounds = np.linspace(*work.bounds, steps + 1).astype(np.int64)
-    return Windows.of_program("said", f"one of {steps:,} equal parts of the capture", bounds[:-1], bounds[1:])
 
 
 # --- ranges that name the step
@@ -90,7 +85,7 @@ def _find_in_ranges(work: LaunchedWork) -> Windows | None:
         names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[is_step]].tolist())]
         is_served = bool(parse_served_step(names[0]))
         is_certain = STEP in attributed.roles.names.extra or is_served
-        if not is_certain and (not _hold_passes(work, is_step) or _hold_generations(work, is_step)):
+        if not is_certain and not _are_steps(work, is_step):
             continue
         start, first = np.unique(instances.start[is_step], return_index=True)
         range_end = instances.end[is_step][first]
@@ -107,22 +102,22 @@ def _find_in_ranges(work: LaunchedWork) -> Windows | None:
     return None
 
 
-def _hold_passes(work: LaunchedWork, is_step: Bools) -> bool:
-    """Checks whether step ranges hold the passes of the model; a range `step` may be around the optimizer alone."""
-    instances = work.attributed.instances
+def _are_steps(work: LaunchedWork, is_step: Bools) -> bool:
+    """Checks whether step ranges hold passes of the model, but not a whole generation.
+
+    A range `step` may be around the optimizer alone. A generation has many forward passes of a model that does not
+    train.
+    """
+    instances, ranges = work.attributed.instances, work.attributed.trace.ranges
     time = instances.start[work.is_instance_of("forward", "backward") & instances.is_measured]
     steps = Cover.from_intervals(instances.start[is_step], instances.end[is_step])
-    return bool(steps.covered_within(time, time + 1).sum() >= _MIN_PASSES_IN_STEPS * len(time))
-
-
-def _hold_generations(work: LaunchedWork, is_step: Bools) -> bool:
-    """Checks whether each step range is around a generation: many forward passes of a model that does not train."""
-    instances, ranges = work.attributed.instances, work.attributed.trace.ranges
+    if steps.covered_within(time, time + 1).sum() < _MIN_PASSES_IN_STEPS * len(time):
+        return False
     is_part = mask_by_name(ranges, lambda name: name.endswith(tuple(PIPELINE_PASS_SUFFIXES)))[instances.range]
     forward = np.sort(instances.start[work.is_instance_of("forward") & ~is_part])
     first, end = (np.searchsorted(forward, edge[is_step]) for edge in (instances.start, instances.end))
     is_generation = bool(np.median(end - first) >= _MIN_PASSES_OF_GENERATION)
-    return is_generation and not trains(work.attributed, work.process)
+    return not is_generation or trains(work.attributed, work.process)
 
 
 def _precede_missing_steps(names: list[str]) -> Bools:
@@ -269,21 +264,12 @@ def _find_in_repetition(work: LaunchedWork) -> Windows | None:
         unit = f"a sequence of {repeats.period:,} operations that repeats"
         source: Source = "said" if given_steps else "repetition"
         windows = Windows.of_program(source, unit, bounds[:-1], bounds[1:], times)
-        if given_steps or (not _lie_in_one_range(work, windows) and _is_loop(work, index, repeats)):
+        if given_steps or _is_loop(work, windows, index, repeats):
             return work.end_with_work(windows)
     return None
 
 
-def _lie_in_one_range(work: LaunchedWork, windows: Windows) -> bool:
-    """Checks whether all units lie in a single phase or a single call of a model: then they are parts of one pass."""
-    roles, ranges = work.attributed.roles, work.attributed.trace.ranges
-    is_call = np.array([*(name.startswith(MODULE_RANGE_PREFIX) for name in ranges.names), False])[ranges.name]
-    is_around = (roles.is_phase_or_step | is_call) & (process_of(ranges.thread) == work.process)
-    is_around &= (ranges.start <= windows.cpu_start[0]) & (ranges.end >= windows.cpu_start[-1])
-    return bool(is_around.any())
-
-
-def _is_loop(work: LaunchedWork, index: Ints, repeats: Repeats) -> bool:
+def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repeats) -> bool:
     """Checks whether units are passes of a loop, and not the layers of one pass.
 
     A pass has layers, trains a model, or is the replay of a CUDA graph. Units are layers if kernels lie on both sides
@@ -291,6 +277,12 @@ def _is_loop(work: LaunchedWork, index: Ints, repeats: Repeats) -> bool:
     because layers that are sharded or offloaded have them, too.
     """
     attributed, operations = work.attributed, work.attributed.trace.operations
+    # Units in a single phase, or in a single call of a model, are parts of one pass.
+    roles, ranges = attributed.roles, attributed.trace.ranges
+    is_call = np.array([*(name.startswith(MODULE_RANGE_PREFIX) for name in ranges.names), False])[ranges.name]
+    is_around = (roles.is_phase_or_step | is_call) & (process_of(ranges.thread) == work.process)
+    if (is_around & (ranges.start <= windows.cpu_start[0]) & (ranges.end >= windows.cpu_start[-1])).any():
+        return False
     is_kernel = operations.kind[index] == KERNEL
     before = int(is_kernel[: repeats.before].sum())
     behind = int(is_kernel[len(index) - repeats.behind :].sum())

@@ -6,7 +6,6 @@ The line of a stack is its innermost line in the author's own code, because only
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -203,7 +202,12 @@ def _rank_lines(stacks: Stacks, stack: Ints, weight: Floats, ms: float | None = 
         callers = weight_of_callers[frame]
         share = sum(callers.values()) / total
         if share >= _MIN_SHARE:
-            source = () if lines else tuple(_source_around(frame, stacks))
+            source: tuple[str, ...] = ()
+            if not lines:
+                text = stacks.source.get(frame.file, {})
+                numbers = range(frame.line - _SOURCE_CONTEXT, frame.line + _SOURCE_CONTEXT + 1)
+                marks = {frame.line: ">"}
+                source = tuple(f"{marks.get(n, ' ')} {n:>4} {text[n]}" for n in numbers if n in text)
             caller = max(callers, key=lambda name: callers[name])
             lines.append(Line(*frame, caller, share, None if ms is None else share * ms, source))
     return tuple(lines)
@@ -227,14 +231,6 @@ def _sampled(stacks: Stacks, start: Ints, end: Ints) -> tuple[Ints, Ints, Floats
     requested = np.minimum(stacks.requested, stacks.sampled - 1)
     sample, stretch, low, high = find_overlaps(start, end, requested, stacks.sampled)
     return sample, stretch, (high - low + stacks.period_ns * (high == stacks.sampled[sample])).astype(np.float64)
-
-
-def _source_around(frame: StackFrame, stacks: Stacks) -> Iterator[str]:
-    """Yields the lines of source around a line, with their numbers and a mark at the line itself."""
-    text = stacks.source.get(frame.file, {})
-    for number in range(frame.line - _SOURCE_CONTEXT, frame.line + _SOURCE_CONTEXT + 1):
-        if number in text:
-            yield f"{'>' if number == frame.line else ' '} {number:>4} {text[number]}"
 
 
 def _in_named_function(frame: StackFrame) -> StackFrame:

@@ -60,10 +60,12 @@ class RecordedEvents:
     """The starts of the events of one process whose recording takes time."""
 
     def __init__(self, trace: Trace, process: int) -> None:
-        self._events = [
-            (_starts(table.start, table.thread, process), cost, factor)
-            for table, cost, factor in _recorded_tables(trace)
-        ]
+        self._events: list[tuple[Ints, EventCost, float]] = []
+        for table, cost, factor in _recorded_tables(trace):
+            of_process = process_of(table.thread) == process
+            starts = table.start if of_process.all() else table.start[of_process]
+            is_sorted = (starts[1:] >= starts[:-1]).all()
+            self._events.append((starts if is_sorted else np.sort(starts), cost, factor))
         self._is_known = bool(len(trace.launches)) and not trace.costly_tables
 
     def cost(self, start: Ints, end: Ints) -> ProfilerCost | None:
@@ -119,10 +121,3 @@ def _recorded_tables(trace: Trace) -> list[tuple[Launches | Ranges, EventCost, f
     )
     ranges = trace.ranges.select(~is_call) if is_call.any() else trace.ranges
     return [*tables, (ranges, NVTX_RANGE, 1.0), (trace.operators, OPERATOR, 1.0)]
-
-
-def _starts(start: Ints, thread: Ints, process: int) -> Ints:
-    """Returns the starts of a process's events, in order."""
-    of_process = process_of(thread) == process
-    starts = start if of_process.all() else start[of_process]
-    return starts if (starts[1:] >= starts[:-1]).all() else np.sort(starts)

@@ -57,7 +57,12 @@ _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime, OnPath)
 def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study | None]:
     """Returns the summary of a process's steps, and a study of some of them, which is None if no launch is known."""
     trace, process, all_windows = work.attributed.trace, work.process, steps.windows
-    windows = _sample_windows(all_windows, sum(map(len, work.devices.values())))
+    # Of a long capture, evenly spread blocks of steps are dissected, which tell as much.
+    windows, operations = all_windows, sum(map(len, work.devices.values()))
+    stride = -(-operations // _MAX_OPERATIONS)
+    block = max(1, OPERATIONS_AT_ONCE * len(windows) // max(operations, 1))
+    if stride > 1 and len(windows) >= 2 * stride * block:
+        windows = windows.select(np.flatnonzero(np.arange(len(windows)) // block % stride == 0))
     sampled = {}
     if process in trace.stacks:
         sampled = {device: SampledProgram(work, windows, device) for device in work.devices}
@@ -100,15 +105,6 @@ def summarize_steps(work: ProcessWork, steps: Steps) -> tuple[StepSummary, Study
         }
         study = replace(study, lines=lines, votes=program.votes_of_calls(study.calls.start))
     return summary, study
-
-
-def _sample_windows(windows: Windows, operations: int) -> Windows:
-    """Returns the steps that are dissected: of a long capture, evenly spread blocks, which tell as much."""
-    stride = -(-operations // _MAX_OPERATIONS)
-    block = max(1, OPERATIONS_AT_ONCE * len(windows) // max(operations, 1))
-    if stride <= 1 or len(windows) < 2 * stride * block:
-        return windows
-    return windows.select(np.flatnonzero(np.arange(len(windows)) // block % stride == 0))
 
 
 def _critical_path(work: ProcessWork, study: Study, step: StepSummary) -> Iterator[OnPath]:

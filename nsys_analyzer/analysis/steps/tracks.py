@@ -13,7 +13,6 @@ from nsys_analyzer.analysis.attribution.attribution import PATH_SEPARATOR, make_
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.calls import CallFinder, ModuleCalls, find_module_calls
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.lines import hottest_stacks
 from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
@@ -236,8 +235,14 @@ class _TrackMaker:
 
     def _make_titles(self, threads: Ints) -> list[str]:
         """Returns the title of each thread. Threads of the same name have their IDs in the title as well."""
-        names = [_name_thread(self.attributed, thread) for thread in threads.tolist()]
-        thread_ids = (threads & ~PROCESS_MASK).tolist()
+        names, thread_ids = list[str](), (threads & ~PROCESS_MASK).tolist()
+        for thread, thread_id in zip(threads.tolist(), thread_ids, strict=True):
+            if thread_id == _REQUESTS_THREAD:
+                names.append("requests")
+            elif thread_id == pid_of(thread):  # the main thread has the ID of its process
+                names.append("main thread")
+            else:
+                names.append(f"thread {self.attributed.trace.metadata.thread_names.get(thread) or thread_id}")
         return [
             f"CPU: {name} {thread_id}" if names.count(name) > 1 else f"CPU: {name}"
             for name, thread_id in zip(names, thread_ids, strict=True)
@@ -400,16 +405,6 @@ def _find_depths(start: Ints, end: Ints) -> Ints:
         depth = depths[i] = next((row for row, row_end in enumerate(row_ends) if row_end <= begin), len(row_ends))
         row_ends[depth : depth + 1] = [finish]
     return depths
-
-
-def _name_thread(attributed: AttributedTrace, thread: int) -> str:
-    """Returns the name of a thread. The main thread has the ID of its process."""
-    thread_id = thread & ~PROCESS_MASK
-    if thread_id == _REQUESTS_THREAD:
-        return "requests"
-    if thread_id == pid_of(thread):
-        return "main thread"
-    return f"thread {attributed.trace.metadata.thread_names.get(thread) or thread_id}"
 
 
 def memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
