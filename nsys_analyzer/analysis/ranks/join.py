@@ -264,8 +264,19 @@ class JoinedRanks:
             yield JoinNote("unknown communicators", labels)
         if distance_ms := self._clock_distance_ms():
             yield JoinNote("distant clocks", ms=distance_ms)
-        if len(self.members) > 1 and self.alignment is None:
-            yield self._explain_missing_alignment()
+        if len(self.members) == 1 or self.alignment:
+            return
+        if not len(self.common):
+            yield JoinNote("no common step")
+        elif None in self.clocks:
+            pairs = zip(self.members, self.clocks, strict=True)
+            yield JoinNote("no shared collective", tuple(m.label for m, clock in pairs if clock is None))
+        elif self._all_differ:
+            yield JoinNote("all collectives differ")
+        elif not self.matches:
+            yield JoinNote("no matched collective")
+        else:
+            yield JoinNote("ends differ", ms=max(clock.spread_ns for clock in self.clocks if clock) / NS_PER_MS)
 
     def _clock_distance_ms(self) -> float:
         """Returns how far apart the clocks are if so far that steps may be joined with wrong ones, else 0.
@@ -278,20 +289,6 @@ class JoinedRanks:
         offsets_ms = [abs(self._offset_ms(m, clock)) for m, clock in pairs if clock and m.started_utc_ns]
         distance_ms = max(offsets_ms, default=0.0) if self.members[0].started_utc_ns else 0.0
         return distance_ms if distance_ms > float(np.median(self.walls[0])) / NS_PER_MS / 2 else 0.0
-
-    def _explain_missing_alignment(self) -> JoinNote:
-        """Returns why the clocks of several members are not aligned."""
-        if not len(self.common):
-            return JoinNote("no common step")
-        if None in self.clocks:
-            pairs = zip(self.members, self.clocks, strict=True)
-            return JoinNote("no shared collective", tuple(m.label for m, clock in pairs if clock is None))
-        if self._all_differ:
-            return JoinNote("all collectives differ")
-        if not self.matches:
-            return JoinNote("no matched collective")
-        spread_ms = max(clock.spread_ns for clock in self.clocks if clock) / NS_PER_MS
-        return JoinNote("ends differ", ms=spread_ms)
 
 
 def name_run(members: Sequence[Member]) -> str:

@@ -70,14 +70,9 @@ def group_members(members: Sequence[Member]) -> list[tuple[tuple[Member, ...], t
         # A run with all of its ranks lacks no members that another run could have.
         if missing_ranks(run) or len(run) == 1:
             notes += separated[:1]
-        run.sort(key=_rank_order)
+        run.sort(key=lambda m: (m.rank is None, m.rank or 0, m.device, m.capture, m.process))
         groups.append((_with_all_to_all(run), tuple(notes)))
     return sorted(groups, key=lambda group: -len(group[0]))
-
-
-def _rank_order(member: Member) -> tuple[object, ...]:
-    """Returns the sort key of a member: ranks in order, then members without a rank by their devices."""
-    return member.rank is None, member.rank or 0, member.device, member.capture, member.process
 
 
 def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:

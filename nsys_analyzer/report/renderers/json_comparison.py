@@ -56,20 +56,19 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
         }
         for unmatched in comparisons.unmatched
     ]
+    refused = []
+    for pair in comparisons.refused:
+        reasons = to_plain_data(caution_sentences(pair))
+        error = CannotAnswerError(" ".join(reasons), "nsys-analyze compare BEFORE AFTER --force")
+        sides = {"before": _side(pair.before), "after": _side(pair.after)}
+        refused.append({**sides, "reasons": reasons, "other_conditions": pair.is_of_other_conditions, **error.data})
     return {
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
         "comparisons": [_compared_pair(pair, limit) for pair in comparisons.compared],
-        "refused": [_refused_pair(pair) for pair in comparisons.refused],
+        "refused": refused,
         "unmatched": unmatched,
     }
-
-
-def _refused_pair(pair: Comparison) -> dict[str, Any]:
-    reasons = to_plain_data(caution_sentences(pair))
-    error = CannotAnswerError(" ".join(reasons), "nsys-analyze compare BEFORE AFTER --force")
-    sides = {"before": _side(pair.before), "after": _side(pair.after)}
-    return {**sides, "reasons": reasons, "other_conditions": pair.is_of_other_conditions, **error.data}
 
 
 def _compared_pair(pair: Comparison, limit: float) -> dict[str, Any]:

@@ -58,11 +58,17 @@ def bars_of_run(run: ParallelRun) -> StepBars | None:
         return None
     ranks = _select_ranks(run)
     names = ("compute", "exposed copies", "waiting", "transferring", "exposed communication", IDLE)
-    rows = tuple(Bar(rank.label, _parts_of(rank)) for rank in ranks)
+    rows = []
+    for rank in ranks:
+        # Exposed communication is one part if waiting is not known.
+        exposed = (0.0, 0.0, rank.exposed_communication_ms)
+        if rank.exposed_waiting_ms is not None and rank.exposed_transfer_ms is not None:
+            exposed = (rank.exposed_waiting_ms, rank.exposed_transfer_ms, 0.0)
+        rows.append(Bar(rank.label, (rank.compute_ms, rank.exposed_copy_ms, *exposed, rank.idle_ms)))
     hidden = len(run.ranks) - len(ranks)
     between = ", with own times between these," if run.slowest is not None else ""
     note = f"{hidden} more ranks{between} are in the report." if hidden else ""
-    return _without_small(StepBars(names, rows, "Profiled steps:", note, run.name))
+    return _without_small(StepBars(names, tuple(rows), "Profiled steps:", note, run.name))
 
 
 def _select_ranks(run: ParallelRun) -> Sequence[RankFigures]:
@@ -77,16 +83,6 @@ def _select_ranks(run: ParallelRun) -> Sequence[RankFigures]:
     )
     half = MOST_RANKS // 2
     return [run.ranks[i] for i in sorted((*fastest_first[:half], *fastest_first[-half:]))]
-
-
-def _parts_of(rank: RankFigures) -> tuple[float, ...]:
-    """Returns the parts of a rank's step. Exposed communication is one part if waiting is not known."""
-    waiting_ms, transfer_ms = rank.exposed_waiting_ms, rank.exposed_transfer_ms
-    if waiting_ms is not None and transfer_ms is not None:
-        exposed = (waiting_ms, transfer_ms, 0.0)
-    else:
-        exposed = (0.0, 0.0, rank.exposed_communication_ms)
-    return (rank.compute_ms, rank.exposed_copy_ms, *exposed, rank.idle_ms)
 
 
 def _without_small(bars: StepBars) -> StepBars:

@@ -9,7 +9,6 @@ from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, Cha
 from nsys_analyzer.analysis.comparison.comparison import (
     Budget,
     Comparison,
-    Difference,
     FindingChange,
     KernelChange,
     Obstacle,
@@ -17,7 +16,7 @@ from nsys_analyzer.analysis.comparison.comparison import (
     StepChange,
     timing_methods,
 )
-from nsys_analyzer.analysis.comparison.pairs import Comparisons, UnmatchedRun
+from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import CannotAnswerError, DifferentConditionsError
@@ -86,14 +85,29 @@ def answer_comparison(comparisons: Comparisons, limit: float, *, detailed: bool 
     if len(pairs) == 1:
         title, blocks = _title(pairs[0]), [*_pair_blocks(pairs[0], limit)]
     else:
-        blocks = [_tabulate_pairs(pairs, limit)]
+        fields: tuple[Field[Comparison], ...] = (
+            Field("pair", "text", _title),
+            Field("before", "ms", lambda pair: pair.headline.before_ms if pair.headline else None),
+            Field("after", "ms", lambda pair: pair.headline.after_ms if pair.headline else None),
+            Field("change", "percent", lambda pair: SignedChange(pair.headline.share or 0) if pair.headline else None),
+            Field("verdict", "text", lambda pair: pair.verdict(limit)),
+            Field("largest change", "text", _describe_largest_change),
+        )
+        caption = "The step of each pair, ms, without the profiler if both sides were timed so:"
+        blocks = [make_table(fields, pairs, caption)]
         if detailed:
             blocks += [Details(_title(pair), (*_pair_blocks(pair, limit),), _title(pair)) for pair in pairs]
-    refused = [
+    notes = [
         phrase("`{}` and `{}`: {}.", pair.before.title, pair.after.title, join_texts("; ", caution_sentences(pair)))
         for pair in comparisons.refused
     ]
-    if notes := [*refused, *map(_describe_unmatched_run, comparisons.unmatched)]:
+    for unmatched in comparisons.unmatched:
+        if unmatched.obstacles:
+            reasons = join_texts("; ", map(describe_obstacle, unmatched.obstacles))
+            notes.append(phrase("{}: {}.", unmatched.side.capitalize(), reasons))
+        else:
+            notes.append(phrase("`{}` is only {}.", unmatched.run.title, unmatched.side))
+    if notes:
         ending = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
         blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *ending))]
     return Section("comparison", title, (*blocks, Details("What the terms mean", (Listing(_GLOSSARY),))))
@@ -120,18 +134,6 @@ def _title(pair: Comparison) -> str:
     return before if before == after else f"{before} → {after}"
 
 
-def _tabulate_pairs(pairs: Sequence[Comparison], limit: float) -> Table:
-    fields: tuple[Field[Comparison], ...] = (
-        Field("pair", "text", _title),
-        Field("before", "ms", lambda pair: pair.headline.before_ms if pair.headline else None),
-        Field("after", "ms", lambda pair: pair.headline.after_ms if pair.headline else None),
-        Field("change", "percent", lambda pair: SignedChange(pair.headline.share or 0.0) if pair.headline else None),
-        Field("verdict", "text", lambda pair: pair.verdict(limit)),
-        Field("largest change", "text", _describe_largest_change),
-    )
-    return make_table(fields, pairs, "The step of each pair, ms, without the profiler if both sides were timed so:")
-
-
 def _describe_largest_change(pair: Comparison) -> str | None:
     """Returns the part of the step with the largest change that is more than chance, and its change."""
     parts = [part for part in pair.step.parts if part.change.is_change] if pair.step else []
@@ -155,26 +157,31 @@ def _pair_blocks(pair: Comparison, limit: float) -> Iterator[Block]:
     if remarks := (*_remarks(pair, limit),):
         yield Listing(remarks, capture=title)
     if pair.budgets:
-        yield _tabulate_budgets(pair, title)
+        caption = f"Budgets per step, ms; the step and its phases are those {clock} the profiler:"
+        yield make_table(_BUDGET_FIELDS, pair.budgets, caption, capture=title)
     if pair.cautions:
         yield Paragraph("The sides are compared because of --force, although:", title)
         yield Listing(caution_sentences(pair), capture=title)
     if pair.step:
         yield _tabulate_parts(pair.step, title)
-    if figures := (*_other_figures(pair, title),):
-        yield Details("Times, kernels and findings", figures, title)
+    figures: list[Block] = []
+    if time_rows := [*_time_rows(pair)]:
+        figures.append(_tabulate_changes("time", time_rows, "percent", "Times, ms:", title))
+    if pair.step and (kernels := _tabulate_kernels(pair.step, title)).rows:
+        figures.append(kernels)
+    if pair.findings:
+        caption = "Findings and their savings (for several runs: the findings of most runs, and medians):"
+        figures += [Paragraph(caption, title), Listing(tuple(map(_describe_finding, pair.findings)), capture=title)]
+    if figures:
+        yield Details("Times, kernels and findings", tuple(figures), title)
 
 
-def _tabulate_budgets(pair: Comparison, title: str) -> Table:
-    fields: tuple[Field[Budget], ...] = (
-        Field("budget", "text", lambda budget: budget.quantity),
-        Field("at most", "text", lambda budget: format_cell(budget.limit, budget.unit)),
-        Field("is", "text", lambda budget: format_cell(budget.value, budget.unit)),
-        Field("verdict", "text", lambda budget: budget.verdict),
-    )
-    clock = "without" if pair.unprofiled else "under"
-    caption = f"Budgets per step, ms; the step and its phases are those {clock} the profiler:"
-    return make_table(fields, pair.budgets, caption, capture=title)
+_BUDGET_FIELDS: tuple[Field[Budget], ...] = (
+    Field("budget", "text", lambda budget: budget.quantity),
+    Field("at most", "text", lambda budget: format_cell(budget.limit, budget.unit)),
+    Field("is", "text", lambda budget: format_cell(budget.value, budget.unit)),
+    Field("verdict", "text", lambda budget: budget.verdict),
+)
 
 
 def _describe_step_change(change: Change, clock: str) -> str:
@@ -216,7 +223,8 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
         if run.unprofiled and (doubts := run.unprofiled.doubts.get(STEP)):
             yield f"The step of {run.title} without the profiler is not trusted: {'; '.join(doubts)}."
     if pair.differences:
-        yield f"The sides differ in {', '.join(map(_describe_difference, pair.differences))}."
+        rows = (f"{row.key.replace('_', ' ')} ({row.before} → {row.after})" for row in pair.differences)
+        yield f"The sides differ in {', '.join(rows)}."
     for status in ("gone", "new"):
         if titles := [f"“{row.finding.title}”" for row in pair.findings or () if row.status == status]:
             yield f"Findings that are {status}: {', '.join(titles)}."
@@ -232,10 +240,6 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
         )
     if pair.verdict(limit) == "unclear" and change:
         yield _explain_how_to_narrow(change, limit)
-
-
-def _describe_difference(difference: Difference) -> str:
-    return f"{difference.key.replace('_', ' ')} ({difference.before} → {difference.after})"
 
 
 def _explain_how_to_narrow(change: Change, limit: float) -> str:
@@ -286,17 +290,6 @@ def _tabulate_parts(step: StepChange, title: str) -> Table:
         rows.append((f"{len(small)} parts with less change", Change(*sums, None, None, None, None)))
     caption = "What explains the change: the step under the profiler, ms, with the largest change first."
     return _tabulate_changes("part of the step", [*rows, ("the step", step.wall)], "ms", caption, title)
-
-
-def _other_figures(pair: Comparison, title: str) -> Iterator[Block]:
-    """Yields the times, kernels and findings."""
-    if times := [*_time_rows(pair)]:
-        yield _tabulate_changes("time", times, "percent", "Times, ms:", title)
-    if pair.step and (kernels := _tabulate_kernels(pair.step, title)).rows:
-        yield kernels
-    if pair.findings:
-        yield Paragraph("Findings and their savings (for several runs: the findings of most runs, and medians):", title)
-        yield Listing(tuple(map(_describe_finding, pair.findings)), capture=title)
 
 
 def _describe_finding(row: FindingChange) -> StrOrText:
@@ -374,13 +367,6 @@ _STATUSES = {
 def caution_sentences(pair: Comparison) -> tuple[StrOrText, ...]:
     """Returns the reasons against comparing a pair, each once."""
     return tuple(dict.fromkeys(map(describe_obstacle, pair.cautions)))
-
-
-def _describe_unmatched_run(unmatched: UnmatchedRun) -> StrOrText:
-    if unmatched.obstacles:
-        reasons = join_texts("; ", map(describe_obstacle, unmatched.obstacles))
-        return phrase("{}: {}.", unmatched.side.capitalize(), reasons)
-    return phrase("`{}` is only {}.", unmatched.run.title, unmatched.side)
 
 
 def describe_obstacle(obstacle: Obstacle) -> StrOrText:

@@ -60,36 +60,46 @@ _NO_SIZES = phrase(
 def answer_ranks(evidence: Evidence) -> Section:
     """Makes the section on each run: its steps, the rank that the others wait for, and what would shorten a step."""
     blocks: list[Block] = []
+    if unjoined := [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]:
+        text = phrase(
+            "The collectives of {} could not be joined with those of another rank. It is therefore not known whether "
+            "they transfer data or wait for a late rank, nor what a change would save. Give the captures of all ranks, "
+            "in order, with `--ranks`.",
+            join_texts(", ", [phrase("`{}`", rank.capture) for rank in unjoined]),
+        )
+        blocks.append(Paragraph(text))
     for run in evidence.runs:
         blocks += [Paragraph(strong(run.name))] if len(evidence.runs) > 1 else []
         blocks += _run_blocks(run)
-    return Section("ranks", "Ranks", (*_note_unjoined_captures(evidence), *blocks))
-
-
-def _note_unjoined_captures(evidence: Evidence) -> list[Paragraph]:
-    """Returns what is not known about captures with collectives that could not be joined with others."""
-    unjoined = [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]
-    names = join_texts(", ", [phrase("`{}`", rank.capture) for rank in unjoined])
-    text = phrase(
-        "The collectives of {} could not be joined with those of another rank. It is therefore not known whether they "
-        "transfer data or wait for a late rank, nor what a change would save. Give the captures of all ranks, in "
-        "order, with `--ranks`.",
-        names,
-    )
-    return [Paragraph(text)] if unjoined else []
+    return Section("ranks", "Ranks", tuple(blocks))
 
 
 def _run_blocks(run: ParallelRun) -> Iterator[Block]:
-    yield Answer(_summarize_run(run), run.name)
+    """Yields how long a step takes, which rank is late and why, what would shorten the step, and the tables folded."""
+    count = max(len(run.ranks), run.world_size or 0)
+    noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
+    strategies = f", {' and '.join(run.strategies)}" if run.strategies else ""
+    profiled = rounded(max((rank.step_ms.median or 0.0) for rank in run.ranks))
+    measurement = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
+    step = f"{count} {noun}{strategies}: {format_ms(run.step_ms)} per step {measurement}."
+    yield Answer(join_texts(" ", (step, describe_late_rank(run))), run.name)
     yield Answer(_describe_communication(run), run.name)
     if bars := bars_of_run(run):
         yield bars
     yield from run_finding_blocks(run)
     details: list[Block] = [make_table(_RANK_FIELDS, run.ranks, _CAPTION, capture=run.name)]
     details += _tabulate_losses(run)
-    details += _tabulate_collectives(run)
+    if run.collectives:
+        rows = run.collectives
+        left_out = f" ({len(rows) - _MOST_ROWS} smaller rows left out)" if len(rows) > _MOST_ROWS else ""
+        caption = f"The collectives{left_out}. Waiting and transferring are ms per step, as a mean over the ranks:"
+        differ_in_ranks = len({row.ranks for row in rows}) > 1
+        fields = [field for field in _COLLECTIVE_FIELDS if field.title != "ranks" or differ_in_ranks]
+        details.append(make_table(fields, rows[:_MOST_ROWS], caption, capture=run.name))
+        if all(row.bytes is None for row in rows):
+            details.append(Paragraph(_NO_SIZES, capture=run.name))
     clocks = [_describe_clocks(run.alignment)] if run.alignment else []
-    details += [Listing((*clocks, *join_sentences(run), *_LEGEND), capture=run.name)]
+    details.append(Listing((*clocks, *join_sentences(run), *_LEGEND), capture=run.name))
     yield Details(f"Rank by rank: {run.name}", tuple(details), run.name)
 
 
@@ -100,17 +110,6 @@ def find_rank_titles(captures: Iterable[CaptureSummary], runs: Iterable[Parallel
 
 
 # --- the sentences about a run
-
-
-def _summarize_run(run: ParallelRun) -> StrOrText:
-    """Returns how many ranks share the work and how, how long a step takes, and which rank is late and why."""
-    count = max(len(run.ranks), run.world_size or 0)
-    noun = plural(count, "device" if all(rank.rank is None for rank in run.ranks) else "rank")
-    strategies = f", {' and '.join(run.strategies)}" if run.strategies else ""
-    profiled = rounded(max((rank.step_ms.median or 0.0) for rank in run.ranks))
-    measurement = f"(measured; profiled {profiled})" if run.unprofiled_ms else "under the profiler"
-    step = f"{count} {noun}{strategies}: {format_ms(run.step_ms)} per step {measurement}."
-    return join_texts(" ", (step, describe_late_rank(run)))
 
 
 def describe_late_rank(run: ParallelRun) -> StrOrText:
@@ -291,19 +290,6 @@ def _tabulate_losses(run: ParallelRun) -> Iterator[Block]:
     fastest = run.ranks[run.fastest].label
     caption = f"Time that {slowest.label} loses to {fastest} under the profiler, ms per step (negative: it needs less):"
     yield make_table(_LOSS_FIELDS, rows, caption, capture=run.name, names=3)
-
-
-def _tabulate_collectives(run: ParallelRun) -> Iterator[Block]:
-    """Yields the table of the collectives, and how to record message sizes if the capture has none."""
-    rows = run.collectives
-    if not rows:
-        return
-    left_out = f" ({len(rows) - _MOST_ROWS} smaller rows left out)" if len(rows) > _MOST_ROWS else ""
-    caption = f"The collectives{left_out}. Waiting and transferring are ms per step, as a mean over the ranks:"
-    fields = [field for field in _COLLECTIVE_FIELDS if field.title != "ranks" or len({row.ranks for row in rows}) > 1]
-    yield make_table(fields, rows[:_MOST_ROWS], caption, capture=run.name)
-    if all(row.bytes is None for row in rows):
-        yield Paragraph(_NO_SIZES, capture=run.name)
 
 
 _RANK_FIELDS: tuple[Field[RankFigures], ...] = (
