@@ -351,5 +351,5 @@ def _find_pair_obstacles(first: Summary, second: Summary) -> Iterator[Obstacle]:
     fewer_matmuls, more_matmuls = sorted((first.step.matmuls, second.step.matmuls))
     if first.step.source != second.step.source:
         yield Obstacle("kind of step", pair)
-    elif first.step.is_found and more_matmuls > _SAME_WORK_FACTOR * fewer_matmuls:
+    elif first.step.is_inferred and more_matmuls > _SAME_WORK_FACTOR * fewer_matmuls:
         yield Obstacle("work of a step", pair)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.analysis.intervals import LONG_AGO, NONE
-from nsys_analyzer.analysis.steps.process import PAUSE_NS, ProcessWork
+from nsys_analyzer.analysis.steps.process import CLOCK_SKEW_NS, PAUSE_NS, ProcessWork
 from nsys_analyzer.analysis.steps.replay import Replay, preceding_on_stream
 from nsys_analyzer.analysis.steps.study import DEVICE_SHIFT
 from nsys_analyzer.trace.arrays import Bools, Floats, Ints
@@ -23,8 +23,6 @@ _MIN_BLOCKING_NS = 20_000
 _FULL_QUEUE_LAUNCHES = 1_000
 #: The shortest time that a synchronization takes, ns.
 _MIN_SYNCHRONIZATION_NS = 4_000
-#: The clocks of CPU and GPU, and of two threads, differ by up to this, ns.
-_CLOCK_SKEW_NS = 3_000
 #: An operation that waits for another stream starts at most this long after the awaited operation ends, ns.
 _MAX_JOIN_GAP_NS = 10_000
 #: If no operation shows it: the time from a launch to its start on an idle GPU, and between two queued operations, ns.
@@ -118,7 +116,7 @@ def make_replay(
     """
     waits = _find_waits(calls.table, operations)
     # If another thread goes on meanwhile, the program does not wait.
-    awaited = np.where(calls.next_start < calls.end - _CLOCK_SKEW_NS, NONE, waits.awaited)
+    awaited = np.where(calls.next_start < calls.end - CLOCK_SKEW_NS, NONE, waits.awaited)
     begin = np.where((awaited != NONE) | waits.is_blocked, calls.end, calls.start)
     cpu_ns = np.maximum(calls.next_start - begin, 0)
     # If the profiler works inside a launch, the operation is launched that much later.
@@ -182,7 +180,7 @@ def _find_waits(calls: Launches, operations: LaunchedOperations) -> _Waits:
         on_stream = np.flatnonzero(stream == code)
         latest_end = np.maximum.accumulate(end[on_stream])
         newest = np.searchsorted(launch[on_stream], positions, side="right") - 1  # launched by the call or before it
-        last_ended = np.searchsorted(latest_end, calls.end + _CLOCK_SKEW_NS, side="right") - 1
+        last_ended = np.searchsorted(latest_end, calls.end + CLOCK_SKEW_NS, side="right") - 1
         last = np.minimum(newest, last_ended)
         is_later = (last >= 0) & ((awaited == NONE) | (end[on_stream[last]] > end[awaited]))
         awaited = np.where(is_later, on_stream[last], awaited)
@@ -235,7 +233,7 @@ def _find_joins(calls: Launches, operations: LaunchedOperations) -> Ints:
     for code in streams.tolist():
         on_stream = np.flatnonzero(stream == code)
         latest_end = np.maximum.accumulate(end[on_stream])
-        ended = np.searchsorted(latest_end, start[waiting] + _CLOCK_SKEW_NS, side="right")
+        ended = np.searchsorted(latest_end, start[waiting] + CLOCK_SKEW_NS, side="right")
         last = np.append(on_stream, NONE)[np.minimum(np.searchsorted(on_stream, waiting), ended) - 1]
         joins = (last != NONE) & (stream[waiting] != code)
         joins &= end[last] > np.where(joined[waiting] != NONE, end[joined[waiting]], LONG_AGO)

@@ -76,7 +76,7 @@ _MAX_DEVICE_PAUSE_NS = 10_000
 #: A wait that ends at least this long after all recorded work waits for unrecorded work: returning takes less, ns.
 _UNRECORDED_WAIT_NS = 1_000_000
 #: The clocks of threads, and of CPU and GPU, differ by up to this, ns.
-_CLOCK_SKEW_NS = 3_000
+CLOCK_SKEW_NS = 3_000
 
 #: StrOrText that name the input pipeline, and pairs of words that do so together, as in ``get_batch``.
 _LOADING_WORDS = (
@@ -221,7 +221,7 @@ class ProcessWork:
         duration = calls.end - calls.start
         waits = (calls.call == SYNCHRONIZE) | ((calls.call == COPY) & (duration > _BLOCKING_COPY_NS))
         # If another thread goes on meanwhile, the program does not wait.
-        waits &= np.append(calls.start, np.iinfo(np.int64).max)[1:] >= calls.end - _CLOCK_SKEW_NS
+        waits &= np.append(calls.start, np.iinfo(np.int64).max)[1:] >= calls.end - CLOCK_SKEW_NS
         allocates = np.isin(calls.call, (ALLOCATE, FREE))
         is_slow = ~np.isin(calls.call, (SYNCHRONIZE, COPY)) & ~allocates & (duration >= PAUSE_NS)
         self.waiting_calls, self.allocating_calls = np.flatnonzero(waits), np.flatnonzero(allocates)
@@ -229,7 +229,7 @@ class ProcessWork:
         self.profiler_busy = profiler_busy_times(self.attributed.trace, self.process, distinct(calls.thread))
         operations = self.attributed.trace.operations
         ends = np.sort(operations.end[operations.process == self.process])
-        last_end = np.append(LONG_AGO, ends)[np.searchsorted(ends, calls.end + _CLOCK_SKEW_NS, side="right")]
+        last_end = np.append(LONG_AGO, ends)[np.searchsorted(ends, calls.end + CLOCK_SKEW_NS, side="right")]
         last_end = np.clip(last_end, calls.start, calls.end)
         after_work = calls.end - last_end - self.profiler_busy.covered_within(last_end, calls.end)
         is_unrecorded = waits & (calls.call == SYNCHRONIZE) & (after_work >= _UNRECORDED_WAIT_NS)
@@ -364,15 +364,15 @@ class ProcessWork:
         slow_launch_end[self.launch_index[self.slow_calls]] = self.calls.end[self.slow_calls]
         launch_of_next = self.attributed.attribution.launch[gaps.next_operation]
         launch = np.maximum(launch, np.where(is_known, slow_launch_end[launch_of_next], 0))
-        is_queued = is_known & (launch <= gaps.start - _CLOCK_SKEW_NS)
+        is_queued = is_known & (launch <= gaps.start - CLOCK_SKEW_NS)
         late_until = np.where(is_queued, gaps.start, np.clip(launch, gaps.start, gaps.end))
         # Until then, the cause is what keeps the program busy.
         gap, part, start, end = find_overlaps(self.busy.start, self.busy.end, gaps.start, late_until)
         busy = self.busy.select(part)
         # The rest of a gap is due to the call that waits when the gap begins.
         waiting = self.waiting_calls
-        last_wait = np.searchsorted(self.calls.start[waiting], gaps.start + _CLOCK_SKEW_NS, side="right") - 1
-        waits = (last_wait >= 0) & (np.append(self.calls.end[waiting], 0)[last_wait] + _CLOCK_SKEW_NS >= gaps.start)
+        last_wait = np.searchsorted(self.calls.start[waiting], gaps.start + CLOCK_SKEW_NS, side="right") - 1
+        waits = (last_wait >= 0) & (np.append(self.calls.end[waiting], 0)[last_wait] + CLOCK_SKEW_NS >= gaps.start)
         is_copy = np.append(self.calls.call[waiting] != SYNCHRONIZE, False)[last_wait]
         is_collective = is_known & (self.activity[gaps.next_operation] == COMMUNICATING)
         is_device_pause = is_queued & (gaps.end - gaps.start <= _MAX_DEVICE_PAUSE_NS)

@@ -241,12 +241,12 @@ class StepSummary(DissectedSteps):
 
     @property
     def is_pass(self) -> bool:
-        """Returns whether the capture is one pass, because nothing shows its steps."""
+        """Returns whether the whole capture counts as one step, because nothing shows its steps."""
         return self.source == "pass"
 
     @property
-    def is_found(self) -> bool:
-        """Returns whether the steps are not named by ranges or phases."""
+    def is_inferred(self) -> bool:
+        """Returns whether the steps are inferred, because no range and no phase bounds them."""
         return self.source in ("repetition", "said", "pass")
 
     @property
