@@ -69,6 +69,7 @@ def _measure_backward(case: PassesCase, passes: Passes, figures: PassesFigures) 
         figures.kernel = out.grad_fn.name().removeprefix("ScaledDotProduct").removesuffix("Backward0")
 
     def renew_forward() -> None:
+        """Runs a new forward pass, from which the next backward pass starts."""
         nonlocal out
         out = passes.forward()
 
@@ -104,6 +105,7 @@ def _error(case: PassesCase, passes: Passes, heads: int) -> float:
     """
 
     def checked(tensor: Tensor) -> Tensor:  # (B, H, S, d) -> (1, heads, S, d)
+        """Returns the heads that are checked."""
         return tensor.flatten(0, 1)[:heads].unsqueeze(0)
 
     results = [checked(tensor) for tensor in passes.end_to_end()]

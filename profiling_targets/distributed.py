@@ -56,6 +56,7 @@ def plant(lateness: Lateness, training: SharedTraining) -> list[float]:
     delays: list[float] = []
 
     def sleep() -> None:
+        """Sleeps for the planted time, and notes how long it took in ms."""
         before = time.perf_counter_ns()
         time.sleep(lateness.late_ms / MS_PER_S)
         delays.append((time.perf_counter_ns() - before) / NS_PER_MS)
@@ -173,6 +174,7 @@ def run(config: Config, sharing: Sharing, lateness: Lateness, parsed: argparse.N
     meet = join(config.device, rank)
 
     def measured(times: Times) -> Mapping[str, Any]:
+        """Trains with the chosen strategy, and returns the entries for the results."""
         training = STRATEGIES[sharing.strategy](config, sharing, rank)
         outcome = measure(training, lateness, meet, times, synchronized=parsed.synchronize)
         return {**asdict(sharing), **asdict(lateness), "synchronize": parsed.synchronize, **outcome}

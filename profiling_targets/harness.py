@@ -127,6 +127,7 @@ def run(
     """
 
     def measure(times: Times) -> Mapping[str, Any]:
+        """Warms up and measures the phases of each step."""
         phases, device = build().phases(), options.device
         with annotate("warmup"):
             if options.cuda_graph:
@@ -433,6 +434,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     keywords: dict[str, Any] = {"dest": option.name, "default": option.default, "help": help_text}
 
     def read(text: str) -> Any:
+        """Reads a value of the option from the command line."""
         if option.kind is int and not text.lstrip("-").isdecimal():
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
         if option.kind is int and int(text) < option.least:

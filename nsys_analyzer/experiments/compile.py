@@ -78,7 +78,10 @@ def _blocks(results: Results) -> Iterator[Block]:
     rows = results.rows
 
     def gain(part: str) -> tuple[str, Any, Any]:
+        """Returns the column with the speed-up of a part."""
+
         def of_pair(pair: dict[bool, AnyRow]) -> Cell:
+            """Returns the speed-up of the part."""
             return speed_up(pair, part)
 
         return (part, "factor", of_pair)

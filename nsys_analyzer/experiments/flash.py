@@ -95,9 +95,11 @@ def _blocks(results: Results) -> Iterator[Block]:
     for name, title in PASSES.items():
 
         def over(group: dict[str, AnyRow], name: str = name) -> Cell:
+            """Returns flash's time ÷ the time of its fastest peer."""
             return over_peers(group, name)
 
         def rate(group: dict[str, AnyRow], name: str = name) -> Cell:
+            """Returns the FLOP/s of flash."""
             return flops_per_s(group["flash"], name) if "flash" in group else None
 
         latency = side_by_side(

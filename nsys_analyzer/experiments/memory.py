@@ -159,6 +159,7 @@ def _blocks(results: Results) -> Iterator[Block]:
 
 def _peak_of(phase: str) -> Column:
     def peak(row: AnyRow) -> Cell:
+        """Returns the peak memory of the phase in bytes."""
         return next((figures.peak_bytes for figures in row.figures.phases or () if figures.name == phase), None)
 
     return phase, "bytes", peak

@@ -119,6 +119,7 @@ def _messages(rows: Sequence[AnyRow]) -> Iterator[Block]:
     """Yields a folded table with the messages of the rows whose status is not ok."""
 
     def shortened(row: AnyRow) -> str:
+        """Returns the start of a row's message."""
         return row.message if len(row.message) <= _MESSAGE_LENGTH else f"{row.message[:_MESSAGE_LENGTH]}…"
 
     if unmeasured := [row for row in rows if not row.ok]:
@@ -199,6 +200,7 @@ def cell(source: str | Callable[[Any], Cell]) -> Callable[[Any], Cell]:
         return source
 
     def figure_cell(row: AnyRow | None) -> Cell:
+        """Returns the cell of a figure, with its spread if it has one."""
         value = figure(row, source)
         if not is_dataclass(value):
             return value  # type: ignore[no-any-return]
@@ -240,7 +242,10 @@ def side_by_side(
     """
 
     def cell_of_value(value: Any, source: str | Callable[[Any], Cell]) -> Callable[[dict[Any, AnyRow]], Cell]:
+        """Returns the function that makes the cell of one value of the option."""
+
         def group_cell(group: dict[Any, AnyRow]) -> Cell:
+            """Returns the cell of the group's row, or the status of a row without a figure."""
             row = group.get(value)
             content = cell(source)(row) if row else None
             return row.status if row and not row.ok and content is None else content
@@ -257,6 +262,7 @@ def _option_columns(rows: Sequence[AnyRow], options: Iterable[str], case: Callab
     """Returns the columns of some options. ``case`` returns the case of a line's row or group."""
 
     def column(option: str) -> Field[Any]:
+        """Returns the column of one option."""
         is_number = type(getattr(rows[0].case, option)) is int
         return Field(words(option), "count" if is_number else "text", lambda line: spelled(getattr(case(line), option)))
 

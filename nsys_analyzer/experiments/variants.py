@@ -46,6 +46,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     yield Paragraph(_VARIANTS)
 
     def over_naive(row: AnyRow, name: str) -> Cell:
+        """Returns the speed-up over naive in a pass."""
         return results.gain(row, name, implementation="naive")
 
     forward = rows_table(

@@ -69,6 +69,7 @@ def _patch_generation(session: Session, mixin: Any) -> None:
     generate = mixin.generate
 
     def generating(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Runs ``generate`` as one step of inference."""
         before, session.passes = session.passes, 0
         try:
             return _as_step(session, generate, (self, *arguments), keywords)
@@ -83,6 +84,7 @@ def _patch_continuous_batching(session: Session, processor: Any) -> None:
     generation_step = processor._generation_step
 
     def stepping(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Runs a step of continuous batching inside its range."""
         is_marked = session.batch_begins(self)
         try:
             return generation_step(self, *arguments, **keywords)
@@ -103,6 +105,7 @@ def _phase(session: Session, name: str, function: Function) -> Function:
     is_compiling = session.torch.compiler.is_compiling
 
     def in_a_phase(*arguments: Any, **keywords: Any) -> Any:
+        """Runs the function as a phase, and counts its FLOPs in the counted step."""
         if is_compiling():
             return function(*arguments, **keywords)
         phase = session.enter(name)
@@ -122,6 +125,7 @@ def _loading(session: Session, loop: Function) -> Function:
     signature = inspect.signature(loop)
 
     def loading(*arguments: Any, **keywords: Any) -> Any:
+        """Runs the loop of a data loader's process, and samples the first process."""
         if signature.bind_partial(*arguments, **keywords).arguments.get("worker_id"):
             return loop(*arguments, **keywords)
         sampler = session.sampler.of_loader(loading.__code__)
@@ -154,6 +158,7 @@ def _patch_calls(session: Session, module: Any) -> None:
     patched = module.__call__
 
     def narrow() -> None:
+        """Hooks only the calls of the root classes from now on."""
         classes = session.root_classes
         overridden = any(root.__call__ is not patched for root in classes)
         if not overridden and not has_compiled():  # compiled code may depend on the method
@@ -171,6 +176,7 @@ def _call(session: Session, original: Function) -> Function:
     loss = torch.nn.modules.loss._Loss
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Runs a call of a module, and tracks the module if modules are active."""
         called = modules.active and session.module_called(self)
         try:
             return original(self, *arguments, **keywords)
@@ -179,6 +185,7 @@ def _call(session: Session, original: Function) -> Function:
                 session.module_returned()
 
     def root(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Runs a call that the program makes directly."""
         session.root_called(self, arguments, keywords)
         is_marked = session.passes is not None and session.pass_begins(arguments, keywords)
         try:
@@ -213,6 +220,7 @@ def _backward(session: Session, function: Function) -> Function:
     signature = inspect.signature(function)
 
     def backward(*arguments: Any, **keywords: Any) -> Any:
+        """Runs a backward pass as a phase, unless it belongs to another thread."""
         if is_compiling():
             return function(*arguments, **keywords)
         options = signature.bind_partial(*arguments, **keywords).arguments
@@ -247,6 +255,7 @@ def _patch_optimizers(session: Session, optimizer: Any) -> None:
 
         @functools.wraps(function)
         def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            """Runs the optimizer's step as a phase."""
             if is_compiling() or session.is_active("optimizer"):
                 return hooked_step(self, *arguments, **keywords)
             closure = arguments[0] if arguments else keywords.get("closure")
@@ -277,6 +286,7 @@ def _closure(session: Session, phase: Phase, function: Function) -> Function:
     """Returns an optimizer's closure, whose forward and backward passes are no part of the optimizer's phase."""
 
     def closure(*arguments: Any, **keywords: Any) -> Any:
+        """Runs the closure outside of the optimizer's phase."""
         session.pause(phase)
         try:
             return function(*arguments, **keywords)

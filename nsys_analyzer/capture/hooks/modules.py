@@ -145,6 +145,7 @@ class Modules:
         is_compiling = self._torch.compiler.is_compiling
 
         def switch(_: Any) -> None:
+            """Moves the thread into the module, or ends the tracking after an error."""
             if self.active and not is_compiling():
                 try:
                     self._move(label)

@@ -104,6 +104,7 @@ class Ranges:
 
         @functools.wraps(function)
         def noting(*arguments: Any, **keywords: Any) -> Any:
+            """Notes the phase of the range's name, and runs the function."""
             if not self._torch.compiler.is_compiling():
                 name = arguments[0] if arguments else keywords.get("msg", keywords.get("message"))
                 self._note(name)
@@ -148,6 +149,7 @@ def _with_callbacks(
 
     @functools.wraps(function)
     def notifying(*arguments: Any, **keywords: Any) -> Any:
+        """Runs the callbacks around the function."""
         if before:
             before()
         try:

@@ -51,6 +51,7 @@ def harmless(method: Method) -> Method:
 
     @functools.wraps(method)
     def guarded(session: Session, *arguments: Any, **keywords: Any) -> Any:
+        """Runs the method, and ends the annotation after an error."""
         begun = session.results.cost_begins()
         try:
             return method(session, *arguments, **keywords)

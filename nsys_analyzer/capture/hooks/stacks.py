@@ -199,6 +199,7 @@ class Waits:
         warnings.filterwarnings("always", message=f".*{_SYNCHRONIZING}")
 
         def note(message: Any, *arguments: Any, **keywords: Any) -> None:
+            """Counts a warning on a wait, and shows every other warning."""
             if _SYNCHRONIZING in str(message):
                 self._note(sys._getframe())
             else:
