@@ -251,7 +251,7 @@ def test_a_full_disk(said: str, report: Path, fake_nsys: Callable[..., Path], mo
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
     with pytest.raises(
-        NoSpaceError, match=r"run\.sqlite cannot be written \(No space left on device\): 1\.0 kB are free"
+        NoSpaceError, match=r"run\.sqlite cannot be written \(No space left on device\): 1,000\sB are free"
     ):
         ensure_export(report)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]

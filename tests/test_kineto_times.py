@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.trace.kineto.events import nanoseconds
+from nsys_analyzer.trace.kineto.events import to_nanoseconds
 
 NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,21})(\.[0-9]{1,20})?", fullmatch=True)
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=6))
 def test_times_are_those_of_exact_decimals(texts: list[str]) -> None:
-    times, are_possible = nanoseconds([text.encode() for text in texts])
+    times, are_possible = to_nanoseconds([text.encode() for text in texts])
     exact = [Decimal(text) * 1000 for text in texts]
     assert are_possible.tolist() == [abs(number) < 2**61 // 1000 * 1000 for number in exact]
     assert times.tolist() == [round(n) if fine else 0 for n, fine in zip(exact, are_possible, strict=True)]
@@ -44,5 +44,5 @@ def test_times_are_those_of_exact_decimals(texts: list[str]) -> None:
 )
 def test_microseconds_become_nanoseconds(text: str, ns: int | None) -> None:
     for others in ([], [b"1"], [b'"1"']):
-        times, are_possible = nanoseconds([*others, text.encode()])
+        times, are_possible = to_nanoseconds([*others, text.encode()])
         assert (times[-1], are_possible[-1]) == (ns or 0, ns is not None)

@@ -87,8 +87,8 @@ class Version:
 #: The version that ``tests.support.export`` builds.
 _EXPORT = Version("3.20.3", "2025.3.2", {})
 #: Newest first; all but the first are of exports that were read. Which tables and columns a version knows is told by
-#: those with ``--lazy=false`` (3.0, 3.7, 3.11). That some versions number tables is known from others: none that was read
-#: does.
+#: those with ``--lazy=false`` (3.0, 3.7, 3.11). That some versions number tables is known from others, not from those
+#: that were read.
 VERSIONS = (
     Version(
         "3.27.0", "",

@@ -167,7 +167,10 @@ def is_public(text: str, role: str) -> bool:
     """Returns whether a name with a role may leave the machine unchanged."""
     if "\0" in text or _PERSONAL.search(text):
         return False
-    if not text or _is_alias(text) or _TORCH.fullmatch(text) or CLOCK_RANGE.fullmatch(text) or _is_phase(text):
+    alias = read_alias(text)
+    if alias and (not alias.kernel_class or {alias.kernel_class, *alias.part_of} <= CLASSES.keys()):
+        return True
+    if not text or _TORCH.fullmatch(text) or CLOCK_RANGE.fullmatch(text) or _is_phase(text):
         return True
     if role == KERNEL:
         return not _ADDRESS_OR_CARD.search(text) and _is_of_a_library(text)
@@ -179,11 +182,6 @@ def is_public(text: str, role: str) -> bool:
         return bool(_PROFILER_EVENT.fullmatch(text))
     block = _BLOCK.fullmatch(text)
     return block is not None and block["before"].lower() in _OUR_BLOCKS
-
-
-def _is_alias(text: str) -> bool:
-    alias = read_alias(text)
-    return alias is not None and (not alias.kernel_class or {alias.kernel_class, *alias.part_of} <= CLASSES.keys())
 
 
 def _is_phase(text: str) -> bool:
@@ -395,9 +393,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
             parts[::2] = without_secrets(parts[::2])
             safe_words.append("".join(parts))
         else:
-            safe_words.append(_LOGIN.sub(_remove_login, word))
+            safe_words.append(
+                _LOGIN.sub(lambda match: f"{REMOVED_MARK}@" if match[0].endswith("@") else REMOVED_MARK, word)
+            )
     return safe_words
-
-
-def _remove_login(match: re.Match[str]) -> str:
-    return f"{REMOVED_MARK}@" if match[0].endswith("@") else REMOVED_MARK

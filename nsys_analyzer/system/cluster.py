@@ -41,13 +41,16 @@ class Task(Protocol):
     """Work on one file, which is sent to a worker: the file, and the estimated seconds and bytes of memory."""
 
     @property
-    def path(self) -> Path: ...  # noqa: D102
+    def path(self) -> Path:
+        """The file."""
 
     @property
-    def seconds(self) -> float: ...  # noqa: D102
+    def seconds(self) -> float:
+        """The estimated time of the work, in seconds."""
 
     @property
-    def memory_bytes(self) -> int: ...  # noqa: D102
+    def memory_bytes(self) -> int:
+        """The estimated memory of the work, in bytes."""
 
 
 _Task = TypeVar("_Task", bound=Task)
@@ -169,8 +172,9 @@ def _open_client(address: str) -> Iterator[Client]:
     if not importlib.util.find_spec("distributed"):
         hint = f"Install it: pip install '{_PACKAGE}[cluster]'"
         raise ClusterError("--scheduler needs dask.distributed, which is not installed", hint)
-    import asyncio  # imported here because it is slow and only clusters need it
+    import asyncio  # imported here because they are slow and only clusters need them
     from concurrent.futures import CancelledError
+    from importlib import metadata
 
     from distributed import Client, KilledWorker, TimeoutError
     from distributed.comm import connect
@@ -191,7 +195,10 @@ def _open_client(address: str) -> Iterator[Client]:
             except TimeoutError as error:
                 hint = f"Start some on machines with the captures: dask worker {address} --no-dashboard --nthreads 1"
                 raise ClusterError(f"The Dask scheduler at {address} has no workers", hint) from error
-            version = _version()
+            try:
+                version: str | None = metadata.version(_PACKAGE)
+            except metadata.PackageNotFoundError:
+                version = None  # the answer that workers give, too
             for worker, versions in client.get_versions(packages=[_PACKAGE])["workers"].items():
                 if (worker_version := versions["packages"][_PACKAGE]) != version:
                     installed = f"nsys-analyze {worker_version}" if worker_version else "no nsys-analyze"
@@ -203,16 +210,6 @@ def _open_client(address: str) -> Iterator[Client]:
                 raise ClusterError(_WORKER_KILLED, _READ_HERE_HINT) from error
             except CancelledError as error:
                 raise ClusterError("The Dask scheduler is gone", _READ_HERE_HINT) from error
-
-
-def _version() -> str | None:
-    """Returns the installed version of this package, None if it is not installed: the answer that workers give."""
-    from importlib import metadata  # imported here because it takes 30 ms and only clusters need it
-
-    try:
-        return metadata.version(_PACKAGE)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _run_in_folder(folder: Path, function: Callable[[_Task], _Result], task: _Task) -> _Result:

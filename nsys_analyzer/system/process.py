@@ -242,6 +242,7 @@ def _supervise(parent: int, what_ends: str, command: list[str]) -> int:
         signal.setitimer(signal.ITIMER_REAL, _KILL_INTERVAL_S)
 
     def end(*_: object) -> None:
+        """Asks the program to end; the second time, or without a parent, it kills all descendants."""
         nonlocal requests
         requests += 1
         if requests > 1 or os.getppid() != parent:

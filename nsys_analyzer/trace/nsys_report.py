@@ -131,7 +131,9 @@ def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProce
             f"{report} is not an Nsight Systems report, or only a part of one: {message}",
             "Copy it again, or capture again with nsys profile",
         )
-    recorded_with = _report_version(report)
+    with report.open("rb") as file:  # a report of 2023 or later contains its version in the first bytes
+        match = _REPORT_VERSION.search(file.read(128))
+    recorded_with = match[1].decode().replace("@", ".") if match else None
     if recorded_with and version_key(recorded_with) > version_key(version := nsys_version(nsys)):
         return ExportError(
             f"{report} was recorded with Nsight Systems {recorded_with}, and {nsys} is {version}: too old to read it",
@@ -145,13 +147,6 @@ def last_output_lines(output: str) -> str:
     """Returns the last two lines of the output of ``nsys`` as one line, without progress bars."""
     lines = (line.strip() for line in re.split(r"[\r\n]", output))
     return " ".join([line for line in lines if line and not _PROGRESS.match(line)][-2:]).rstrip(".")
-
-
-def _report_version(report: Path) -> str | None:
-    """Returns the version in a report's first bytes, such as ``2023.4.4.54``; reports up to 2022 do not contain it."""
-    with report.open("rb") as file:
-        match = _REPORT_VERSION.search(file.read(128))
-    return match[1].decode().replace("@", ".") if match else None
 
 
 def _export_command(report: str) -> str:

@@ -108,6 +108,7 @@ def _message_rows(nccl_ranges: Sequence[NcclRange]) -> Iterator[tuple[Any, ...]]
     """Yields the calls that send messages as rows of ``schema.NCCL_CALLS``."""
 
     def number(call: NcclRange, default: int, *fields: str) -> int:
+        """Returns the value of the first of the fields that the payload has."""
         value = next((call.numbers[field] for field in fields if field in call.numbers), default)
         return value & _ID_MASK if value > 0 else value
 

@@ -358,6 +358,7 @@ class ArrowReader(Reader):
         are_texts = not row_filter.of_strings and any(isinstance(value, str) for value in tests)
 
         def is_wanted(batch: pa.RecordBatch) -> Bools:
+            """Returns the mask of the rows to read."""
             column = batch.columns[-1]
             if are_texts:
                 texts = column.to_pylist()

@@ -96,13 +96,9 @@ def open_capture(path: Path) -> Reader:
 
 def is_capture(path: Path) -> bool:
     """Returns whether a file in a folder is a capture: by its suffix, and for a shared suffix by its first bytes."""
-    for source in SOURCES:
-        if suffix := source.suffix_of(path):
-            return suffix != source.shared_suffix or _starts_with_mark(path, source.marks)
-    return False
-
-
-def _starts_with_mark(path: Path, marks: Iterable[bytes]) -> bool:
+    source = next((source for source in SOURCES if source.suffix_of(path)), None)
+    if source is None or source.suffix_of(path) != source.shared_suffix:
+        return source is not None
     try:
         if not path.is_file():  # opening a FIFO would wait for a writer
             return False
@@ -110,7 +106,7 @@ def _starts_with_mark(path: Path, marks: Iterable[bytes]) -> bool:
             head = file.read(_HEAD_BYTES)
     except OSError:
         return False
-    return any(mark in head for mark in marks)
+    return any(mark in head for mark in source.marks)
 
 
 def is_report(path: Path) -> bool:

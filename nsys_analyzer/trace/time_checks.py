@@ -81,7 +81,7 @@ class TimeCheck:
         self._first_range, self._first, self._last = _find_bounds(duration, moments, start)
         self.left_out: list[ExcludedRows] = []
 
-    def operations(self, operations: Operations) -> Bools:
+    def find_valid_operations(self, operations: Operations) -> Bools:
         """Returns the mask of the operations with valid times, shape (operations,)."""
         are_valid = np.ones(len(operations), np.bool_)
         for kind, table in enumerate(OPERATIONS_BY_KIND):
@@ -90,7 +90,7 @@ class TimeCheck:
             are_valid[of_kind] = self._find_valid(rows, is_cuda=True, needs_duration=self._by_cupti)
         return are_valid
 
-    def not_repeated(self, operations: Operations) -> Bools:
+    def find_first_rows(self, operations: Operations) -> Bools:
         """Returns the mask of the operations without duplicate rows, shape (operations,): the first row is kept."""
         are_first = np.ones(len(operations), np.bool_)
         for kind, table in enumerate(OPERATIONS_BY_KIND):
@@ -113,7 +113,7 @@ class TimeCheck:
             are_first[of_kind] = ~are_duplicates
         return are_first
 
-    def calls(self, launches: Launches) -> Bools:
+    def find_valid_calls(self, launches: Launches) -> Bools:
         """Returns the mask of the API calls with valid starts; replaces invalid ends by the starts, in place."""
         start, end = launches.start, launches.end
         are_valid = self._find_valid(timed_calls(launches, start), is_cuda=True)
@@ -128,7 +128,7 @@ class TimeCheck:
         end[:] = np.where((end >= start) & (end <= self._last), end, start)
         return are_valid
 
-    def ranges(self, table: Table, ranges: Ranges) -> Bools:
+    def find_valid_ranges(self, table: Table, ranges: Ranges) -> Bools:
         """Returns the mask of the ranges with valid times; a missing end is valid."""
         after_start = np.maximum(ranges.start, ranges.start + 1)  # start + 1 overflows at the largest integer
         end = np.where(ranges.end == NO_TIME, after_start, ranges.end)
@@ -136,7 +136,7 @@ class TimeCheck:
         rows = TimedRows(table, ranges.start, end, process, lambda i: quote_name(ranges.names[ranges.name[i]]))
         return self._find_valid(rows, needs_duration=self._by_cupti)
 
-    def memory(self, uses: MemoryUses) -> Bools:
+    def find_valid_memory(self, uses: MemoryUses) -> Bools:
         """Returns the mask of the allocations and releases with valid times."""
         rows = TimedRows(MEMORY, uses.start, uses.start, uses.process, lambda i: f"{abs(uses.bytes[i]):,} bytes")
         return self._find_valid(rows)

@@ -166,15 +166,15 @@ class Trace:
         moments = (operations.start, launches.start, ranges.start)
         by_nsys = metadata.profiler == "nsys"
         check = TimeCheck(duration, *moments, start=metadata.time_shift_ns, by_cupti=by_nsys)
-        have_times, are_valid_calls = check.operations(operations), check.calls(launches)
-        are_first_rows = check.not_repeated(operations) if by_nsys else have_times
-        are_valid, have_ends = check.ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
+        have_times, are_valid_calls = check.find_valid_operations(operations), check.find_valid_calls(launches)
+        are_first_rows = check.find_first_rows(operations) if by_nsys else have_times
+        are_valid, have_ends = check.find_valid_ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
         are_clocks = mark_clock_ranges(ranges)
         memory = None
         if reader.name_of(schema.MEMORY):
             start, process, size, operation, alive, _ = frames["memory"].values()
             memory = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
-            memory = memory.select(check.memory(memory))
+            memory = memory.select(check.find_valid_memory(memory))
         first = launches.select(np.argsort(launches.start, kind="stable")[:_CALLS_FOR_MEDIAN])
         launch_ns = (first.end - first.start)[first.call == LAUNCH]
         launch_ns = launch_ns[launch_ns > 0]
@@ -186,7 +186,7 @@ class Trace:
             launches.select(are_valid_calls & out_of_memory),
             ranges.select(are_valid & have_ends & ~are_clocks),
             ranges.select(are_valid & ~have_ends & ~are_clocks),
-            torch_operators.select(check.ranges(schema.OPERATORS, torch_operators))
+            torch_operators.select(check.find_valid_ranges(schema.OPERATORS, torch_operators))
             if reader.name_of(schema.OPERATORS)
             else nvtx_operators.select((are_valid & have_ends)[operator_index]),
             GraphNodes(*(nodes[column] for column in ("start", "thread", "graph_node", "original"))),
@@ -235,13 +235,17 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
     ids, codes = dense_codes(parts[KERNEL].pop("name"))
 
     def column(key: str) -> Any:
+        """Returns a column of all kinds of operations, and removes it from the frames."""
         return append_in_place(*(part.pop(key) for part in parts))
 
     process = column("process")
     if not process.any():  # old exports have no globalPid: use the only process that launches, if there is one
         launching = distinct(process_of(distinct(frames["runtime"]["thread"])))
         process = np.full_like(process, launching[0]) if len(launching) == 1 else process
-    texts = [_shorten(strings.get(i, "")) for i in ids.tolist()]
+    texts = [strings.get(i, "") for i in ids.tolist()]
+    for position, text in enumerate(texts):  # templates may make names very long, and every report contains the names
+        if len(text) > _MAX_KERNEL_NAME_CHARACTERS:
+            texts[position] = f"{text[:_MAX_KERNEL_NAME_CHARACTERS]}… ({len(text):,} characters)"
     return Operations(
         kind=np.repeat(np.arange(len(OPERATION_KINDS), dtype=np.int8), lengths),
         start=column("start"),
@@ -262,13 +266,6 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
             for i, text in zip(ids.tolist(), texts, strict=True)
         ),
     )
-
-
-def _shorten(name: str) -> str:
-    """Returns a kernel's name, cut if templates make it very long: every table and report contains the name."""
-    if len(name) <= _MAX_KERNEL_NAME_CHARACTERS:
-        return name
-    return f"{name[:_MAX_KERNEL_NAME_CHARACTERS]}… ({len(name):,} characters)"
 
 
 def _sizes(parts: list[Frame]) -> Ints:

@@ -106,6 +106,7 @@ def _gpu_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
     """Returns the tables of the GPU operations."""
 
     def common_columns(operations: Rows) -> _Columns:
+        """Returns the columns that all tables of GPU operations have."""
         return {
             "start": operations["start"],
             "end": operations["end"],
@@ -150,6 +151,7 @@ def _cpu_tables(trace: KinetoTrace, process: int, thread: Ints) -> dict[str, _Co
     """Returns the tables of what happened on threads, and of the profiler's overhead."""
 
     def times_and_threads(events: Rows) -> _Columns:
+        """Returns the columns that the tables of events on threads have."""
         return {"start": events["start"], "end": events["end"], "globalTid": thread[events["track"]]}
 
     calls, ranges, operators, overhead = (trace.of(kind) for kind in ("runtime", "range", "operator", "overhead"))
@@ -199,6 +201,7 @@ def _nccl_calls(trace: KinetoTrace, thread: Ints) -> _Columns:
     """
 
     def with_unique_correlation(rows: Rows) -> Rows:
+        """Returns the rows whose correlation ID occurs once, sorted by it."""
         _, first, counts = np.unique(rows["correlation"], return_index=True, return_counts=True)
         unique: Rows = rows[first[counts == 1]]
         return unique
@@ -231,9 +234,19 @@ def _name_tables(trace: KinetoTrace, thread: Ints) -> dict[str, _Columns]:
 
 def _condition_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
     """Returns the tables about the machine, the rank, the profiler and its warnings."""
-    used_devices = np.unique(trace.operations["device"])
+    properties, used_devices = trace.properties, np.unique(trace.operations["device"])
+    is_amd_gpu = not trace.on_cpu and _platform(trace) == HIP
+    environment = (
+        ("DevicePlatform", HIP if is_amd_gpu else None),
+        ("CudaDriverVersion", properties.cuda_driver_version),
+        ("HipDriverVersion", properties.hip_driver_version),
+        ("HipRuntimeVersion", properties.hip_runtime_version),
+        ("NvDriverVersion", properties.driver_version),
+        ("CpuDescription", properties.cpu),
+        ("OsDescription", properties.os),
+    )
     gpu_columns = ("id", "name", "totalMemory", "smCount")
-    group = trace.properties.distributed
+    group = properties.distributed
     ranks = [(group.rank, group.world_size or 0)] if group and group.rank is not None else []
     rank, world_size = _transpose(ranks, 2)
     return {
@@ -243,12 +256,12 @@ def _condition_tables(trace: KinetoTrace, process: int) -> dict[str, _Columns]:
             "cudaId": used_devices,
             "pid": np.full(len(used_devices), pid_of(process)),
         },
-        "TARGET_INFO_SYSTEM_ENV": _properties(_environment(trace)),
+        "TARGET_INFO_SYSTEM_ENV": _properties([(name, str(value)) for name, value in environment if value]),
         "PROCESS_RANKS": {"globalPid": np.full(len(ranks), process), "rank": rank, "worldSize": world_size},
         "META_DATA_EXPORT": _properties(
             [
                 ("EXPORT_PRODUCT_NAME", "torch.profiler"),
-                ("EXPORT_PRODUCT_VERSION", str(trace.properties.torch_version or "unknown")),
+                ("EXPORT_PRODUCT_VERSION", str(properties.torch_version or "unknown")),
                 ("EXPORT_SCHEMA_VERSION", "3.20.3"),
             ]
         ),
@@ -283,23 +296,6 @@ def _devices(trace: KinetoTrace) -> Iterator[tuple[int, str, int, int]]:
         yield from ((device, _UNNAMED_DEVICE[platform], 0, 0) for device in used_devices)
     for gpu in gpus:
         yield gpu.id, (gpu.name or "").strip() or _UNNAMED_DEVICE[platform], gpu.memory or 0, gpu.sms or 0
-
-
-def _environment(trace: KinetoTrace) -> Iterator[tuple[str, str]]:
-    """Yields the platform, versions, CPU and operating system, as far as the trace's properties tell them."""
-    platform, properties = _platform(trace), trace.properties
-    if not trace.on_cpu and platform == HIP:
-        yield "DevicePlatform", platform
-    for name, value in (
-        ("CudaDriverVersion", properties.cuda_driver_version),
-        ("HipDriverVersion", properties.hip_driver_version),
-        ("HipRuntimeVersion", properties.hip_runtime_version),
-        ("NvDriverVersion", properties.driver_version),
-        ("CpuDescription", properties.cpu),
-        ("OsDescription", properties.os),
-    ):
-        if value:
-            yield name, str(value)
 
 
 def _properties(pairs: Iterable[tuple[str, str]]) -> _Columns:
@@ -376,6 +372,7 @@ def find_own_stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretc
     open_intervals: list[int] = []
 
     def cover(index: int, start: int, end: int) -> None:
+        """Ends the own stretch of an interval where a nested interval starts."""
         if start > covered_until[index]:
             own_stretches[index].append((covered_until[index], start))
         covered_until[index] = end

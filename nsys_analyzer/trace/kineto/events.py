@@ -132,7 +132,7 @@ class Event(msgspec.Struct, gc=False):
 _NO_ARGUMENTS = Arguments()
 
 
-def kind_of(phase: object, category: object, name: object) -> str | None:
+def classify_event(phase: object, category: object, name: object) -> str | None:
     """Returns the kind of an event; None if it is not read, as for flow arrows and counters."""
     if phase == "X":
         if category == "python_function":  # from the profiler's Python tracer
@@ -162,15 +162,15 @@ class TraceCodes:
         self.tracks = _Codes[Track]()
 
 
-def times_of(kind: str, events: Sequence[Event]) -> tuple[Ints, Ints, Bools]:
+def read_times(kind: str, events: Sequence[Event]) -> tuple[Ints, Ints, Bools]:
     """Returns the starts and ends (ns) of some events of a kind, and the mask of the events with valid times."""
     if kind == "thread":  # the name of a thread has no time
         zeros = np.zeros(len(events), np.int64)
         return zeros, zeros, np.ones(len(events), np.bool_)
-    starts, are_timed = nanoseconds([bytes(event.ts) for event in events])
+    starts, are_timed = to_nanoseconds([bytes(event.ts) for event in events])
     if kind == "memory":
         return starts, starts, are_timed
-    durations, have_durations = nanoseconds([bytes(event.dur) for event in events])
+    durations, have_durations = to_nanoseconds([bytes(event.dur) for event in events])
     return starts, starts + durations, are_timed & have_durations & (durations >= 0)
 
 
@@ -269,7 +269,7 @@ def _first_integer(bits: int, *ids: TrackId) -> int:
 _MAX_TIME_NS = 2**61  # the difference of two such times plus a duration fits into 64 bits
 
 
-def nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
+def to_nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
     """Converts JSON numbers in µs to ns (half to even), and returns them with the mask of the valid times.
 
     The digits are read as integers, because a float cannot represent the nanoseconds of a time since 1970.

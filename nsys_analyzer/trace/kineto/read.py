@@ -34,10 +34,10 @@ from nsys_analyzer.trace.kineto.events import (
     TraceCodes,
     Track,
     as_number,
-    kind_of,
+    classify_event,
     make_collective_rows,
     make_rows,
-    times_of,
+    read_times,
 )
 
 RECORD = "Record it with torch.profiler and export_chrome_trace(), or with: nsys-analyze run --profiler torch"
@@ -196,6 +196,7 @@ def _repair_json(content: bytes | bytearray) -> tuple[bytes, list[str]]:
     counts = Counter[str]()
 
     def escape(match: re.Match[bytes]) -> bytes:
+        """Returns a valid escape sequence unchanged, and escapes a single backslash."""
         if len(match[0]) > 1:
             return match[0]
         counts["backslashes"] += 1
@@ -274,7 +275,7 @@ class _EventCollector:
             except _DECODE_ERRORS:
                 self._leave_out("unknown", None)
             else:
-                if kind := kind_of(head.ph, head.cat, head.name):
+                if kind := classify_event(head.ph, head.cat, head.name):
                     self._leave_out(kind, head.name)
         return None
 
@@ -298,13 +299,13 @@ class _EventCollector:
         """Adds the rows of events."""
         by_kind: dict[str, list[Event]] = defaultdict(list)
         for event in new_events:
-            if kind := kind_of(event.ph, event.cat, event.name):
+            if kind := classify_event(event.ph, event.cat, event.name):
                 by_kind[kind].append(event)
         for kind, events in by_kind.items():
             if kind == OTHER_DEVICE:
                 hint = "Supported are traces of NVIDIA's and AMD's GPUs, and of CPUs"
                 raise TraceError(f"{self._path} is from an unsupported device ({events[0].cat})", hint)
-            starts, ends, are_timed = times_of(kind, events)
+            starts, ends, are_timed = read_times(kind, events)
             if not are_timed.all():
                 self._leave_out(kind, events[int(are_timed.argmin())].name, int((~are_timed).sum()))
                 events = list(compress(events, are_timed.tolist()))
