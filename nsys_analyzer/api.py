@@ -150,13 +150,8 @@ def _comparisons_as_html(comparisons: Comparisons) -> str:
     return _report_as_html(Report("", (answer_comparison(comparisons, DEFAULT_THRESHOLD),)))
 
 
-def _comparison_as_html(comparison: Comparison) -> str:
-    """Returns the text of ``nsys-analyze compare`` for one pair of runs."""
-    return _comparisons_as_html(Comparisons((comparison,), (), ()))
-
-
 # Notebooks call `_repr_html_`. It is set here because the modules of these types cannot import the report.
 setattr(Report, "_repr_html_", _report_as_html)  # noqa: B010 - a type checker refuses the assignment of an attribute
 setattr(CaptureSummary, "_repr_html_", _summary_as_html)  # noqa: B010
 setattr(Comparisons, "_repr_html_", _comparisons_as_html)  # noqa: B010
-setattr(Comparison, "_repr_html_", _comparison_as_html)  # noqa: B010
+setattr(Comparison, "_repr_html_", lambda comparison: _comparisons_as_html(Comparisons((comparison,), (), ())))  # noqa: B010

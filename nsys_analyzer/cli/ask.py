@@ -30,7 +30,7 @@ def _list_figures(ctx: click.Context, _: click.Parameter, is_requested: bool) ->
 @click.argument("questions", nargs=-1, required=True, metavar="QUESTION...")
 @option(SELECTION, "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_figures,
         help="List the figures.")  # fmt: skip
-@format_option("text", "json", help="json adds the rows that each answer is based on.")
+@format_option("text", "json", help="json holds each answer with its unit and the rows it is based on.")
 @evidence_options
 @click.pass_context
 def ask(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("traces", type=PATH, nargs=-1, required=True, metavar="TRACE|FOLDER...")
 @format_option("text", "markdown", "json", help="json holds every figure, in the form of the report's JSON.")
 @option(SELECTION, "--all", "show_all", is_flag=True,
-        help="Print also the rest of the report, with its folded parts.")  # fmt: skip
+        help="Also print the rest of the report, with its folded parts.")  # fmt: skip
 @option(
     OUTPUT, "--budget", type=click.IntRange(min=200), metavar="BYTES",
     help="The largest size of the JSON. It then holds the most valuable answers that fit, each with the rows it is "

@@ -97,7 +97,7 @@ def main() -> None:
     """Runs the command line; prints an error of the package or the system as one line, and exits with its status."""
     # The page faults of Arrow's own allocator take a tenth of the time of a long report.
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
-        os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # Arrow reads it, but child processes do not inherit it
+        os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # os.environ, which started programs get, is unchanged
     if _COMPLETING not in os.environ:  # completions are bytes for the shell
         use_safe_streams()
     if sys.stdout is None:  # the parent process has closed it

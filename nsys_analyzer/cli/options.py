@@ -143,9 +143,9 @@ def scheduler_option(function: Function) -> Function:
     """Adds the option ``--scheduler``, the address of a Dask scheduler."""
     return option(
         RUNNING, _SCHEDULER, metavar="ADDRESS",
-        help="The address of a Dask scheduler, such as tcp://host:8786. Its workers read the captures; they need the "
-        "same version of nsys-analyze and the same paths to the captures. With none, one process here reads them all. "
-        "By default, several captures are read on the cores of this machine.",
+        help="The address of a Dask scheduler, such as tcp://host:8786. Its workers read the captures. They need "
+        "the same version of nsys-analyze and the same paths to the captures. The value none reads all captures in one "
+        "process on this machine. Default: the cores of this machine share the captures.",
     )(function)  # fmt: skip
 
 

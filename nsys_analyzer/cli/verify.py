@@ -69,8 +69,8 @@ def verify(
     """Measures whether PROGRAM is faster than the program of BEFORE, and whether the prediction held.
 
     BEFORE is a folder that run wrote. Pairs of processes, one of each program, take turns without a profiler until the
-    change is known or --time-limit is over. Then PROGRAM is recorded once. The interval of the change allows for the
-    repeated looks at the data, after each pair. The result is added to .nsys-analyze/ledger.jsonl as a line.
+    change is known or --time-limit is over. Then PROGRAM is recorded once. The interval of the change takes into
+    account that the result is checked after each pair. The result is added to .nsys-analyze/ledger.jsonl as a line.
 
     Exit status: 0 faster, 3 slower, 4 not comparable (the losses or batches differ), 5 no change that can be told.
     """
