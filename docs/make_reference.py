@@ -138,7 +138,7 @@ def schema_of_answers() -> dict[str, Any]:
 
 def _text(kind: type) -> dict[str, str]:
     """The schema of text with spans, which JSON holds as a string."""
-    if kind.__name__ not in ("Text", "StrOrText"):
+    if kind.__name__ not in ("Text", "StrOrText", "FactOrText"):
         raise NotImplementedError(kind)
     return {"type": "string"}
 

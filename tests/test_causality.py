@@ -14,6 +14,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.launches import leave_out_contradictions
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.facts import say, say_all
 from nsys_analyzer.text import plain
 from tests.support.export import ADD, GEMM, PID, Export, training_step
 from tests.support.kineto import Kineto
@@ -47,7 +48,7 @@ def figures(summary: CaptureSummary, phase: str) -> object:
 
 
 def left_out(summary: CaptureSummary) -> list[str]:
-    said = [plain(warning, "`") for warning in summary.warnings]
+    said = [plain(warning, "`") for warning in say_all(summary.warnings)]
     return [warning for warning in said if warning.startswith(("Left out of every figure: ", "Counted "))]
 
 
@@ -91,7 +92,7 @@ def test_an_operation_with_an_impossible_time(tmp_path: Path, wrong: str, why: s
     assert forward is not None
     assert (forward.instances, forward.incomplete_instances) == (2, 1)
     assert forward.gpu_busy_ms.mean == pytest.approx(120 / 1e6)
-    assert any("2 instances of phases left out" in plain(warning) for warning in after.warnings)
+    assert any("2 instances of phases left out" in plain(warning) for warning in say_all(after.warnings))
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def test_a_step_that_lasts_over_the_next_ones(capture: Path) -> None:
     after = broken(capture, f"UPDATE {RANGE} SET end = (SELECT max(end) {steps}) WHERE rowid = {first}")
     assert after.step
     assert after.step.instances == 2
-    assert "A range `step` has no end, or one behind the next start" in plain(after.warnings[0], "`")
+    assert "A range `step` has no end, or its end is after the start" in plain(say(after.warnings[0]), "`")
 
 
 @pytest.mark.parametrize("name", ["   ", "\t\n", "\0gemm"])
@@ -229,7 +230,7 @@ def test_names_of_blanks_are_unknown(capture: Path, name: str) -> None:
     forward = after.phase("forward")
     assert forward
     assert forward.share_of("matmul") is None
-    assert any("does not hold the names of" in plain(warning) for warning in after.warnings)
+    assert any("does not hold the names of" in plain(warning) for warning in say_all(after.warnings))
 
 
 def test_a_copy_with_an_impossible_time_makes_its_phase_partial(tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ def test_rows_that_are_left_out(tmp_path: Path, statements: list[str], said: str
     assert after.coverage is not None
     assert after.coverage.kernels == kernels == len(Trace.load(path).kernels)
     assert figures(after, "backward") == figures(before, "backward")
-    assert ("1 kernels have no launch row and stay unattributed." in after.warnings) == (CALL in str(said))
+    assert ("1 kernels have no launch row and stay unattributed." in say_all(after.warnings)) == (CALL in str(said))
 
 
 def test_half_of_all_times_are_decades_away(tmp_path: Path) -> None:

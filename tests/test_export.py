@@ -12,6 +12,7 @@ import pytest
 
 from nsys_analyzer.errors import ExportError, NoSpaceError
 from nsys_analyzer.inputs.gather import gather
+from nsys_analyzer.report.facts import say, say_all
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace import nsys_report
 from nsys_analyzer.trace.nsys_report import ensure_export
@@ -161,10 +162,10 @@ def test_a_capture_whose_report_is_newer_is_read_with_a_warning(report: Path, mo
     for named in (report, report.parent):
         (capture,) = gather([named]).captures
         assert capture.status == "ok"
-        assert plain(capture.warnings[0]).startswith("run.sqlite is older than run.nsys-rep, and there is no nsys here")
+        assert plain(say(capture.warnings[0])).startswith("run.sqlite is older than run.nsys-rep, and there is no nsys")
     age(report, seconds=7200)  # now the export is the newer one
     (capture,) = gather([report]).captures
-    assert not any("older" in plain(warning) for warning in capture.warnings)
+    assert not any("older" in plain(warning) for warning in say_all(capture.warnings))
 
 
 FAILURES = {

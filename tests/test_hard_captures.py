@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import configuration_from_name
 from nsys_analyzer.report.evidence import Evidence
+from nsys_analyzer.report.facts import say_all
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.text import plain
@@ -151,7 +152,7 @@ def test_a_warm_up_without_an_end_lasts_to_the_end(tmp_path: Path) -> None:
     export.range("warmup", 60, None).range("forward", 100, 200).kernel(GEMM, 110, 120, 130)
     summary = summary_of(export, tmp_path)
     assert counts(summary) == {"forward": 1}
-    assert any("warm-up range has no end" in plain(warning) for warning in summary.warnings)
+    assert any("warm-up range has no end" in plain(warning) for warning in say_all(summary.warnings))
 
 
 def test_a_straggler_of_a_microsecond_is_no_lack_of_synchronisation(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_straggler_of_a_microsecond_is_no_lack_of_synchronisation(tmp_path: Pa
 def test_two_gpus_of_one_process_are_said(tmp_path: Path) -> None:
     export = Export().range("forward", 0, 100).kernel(GEMM, 10, 20, 40).kernel(GEMM, 12, 20, 40, device=1)
     summary = summary_of(export, tmp_path)
-    assert any("2 GPUs" in plain(warning) for warning in summary.warnings)
+    assert any("2 GPUs" in plain(warning) for warning in say_all(summary.warnings))
     assert summary.phases[0].gpu_busy_ms.mean == pytest.approx(20 * MS)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.facts import say_all
 from nsys_analyzer.trace.phase_names import PhaseNames
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export
 from tests.support.kineto import AUTOGRAD as TORCH_AUTOGRAD
@@ -224,7 +225,7 @@ def test_forwards_that_differ_much_do_not_suffice(tmp_path: Path) -> None:
     assert forward is not None
     assert (forward.kernels_least, forward.kernels_most) == (3, 14)  # the kernel of the data is inside, too
     assert not summary.phases_suffice
-    assert any("The inferred forward launches 3 to 14 kernels" in warning for warning in summary.warnings)
+    assert any("The inferred forward launches 3 to 14 kernels" in warning for warning in say_all(summary.warnings))
 
 
 def test_gradients_set_to_zero_are_no_forward(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.facts import say_all
 from nsys_analyzer.text import plain
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
 
@@ -52,7 +53,7 @@ def test_a_phase_inside_another_is_counted_there_and_said(tmp_path: Path) -> Non
     summary = summary_of(export, tmp_path)
     assert phase_counts(summary) == {"forward": (1, 0, 0)}
     assert summary.phases[0].kernels_per_instance == 2
-    assert any("`loss` ranges lie inside `forward`" in plain(warning, "`") for warning in summary.warnings)
+    assert any("`loss` ranges lie inside `forward`" in plain(warning, "`") for warning in say_all(summary.warnings))
 
 
 def test_a_pushed_phase_that_crosses_another_is_told_of(tmp_path: Path) -> None:
@@ -62,11 +63,13 @@ def test_a_pushed_phase_that_crosses_another_is_told_of(tmp_path: Path) -> None:
         for at in (0, 200_000):
             export.range("forward", at + forward[0], at + forward[1], kind=kind)
             export.range("backward", at + 50_000, at + 100_000)
-        return [plain(warning, "`") for warning in summary_of(export, tmp_path).warnings if "popped" in plain(warning)]
+        return [
+            plain(warning, "`")
+            for warning in say_all(summary_of(export, tmp_path).warnings)
+            if "popped" in plain(warning)
+        ]
 
-    told = (
-        "2 `forward` ranges last into `backward`, as no range that is pushed and popped can: what is launched in both "
-    )
+    told = "2 `forward` ranges last into `backward`, which ranges that are pushed and popped cannot do. A pop "
     assert [warning.startswith(told) for warning in warnings((0, 60_000))] == [True]
     assert len(warnings((90_000, 120_000))) == 1  # `backward` ends inside `forward`
     for forward in ((0, 50_000), (0, 50_500), (0, 150_000), (60_000, 90_000)):  # apart, rounded, around it, inside
@@ -80,7 +83,7 @@ def test_a_phase_without_an_end_is_no_measurement(tmp_path: Path) -> None:
     summary = summary_of(export, tmp_path)
     assert summary.status == "partial"
     assert phase_counts(summary) == {"forward": (1, 0, 0)}
-    assert any("`forward` has no end" in plain(warning, "`") for warning in summary.warnings)
+    assert any("`forward` has no end" in plain(warning, "`") for warning in say_all(summary.warnings))
 
 
 def test_an_instance_whose_kernels_are_missing_is_no_measurement(tmp_path: Path) -> None:

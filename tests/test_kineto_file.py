@@ -9,6 +9,7 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.facts import say_all
 from tests.support.kineto import Kineto
 
 GEMM = "ampere_sgemm_128x64_tn"
@@ -42,7 +43,7 @@ def test_a_bare_array_of_events_is_a_trace(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_ranges_is_told_of_record_function(tmp_path: Path) -> None:
-    warnings = summary_of(Kineto().gpu().kernel(GEMM, 1, 120, 30), tmp_path).warnings
+    warnings = say_all(summary_of(Kineto().gpu().kernel(GEMM, 1, 120, 30), tmp_path).warnings)
     assert any("record_function" in warning and "ProfilerActivity.CPU" in warning for warning in warnings)
     assert any("no CUDA API calls" in warning for warning in warnings)
     assert not any("--trace" in warning for warning in warnings)
@@ -50,4 +51,4 @@ def test_a_trace_without_ranges_is_told_of_record_function(tmp_path: Path) -> No
 
 def test_who_recorded_the_cpu_and_the_gpu_is_not_asked_to(tmp_path: Path) -> None:
     trace = Kineto().gpu().operator("aten::mm", 100, 50).launch(1, 110).kernel(GEMM, 1, 120, 30)
-    assert not any("ProfilerActivity" in warning for warning in summary_of(trace, tmp_path).warnings)
+    assert not any("ProfilerActivity" in warning for warning in say_all(summary_of(trace, tmp_path).warnings))

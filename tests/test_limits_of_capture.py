@@ -33,9 +33,11 @@ from nsys_analyzer.analysis.transformer.models import (
 from nsys_analyzer.configuration import CountedFlops, Run
 from nsys_analyzer.questions.ask import ask
 from nsys_analyzer.report.evidence import Evidence
+from nsys_analyzer.report.facts import say, say_all
 from nsys_analyzer.report.model import Answer, Block, Table, unfold
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections import build_report, limits
+from nsys_analyzer.text import plain
 from nsys_analyzer.trace.metadata import CPU, Gpu
 from tests.support.export import GEMM
 
@@ -143,10 +145,10 @@ def test_accumulated_gradients_are_several_passes_a_step() -> None:
     # Six passes in three steps: the step does twice 3 · 4,280,000 FLOPs in 4e-7 s, 64.2 TFLOP/s.
     limits = found(training(forwards=6))
     assert mfu(limits)["step"] == pytest.approx(64.2 / 67)
-    assert "A step has 2 forward passes, and each is assumed to have batch size 2." in limits.notes
+    assert "A step has 2 forward passes, and each is assumed to have batch size 2." in say_all(limits.notes)
     limits = found(training(forwards=4))
     assert "step" not in mfu(limits)
-    assert NO_WHOLE_STEPS in limits.notes
+    assert NO_WHOLE_STEPS in say_all(limits.notes)
 
 
 def test_an_inference_step_is_its_forward_passes() -> None:
@@ -156,7 +158,7 @@ def test_an_inference_step_is_its_forward_passes() -> None:
     assert mfu(found(inference)) == pytest.approx({"forward": 42.8 / 67, "step": 42.8 / 4 / 67})
     unnamed = replace(inference, configuration=structs.replace(KNOWN, mode="train"))
     assert "step" not in mfu(found(unnamed))
-    assert NO_WHOLE_STEPS in found(unnamed).notes
+    assert NO_WHOLE_STEPS in say_all(found(unnamed).notes)
 
 
 def test_rates_of_classes() -> None:
@@ -198,7 +200,7 @@ def test_fused_attention_is_a_class_of_its_own() -> None:
     causal = phase("forward", gemm, row(FLASH, "fused attention", 1, 7e-8), busy=MS)
     limits = found(replace(capture, phases=(causal, *capture.phases[2:])))
     assert [one.kernel_class for one in limits.classes] == ["matmul"]
-    assert any(note.startswith("Fused attention in forward skips work") for note in limits.notes)
+    assert any(note.startswith("Fused attention in forward skips work") for note in map(plain, say_all(limits.notes)))
     assert limits.doubt is None
 
 
@@ -254,7 +256,7 @@ def test_mfu_asks_for_nothing_that_was_given(changed: dict[str, Any], why: str, 
 )
 def test_no_rate_above_a_peak(changed: dict[str, Any], said: str) -> None:
     limits = found(training(**changed))
-    assert said in limits.doubt
+    assert said in plain(say(limits.doubt))
     assert (limits.phases, limits.classes) == ((), ())
 
 
@@ -271,7 +273,7 @@ def test_the_peak_of_several_precisions_is_by_the_time_of_each() -> None:
 def test_a_precision_that_is_not_detected() -> None:
     # bf16 matmuls at ten times the fp32 peak, with names that say fp32.
     limits = found(training(ms=MS / 10))
-    assert "times the GPU's peak in fp32, which is impossible" in limits.doubt
+    assert "times the GPU's peak in fp32, which is impossible" in plain(say(limits.doubt))
     unknown = found(training(precisions={"unknown": 0.6, "fp32": 0.4}))
     assert unknown.precision is None
     assert mfu(unknown) == dict.fromkeys(("forward", "backward", "step"))
@@ -314,10 +316,10 @@ def test_flops_that_were_counted() -> None:
     assert [(one.kernel_class, one.phase, one.flops, one.bytes) for one in limits.classes] == [
         ("matmul", "forward", 3_000_000, None)
     ]
-    assert "The FLOPs of these operators are not known and not included: aten.x." in limits.notes
+    assert "The FLOPs of these operators are not known and not included: aten.x." in say_all(limits.notes)
     uneven = found(training(forwards=4, configuration=None, run=Run(flops=counted)))
     assert uneven.phase("step") is None
-    assert uneven.notes[1] == NO_WHOLE_STEPS
+    assert say(uneven.notes[1]) == NO_WHOLE_STEPS
 
 
 def test_what_is_missing_and_how_to_give_it() -> None:
@@ -409,5 +411,5 @@ def test_a_batch_size_that_a_real_capture_cannot_have(real_capture: Capture) -> 
     known = Configuration(find_model("small"), 256, 32)  # eight times the FLOPs
     (summary,) = summarize(Trace.load(real_capture("train_small256")), "t", configuration=known)
     assert "which is impossible: the configuration (small, context length 256, batch size 32)" in (
-        found(summary).doubt or ""
+        plain(say(found(summary).doubt or ""))
     )

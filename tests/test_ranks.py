@@ -15,6 +15,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import find_processes
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
+from nsys_analyzer.report.facts import say_all
 from tests.support.export import GEMM, Export, global_tid, shared_copy
 from tests.support.kineto import Kineto
 from tests.support.ranks import INIT, binary, with_schemas
@@ -115,7 +116,7 @@ def test_a_payload_that_tells_no_rank(payload: dict[str, Any], pids: tuple[int, 
 def test_an_export_without_payloads_is_told_how_to_keep_them(tmp_path: Path) -> None:
     def warns(export: Export) -> bool:
         (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
-        return any("--include-blobs=true" in warning for warning in summary.warnings)
+        return any("--include-blobs=true" in warning for warning in say_all(summary.warnings))
 
     export = initialise(one_process(), 100)
     assert warns(export)

@@ -14,6 +14,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import MissingTableError, TraceError
+from nsys_analyzer.report.facts import say_all
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_pid, global_tid, training_step
 
 RealCapture = Callable[[str], Path]
@@ -99,7 +100,7 @@ def test_without_nvtx_table(tmp_path: Path) -> None:
     # The thread of autograd tells its two kernels.
     assert trace.kernels["phase"].dropna().tolist() == ["backward", "backward"]
     (summary,) = summarize(trace, "trace")
-    assert any("no NVTX table" in warning for warning in summary.warnings)
+    assert any("no NVTX table" in warning for warning in say_all(summary.warnings))
 
 
 def test_without_kernel_table(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_without_api_calls_no_kernel_has_a_launch(tmp_path: Path) -> None:
     (summary,) = summarize(trace, "trace")
     assert summary.coverage is not None
     assert (summary.coverage.kernels, summary.coverage.without_launch) == (5, 5)
-    assert any("no CUDA API table" in warning for warning in summary.warnings)
+    assert any("no CUDA API table" in warning for warning in say_all(summary.warnings))
 
 
 def test_old_names(tmp_path: Path) -> None:
@@ -315,7 +316,7 @@ def test_without_names_the_share_of_matmul_is_not_known(tmp_path: Path, lost: st
     assert {row.kernel_class for row in summary.whole.classes} == {"unknown"}
     assert any(
         "does not hold the names of 2 kernels (100.0\xa0% of the kernel time)" in warning
-        for warning in summary.warnings
+        for warning in say_all(summary.warnings)
     )
     written = CliRunner().invoke(cli, ["report", str(path), "-o", str(tmp_path / "report.md"), "--no-figures"])
     assert written.exit_code == 0, written.output

@@ -31,6 +31,7 @@ LAYERS = (
 
 #: The rooms inside `analysis`, in the same order: each imports only rooms before it.
 ANALYSIS = (
+    "facts",
     "statistics",
     "intervals",
     "attribution",

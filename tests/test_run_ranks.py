@@ -18,6 +18,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.manifest import read_manifest
 from nsys_analyzer.inputs.unprofiled_times import read_sweep_timings, read_timings
+from nsys_analyzer.report.facts import say_all
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import JobResult
 from nsys_analyzer.text import plain
@@ -122,8 +123,8 @@ def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: 
     # The process of this export is none of them.
     (capture,) = gather([runs], timings=read_sweep_timings(runs)).captures
     assert (capture.rank, capture.unprofiled) == (None, None)
-    (warning,) = (text for one in capture.warnings if "none of the rows" in (text := plain(one)))
-    assert "they differ in rank (0, 1); give a file with" in warning
+    (warning,) = (text for one in say_all(capture.warnings) if "none of the rows" in (text := plain(one)))
+    assert "they differ in rank (0, 1). Give a file with" in warning
 
 
 def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +141,7 @@ def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: 
     found = {one.title: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
     # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
     assert found == {"train rank 0": (0, 2.0), "train rank 1": (1, 3.0)}
-    assert not any("none of the rows" in warning for one in captures for warning in map(plain, one.warnings))
+    assert not any("none of the rows" in warning for one in captures for warning in map(plain, say_all(one.warnings)))
 
 
 def test_times_alone(tmp_path: Path) -> None:

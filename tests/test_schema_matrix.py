@@ -50,6 +50,7 @@ from nsys_analyzer.analysis.attribution.launches import find_captures
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import RECORD_COMMAND, NsysAnalyzerError
+from nsys_analyzer.report.facts import say_all
 from nsys_analyzer.trace import trace as trace_module
 from tests.conftest import DATA
 from tests.support.export import AUTOGRAD, Export, global_pid, training_step
@@ -190,7 +191,7 @@ def phases(path: Path) -> list[dict[str, Any]]:
 
 
 def warnings(path: Path) -> list[str]:
-    return [warning for summary in summarize(Trace.load(path), "t") for warning in summary.warnings]
+    return [warning for summary in summarize(Trace.load(path), "t") for warning in say_all(summary.warnings)]
 
 
 def run_all(path: Path, folder: Path) -> Iterator[str]:

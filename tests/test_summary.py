@@ -29,6 +29,7 @@ from nsys_analyzer.analysis.summary.summarize import check_attribution, summariz
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.report.facts import say_all
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
 
 MS = 1e-6  # ms in one ns
@@ -119,7 +120,7 @@ def test_an_opaque_graph_is_busy_time_with_unknown_kernels(tmp_path: Path) -> No
     assert summary.status == "no_kernels"
     assert phase.gpu_busy_ms.mean == pytest.approx(60 * MS)
     assert phase.kernel_time_ms.mean is None
-    assert any("--cuda-graph-trace=node" in warning for warning in summary.warnings)
+    assert any("--cuda-graph-trace=node" in warning for warning in say_all(summary.warnings))
 
 
 def test_two_processes_are_two_entries_by_device(tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_no_phases_still_gives_the_whole_capture(tmp_path: Path) -> None:
     assert summary.phases == ()
     assert summary.whole is not None
     assert summary.whole.gpu_busy_ms.mean == pytest.approx(60 * MS)
-    assert any("NVTX" in warning for warning in summary.warnings)
+    assert any("NVTX" in warning for warning in say_all(summary.warnings))
 
 
 events = st.lists(
@@ -242,7 +243,7 @@ def test_a_file_name_that_the_kernels_contradict_is_not_believed(step_trace: Pat
     (summary,) = summarize(Trace.load(step_trace), "train_small256", configuration=guessed)
     assert summary.configuration is not None
     assert (summary.configuration.model, summary.configuration.context_length) == (None, 256)
-    assert any("49 matmuls" in warning for warning in summary.warnings)
+    assert any("49 matmuls" in warning for warning in say_all(summary.warnings))
 
 
 @pytest.mark.parametrize(("matmuls", "believed"), [(0, True), (48, False), (49, True)])

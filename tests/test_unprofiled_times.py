@@ -18,6 +18,7 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import TimingsError
 from nsys_analyzer.inputs.match_times import match_timings
 from nsys_analyzer.inputs.unprofiled_times import Timings, read_sweep_timings, read_timings, write_timings
+from nsys_analyzer.report.facts import say, say_all
 from tests.support.export import GEMM, Export
 
 SIZES = "768,3072,12,12"
@@ -245,10 +246,10 @@ FLAGS = "model,compile,attention,forward_ms\nsmall,False,naive,9\nsmall,True,sdp
         (FLAGS, capture(model=SMALL, run=Run(compile=True)), {"forward": 5}),
         (FLAGS, capture(model=SMALL), "attention (naive, sdpa), compile (False, True)"),
         ("rank,phase,mean_ms\n0,step,10\n1,step,12\n", capture(rank=1), {"step": 12}),
-        ("model,optimizer,step_ms\nsmall,,10\nsmall,sgd,9\n", capture(model=SMALL), "optimizer (empty, sgd); give"),
+        ("model,optimizer,step_ms\nsmall,,10\nsmall,sgd,9\n", capture(model=SMALL), "optimizer (empty, sgd). Give"),
         ("model,step_ms\nllama,10\n", capture(), {"step": 10}),
         ("model,step_ms\nllama,10\n", capture(model=SMALL), {}),
-        ("warmup_steps,step_ms\n0,58\n5,20\n", capture(), "warmup_steps (0, 5); give a file with the rows of this"),
+        ("warmup_steps,step_ms\n0,58\n5,20\n", capture(), "warmup_steps (0, 5). Give a file with only the rows"),
     ],
 )  # fmt: skip
 def test_the_rows_of_a_capture(
@@ -256,7 +257,7 @@ def test_the_rows_of_a_capture(
 ) -> None:
     found = timed(tmp_path, text, one)[0]
     assert means(found) == ({} if isinstance(expected, str) else expected)
-    assert [expected in str(line) for line in found.warnings] == ([True] if isinstance(expected, str) else [])
+    assert [expected in str(line) for line in say_all(found.warnings)] == ([True] if isinstance(expected, str) else [])
 
 
 SWITCHES = (
@@ -284,7 +285,9 @@ def test_kernels_tell_which_row_is_the_captures(
     (summary,) = summarize(Trace.load(whole), "t")
     found = timed(tmp_path, text, replace(one, whole=summary.whole))[0]
     assert means(found)["forward"] == expected
-    assert found.warnings[-1].endswith(f"taken, of the rows that fit, since the capture's kernels are {said}")
+    assert str(say(found.warnings[-1])).endswith(
+        f"taken from the rows that fit, because the capture's kernels are {said}"
+    )
 
 
 @pytest.mark.parametrize(("columns", "row"), [("phase,mean_ms", "step,10"), ("step_ms", "10")])
@@ -294,7 +297,7 @@ def test_times_without_a_model_are_of_the_captures_of_the_call(tmp_path: Path, c
     assert [means(one) for one in timed(tmp_path, text, *two, one_run=True)] == [{"step": 10}] * 2
     found = timed(tmp_path, text, *two)
     assert [means(one) for one in found] == [{}] * 2
-    assert all("name neither their capture nor a model" in str(one.warnings[0]) for one in found)
+    assert all("name neither their capture nor a model" in str(say(one.warnings[0])) for one in found)
     named = timed(tmp_path, f"capture,{columns}\nb,{row}\n", *two)
     assert [means(one) for one in named] == [{}, {"step": 10}]
     assert [one.configuration for one in named] == [one.configuration for one in two]

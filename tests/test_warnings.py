@@ -9,6 +9,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import MissingTableError
+from nsys_analyzer.report.facts import say_all
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.metadata import is_irrelevant_message
 from tests.support.export import GEMM, PID, Export, global_pid, training_step
@@ -20,7 +21,7 @@ NOT_STARTED = "CUDA profiling might have not been started correctly."
 
 def warnings_of(export: Export, tmp_path: Path) -> list[str]:
     summaries = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
-    return [plain(warning, "`") for summary in summaries for warning in summary.warnings]
+    return [plain(warning, "`") for summary in summaries for warning in say_all(summary.warnings)]
 
 
 def step_with(process: int, text: str = NOT_STARTED) -> Export:

@@ -39,13 +39,14 @@ def info(trace: Path) -> None:
 def _print(trace: Path, header: str) -> None:
     """Prints the contents of one capture below a header."""
     from nsys_analyzer.analysis.summary.summarize import summarize
+    from nsys_analyzer.report.facts import say_all
     from nsys_analyzer.text import plain, visible
     from nsys_analyzer.trace.sources import open_capture
     from nsys_analyzer.trace.trace import Trace
 
     reader = open_capture(trace)
     loaded = Trace.read(reader, trace)
-    warnings = [plain(text, "`") for capture in summarize(loaded, trace.name) for text in capture.warnings]
+    warnings = [plain(text, "`") for capture in summarize(loaded, trace.name) for text in say_all(capture.warnings)]
     for title, lines in (
         ("Capture", _versions(loaded)),
         ("Tables (rows)", _tables(reader)),

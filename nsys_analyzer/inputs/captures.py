@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import structs
 
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.kernels.classes import given_classes, use_classes
 from nsys_analyzer.analysis.kernels.own_classes import OwnClasses
 from nsys_analyzer.analysis.steps.member import BY_ORDER
@@ -109,7 +110,7 @@ def _unreadable_subfolders(folders: Iterable[Path]) -> Iterator[CaptureSummary]:
 
 
 def _failed_capture(name: str, path: Path, message: str) -> CaptureSummary:
-    return CaptureSummary(name, None, path.name, "failed", message, warnings=(message,))
+    return CaptureSummary(name, None, path.name, "failed", message, warnings=(Fact("unreadable", error=message),))
 
 
 def _untraced_run(path: Path, run: Run) -> CaptureSummary:
@@ -230,8 +231,7 @@ def _with_manifest(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
     )  # fmt: skip
     summary = replace(summary, members=members)
     if run.not_annotated:
-        warning = f"Not everything of this program could be annotated: {run.not_annotated}."
-        summary = replace(summary, warnings=(*summary.warnings, warning))
+        summary = replace(summary, warnings=(*summary.warnings, Fact("not_annotated", parts=run.not_annotated)))
     if run.flops:
         summary = with_counted_flops(summary, run.flops)
     if run.lines and summary.modules:

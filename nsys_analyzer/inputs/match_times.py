@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
@@ -60,9 +61,8 @@ def match_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_r
             used += fitting_rows
             capture = _with_times(capture, fitting_rows)
             if evidence:
-                place = fitting_rows[0].place
-                warning = f"{place}: taken, of the rows that fit, since the capture's kernels are {evidence}"
-                capture = replace(capture, warnings=(*capture.warnings, warning))
+                chosen = Fact("row_chosen_by_kernels", place=fitting_rows[0].place, evidence=evidence)
+                capture = replace(capture, warnings=(*capture.warnings, chosen))
         elif warning := _why_no_row_is_used(timings, fitting_rows, one_run=one_run):
             capture = replace(capture, warnings=(*capture.warnings, warning))
         timed.append(capture)
@@ -129,22 +129,17 @@ def _count_agreements(row: PhaseTiming, configuration: Configuration, run: Run) 
     return len(known_pairs) + (0.5 if row_configuration.mode == configuration.mode else 0) if agrees else None
 
 
-def _why_no_row_is_used(timings: Timings, fitting_rows: Sequence[PhaseTiming], *, one_run: bool) -> str:
-    """Returns a warning if rows fit equally well or name no capture; empty if no row has a fitting configuration."""
+def _why_no_row_is_used(timings: Timings, fitting_rows: Sequence[PhaseTiming], *, one_run: bool) -> Fact | None:
+    """Returns a warning if rows fit equally well or name no capture; None if no row has a fitting configuration."""
     cells = [dict(row.cells) for row in fitting_rows]
     headers = dict.fromkeys(header for row_cells in cells for header in row_cells)
     values = {header: list(dict.fromkeys(row_cells.get(header, "") for row_cells in cells)) for header in headers}
     differing = {header: texts for header, texts in values.items() if len(texts) > 1}
     if not differing:
         lacks_owner = not one_run and any(not row.run.capture and not row.model for row in timings.rows)
-        problem = "rows that name neither their capture nor a model are not used: add a column capture"
-        return f"{timings.source}: {problem}" if lacks_owner else ""
-    columns = ", ".join(
-        f"{header} ({', '.join(text or 'empty' for text in texts[:_MAX_LISTED])})"
-        for header, texts in list(differing.items())[:_MAX_LISTED]
-    )
-    problem = f"they differ in {columns}; give a file with the rows of this run alone"
-    return f"{timings.source}: none of the rows that fit is used, {problem}"
+        return Fact("rows_without_owner", source=timings.source) if lacks_owner else None
+    columns = tuple((header, tuple(texts[:_MAX_LISTED])) for header, texts in list(differing.items())[:_MAX_LISTED])
+    return Fact("rows_differ", source=timings.source, columns=columns)
 
 
 def _with_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> CaptureSummary:
@@ -171,8 +166,13 @@ def _with_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> Capt
         },
     )
     warnings = [
-        f"{row.place}: {row.phase} {times[row.phase].typical:.3f} ms is not trusted, no verdict rests on it: "
-        + "; ".join(unprofiled.doubts[row.phase])
+        Fact(
+            "untrusted_time",
+            place=row.place,
+            phase=row.phase,
+            ms=times[row.phase].typical,
+            doubts=unprofiled.doubts[row.phase],
+        )
         for row in timings
         if row.phase in unprofiled.doubts
     ]
@@ -180,12 +180,12 @@ def _with_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> Capt
     return replace(capture, phases=phases, unprofiled=unprofiled, warnings=(*capture.warnings, *warnings))
 
 
-def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Iterator[str]:
+def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Iterator[Fact]:
     """Yields the reasons why a phase's unprofiled time cannot be right, according to the capture of the same run."""
     if unprofiled.mean is None or (name == "step" and capture.times_calls):
         return
     if unprofiled.median is None and unprofiled.std is not None and unprofiled.std > unprofiled.mean:
-        yield f"its deviation, {unprofiled.std:.3f} ms, is above its mean, as where warm-up is among the measured steps"
+        yield Fact("deviation_above_mean", std_ms=unprofiled.std)
     # The phase under the profiler, or all of the phases that it consists of.
     parts = [part for part in _PARTS.get(name, ()) if part != "loss" or capture.phase("loss")]
     names = [name] if capture.phase(name) else parts
@@ -204,10 +204,9 @@ def _find_doubts(capture: CaptureSummary, name: str, unprofiled: Stats) -> Itera
     # Under the profiler, the GPU may be busy for longer because collectives wait.
     has_waits = capture.on_cpu or any(len(member.collectives) for member in capture.members)
     if not has_waits and _is_shorter(unprofiled, busy):
-        cause = "another run, another unit, or the device was not synchronised"
-        yield f"the GPU is busy for longer, {busy.mean:.3f} ms ({cause})"
+        yield Fact("gpu_busy_longer", busy_ms=busy.mean)
     if all(phase.synchronized for phase in phases) and _is_shorter(wall, unprofiled):
-        yield f"under the profiler it takes less, {wall.mean:.3f} ms (another run, or another unit)"
+        yield Fact("profiled_shorter", wall_ms=wall.mean)
 
 
 def _add_clocks(clocks: Sequence[Stats]) -> Stats:

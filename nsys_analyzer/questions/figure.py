@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.errors import RECORD_COMMAND, CannotAnswerError, ConfigurationError
+from nsys_analyzer.report.facts import describe_message
 from nsys_analyzer.text import plain
 
 #: A number, the lower and the upper bound of a number, or a name.
@@ -175,7 +176,7 @@ def evaluate(figure: Figure, subject: Subject) -> Evaluation:
     """
     capture = subject.capture
     if capture.whole is None:
-        why = plain(capture.message or capture.findings_missing or "The capture could not be read", "`")
+        why = plain(describe_message(capture) or capture.findings_missing or "The capture could not be read", "`")
         raise CannotAnswerError(why.removesuffix("."), RECORD_COMMAND)
     for obstacle in figure.obstacles:
         if obstacle.applies(subject):

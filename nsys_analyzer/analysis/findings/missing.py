@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsys_analyzer.text import StrOrText
+from nsys_analyzer.analysis.facts import FactOrText
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RecordsGraphs(MissingReason):
 class OutOfMemory(MissingReason):
     """The program ran out of memory; ``message`` says where, and is empty if that is unknown."""
 
-    message: str
+    message: FactOrText
 
 
 # --- The steps cannot be replayed, or not all of the capture is known.
@@ -66,7 +66,7 @@ class RanOnCpu(MissingReason):
 class NoCapture(MissingReason):
     """There is no capture of the run; ``message`` says why, if that is known."""
 
-    message: StrOrText | None
+    message: FactOrText | None
 
 
 @dataclass(frozen=True)

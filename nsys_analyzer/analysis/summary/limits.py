@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nsys_analyzer.analysis.facts import Fact, FactId
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FUSED, MATMUL
 from nsys_analyzer.analysis.summary.kernel_tables import find_precision_shares
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
@@ -42,20 +43,8 @@ ATTENTION_MATMUL = "attention matmul"
 
 #: The passes whose FLOPs are known.
 _PASSES = ("forward", "backward")
-#: The kernel classes that may need fewer FLOPs than counted, with the reason.
-_SKIPPED_WORK = {
-    FUSED: "skips work: a computation of all scores would be above the GPU's peak",
-    "convolution": "uses an algorithm with fewer FLOPs than a direct convolution (Winograd, FFT)",
-}
-_FLOPS_OF_FIRST_RANK = (
-    "FLOPs were counted on the first rank and are assumed to be the same on each rank. If ranks run different layers "
-    "(pipeline parallelism), the rates of the other ranks are wrong."
-)
-_WHOLE_MODEL_ON_EACH_GPU = (
-    "Each GPU is assumed to run the whole model with the whole batch size, as in data parallelism. If GPUs share the "
-    "layers (tensor or pipeline parallelism), the rates are too high."
-)
-_NO_WHOLE_STEPS = "The measured passes do not make up whole steps, so the FLOPs of a step are not known."
+#: The kernel classes that may need fewer FLOPs than counted, with the fact that says so.
+_SKIPPED_WORK: dict[str, FactId] = {FUSED: "skipped_scores", "convolution": "skipped_convolution_work"}
 
 
 def compare_with_peaks(capture: CaptureSummary) -> Limits | None:
@@ -106,7 +95,7 @@ class _RatesOfCapture:
         is_narrow = self.precision in _NARROW_PRECISIONS
         comparable = [name for name in peak_rates if is_narrow or name not in _NARROW_PRECISIONS]
         self.best_precision = max(comparable, key=lambda name: (peak_rates[name], name == "bf16"), default=None)
-        self.notes: list[str] = []
+        self.notes: list[Fact] = []
 
     def limits(self) -> Limits:
         """Returns the rates of phases and classes; no rates if one of them is impossible."""
@@ -117,7 +106,7 @@ class _RatesOfCapture:
             phases = classes = ()
         has_collectives = capture.whole and any(row.kernel_class == COMMUNICATION for row in capture.whole.classes)
         if phases and has_collectives:
-            self.notes.append(_FLOPS_OF_FIRST_RANK if self.counted else _WHOLE_MODEL_ON_EACH_GPU)
+            self.notes.append(Fact("flops_of_first_rank" if self.counted else "whole_model_on_each_gpu"))
         return Limits(
             gpu=capture.gpu or "GPU",
             precision=self.precision,
@@ -131,7 +120,7 @@ class _RatesOfCapture:
             classes=(*classes, *self.copy_rates()),
             missing=(*self.missing, *(() if self.peaks else ("peaks",))),
             notes=tuple(dict.fromkeys(self.notes)),
-            doubt=doubt or None,
+            doubt=doubt,
         )
 
     def phase_rates(self) -> Iterator[PhaseRate]:
@@ -160,8 +149,7 @@ class _RatesOfCapture:
     def counted_flops(self, counted: CountedFlops) -> dict[str, int | None]:
         """Returns the FLOPs of each phase that were counted in one step of the program."""
         if counted.unknown:
-            operators = ", ".join(counted.unknown)
-            self.notes.append(f"The FLOPs of these operators are not known and not included: {operators}.")
+            self.notes.append(Fact("uncounted_operators", operators=tuple(counted.unknown)))
         # A prompt's pass and the passes of single tokens differ: their mean describes neither.
         has_backward = self.capture.phase("backward")
         similar_passes = [name for name in _PASSES if counted.passes.get(name) == 1 or has_backward]
@@ -171,7 +159,7 @@ class _RatesOfCapture:
         steps = self.capture.phase(STEP) or self.capture.phase(OTHER_STEP)
         instances = {name: phase.instances for name in _PASSES if (phase := self.capture.phase(name))}
         if steps and any(count != counted.passes.get(name, 0) * steps.instances for name, count in instances.items()):
-            self.notes.append(_NO_WHOLE_STEPS)
+            self.notes.append(Fact("no_whole_steps"))
             return flops
         return flops if self.capture.times_calls else {**flops, STEP: round(counted.flops_per_step)}
 
@@ -191,12 +179,10 @@ class _RatesOfCapture:
         passes_per_step, remainder = divmod(passes.instances, steps.instances)
         lacks_backward = not backward and (optimizer or mode in ("train", "forward+backward"))
         if remainder or not passes_per_step or lacks_backward:
-            self.notes.append(_NO_WHOLE_STEPS)
+            self.notes.append(Fact("no_whole_steps"))
             return None
         if passes_per_step > 1:
-            self.notes.append(
-                f"A step has {passes_per_step} forward passes, and each is assumed to have batch size {batch_size}."
-            )
+            self.notes.append(Fact("several_passes_per_step", passes=passes_per_step, batch_size=batch_size))
         return passes_per_step * flops_of_pass
 
     def find_time(self, name: str) -> tuple[float, TimeOf] | None:
@@ -275,10 +261,10 @@ class _RatesOfCapture:
         """Returns whether a rate is so high that the kernels must have skipped work, and notes that if so."""
         peak = rate.peak_flops_per_s or self.peak_rates.get(self.best_precision or "")
         is_impossible = peak and (rate.flops_per_s or 0.0) > peak * (1 + PEAK_TOLERANCE)
-        reason = _SKIPPED_WORK.get(rate.kernel_class) if is_impossible else None
-        if reason:
-            self.notes.append(f"{rate.kernel_class.capitalize()} in {rate.phase} {reason}, so its rate is left out.")
-        return reason is not None
+        skipped_work = _SKIPPED_WORK.get(rate.kernel_class) if is_impossible else None
+        if skipped_work:
+            self.notes.append(Fact(skipped_work, kernel_class=rate.kernel_class, phase=rate.phase))
+        return skipped_work is not None
 
     def attention_rates(self) -> Iterator[ClassRate]:
         """Yields the rates of the matmuls and of the softmax of unfused attention."""
@@ -329,28 +315,26 @@ class _RatesOfCapture:
                 kernel_class = f"copy, {name}" if name != "other" else "copy"
                 yield ClassRate(kernel_class, STEP, ms, None, moved_bytes, bytes_per_s)
 
-    def find_doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> str:
-        """Returns the reason why the rates cannot be right; empty if every rate is possible."""
-        assumption = "the counted FLOPs"
+    def find_doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> Fact | None:
+        """Returns the reason why the rates cannot be right; None if every rate is possible."""
+        configuration = None
         if self.shapes:
-            model, batch, context = self.shapes
-            assumption = f"the configuration ({model.name}, context length {context}, batch size {batch})"
+            model, batch_size, context_length = self.shapes
+            configuration = model.name, context_length, batch_size
             forward = self.capture.phase("forward")
             matmuls = forward.launches_of(MATMUL) if forward and not forward.opaque else 0
             if 0 < matmuls < model.min_matmuls:
-                return (
-                    f"{model.name} needs at least {model.min_matmuls} matmuls per forward pass, but the capture "
-                    f"launches {matmuls:,.0f}. It does not belong to {assumption}, so its FLOPs are not known."
-                )
+                return Fact(
+                    "too_few_matmuls", model=model.name, context_length=context_length, batch_size=batch_size,
+                    needed=model.min_matmuls, launched=matmuls,
+                )  # fmt: skip
         shares = [(rate.phase, rate.mfu, self.precision) for rate in phases]
         shares += [(rate.phase, rate.mfu_of_best, self.best_precision) for rate in phases]
         shares += [(f"{rate.kernel_class} in {rate.phase}", rate.share_of_peak, rate.precision) for rate in classes]
         work, share, precision = max(shares, key=lambda row: row[1] or 0.0, default=("", None, None))
         if share is None or share <= 1 + PEAK_TOLERANCE:
-            return ""
-        has_fused = any(rate.kernel_class == FUSED for rate in classes)
-        causal = ", or fused attention skips half of the scores" if has_fused else ""
-        return (
-            f"{work} would run at {share:.3g} times the GPU's peak in {precision}, which is impossible: {assumption} "
-            f"or the precision does not belong to this capture{causal}. Rates are left out."
-        )
+            return None
+        return Fact(
+            "rate_above_peak", work=work, factor=share, precision=precision, configuration=configuration,
+            has_fused=any(rate.kernel_class == FUSED for rate in classes),
+        )  # fmt: skip

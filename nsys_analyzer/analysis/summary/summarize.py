@@ -12,6 +12,7 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.attribution.attribution import ATTRIBUTION_METHODS, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, find_processes
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.intervals import NONE, has_moments
 from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
@@ -38,11 +39,10 @@ from nsys_analyzer.analysis.summary.kernel_tables import (
 )
 from nsys_analyzer.analysis.summary.modules import summarize_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary
-from nsys_analyzer.analysis.summary.warnings import capture_warnings
+from nsys_analyzer.analysis.summary.warnings import find_warnings
 from nsys_analyzer.analysis.transformer.attention import summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.text import format_bytes
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct, mask_by_name
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.metadata import Gpu
@@ -119,7 +119,7 @@ class _ProcessSummarizer:
             process=self.process.label or None,
             source=trace.path.name,
             status=status,
-            message=self.describe_failed_allocation(gpu) if status == "oom" else None,
+            message=self.find_failed_allocation(gpu) if status == "oom" else None,
             pid=self.process.pid,
             rank=self.process.rank,
             device=gpu,
@@ -147,8 +147,8 @@ class _ProcessSummarizer:
                 summary, step=step, serving=serving, study=study, members=members, phases=phases, tracks=tracks
             )
         check_attribution(summary)
-        warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
-        warnings = (*warnings, contradiction) if contradiction else warnings
+        warnings = find_warnings(summary, coverage, self.attributed, self.process.global_pid)
+        warnings = (*warnings, *([contradiction] if contradiction else []))
         # A step range is shown only if it marks each step, and if the steps are not a mixture of prefill and decode.
         shows_step = summary.step is None or summary.step.source in _RANGE_SOURCES
         shows_step &= summary.serving is None or len(summary.serving.kinds) == 1
@@ -165,8 +165,8 @@ class _ProcessSummarizer:
             return "no_kernels"
         return "partial" if open_phases or is_incomplete.any() else "ok"
 
-    def describe_failed_allocation(self, gpu: Gpu | None) -> str:
-        """Returns a sentence on the last allocation that failed: its API call, its range, and the GPU's memory."""
+    def find_failed_allocation(self, gpu: Gpu | None) -> Fact:
+        """Returns the last allocation that failed: its API call, its innermost range, and the GPU's memory."""
         failed, ranges = self.attributed.trace.failed_allocations, self.attributed.trace.ranges
         failed = failed.select(process_of(failed.thread) == self.process.global_pid)
         last = int(failed.start.argmax())
@@ -175,10 +175,13 @@ class _ProcessSummarizer:
             (ranges.thread == failed.thread[last]) & (ranges.start <= time) & (ranges.end > time)
         )
         innermost = ranges.name[enclosing[np.argsort(ranges.start[enclosing])]].tolist()[-1:]
-        where = "".join(f" in the range {ranges.names[code]}" for code in innermost)
-        size = f", which has {format_bytes(gpu.memory_bytes)}" if gpu and gpu.memory_bytes else ""
-        memory = f" on the {gpu.name}{size}" if gpu else ""
-        return f"{api_call} failed{where}{memory}, and nothing was launched afterwards."
+        return Fact(
+            "allocation_failed",
+            api_call=api_call,
+            range="".join(ranges.names[code] for code in innermost),
+            gpu=gpu.name if gpu else "",
+            memory_bytes=gpu.memory_bytes if gpu else 0,
+        )
 
     def phases(self) -> tuple[PhaseSummary, ...]:
         """Returns the phases that occur, in the order of a step, and the step itself last."""
@@ -344,17 +347,14 @@ def _with_step_length(phase: PhaseSummary, step: StepSummary) -> PhaseSummary:
     return structs.replace(phase, wall_ms=wall, wall_values_ms=step.wall_values_ms, synchronized=True)
 
 
-def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
-    """Returns why the model in a file name cannot be the capture's; empty without a contradiction."""
+def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> Fact | None:
+    """Returns the contradiction between the model in a file name and the capture's matmuls; None without one."""
     model = configuration.model if configuration and configuration.source.startswith("file name") else None
     forwards = [phase for phase in phases if phase.phase == "forward" and phase.instances]
     matmuls = sum(phase.launches_of(MATMUL) for phase in forwards)
     if model is None or not 0 < matmuls < model.min_matmuls:
-        return ""
-    return (
-        f"The file name says {model.name}, which needs at least {model.min_matmuls} matmuls per forward pass, but "
-        f"the capture launches {matmuls:,.0f}. The name is ignored."
-    )
+        return None
+    return Fact("model_contradicted", model=model.name, needed=model.min_matmuls, launched=matmuls)
 
 
 #: Sums of floats are equal if they differ by no more than this, absolute and relative.

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from nsys_analyzer.analysis.attribution.processes import make_pid_label
+from nsys_analyzer.analysis.facts import FactOrText
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.findings.missing import MissingReason
 from nsys_analyzer.analysis.kernels.class_rules import MODEL_CLASSES
@@ -109,7 +110,7 @@ class Limits:
         peak_flops: the mean of the roofs in FLOP/s, weighted by the matmul time in each precision.
         roofs: each precision that ran, with its peak in FLOP/s.
         missing: the facts that are missing for a rate: "model", "context length", "batch size", "peaks".
-        notes: what the figures assume or leave out, a sentence each.
+        notes: the assumptions behind the figures, and what they leave out.
         doubt: the reason why figures are left out.
     """
 
@@ -124,8 +125,8 @@ class Limits:
     phases: tuple[PhaseRate, ...] = ()
     classes: tuple[ClassRate, ...] = ()
     missing: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    doubt: str | None = None
+    notes: tuple[FactOrText, ...] = ()
+    doubt: FactOrText | None = None
 
     def phase(self, name: str) -> PhaseRate | None:
         """Returns the rate of the phase with this name; None without one."""
@@ -292,7 +293,7 @@ class Unprofiled:
     warmup_steps: int | None = None
     device: str | None = None
     peak_memory_bytes: int | None = None
-    doubts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    doubts: dict[str, tuple[FactOrText, ...]] = field(default_factory=dict)
     tokens_per_second: float | None = None
     profiler_overhead: dict[str, float | None] = field(default_factory=dict)
 
@@ -352,7 +353,7 @@ class Summary:
     process: str | None
     source: str
     status: str
-    message: str | None = None
+    message: FactOrText | None = None
     pid: int | None = None
     rank: int | None = None
     gpu: str | None = None
@@ -378,7 +379,7 @@ class Summary:
     coverage: Coverage | None = None
     run: Run | None = None
     unprofiled: Unprofiled | None = None
-    warnings: tuple[StrOrText, ...] = ()
+    warnings: tuple[FactOrText, ...] = ()
 
     @property
     def title(self) -> str:

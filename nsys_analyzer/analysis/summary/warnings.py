@@ -1,294 +1,262 @@
-"""The warnings of a capture: the facts that limit what its figures mean."""
+"""Finds the warnings of a capture: the facts that limit the meaning of its figures.
+
+The sentences of the facts are in ``report/facts.py``.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import find_processes
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace, find_repeating_ranges
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
-from nsys_analyzer.text import NO_BREAK_SPACE, StrOrText, code, join_texts, phrase, plural, rounded, rounded_percent
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import UNNAMED_KERNEL, pid_of, process_of
-from nsys_analyzer.trace.metadata import (
-    Diagnostic,
-    explain_message,
-    find_missing_cuda_message,
-    first_sentence,
-    is_irrelevant_message,
-)
+from nsys_analyzer.trace.metadata import Diagnostic, explain_message, find_missing_cuda_message, is_irrelevant_message
 from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.ranks import INIT_COMMUNICATOR
 from nsys_analyzer.trace.trace import Trace
 
-_HOW_TO = (
-    "Wrap the parts of the step, as in `with {}: ...`, or name the ranges there are with `--phase-name forward=NAME`."
+#: The way to annotate a program: ranges of NVTX or of PyTorch's profiler around phases, or NVTX ranges around steps.
+Annotation = Literal["nvtx", "record_function", "steps"]
+#: GPU work after the end of a range is a warning if the phase has at least this share of the longest phase's GPU time.
+_NOTABLE_PHASE_SHARE = 0.02
+#: Steps that are left out are a warning if they are at least this share of all steps.
+_NOTABLE_SHARE_OF_UNLIKE_STEPS = 0.25
+#: The most ranges that are named if none of them is a phase.
+_MAX_LISTED_RANGES = 5
+#: The starts of messages that nsys writes for every capture with a capture range.
+_ROUTINE_MESSAGES = (
+    "Not all NVTX events might",
+    "Not all CUDA events might",
+    "No NVTX events collected",
+    "No CUDA events",
 )
-_HOW_TO_ANNOTATE = phrase(_HOW_TO, 'torch.cuda.nvtx.range("forward")')
-_HOW_TO_RECORD = phrase(_HOW_TO, 'torch.profiler.record_function("forward")')
-_HOW_TO_NAME_STEPS = phrase(
-    "Put a range around each pass of the loop (`nvtxRangePush`, `nvtxRangePop`), or name the range there is with "
-    "`--step NAME`."
-)
-_RECORD_BOTH = phrase("record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
-#: A phase below this share of the longest one's GPU time (a loss, as a rule) earns no warning.
-_MINOR = 0.02
-#: Steps that are left out get a warning if they are at least this share of all steps.
-_SHARE_OF_UNLIKE_STEPS = 0.25
-#: nsys says these of every capture with a capture range.
-_ROUTINE = ("Not all NVTX events might", "Not all CUDA events might", "No NVTX events collected", "No CUDA events")
 
 
-def capture_warnings(
+def find_warnings(
     summary: CaptureSummary, coverage: Coverage, attributed: AttributedTrace, process: int
-) -> tuple[StrOrText, ...]:
-    """The warnings of one process, by its global ID, the gravest first."""
+) -> tuple[Fact, ...]:
+    """Returns the warnings about one process, the most serious first.
+
+    Args:
+        summary: the summary of the process.
+        coverage: its kernels by how they were attributed.
+        attributed: the trace.
+        process: the global ID of the process.
+    """
     checks = _Checks(summary, coverage, attributed, process)
     in_order = (
-        checks.missing, checks.left_out, checks.kernels, checks.names, checks.phases, checks.inferred, checks.shares,
-        checks.steps, checks.concurrency, checks.attribution, checks.machine, checks.diagnostics,
+        checks.missing_data, checks.excluded_rows, checks.hidden_kernels, checks.range_names, checks.empty_phases,
+        checks.inferred_phases, checks.time_outside_phases, checks.steps, checks.late_work, checks.ambiguous_ranges,
+        checks.machine, checks.profiler_messages,
     )  # fmt: skip
     return tuple(warning for check in in_order for warning in check())
 
 
 class _Checks:
-    """The checks of one process, each of which yields its warnings; the arguments are ``capture_warnings``'."""
+    """The checks of one process, each of which yields warnings. The arguments are those of ``find_warnings``."""
 
     def __init__(self, summary: CaptureSummary, coverage: Coverage, attributed: AttributedTrace, process: int) -> None:
         self.summary, self.coverage, self.attributed, self.process = summary, coverage, attributed, process
-        self.trace, self.whole = attributed.trace, summary.whole
-        self.leaves = summary.leaf_phases
-        self.messages = _messages(self.trace, process)
-        by_torch, how = self.trace.metadata.profiler == "torch", _HOW_TO_ANNOTATE
-        self.how_to_name = _HOW_TO_RECORD if by_torch else how if summary.holds_model else _HOW_TO_NAME_STEPS
+        self.trace, self.whole, self.leaves = attributed.trace, summary.whole, summary.leaf_phases
+        self.messages = _find_messages(self.trace, process)
+        self.by_torch = self.trace.metadata.profiler == "torch"
+        self.annotation: Annotation = "record_function" if self.by_torch else "nvtx" if summary.holds_model else "steps"
 
-    def missing(self) -> Iterator[StrOrText]:
-        """Yields what the trace lacks: a current export, tables, events; if it has no kernel, the reason for that."""
-        if old := self.trace.stale_export:
-            yield phrase(
-                "`{}` is older than `{}`, and there is no nsys here to export it again: the figures are those of the "
-                "older file, which may be of an earlier recording.", old, self.trace.path.name,
-            )  # fmt: skip
+    def missing_data(self) -> Iterator[Fact]:
+        """Yields the data that the trace lacks: an up-to-date export, tables, events or kernels."""
+        tables, metadata = self.trace.tables, self.trace.metadata
+        if stale := self.trace.stale_export:
+            yield Fact("stale_export", export=stale, capture=self.trace.path.name)
         if self.summary.status == "oom":
-            yield f"The process ran out of memory: {self.summary.message}"
-        has_ranges, has_calls = "nvtx" in self.trace.tables, "runtime" in self.trace.tables or not self.coverage.kernels
-        if self.trace.metadata.profiler == "torch":
-            yield from self._missing_in_torch(has_ranges, has_calls)
+            yield Fact("out_of_memory", failure=self.summary.message)
+        has_ranges, has_calls = "nvtx" in tables, "runtime" in tables or not self.coverage.kernels
+        if self.by_torch:
+            has_both = bool(len(self.trace.operators) and self.coverage.kernels)
+            if self.summary.has_no_kernel and not self.coverage.lost_launches:
+                yield Fact("no_kernels_in_torch_trace")
+            if not has_calls:
+                yield Fact("no_api_calls_in_torch_trace", platform=metadata.platform, has_both=has_both)
+            if not has_ranges:
+                yield Fact("no_ranges_in_torch_trace", has_both=has_both)
             return
-        reason = find_missing_cuda_message(self.messages)
         if self.summary.has_no_kernel:
-            how = phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU.")
-            yield phrase("The capture has no kernel. {}", self._quoted(reason) if reason else how)
+            reason = find_missing_cuda_message(self.messages)
+            yield Fact("no_kernels", reason=self._quote(reason) if reason else None)
         if not has_ranges:
-            yield phrase("The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", self.how_to_name)
+            yield Fact("no_range_table", annotation=self.annotation)
         if not has_calls:
-            yield phrase("The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`.")
+            yield Fact("no_api_calls")
 
-    def _missing_in_torch(self, has_ranges: bool, has_calls: bool) -> Iterator[StrOrText]:
-        has_both = len(self.trace.operators) and self.coverage.kernels
-        how = "" if has_both else phrase(": {}", _RECORD_BOTH)
-        if self.summary.has_no_kernel and not self.coverage.lost_launches:
-            yield "The trace has no kernel: record steps that run on the device."
-        if not has_calls:
-            platform = self.trace.metadata.platform
-            yield phrase("The trace has no {} API calls, so no kernel has a launch{}.", platform, how)
-        if not has_ranges:
-            yield phrase("The trace has no ranges of the program's own{}. {}", how, _HOW_TO_RECORD)
+    def excluded_rows(self) -> Iterator[Fact]:
+        """Yields ranges and rows that no figure includes.
 
-    def left_out(self) -> Iterator[StrOrText]:
-        """Ranges and rows that count in no figure; the first process reports the rows of those without an entry."""
+        The first process also reports the rows of processes without a summary.
+        """
         for name in self.attributed.find_open_phases(self.process):
-            yield phrase(
-                "A range `{}` has no end, or one behind the next start: that occurrence is partial and left out.", name
-            )
-        entries = [one.global_pid for one in find_processes(self.trace)] if self.trace.left_out else []
-        for one in self.trace.left_out:
-            if self.process == (one.process if one.process in entries else entries[0]):
-                of = "" if one.process == self.process else f" of process {pid_of(one.process)}"
-                rows = f"{one.rows:,} {plural(one.rows, 'row')} of {one.table}{of}"
-                how = "Counted without a duration" if one.only_end_excluded else "Left out of every figure"
-                how = "Counted until that start" if one.is_shortened else how
-                yield phrase("{}: {} with {}, such as {}.", how, rows, one.reason, one.example)
-        partial = sum(phase.incomplete_instances for phase in self.summary.phases)
-        if partial:
-            instances = f"{partial} {plural(partial, 'instance')} of phases"
-            yield f"{instances} left out: kernels are missing or have impossible times, or an allocation failed."
+            yield Fact("open_phase", name=name)
+        processes = [entry.global_pid for entry in find_processes(self.trace)] if self.trace.left_out else []
+        for rows in self.trace.left_out:
+            if self.process == (rows.process if rows.process in processes else processes[0]):
+                yield Fact(
+                    "rows_left_out",
+                    rows=rows,
+                    pid=None if rows.process == self.process else pid_of(rows.process),
+                )
+        if partial := sum(phase.incomplete_instances for phase in self.summary.phases):
+            yield Fact("partial_instances", instances=partial)
 
-    def kernels(self) -> Iterator[StrOrText]:
-        """The kernels without a name, those that an opaque graph hides, and those without a launch or without a row."""
+    def hidden_kernels(self) -> Iterator[Fact]:
+        """Yields kernels without a name, inside an opaque graph, without a launch, or without a row."""
         rows = self.whole.kernels if self.whole else ()
         unnamed = [row.share for row in rows if row.name.startswith(UNNAMED_KERNEL)]
         if unnamed:
-            yield (
-                f"The capture does not hold the names of {len(unnamed):,} {plural(len(unnamed), 'kernel')} "
-                f"({rounded_percent(sum(unnamed), 1)} of the kernel time), so their class is unknown. Export the "
-                "report again."
-            )
+            yield Fact("unnamed_kernels", kernels=len(unnamed), share=sum(unnamed))
         if self.whole and self.whole.opaque:
             replays = sum(row.operations_per_instance for row in self.whole.memory if row.kind == "graph")
-            opaque = f"{replays:,.0f} CUDA graph replays are opaque: GPU busy holds their time, no table their kernels."
-            yield phrase("{} Capture with `--cuda-graph-trace=node` to see them.", opaque)
-        coverage = self.coverage
-        if coverage.without_launch:
-            yield f"{coverage.without_launch:,} kernels have no launch row and stay unattributed."
-        if coverage.lost_launches:
-            launches = f"{coverage.lost_launches:,} kernel {plural(coverage.lost_launches, 'launch')}"
-            yield f"Of {launches} there is no kernel: activity records were dropped or cut off."
+            yield Fact("opaque_graphs", replays=replays)
+        if self.coverage.without_launch:
+            yield Fact("kernels_without_launch", kernels=self.coverage.without_launch)
+        if self.coverage.lost_launches:
+            yield Fact("lost_launches", launches=self.coverage.lost_launches)
 
-    def names(self) -> Iterator[StrOrText]:
-        """Yields names of phases that no range has, and says if no range names a step or a phase."""
+    def range_names(self) -> Iterator[Fact]:
+        """Yields requested names that no range has, and ranges that may be steps or phases."""
         ranges = self.trace.ranges
         repeating = find_repeating_ranges(self.trace) if self.summary.step and self.summary.step.is_pass else ()
         if repeating:
-            examples = join_texts(", ", map(code, repeating))
-            yield phrase(
-                "No range names a step, but these repeat: {}; say which is a step with `--step RANGE`.", examples
-            )
-        for key, names in self.attributed.roles.names.extra.items():
+            yield Fact("repeating_ranges", ranges=tuple(repeating))
+        for phase, names in self.attributed.roles.names.extra.items():
             for name in names:
                 if name not in ranges.names:
-                    yield phrase("No range is called `{}`, which was to be {}.", name, key)
+                    yield Fact("missing_range", name=name, phase=phase)
         if "nvtx" in self.trace.tables and not self.summary.phases:
             count = np.bincount(ranges.name, minlength=1)
-            named = join_texts(", ", (code(ranges.names[i]) for i in np.argsort(-count, kind="stable")[:5] if count[i]))
-            found = phrase(" The ranges seen most are {}.", named) if named else ""
-            yield phrase("No range names a phase.{} {}", found, self.how_to_name)
+            most_frequent = np.argsort(-count, kind="stable")[:_MAX_LISTED_RANGES]
+            frequent = tuple(ranges.names[code] for code in most_frequent if count[code])
+            yield Fact("no_phase_names", ranges=frequent, annotation=self.annotation)
 
-    def phases(self) -> Iterator[StrOrText]:
-        """The phases without GPU work, and those without a measured instance."""
+    def empty_phases(self) -> Iterator[Fact]:
+        """Yields phases without GPU work, and phases without a measured instance."""
         for phase in self.summary.phases:
             if phase.instances and not phase.kernels_per_instance and not phase.memory and self.summary.status == "ok":
-                none = "No operator ran" if self.summary.on_cpu else "No GPU operation was launched"
-                yield phrase("{} inside `{}` ({}).", none, phase.range, phase.phase)
+                yield Fact("phase_without_work", range=phase.range, phase=phase.phase, on_cpu=self.summary.on_cpu)
             if not phase.instances and phase.warmup_instances:
-                yield f"Every {phase.phase} lies inside warm-up: nothing was measured of it."
+                yield Fact("phase_only_in_warmup", phase=phase.phase)
 
-    def inferred(self) -> Iterator[StrOrText]:
-        """The inferred phases, and those of them that may hold other work in some instances."""
+    def inferred_phases(self) -> Iterator[Fact]:
+        """Yields inferred phases, and those whose instances may include other work."""
         if self.leaves and all(phase.inferred for phase in self.leaves):
-            ranges = join_texts(", ", (code(phase.range) for phase in self.leaves))
-            yield phrase("No range of the program's own names a phase. Used instead: {}.", ranges)
+            yield Fact("inferred_phases", ranges=tuple(phase.range for phase in self.leaves))
         for phase in self.leaves:
             if phase.uneven:
-                kernels = f"{phase.kernels_least:,} to {phase.kernels_most:,} kernels"
-                yield (
-                    f"The inferred {phase.phase} launches {kernels}: some instances may hold other work, such as an "
-                    "evaluation, so every question is answered for the step or the whole capture, too."
-                )
+                yield Fact("uneven_phase", phase=phase.phase, least=phase.kernels_least, most=phase.kernels_most)
 
-    def shares(self) -> Iterator[StrOrText]:
-        """The time that phases, and warm-up, leave out."""
+    def time_outside_phases(self) -> Iterator[Fact]:
+        """Yields the GPU time that is outside phases or in warm-up."""
         summary, coverage = self.summary, self.coverage
-        held = ", ".join(phase.phase for phase in self.leaves if phase.instances)
-        uneven = any(phase.uneven for phase in summary.phases)
-        if held and not summary.phases_suffice and not uneven and summary.share_in_phases is not None:
-            tenths = math.floor(summary.share_in_phases * 1000) / 10  # 89.99 % is not 90
-            time = "operators' time" if summary.on_cpu else "GPU time (kernels, copies and fills)"
-            none = "" if summary.phase("forward") else ", and no forward is among them"
-            share = f"The phases found ({held}) hold {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{none}"
-            yield f"{share}: every question is answered for the step or the whole capture, too."
-        if coverage.in_warmup:
-            kernels = f"{coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}"
-            time = f"{coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms"
-            yield f"Launched in warm-up and left out: {kernels}, {time}."
-
-    def steps(self) -> Iterator[StrOrText]:
-        """Yields waits for unrecorded work, steps that no figure holds, and a warm-up that never ends."""
-        if self.summary.step and (unrecorded := self.summary.step.idle_of("unrecorded")):
-            of = self.summary.step.adapt_to_pass("of a step")
-            yield (
-                f"For {rounded(unrecorded)} ms {of} the program waits, and no recorded work runs: the GPU works on "
-                "what was not recorded, or for another process. This idle time may be work, so no saving is "
-                "reported for it."
+        phases = tuple(phase.phase for phase in self.leaves if phase.instances)
+        is_uneven = any(phase.uneven for phase in summary.phases)
+        if phases and not summary.phases_suffice and not is_uneven and summary.share_in_phases is not None:
+            yield Fact(
+                "insufficient_phases",
+                phases=phases,
+                share=summary.share_in_phases,
+                on_cpu=summary.on_cpu,
+                has_forward=summary.phase("forward") is not None,
             )
-        other, step, backward = (self.summary.phase(name) for name in (OTHER_STEP, STEP, "backward"))
-        if other:
-            steps = f"{other.instances:,} {plural(other.instances, 'step')}"
-            yield f"{steps} without a backward pass, as in evaluation, kept apart from the others."
+        if coverage.in_warmup:
+            yield Fact(
+                "warmup_kernels",
+                kernels=coverage.in_warmup,
+                warmup_ms=coverage.warmup_ms,
+                kernel_ms=coverage.kernel_ms,
+            )
+
+    def steps(self) -> Iterator[Fact]:
+        """Yields waits for unrecorded work, steps that figures leave out, and a warm-up without an end."""
+        summary = self.summary
+        if summary.step and (unrecorded_ms := summary.step.idle_of("unrecorded")):
+            yield Fact("unrecorded_work", ms=unrecorded_ms, is_pass=summary.step.is_pass)
+        other_steps, step, backward = (summary.phase(name) for name in (OTHER_STEP, STEP, "backward"))
+        if other_steps:
+            yield Fact("steps_without_backward", steps=other_steps.instances)
         if step and backward and not step.holds_backward:
-            none = phrase("The `{}` ranges hold no backward pass: the step is the sum of its phases.", step.range)
-            yield phrase("{} If they are the optimizer's, say `--phase-name optimizer={}`.", none, step.range)
-        groups = self.summary.step.groups if self.summary.step and not self.summary.step.kind else ()
+            yield Fact("step_ranges_without_backward", range=step.range)
+        groups = summary.step.groups if summary.step and not summary.step.kind else ()
         count = sum(group.steps for group in groups)
         for group in groups:
-            if group.kind in ("longer", "shorter", "other work") and group.steps >= _SHARE_OF_UNLIKE_STEPS * count:
-                unlike = f"{group.steps:,} of {count:,} steps are unlike the usual ones ({group.kind})"
-                yield f"{unlike}, with a median of {rounded(group.median_ms)} ms: no figure of a step holds them."
+            is_unlike = group.kind in ("longer", "shorter", "other work")
+            if is_unlike and group.steps >= _NOTABLE_SHARE_OF_UNLIKE_STEPS * count:
+                yield Fact("unlike_steps", steps=group.steps, count=count, kind=group.kind, median_ms=group.median_ms)
         if self.attributed.count_open_warmups(self.process):
-            yield "A warm-up range has no end: everything after its start counts as warm-up."
+            yield Fact("open_warmup")
 
-    def concurrency(self) -> Iterator[StrOrText]:
-        """GPU work behind the end of its range."""
+    def late_work(self) -> Iterator[Fact]:
+        """Yields phases whose GPU work ends after their range."""
         busy_ms = {phase.phase: phase.gpu_busy_ms.mean or 0.0 for phase in self.summary.phases}
-        least = max(busy_ms.values(), default=0.0) * _MINOR
-        running = [p.phase for p in self.summary.phases if not p.synchronized and busy_ms[p.phase] > least]
-        if running:
-            yield (
-                f"GPU work of {', '.join(running)} ends after the range does: nothing synchronises there, so its wall "
-                "time is that of the launches alone, and wall minus busy is no idle time."
-            )
+        least_ms = max(busy_ms.values(), default=0.0) * _NOTABLE_PHASE_SHARE
+        phases = tuple(
+            phase.phase for phase in self.summary.phases if not phase.synchronized and busy_ms[phase.phase] > least_ms
+        )
+        if phases:
+            yield Fact("late_gpu_work", phases=phases)
 
-    def attribution(self) -> Iterator[StrOrText]:
-        """The phases inside another one, and the kernels that several threads may have launched."""
+    def ambiguous_ranges(self) -> Iterator[Fact]:
+        """Yields phases inside or across another phase, and kernels that several threads may have launched."""
         for (inner, outer), count in self.attributed.count_nested_phases(self.process).items():
-            yield phrase("{:,} `{}` ranges lie inside `{}` and are counted there.", count, inner, outer)
+            yield Fact("nested_phases", count=count, inner=inner, outer=outer)
         for (first, second), count in self.attributed.count_crossing_phases(self.process).items():
-            yield phrase(
-                "{:,} `{}` {} into `{}`, as no range that is pushed and popped can: what is launched in both counts in "
-                "the first alone. A pop is missing, or came too late.",
-                count, first, "range lasts" if count == 1 else "ranges last", second,
-            )  # fmt: skip
+            yield Fact("crossing_phases", count=count, first=first, second=second)
         if self.coverage.ambiguous:
-            yield (
-                f"{self.coverage.ambiguous:,} kernels were launched from threads without ranges while several threads "
-                "had phases open: they count in backward, else in the phase opened last."
-            )
+            yield Fact("ambiguous_kernels", kernels=self.coverage.ambiguous)
 
-    def machine(self) -> Iterator[StrOrText]:
-        """Several GPUs, a rank that is unknown, and matmuls in TF32 where fp32 was asked for."""
+    def machine(self) -> Iterator[Fact]:
+        """Yields several GPUs, an unknown rank, and matmuls in TF32 although fp32 was requested."""
         operations = self.trace.operations
-        devices = distinct(operations.device[operations.process == self.process]).tolist()
+        devices = tuple(distinct(operations.device[operations.process == self.process]).tolist())
         if len(devices) > 1:
-            numbers = ", ".join(map(str, devices))
-            yield f"The process uses {len(devices)} GPUs (devices {numbers}): GPU busy is the time of any of them."
+            yield Fact("several_gpus", devices=devices)
         if self.summary.rank is None and any(name.startswith(INIT_COMMUNICATOR) for name in self.trace.ranges.names):
-            yield phrase("The export lacks the rank: repeat `nsys export` with `--type sqlite --include-blobs=true`.")
-        wanted = self.summary.configuration.precision if self.summary.configuration else None
-        tf32 = self.summary.precisions.get("tf32", 0.0)
-        if wanted == "fp32" and tf32:
-            yield f"The configuration says fp32, but {rounded_percent(tf32)} of the matmul time ran as tf32."
+            yield Fact("unknown_rank")
+        precision = self.summary.configuration.precision if self.summary.configuration else None
+        tf32_share = self.summary.precisions.get("tf32", 0.0)
+        if precision == "fp32" and tf32_share:
+            yield Fact("tf32_matmuls", share=tf32_share)
 
-    def diagnostics(self) -> Iterator[StrOrText]:
-        """The profiler's messages that concern the figures of this process and have not been quoted."""
+    def profiler_messages(self) -> Iterator[Fact]:
+        """Yields the profiler's messages on the figures of this process, without the one that ``no_kernels`` quotes."""
         quoted = None if self.coverage.kernels else find_missing_cuda_message(self.messages)
-        for message in {(one.severity, one.text): one for one in self.messages}.values():
-            is_routine = message.severity not in (2, 3) or message.text.startswith(_ROUTINE)
-            is_news = "events might be missing" in message.text or not is_routine
-            if is_news and not is_irrelevant_message(message.text) and (quoted is None or message.text != quoted.text):
-                yield self._quoted(message)
+        for message in {(message.severity, message.text): message for message in self.messages}.values():
+            is_routine = message.severity not in (2, 3) or message.text.startswith(_ROUTINE_MESSAGES)
+            is_notable = "events might be missing" in message.text or not is_routine
+            is_quoted = quoted is not None and message.text == quoted.text
+            if is_notable and not is_irrelevant_message(message.text) and not is_quoted:
+                yield self._quote(message)
 
-    def _quoted(self, message: Diagnostic) -> StrOrText:
-        """A message in the profiler's words, and its meaning where there is no kernel."""
-        means = "" if self.coverage.kernels else explain_message(message.text)
-        quote = f"{self.trace.metadata.profiler}: {first_sentence(message.text)}"
-        return phrase("{} {}", quote, means) if means else quote
+    def _quote(self, message: Diagnostic) -> Fact:
+        """Returns a message of the profiler, with its meaning if the capture has no kernel."""
+        meaning = "" if self.coverage.kernels else explain_message(message.text)
+        return Fact("profiler_message", profiler=self.trace.metadata.profiler, text=message.text, meaning=meaning)
 
 
-def _messages(trace: Trace, process: int) -> list[Diagnostic]:
-    """The profiler's messages about a process, or about none that has an entry or that did nothing.
+def _find_messages(trace: Trace, process: int) -> list[Diagnostic]:
+    """Returns the profiler's messages about a process, about no process, and about processes that did nothing.
 
-    torch.compile's workers did nothing: nsys follows them, and finds that they use no GPU.
+    The workers of torch.compile did nothing: nsys follows them, and reports that they use no GPU.
     """
     if not trace.metadata.diagnostics:
         return []
-    measured = set(distinct(trace.operations.process).tolist())
-    threads = np.concatenate([distinct(some.thread) for some in (trace.launches, trace.ranges, trace.open_ranges)])
-    idle_but_seen = set(distinct(process_of(threads)).tolist()) - measured
+    with_work = set(distinct(trace.operations.process).tolist())
+    threads = np.concatenate([distinct(table.thread) for table in (trace.launches, trace.ranges, trace.open_ranges)])
+    idle = set(distinct(process_of(threads)).tolist()) - with_work
 
-    def is_ours(other: int) -> bool:
-        return other == process or not pid_of(other) or not measured or other in idle_but_seen
+    def concerns_process(subject: int) -> bool:
+        return subject == process or not pid_of(subject) or not with_work or subject in idle
 
-    return [one for one in trace.metadata.diagnostics if is_ours(one.process)]
+    return [message for message in trace.metadata.diagnostics if concerns_process(message.process)]

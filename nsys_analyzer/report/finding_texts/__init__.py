@@ -31,10 +31,11 @@ from nsys_analyzer.analysis.findings.missing import (
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.steps.step import name_pass
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.facts import say, say_facts
 from nsys_analyzer.report.finding_texts import kernels, ranks, waits
 from nsys_analyzer.report.finding_texts.waits import name_first
 from nsys_analyzer.report.units import rounded, rounded_percent
-from nsys_analyzer.text import StrOrText, phrase, plural
+from nsys_analyzer.text import StrOrText, phrase, plain, plural
 
 #: By the type of its figures: the function that writes the sentences of a finding.
 TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
@@ -65,7 +66,7 @@ _SERVING_DISPROOFS: Mapping[str, str] = {
 
 
 def write_texts(capture: CaptureSummary) -> CaptureSummary:
-    """Returns a capture whose findings have their sentences, and which says why findings are missing."""
+    """Returns a capture with sentences: those of its findings and facts, and the reason why findings are missing."""
     diagnosis = capture.diagnosis
     if diagnosis:
         diagnosis = replace(diagnosis, findings=tuple(map(write_finding, diagnosis.findings)))
@@ -74,7 +75,7 @@ def write_texts(capture: CaptureSummary) -> CaptureSummary:
         findings = tuple(map(write_finding, findings))
     reason = capture.missing_reason
     why_missing = explain_missing_findings(reason) if reason else capture.findings_missing
-    return replace(capture, diagnosis=diagnosis, findings=findings, findings_missing=why_missing)
+    return say_facts(replace(capture, diagnosis=diagnosis, findings=findings, findings_missing=why_missing))
 
 
 def write_run_texts(run: ParallelRun) -> ParallelRun:
@@ -126,11 +127,12 @@ def explain_missing_findings(reason: MissingReason) -> StrOrText:
                 "run meanwhile."
             )
         case OutOfMemory(message):
-            return f"{no_saving}: the program ran out of memory: {(message or 'an allocation failed').rstrip('.')}."
+            failure = plain(say(message)).rstrip(".") or "an allocation failed"
+            return f"{no_saving}: the program ran out of memory: {failure}."
         case RanOnCpu():
             return "The program ran on the CPU, for which no findings are looked for."
         case NoCapture(message):
-            return message or "There is no capture of this run."
+            return say(message) if message else "There is no capture of this run."
         case LostKernels(launches):
             return (
                 f"{launches:,} kernel {plural(launches, 'launch')} and no kernel were recorded: the GPU's records were "

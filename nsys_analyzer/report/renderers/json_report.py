@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from nsys_analyzer.analysis.facts import Fact
 from nsys_analyzer.analysis.steps.step import narrow
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import (
@@ -18,6 +19,7 @@ from nsys_analyzer.errors import (
     CannotAnswerError,
 )
 from nsys_analyzer.inputs.saved_reports import GENERATOR
+from nsys_analyzer.report.facts import say
 from nsys_analyzer.text import Text, plain
 
 if TYPE_CHECKING:
@@ -102,6 +104,8 @@ def to_plain_data(value: object) -> Any:
 
 
 def _in_backticks(value: object) -> str:
+    if isinstance(value, Fact):
+        return plain(say(value), "`")
     if isinstance(value, Text):
         return plain(value, "`")
     raise NotImplementedError

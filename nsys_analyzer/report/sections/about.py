@@ -10,6 +10,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, IDLE
 from nsys_analyzer.configuration import OPTIONS, Option
 from nsys_analyzer.report.evidence import Evidence, format_status, kernel_word, shorten_message
+from nsys_analyzer.report.facts import describe_message, say_all
 from nsys_analyzer.report.model import Block, Details, Field, Listing, Paragraph, Section, make_table
 from nsys_analyzer.report.units import format_percent, rounded_percent
 from nsys_analyzer.text import StrOrText, code, emphasis, join_texts, phrase, plural
@@ -85,8 +86,9 @@ def _configuration(capture: CaptureSummary) -> Configuration:
 
 def _status(capture: CaptureSummary) -> str:
     """Returns the status with the run's message. The reason why a file cannot be read is only among the warnings."""
-    is_unreadable = capture.status == "failed" and capture.message in capture.warnings
-    return format_status(capture.status, "" if is_unreadable else capture.message or "")
+    message = describe_message(capture)
+    is_unreadable = capture.status == "failed" and message in say_all(capture.warnings)
+    return format_status(capture.status, "" if is_unreadable else message)
 
 
 def _steps(capture: CaptureSummary) -> int | None:
@@ -152,9 +154,9 @@ def collect_warnings(evidence: Evidence) -> dict[StrOrText, list[str]]:
     """Returns each warning with the titles of its captures, including messages that a table shortened."""
     titles: dict[StrOrText, list[str]] = {}
     for capture in evidence.captures:
-        message = capture.message or ""
+        message = describe_message(capture)
         complete_message = [" ".join(message.split())] if shorten_message(message) != message else []
-        for warning in dict.fromkeys((*capture.warnings, *complete_message)):
+        for warning in dict.fromkeys((*say_all(capture.warnings), *complete_message)):
             titles.setdefault(warning, []).append(capture.title)
     for note in evidence.notes:
         titles.setdefault(note, []).append(evidence.timings)

@@ -21,6 +21,7 @@ from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import CannotAnswerError, DifferentConditionsError
 from nsys_analyzer.report.evidence import CAUSE_WORDS
+from nsys_analyzer.report.facts import describe_message, say_all
 from nsys_analyzer.report.model import (
     Answer,
     Block,
@@ -221,7 +222,8 @@ def _remarks(pair: Comparison, limit: float) -> Iterator[StrOrText]:
         yield _describe_step_change(step.wall, "under").capitalize()
     for run in runs if pair.unprofiled is None else ():
         if run.unprofiled and (doubts := run.unprofiled.doubts.get(STEP)):
-            yield f"The step of {run.title} without the profiler is not trusted: {'; '.join(doubts)}."
+            reasons = "; ".join(map(plain, say_all(doubts)))
+            yield f"The step of {run.title} without the profiler is not trusted: {reasons}."
     if pair.differences:
         rows = (f"{row.key.replace('_', ' ')} ({row.before} → {row.after})" for row in pair.differences)
         yield f"The sides differ in {', '.join(rows)}."
@@ -373,7 +375,7 @@ def describe_obstacle(obstacle: Obstacle) -> StrOrText:
     """Returns a reason against comparing runs, without the final period."""
     run, *second = obstacle.runs
     if obstacle.kind == "not analysed":
-        message = f" ({run.message})" if run.message else ""
+        message = f" ({describe_message(run)})" if run.message else ""
         return f"{run.title} {_STATUSES.get(run.status, run.status)}{message}"
     if obstacle.kind == "no step":
         return f"{run.title} holds no step that ran on a GPU"

@@ -19,6 +19,7 @@ from nsys_analyzer.report.evidence import (
     launch_word,
     step_noun,
 )
+from nsys_analyzer.report.facts import describe_message, say_all
 from nsys_analyzer.report.model import Answer, Block, Field, Paragraph, Section, Table, make_table
 from nsys_analyzer.report.sections.bars import bars_of_step
 from nsys_analyzer.report.sections.findings import (
@@ -94,7 +95,7 @@ def _step_blocks(capture: CaptureSummary) -> Iterator[Block]:
     """Yields the length of a step, what fills it, and what to do first."""
     step, title = capture.step, capture.title
     if step is None:
-        reason = capture.findings_missing or capture.message or "Nothing of this capture was measured."
+        reason = capture.findings_missing or describe_message(capture) or "Nothing of this capture was measured."
         ms = capture.unprofiled.typical_ms(STEP) if capture.unprofiled else None
         yield Answer(f"{format_ms(ms)} a step, timed without a profiler" if ms else reason, title)
         return
@@ -232,7 +233,7 @@ def _limit_blocks(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block
         limits.append(phrase("unknown {} (`{}`)", join_names(unknown), options))
     if evidence.timings and capture.step and not capture.unprofiled:
         limits.append(f"{evidence.timings} has no timing, or no single one, for this capture")
-    limits += map(_first_sentence, capture.warnings)
+    limits += map(_first_sentence, say_all(capture.warnings))
     if limits:
         rest = [f"and {len(limits) - _MAX_LIMITS} more, under “About”"] if len(limits) > _MAX_LIMITS else []
         listing = join_texts("; ", (*limits[:_MAX_LIMITS], *rest))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate
+from nsys_analyzer.report.facts import say, say_all
 from nsys_analyzer.report.model import Answer, Block, Field, Listing, Paragraph, make_table
 from nsys_analyzer.report.units import format_ms, format_number, format_percent
 from nsys_analyzer.text import StrOrText, Text, join_names, join_texts, phrase
@@ -50,7 +51,7 @@ def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
     if limits.phases:
         yield make_table(phases, limits.phases, capture=capture.title)
     if limits.notes:
-        yield Listing(limits.notes, capture=capture.title)
+        yield Listing(say_all(limits.notes), capture=capture.title)
     rates = make_table(classes, limits.classes, "While kernels of a class run:", capture=capture.title, names=2)
     if rates.rows:
         yield rates
@@ -84,7 +85,7 @@ def _precisions(limits: Limits) -> str:
 def explain_missing_mfu(limits: Limits) -> Text:
     """Returns why there is no MFU: the doubt about it, or the missing facts and the options that give them."""
     missing = [name for name in limits.missing if name in OPTIONS]
-    reasons: list[StrOrText] = [limits.doubt] if limits.doubt else []
+    reasons: list[StrOrText] = [say(limits.doubt)] if limits.doubt else []
     if missing:
         options = join_texts(", ", [phrase("`{}`", OPTIONS[name]) for name in missing])
         reasons.append(phrase("MFU needs the {} ({}).", join_names(missing), options))

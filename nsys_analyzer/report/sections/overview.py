@@ -12,6 +12,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.report.evidence import find_peak_memory, format_status
+from nsys_analyzer.report.facts import describe_message
 from nsys_analyzer.report.model import (
     Answer,
     Block,
@@ -179,7 +180,7 @@ def _describe_unfinished(captures: Sequence[CaptureSummary]) -> str:
     if not unfinished:
         return ""
     names = ", ".join(
-        f"{capture.title} ({format_status(capture.status, capture.message or '')})" for capture in unfinished
+        f"{capture.title} ({format_status(capture.status, describe_message(capture))})" for capture in unfinished
     )
     names = shorten(f"{names}.", _MAX_LIST_LENGTH, placeholder=" …")
     return f"Not finished, {len(unfinished)} of {len(captures)}: {names}"

@@ -1,0 +1,319 @@
+"""Puts facts into sentences, one entry of ``SENTENCES`` for each id of ``analysis.facts.FactId``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from nsys_analyzer.analysis.facts import Fact, FactId, FactOrText
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Summary
+from nsys_analyzer.text import (
+    NO_BREAK_SPACE,
+    StrOrText,
+    code,
+    format_bytes,
+    join_texts,
+    phrase,
+    plain,
+    plural,
+    rounded,
+    rounded_percent,
+)
+from nsys_analyzer.trace.metadata import first_sentence
+from nsys_analyzer.trace.time_checks import ExcludedRows
+
+
+def say(fact: FactOrText) -> StrOrText:
+    """Returns the sentence of a fact. A text, such as a sentence that was read from JSON, is returned unchanged."""
+    return SENTENCES[fact.id](**fact.values) if isinstance(fact, Fact) else fact
+
+
+def say_all(facts: Iterable[FactOrText]) -> tuple[StrOrText, ...]:
+    """Returns the sentences of facts."""
+    return tuple(map(say, facts))
+
+
+def say_facts(capture: CaptureSummary) -> CaptureSummary:
+    """Returns a capture with sentences in place of its facts."""
+    limits, unprofiled = capture.limits, capture.unprofiled
+    if limits:
+        doubt = None if limits.doubt is None else say(limits.doubt)
+        limits = replace(limits, notes=say_all(limits.notes), doubt=doubt)
+    if unprofiled:
+        unprofiled = replace(unprofiled, doubts={phase: say_all(facts) for phase, facts in unprofiled.doubts.items()})
+    return replace(
+        capture,
+        message=None if capture.message is None else say(capture.message),
+        warnings=say_all(capture.warnings),
+        limits=limits,
+        unprofiled=unprofiled,
+    )
+
+
+def describe_message(capture: Summary) -> str:
+    """Returns the message on the status of a capture as plain text; empty without one."""
+    return plain(say(capture.message)) if capture.message else ""
+
+
+# --- sentences that need more than one expression
+
+_WRAP = (
+    "Wrap the parts of the step, as in `with {}: ...`, or name the existing ranges with `--phase-name forward=NAME`."
+)
+#: The advice on how to annotate a program, by ``analysis.summary.warnings.Annotation``.
+_HOW_TO_ANNOTATE = {
+    "nvtx": phrase(_WRAP, 'torch.cuda.nvtx.range("forward")'),
+    "record_function": phrase(_WRAP, 'torch.profiler.record_function("forward")'),
+    "steps": phrase(
+        "Put a range around each pass of the loop (`nvtxRangePush`, `nvtxRangePop`), or name the existing range with "
+        "`--step NAME`."
+    ),
+}
+_WHOLE_CAPTURE_TOO = "Therefore every question is also answered for the step or the whole capture."
+
+
+def _record_both(has_both: bool) -> StrOrText:
+    """Returns the advice to record the CPU and the GPU, unless both were recorded."""
+    return "" if has_both else phrase(": record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {plural(number, noun)}"
+
+
+def _list_code(names: Iterable[str]) -> StrOrText:
+    return join_texts(", ", map(code, names))
+
+
+def _allocation_failed(api_call: str, range: str, gpu: str, memory_bytes: int) -> str:
+    where = f" in the range {range}" if range else ""
+    size = f", which has {format_bytes(memory_bytes)}" if memory_bytes else ""
+    on_gpu = f" on the {gpu}{size}" if gpu else ""
+    return f"{api_call} failed{where}{on_gpu}, and nothing was launched afterwards."
+
+
+def _no_kernels(reason: Fact | None) -> StrOrText:
+    how = phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU.")
+    return phrase("The capture has no kernel. {}", say(reason) if reason else how)
+
+
+def _rows_left_out(rows: ExcludedRows, pid: int | None) -> StrOrText:
+    where = f"{_count(rows.rows, 'row')} of {rows.table}" + (f" of process {pid}" if pid is not None else "")
+    how = "Counted without a duration" if rows.only_end_excluded else "Left out of every figure"
+    how = "Counted until that start" if rows.is_shortened else how
+    return phrase("{}: {} with {}, such as {}.", how, where, rows.reason, rows.example)
+
+
+def _no_phase_names(ranges: Sequence[str], annotation: str) -> StrOrText:
+    examples = phrase(" The most frequent ranges are {}.", _list_code(ranges)) if ranges else ""
+    return phrase("No range names a phase.{} {}", examples, _HOW_TO_ANNOTATE[annotation])
+
+
+def _insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_forward: bool) -> str:
+    tenths = math.floor(share * 1000) / 10  # 89.99 % is not shown as 90 %
+    time = "operators' time" if on_cpu else "GPU time (kernels, copies and fills)"
+    forward = "" if has_forward else ", and no forward is among them"
+    found = f"The phases found ({', '.join(phases)}) hold {tenths:.1f}{NO_BREAK_SPACE}% of the {time}{forward}."
+    return f"{found} {_WHOLE_CAPTURE_TOO}"
+
+
+def _profiler_message(profiler: str, text: str, meaning: StrOrText) -> StrOrText:
+    quote = f"{profiler}: {first_sentence(text)}"
+    return phrase("{} {}", quote, meaning) if meaning else quote
+
+
+def _untrusted_time(place: str, phase: str, ms: float, doubts: Sequence[FactOrText]) -> StrOrText:
+    reasons = join_texts("; ", map(say, doubts))
+    return phrase("{}: {} {:.3f} ms is not trusted, and no verdict is based on it: {}", place, phase, ms, reasons)
+
+
+def _rate_above_peak(
+    work: str, factor: float, precision: str | None, configuration: tuple[str, int, int] | None, has_fused: bool
+) -> str:
+    source = "the counted FLOPs"
+    if configuration:
+        source = "the configuration ({}, context length {}, batch size {})".format(*configuration)
+    causal = ", or fused attention skips half of the scores" if has_fused else ""
+    return (
+        f"{work} would run at {factor:.3g} times the GPU's peak in {precision}, which is impossible: {source} "
+        f"or the precision does not belong to this capture{causal}. Rates are left out."
+    )
+
+
+#: The sentence of each fact, as a function of the fact's values.
+SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
+    # the capture lacks something
+    "stale_export": lambda export, capture: phrase(
+        "`{}` is older than `{}`, and there is no nsys to export it again. The figures are those of the older file, "
+        "which may belong to an earlier recording.", export, capture,
+    ),
+    "out_of_memory": lambda failure: phrase("The process ran out of memory: {}", say(failure)),
+    "allocation_failed": _allocation_failed,
+    "no_kernels": _no_kernels,
+    "no_kernels_in_torch_trace": lambda: "The trace has no kernel. Record steps that run on the device.",
+    "no_range_table": lambda annotation: phrase(
+        "The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", _HOW_TO_ANNOTATE[annotation]
+    ),
+    "no_ranges_in_torch_trace": lambda has_both: phrase(
+        "The trace has no ranges of the program's own{}. {}", _record_both(has_both),
+        _HOW_TO_ANNOTATE["record_function"],
+    ),
+    "no_api_calls": lambda: phrase(
+        "The export has no CUDA API table, so no kernel has a launch. Capture with `--trace=cuda`."
+    ),
+    "no_api_calls_in_torch_trace": lambda platform, has_both: phrase(
+        "The trace has no {} API calls, so no kernel has a launch{}.", platform, _record_both(has_both)
+    ),
+    "unreadable": lambda error: error,
+    # rows, ranges and kernels that figures leave out
+    "open_phase": lambda name: phrase(
+        "A range `{}` has no end, or its end is after the start of the next one. That occurrence is partial and left "
+        "out.", name,
+    ),
+    "rows_left_out": _rows_left_out,
+    "partial_instances": lambda instances: (
+        f"{_count(instances, 'instance')} of phases left out: kernels are missing or have impossible times, or an "
+        "allocation failed."
+    ),
+    "unnamed_kernels": lambda kernels, share: (
+        f"The capture does not hold the names of {_count(kernels, 'kernel')} ({rounded_percent(share, 1)} of the "
+        "kernel time), so their class is unknown. Export the report again."
+    ),
+    "opaque_graphs": lambda replays: phrase(
+        "{:,.0f} CUDA graph replays are opaque: GPU busy includes their time, but no table lists their kernels. "
+        "Capture with `--cuda-graph-trace=node` to see them.", replays,
+    ),
+    "kernels_without_launch": lambda kernels: (
+        f"{kernels:,} kernels have no launch row and stay unattributed."
+    ),
+    "lost_launches": lambda launches: (
+        f"{_count(launches, 'kernel launch')} without a kernel: activity records were dropped or cut off."
+    ),
+    "warmup_kernels": lambda kernels, warmup_ms, kernel_ms: (
+        f"Launched in warm-up and left out: {_count(kernels, 'kernel')}, {warmup_ms:,.2f} of {kernel_ms:,.2f} ms."
+    ),
+    "open_warmup": lambda: "A warm-up range has no end: everything after its start counts as warm-up.",
+    # phases and steps
+    "repeating_ranges": lambda ranges: phrase(
+        "No range names a step, but these ranges repeat: {}. Say which one is a step with `--step RANGE`.",
+        _list_code(ranges),
+    ),
+    "missing_range": lambda name, phase: phrase("No range is called `{}`, which was given as {}.", name, phase),
+    "no_phase_names": _no_phase_names,
+    "phase_without_work": lambda range, phase, on_cpu: phrase(
+        "{} inside `{}` ({}).", "No operator ran" if on_cpu else "No GPU operation was launched", range, phase
+    ),
+    "phase_only_in_warmup": lambda phase: f"Every {phase} is in warm-up, so none of them is measured.",
+    "inferred_phases": lambda ranges: phrase(
+        "No range of the program's own names a phase. These ranges are used instead: {}.", _list_code(ranges)
+    ),
+    "uneven_phase": lambda phase, least, most: (
+        f"The inferred {phase} launches {least:,} to {most:,} kernels: some instances may include other work, such as "
+        f"an evaluation. {_WHOLE_CAPTURE_TOO}"
+    ),
+    "insufficient_phases": _insufficient_phases,
+    "unrecorded_work": lambda ms, is_pass: (
+        f"For {rounded(ms)} ms of a {'pass' if is_pass else 'step'} the program waits while no recorded work runs: the "
+        "GPU works on something unrecorded, or for another process. This idle time may be work, so no saving is "
+        "reported for it."
+    ),
+    "steps_without_backward": lambda steps: (
+        f"{_count(steps, 'step')} without a backward pass, as in evaluation, kept apart from the others."
+    ),
+    "step_ranges_without_backward": lambda range: phrase(
+        "The `{}` ranges hold no backward pass: the step is the sum of its phases. If they are ranges of the "
+        "optimizer, give `--phase-name optimizer={}`.", range, range,
+    ),
+    "unlike_steps": lambda steps, count, kind, median_ms: (
+        f"{steps:,} of {count:,} steps are unlike the usual ones ({kind}), with a median of {rounded(median_ms)} ms. "
+        "No figure of a step includes them."
+    ),
+    "late_gpu_work": lambda phases: (
+        f"GPU work of {', '.join(phases)} ends after the range does, because nothing synchronises there. The wall time "
+        "is that of the launches alone, and wall minus busy is not idle time."
+    ),
+    "nested_phases": lambda count, inner, outer: phrase(
+        "{:,} `{}` ranges lie inside `{}` and are counted there.", count, inner, outer
+    ),
+    "crossing_phases": lambda count, first, second: phrase(
+        "{:,} `{}` {} into `{}`, which ranges that are pushed and popped cannot do. A pop is missing or came too late. "
+        "Operations launched in both count only in the first.",
+        count, first, "range lasts" if count == 1 else "ranges last", second,
+    ),
+    "ambiguous_kernels": lambda kernels: (
+        f"{kernels:,} kernels were launched from threads without ranges while several threads had phases open. They "
+        "count in backward, or else in the phase that was opened last."
+    ),
+    # the machine, the program and its configuration
+    "several_gpus": lambda devices: (
+        f"The process uses {len(devices)} GPUs (devices {', '.join(map(str, devices))}): GPU busy is the time during "
+        "which any of them works."
+    ),
+    "unknown_rank": lambda: phrase(
+        "The export lacks the rank. Repeat `nsys export` with `--type sqlite --include-blobs=true`."
+    ),
+    "tf32_matmuls": lambda share: (
+        f"The configuration says fp32, but {rounded_percent(share)} of the matmul time ran as tf32."
+    ),
+    "model_contradicted": lambda model, needed, launched: (
+        f"The file name says {model}, which needs at least {needed} matmuls per forward pass, but the capture launches "
+        f"{launched:,.0f}. The name is ignored."
+    ),
+    "not_annotated": lambda parts: f"Not everything of this program could be annotated: {parts}.",
+    "profiler_message": _profiler_message,
+    # unprofiled times
+    "row_chosen_by_kernels": lambda place, evidence: (
+        f"{place}: taken from the rows that fit, because the capture's kernels are {evidence}"
+    ),
+    "rows_without_owner": lambda source: (
+        f"{source}: rows that name neither their capture nor a model are not used. Add a column capture"
+    ),
+    "rows_differ": lambda source, columns: (
+        f"{source}: none of the rows that fit is used, because they differ in "
+        + ", ".join(f"{header} ({', '.join(text or 'empty' for text in texts)})" for header, texts in columns)
+        + ". Give a file with only the rows of this run"
+    ),
+    "untrusted_time": _untrusted_time,
+    "deviation_above_mean": lambda std_ms: (
+        f"its deviation, {std_ms:.3f} ms, is above its mean, as if warm-up were among the measured steps"
+    ),
+    "gpu_busy_longer": lambda busy_ms: (
+        f"the GPU is busy for longer, {busy_ms:.3f} ms (another run, another unit, or the device was not synchronised)"
+    ),
+    "profiled_shorter": lambda wall_ms: (
+        f"under the profiler it takes less, {wall_ms:.3f} ms (another run, or another unit)"
+    ),
+    # rates and FLOPs
+    "flops_of_first_rank": lambda: (
+        "FLOPs were counted on the first rank and are assumed to be the same on each rank. If ranks run different "
+        "layers (pipeline parallelism), the rates of the other ranks are wrong."
+    ),
+    "whole_model_on_each_gpu": lambda: (
+        "Each GPU is assumed to run the whole model with the whole batch size, as in data parallelism. If GPUs share "
+        "the layers (tensor or pipeline parallelism), the rates are too high."
+    ),
+    "no_whole_steps": lambda: (
+        "The measured passes do not make up whole steps, so the FLOPs of a step are not known."
+    ),
+    "uncounted_operators": lambda operators: (
+        f"The FLOPs of these operators are not known and not included: {', '.join(operators)}."
+    ),
+    "several_passes_per_step": lambda passes, batch_size: (
+        f"A step has {passes} forward passes, and each is assumed to have batch size {batch_size}."
+    ),
+    "skipped_scores": lambda kernel_class, phase: (
+        f"{kernel_class.capitalize()} in {phase} skips work: a computation of all scores would be above the GPU's "
+        "peak, so its rate is left out."
+    ),
+    "skipped_convolution_work": lambda kernel_class, phase: (
+        f"{kernel_class.capitalize()} in {phase} uses an algorithm with fewer FLOPs than a direct convolution "
+        "(Winograd, FFT), so its rate is left out."
+    ),
+    "too_few_matmuls": lambda model, context_length, batch_size, needed, launched: (
+        f"{model} needs at least {needed} matmuls per forward pass, but the capture launches {launched:,.0f}. It does "
+        f"not belong to the configuration ({model}, context length {context_length}, batch size {batch_size}), so its "
+        "FLOPs are not known."
+    ),
+    "rate_above_peak": _rate_above_peak,
+}  # fmt: skip
