@@ -97,7 +97,7 @@ def test_a_finding_is_a_rule_and_its_texts(
     def find(steps: StepsToExplain) -> Iterator[Candidate]:
         work = steps.study.in_phase("optimizer")
         changes = (saved_work(work * (1 - 1 / 4)), saved_work(work * (1 - 1 / 10)))
-        yield Candidate("frequent_optimizer", FrequentOptimizerFigures(steps.study.ms(work)), changes)
+        yield Candidate("frequent_optimizer", FrequentOptimizerFigures(steps.study.work_ms(work)), changes)
 
     def say(figures: FrequentOptimizerFigures) -> FindingTexts:
         return FindingTexts(

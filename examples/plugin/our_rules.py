@@ -22,7 +22,7 @@ def find_frequent_optimizer(steps: StepsToExplain) -> Iterator[Candidate]:
     if work.any():
         texts = FindingTexts(
             title="The optimizer runs in every step",
-            evidence=(f"It takes {steps.study.ms(work):.3g} ms of the GPU in a step.",),
+            evidence=(f"It takes {steps.study.work_ms(work):.3g} ms of the GPU in a step.",),
             derivation="The step is replayed with a quarter, and with a tenth, of the optimizer's work.",
             remedy=("if step % 4 == 0: optimizer.step(); optimizer.zero_grad()",),
             disproof="Call it in every tenth step: if a step is no shorter, the GPU has other work.",
