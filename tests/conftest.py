@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.capture.nsys import find_importer, start_fault
 from nsys_analyzer.cli.main import main
-from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
+from nsys_analyzer.system.machine import Nsys, find_nsys, nsys_version
 from tests.support.export import AUTOGRAD, Export, training_step
 
 # torch would start a thread for each core in every process of the tests, and all of them would wait for one another.

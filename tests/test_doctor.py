@@ -15,7 +15,7 @@ from nsys_analyzer.capture.doctor import checks, run_check
 from nsys_analyzer.capture.nsys import Check
 from nsys_analyzer.cli.doctor import doctor as command
 from nsys_analyzer.system import machine
-from nsys_analyzer.system.nsys import Nsys, find_nsys
+from nsys_analyzer.system.machine import Nsys, find_nsys
 from tests.test_nsys import make_command
 from tests.test_profile import IMPORTER, make_nsys
 
@@ -114,7 +114,7 @@ def test_no_gpu(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_command_that_does_not_answer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(machine, "_QUERY_TIMEOUT_S", 0.1)
     monkeypatch.setattr(doctor, "_TORCH_TIMEOUT_S", 0.1)
     make_command(tmp_path / "bin/nvidia-smi", "exec sleep 60")
     install_torch(monkeypatch, tmp_path, "exec sleep 60")

@@ -30,7 +30,7 @@ from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.report.finding_texts import write_finding
 from nsys_analyzer.report.sections.findings import describe_line
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.machine import Nsys
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.nsys_report import ensure_export
 from nsys_analyzer.trace.stacks import StackFrame, Stacks, find_stack_files

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.errors import ExportError
-from nsys_analyzer.system.nsys import find_nsys, nsys_version
+from nsys_analyzer.system.machine import find_nsys, nsys_version
 
 
 def make_command(path: Path, script: str = "exit 0") -> Path:

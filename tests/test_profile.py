@@ -6,7 +6,7 @@ import pytest
 
 from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError, NsysAnalyzerError
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.machine import Nsys
 from tests.test_nsys import make_command
 
 PROGRAM = ("python", "train.py", "--steps", "3")

@@ -18,7 +18,7 @@ from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.machine import Nsys
 from nsys_analyzer.system.process import JobResult, Progress
 from nsys_analyzer.trace.trace import Trace
 from tests.support.sweeping import let_time_pass, make_recording_nsys

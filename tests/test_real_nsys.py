@@ -12,7 +12,7 @@ import pytest
 
 from nsys_analyzer.capture.nsys import ProfileOptions, find_importer, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.machine import Nsys
 from nsys_analyzer.trace.nsys_report import ensure_export
 from nsys_analyzer.trace.trace import Trace
 

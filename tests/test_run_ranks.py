@@ -19,7 +19,7 @@ from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.manifest import read_manifest
 from nsys_analyzer.inputs.unprofiled_times import read_sweep_timings, read_timings
 from nsys_analyzer.report.facts import say_all
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.machine import Nsys
 from nsys_analyzer.system.process import JobResult
 from nsys_analyzer.text import plain
 from tests.conftest import ROOT

@@ -23,8 +23,7 @@ from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.inputs.gather import gather
 from nsys_analyzer.inputs.manifest import configuration_of, read_manifest
-from nsys_analyzer.system.machine import gpu_count
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.machine import Nsys, gpu_count
 from nsys_analyzer.system.process import JobResult, Progress
 from tests.support.sweeping import let_time_pass
 from tests.test_process import gone

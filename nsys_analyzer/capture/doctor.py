@@ -18,8 +18,7 @@ from nsys_analyzer.capture.nsys import INSTALL_NSYS, Check, importer_check
 from nsys_analyzer.capture.plan import make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.system.machine import driver_module_version, driver_version, gpu_count
-from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
+from nsys_analyzer.system.machine import Nsys, driver_module_version, driver_version, find_nsys, gpu_count, nsys_version
 from nsys_analyzer.text import format_bytes
 
 _TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes a minute

@@ -15,7 +15,7 @@ from typing import Literal
 from nsys_analyzer.capture.targets import RANK_SUFFIX
 from nsys_analyzer.errors import CaptureError
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
-from nsys_analyzer.system.nsys import Nsys, run_query
+from nsys_analyzer.system.machine import Nsys, run_query
 from nsys_analyzer.system.process import last_lines, run_captured
 from nsys_analyzer.trace.nsys_report import last_output_lines
 

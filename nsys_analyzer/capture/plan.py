@@ -15,8 +15,7 @@ from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfile
 from nsys_analyzer.capture.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
-from nsys_analyzer.system.machine import gpu_count, torch_version
-from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
+from nsys_analyzer.system.machine import Nsys, find_nsys, gpu_count, nsys_version, torch_version
 
 #: The options that can describe a program of the user. The other options are only for our transformer.
 _PROGRAM_OPTIONS = (

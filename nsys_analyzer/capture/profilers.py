@@ -21,8 +21,7 @@ from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_
 from nsys_analyzer.capture.recorder import BEGIN
 from nsys_analyzer.capture.targets import RANK_SUFFIX, Annotation, Ranks, Target, is_python
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.system.machine import run_for_lines
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.machine import Nsys, run_for_lines
 from nsys_analyzer.trace.nsys_report import ensure_export
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from nsys_analyzer.trace.sources import open_capture

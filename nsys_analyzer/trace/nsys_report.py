@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nsys_analyzer.errors import ExportError
 from nsys_analyzer.system.atomic_write import atomic_write
-from nsys_analyzer.system.nsys import find_nsys, nsys_version, version_key
+from nsys_analyzer.system.machine import find_nsys, nsys_version, version_key
 from nsys_analyzer.system.process import run_captured
 from nsys_analyzer.trace.schema import EXPORT as EXPORT_TABLE
 from nsys_analyzer.trace.schema import TABLE_ENDINGS

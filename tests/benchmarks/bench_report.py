@@ -30,7 +30,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsys_analyzer.system.nsys import find_nsys, nsys_version
+from nsys_analyzer.system.machine import find_nsys, nsys_version
 from tests.benchmarks.long_capture import columns_of, enlarge
 
 ROOT = Path(__file__).parents[2]
