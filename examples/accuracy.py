@@ -260,7 +260,7 @@ def summary(pairs: Sequence[Pair]) -> Iterator[str]:
 
 def _errors_before(planted: list[Pair], found: list[Diagnosis]) -> str:
     pairs = [(one.step_ms, statistics.median(pair.measured.fault_ms)) for pair, one in zip(planted, found, strict=True)]
-    return "given" if found[0].timed else f"{statistics.median(abs(ms / true - 1) for ms, true in pairs):.1%}"
+    return "given" if found[0].is_timed else f"{statistics.median(abs(ms / true - 1) for ms, true in pairs):.1%}"
 
 
 def _errors(planted: list[Pair], found: list[Diagnosis]) -> str:

@@ -18,9 +18,9 @@ from nsys_analyzer.report.units import format_bytes, format_count, format_ms, ro
 
 def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
     """Returns the sentences on a rank that all others wait for."""
-    basis = "but is at most what the CPU time of the other programs allows"
+    basis = "but no more than the CPU time of the other programs allows"
     if figures.is_replayed:
-        basis = "both replayed without the profiler"
+        basis = "all replayed without the profiler"
     place = [f"# {figures.rank} loses most of that in {figures.place}: look there first"] if figures.place else []
     return FindingTexts(
         title="All ranks wait for one rank",
@@ -29,8 +29,8 @@ def describe_late_rank(figures: LateRankFigures) -> FindingTexts:
             f"the rank with the shortest, and {figures.rank} is the slowest in {figures.slowest_steps} of "
             f"{figures.steps} steps.",
         ),
-        derivation=f"The saving is between the own time of {figures.rank} less that of the next rank, and less that of "
-        f"the median rank, {basis}. It differs by ±{rounded_percent(figures.tolerance)} from run to run.",
+        derivation=f"The least saving is the own time of {figures.rank} minus that of the next rank, the most its own "
+        f"time minus that of the median rank, {basis}; ±{rounded_percent(figures.tolerance)} from run to run.",
         remedy=(
             *place,
             "# what only this rank does: logging, checkpoints, longer batches; in other steps, or beside them:",
