@@ -73,7 +73,7 @@ def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
 
 
 def _find_in_ranges(work: LaunchedWork) -> Windows | None:
-    """Finds the step ranges; if some of them hold a backward pass, only these are steps."""
+    """Finds the step ranges. If some of them hold a backward pass, only those are steps."""
     attributed, instances, ranges = work.attributed, work.attributed.instances, work.attributed.trace.ranges
     # Steps of every kind bound each other. Steps of two threads may begin at the same time.
     bounds = np.unique(np.append(instances.start[work.is_instance_of(STEP, OTHER_STEP)], work.warmups.start))
@@ -144,7 +144,8 @@ def _without_pauses(windows: Windows, work: LaunchedWork) -> Windows:
 
 # --- phases
 
-_LETTERS = {"forward": "F", "backward": "B", "optimizer": "O"}
+#: A letter for each phase. The order of the phases is then a text such as FBOFBO, in which steps are found.
+_PHASE_LETTERS = {"forward": "F", "backward": "B", "optimizer": "O"}
 
 
 def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows | None:
@@ -155,10 +156,11 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
     """
     index = _phase_instances(work, by_threads=by_threads)
     instances = work.attributed.instances
-    letters = np.array([_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase[index]]
-    text = "".join(letters.tolist())  # the order of the phases, such as FBOFBO
+    letters = np.array([_PHASE_LETTERS.get(name, "") for name in (*instances.phases, "")])[instances.phase[index]]
+    text = "".join(letters.tolist())
     if "F" not in text:
         return _find_between_optimizers(work, index[letters == "O"])
+    # A step ends with its optimizer steps, or else with its backward passes. Without both, each forward pass is a step.
     closing = next((letter for letter in "OB" if letter in text), "F")
     pattern = f"[^{closing}]*{closing}+" if closing != "F" else "F"
     spans = [match.span() for match in re.finditer(pattern, text)]
@@ -187,7 +189,7 @@ def _find_in_phases(work: LaunchedWork, *, by_threads: bool = False) -> Windows 
 def _phase_instances(work: LaunchedWork, *, by_threads: bool) -> Ints:
     """Returns the indices of the instances of forward, backward and optimizer that may bound a step."""
     instances, ranges = work.attributed.instances, work.attributed.trace.ranges
-    is_phase = work.is_instance_of(*_LETTERS)
+    is_phase = work.is_instance_of(*_PHASE_LETTERS)
     # What autograd's thread runs again of a forward pass is part of a backward pass.
     is_recomputed = np.isin(ranges.thread[instances.range], work.attributed.attribution.engine_threads)
     # The schedule of a pipeline runs the parts of several passes in turns.

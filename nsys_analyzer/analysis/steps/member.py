@@ -21,15 +21,15 @@ from nsys_analyzer.trace.phase_names import OTHER_STEP, STEP
 from nsys_analyzer.trace.ranks import UNKNOWN_NUMBER
 
 #: The kinds of collectives, each with the pattern that identifies it in the name of a kernel or of an NCCL function.
-_PATTERNS = {
+_COLLECTIVE_PATTERNS = {
     "all-reduce": "all_?reduce|cross_device_reduce_(?!scatter)", "all-gather": "all_?gather",
     "reduce-scatter": "reduce_?scatter", "broadcast": "broadcast|bcast", "send/receive": "send_?recv|send|recv",
     "all-to-all": "all_?to_?all", "reduce": "reduce", "gather": "gather", "scatter": "scatter", "other": "",
 }  # fmt: skip
 #: The names of the kinds, in the order of the codes in ``Collectives.kind``.
-COLLECTIVE_KINDS = tuple(_PATTERNS)
+COLLECTIVE_KINDS = tuple(_COLLECTIVE_PATTERNS)
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, _, SEND_RECEIVE, ALL_TO_ALL, _, GATHER, SCATTER, OTHER_KIND = range(
-    len(_PATTERNS)
+    len(_COLLECTIVE_PATTERNS)
 )
 #: A launch that takes longer waits until the queue of launches has room, ns.
 _LONG_LAUNCH_NS = 50_000
@@ -149,8 +149,8 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
     devices = sorted(work.devices)
     if len(devices) < 2 and not len(exchanges):
         return ()
-    collectives = _collectives(attributed, windows, exchanges)
-    numbers, has_numbers = _step_numbers(attributed, process.global_pid, steps)
+    collectives = _find_collectives(attributed, windows, exchanges)
+    numbers, has_numbers = _find_step_numbers(attributed, process.global_pid, steps)
     # CPU time: a step of the program without calls that wait for the GPU. These calls synchronize, copy, or take so
     # long that the queue of launches must be full.
     launches, begin, end = trace.launches, windows.cpu_start, windows.cpu_end
@@ -196,7 +196,7 @@ def record_members(work: ProcessWork, process: Process, steps: Steps, capture: s
     return tuple(members)
 
 
-def _step_numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[Ints, bool]:
+def _find_step_numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[Ints, bool]:
     """Returns the number of each step, and whether it comes from the name of its range, such as ``ProfilerStep#12``.
 
     Otherwise the number is the step's position, from 0, among all ranges of steps. Warm-up steps and incomplete steps
@@ -216,7 +216,7 @@ def _step_numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tu
     return (numbers, True) if rising and len(numbers) > 1 else (place, False)
 
 
-def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> Collectives:
+def _find_collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> Collectives:
     """Returns the collectives of a process. ``index`` holds the indices of their operations in order of start."""
     trace, launched = attributed.trace, attributed.attribution.time[index]
     operations, calls, instances = trace.operations, trace.nccl_calls, attributed.instances
@@ -290,4 +290,6 @@ def _match_nccl_calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, I
 
 def _find_kind(name: str) -> int:
     """Returns the kind of collective that the name of a kernel or of an NCCL function stands for."""
-    return next(code for code, pattern in enumerate(_PATTERNS.values()) if re.search(pattern, name, re.IGNORECASE))
+    return next(
+        code for code, pattern in enumerate(_COLLECTIVE_PATTERNS.values()) if re.search(pattern, name, re.IGNORECASE)
+    )

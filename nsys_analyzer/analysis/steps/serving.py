@@ -6,7 +6,7 @@ A step lasts from its start to the start of the next one, without the time in wh
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.process import ProcessWork
-from nsys_analyzer.analysis.steps.step import DeviceSteps, KernelTime, Ms
+from nsys_analyzer.analysis.steps.step import DeviceSteps, KernelTime, Ms, narrow
 from nsys_analyzer.analysis.steps.summarize import dissect_device
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import process_of
@@ -161,7 +161,8 @@ def summarize_serving(work: ProcessWork, steps: Steps) -> Serving | None:
     kinds = Counter(kind[warm].tolist()).most_common()
     summaries = tuple(_summarize_kind(work, steps, name, (kind == name) & warm) for name, _ in kinds)
     inferred = any(mark.inferred for mark in steps.marks)
-    held_up = None if inferred else _find_held_up(steps, kind)  # each prefill begins another generation then
+    # If a hook inferred the kinds, each prefill begins another generation, and no decode step waits for it.
+    held_up = None if inferred else _find_held_up(steps, kind)
     return Serving(summaries, inferred, held_up, _find_requests(work.attributed, work.process, steps, kind))
 
 
@@ -177,7 +178,7 @@ def _summarize_kind(work: ProcessWork, steps: Steps, kind: ServedStepKind, mask:
     tokens = [mark.tokens for mark in marks if mark.tokens is not None]
     seconds = float(windows.length.sum()) / NS_PER_S
     return StepKind(
-        **{column.name: getattr(main, column.name) for column in fields(DeviceSteps)},
+        **vars(narrow(main, DeviceSteps)),
         kind=kind,
         steps=len(windows),
         length_ms=length,
