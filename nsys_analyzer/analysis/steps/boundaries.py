@@ -58,7 +58,7 @@ def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
         return None
     windows = _find_in_ranges(work)
     if windows is None or (len(windows) == 1 and windows.source == "profiler_step"):
-        # The profiler may have been told of one step around several passes.
+        # One step of PyTorch's profiler may be around several passes.
         phases = _find_in_phases(work)
         windows = phases if phases and (windows is None or len(phases) > 1) else windows
     windows = windows or _find_in_repetition(work) or _find_in_phases(work, by_threads=True)
@@ -276,7 +276,7 @@ def _is_loop(work: LaunchedWork, windows: Windows, index: Ints, repeats: Repeats
 
     A pass has layers, trains a model, or is the replay of a CUDA graph. Units are layers if kernels lie on both sides
     of them: a pass has work before its layers and after them. Waits and copies between CPU and device tell nothing,
-    because layers that are sharded or offloaded have them, too.
+    because sharded or offloaded layers have them as well.
     """
     attributed, operations = work.attributed, work.attributed.trace.operations
     # Units in a single phase, or in a single call of a model, are parts of one pass.

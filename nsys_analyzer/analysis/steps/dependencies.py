@@ -1,6 +1,6 @@
 """Finds what each call and each operation of some steps waited for, and makes a replay from it.
 
-What a call or an operation waited for in the trace is what it waits for in the replay.
+A call or an operation waits in the replay for the same work as in the trace.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def make_replay(
 
     Args:
         work: the calls and the operations of the process.
-        calls, operations: those of the steps.
+        calls: the calls of the steps.
+        operations: the operations that these calls launched.
         max_cost_ns: shape (calls,), the most that the profiler may have cost from each call to the next, ns.
         is_single_pass: whether these are not steps of a loop, but one pass that nothing follows.
     """

@@ -151,8 +151,9 @@ def _count_cold_steps(
 ) -> int:
     """Returns how many of the first steps are a cold call of a model that does not train: they last longer.
 
-    They end with the last longer step that does the usual work. A server's first steps may be longer because its batch
-    was larger, so they do not count; those of a generation count if the first batch is not larger than the median.
+    The cold call ends with the last longer step that does the usual work. The first steps of a server may be longer
+    because its batch was larger, so they are not a cold call. The first steps of a generation are a cold call only if
+    its first batch is not larger than the median.
     """
     cold = np.flatnonzero(is_usual[: int(np.argmin(is_longer))])
     if len(cold) < _MIN_COLD_STEPS or trains(attributed, process):
@@ -163,7 +164,7 @@ def _count_cold_steps(
 
 
 def _kinds_by_work(attributed: AttributedTrace, process: int, recorded: Windows) -> list[GroupKind]:
-    """Finds the kind of each step by its work: the usual kind is that of most steps."""
+    """Finds the kind of each step by its work. Steps that are like most other steps are usual."""
     steps, length = len(recorded), recorded.length
     launches, compute_ns = _launched_work(attributed, process, recorded)
     kinds: list[GroupKind] = ["usual"] * steps
@@ -185,7 +186,7 @@ def _kinds_by_work(attributed: AttributedTrace, process: int, recorded: Windows)
     )
     usual_ns = np.median(body_ns[between][clusters == largest])
     has_usual_length = (body_ns <= _UNLIKE_FACTOR * usual_ns) & (body_ns >= usual_ns / _UNLIKE_FACTOR)
-    # The work of other streams may fall into a neighboring step, so steps of the usual length are alike, too.
+    # The work of other streams may fall into a neighboring step, so steps of the usual length are usual as well.
     is_usual = has_usual_length[between] | (clusters == largest)
     kinds[between] = ["usual" if usual else "other work" for usual in is_usual.tolist()]
     kinds[:first], kinds[end:] = ["first"] * first, ["last"] * (steps - end)

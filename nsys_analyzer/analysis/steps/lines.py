@@ -1,4 +1,4 @@
-"""The lines of the program behind idle time and findings, by the stacks that were sampled meanwhile.
+"""The lines of the program behind idle time and findings, by the stacks that were sampled in that time.
 
 The line of a stack is its innermost line in the author's own code, because only that code can be changed.
 """
@@ -55,7 +55,7 @@ class Line:
 
 
 class SampledProgram:
-    """The sampled stacks of a process, and what its program did meanwhile.
+    """The sampled stacks of a process, and what its program did at the same time.
 
     Attributes:
         stretches: three sets of stretches in which a cause is looked for, in this order: the calls that wait; the

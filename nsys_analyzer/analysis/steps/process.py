@@ -94,7 +94,7 @@ _LOADING_FILE_WORDS = frozenset(("data", "dataset", "datasets", "dataloader", "d
 
 
 def is_loading(name: str) -> bool:
-    """Checks whether a name is that of a range around the input pipeline."""
+    """Checks whether a range with this name is around the input pipeline."""
     if function := _PYTHON_FUNCTION.fullmatch(name):
         in_loading_file = not _LOADING_FILE_WORDS.isdisjoint(normalize_name(function["file"]).split())
         return in_loading_file or is_loading(function["function"])
@@ -175,7 +175,7 @@ class ProcessWork:
         self.ranges = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
         thread, start, end = (column[self.ranges] for column in (ranges.thread, ranges.start, ranges.end))
         self._open_ranges = Timeline(process_of(thread), start, end, latest=True)
-        # The range of a step says nothing of what is done inside, and that of a request nothing of what is done then.
+        # The range of a step does not say what the program does inside it, and neither does the range of a request.
         is_request = np.array([*map(bool, map_by_shape(ranges.names, REQUEST_RANGE.fullmatch)), False])[ranges.name]
         says_nothing = (attributed.roles.mask(STEP, OTHER_STEP) | is_request)[self.ranges]
         self._names = np.append(np.where(says_nothing, NONE, ranges.name[self.ranges]), NONE)

@@ -216,7 +216,7 @@ def _find_requests(
 ) -> Requests | None:
     """Finds the requests that ranges mark, outside warm-up; returns None if there are none.
 
-    Each token after the first one of a request is that of a decode or mixed step.
+    Each token of a request after the first one is the result of a decode step or a mixed step.
     """
     ranges = attributed.trace.ranges
     matches = [REQUEST_RANGE.fullmatch(name) for name in ranges.names]
