@@ -599,7 +599,7 @@ PATTERNS: dict[str, tuple[tuple[str, str], ...]] = {
     "data parallel (DDP)": (("broadcast", "forward"), ("all-reduce", "backward"), ("all-reduce", "backward")),
     "fully sharded (FSDP)": (("all-gather", "forward"), ("all-gather", "backward"), ("reduce-scatter", "backward")),
     "tensor parallel": (("all-reduce", "forward"), ("all-reduce", "backward")),
-    "tensor parallel, with its sequence": (
+    "tensor and sequence parallel": (
         ("all-gather", "forward"), ("reduce-scatter", "forward"), ("all-gather", "backward"),
         ("reduce-scatter", "backward"),
     ),

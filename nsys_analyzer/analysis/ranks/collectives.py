@@ -210,7 +210,7 @@ def _name_strategy(pattern: set[tuple[str, str]]) -> str:
         return "expert parallel"
     if "all-gather" in phases and "reduce-scatter" in phases:
         if "forward" in phases["reduce-scatter"]:
-            return "tensor parallel, with its sequence"
+            return "tensor and sequence parallel"
         return "sharded optimizer (ZeRO)" if phases["all-gather"] == {"optimizer"} else SHARDED
     if "all-reduce" in phases:
         reduced = phases["all-reduce"]

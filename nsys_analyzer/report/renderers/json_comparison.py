@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsys_analyzer.analysis.comparison.comparison import Comparison, Side
+from nsys_analyzer.analysis.comparison.comparison import Side
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.errors import CannotAnswerError
 from nsys_analyzer.inputs.saved_reports import GENERATOR
@@ -48,6 +48,31 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
         comparisons: the comparisons.
         limit: the change to look for, as a share of the step.
     """
+    compared = []
+    for pair in comparisons.compared:
+        findings = [
+            {
+                "id": row.finding.id,
+                "title": row.finding.title,
+                "status": row.status,
+                "saves_ms_before": [row.before.saves_ms_low, row.before.saves_ms_high] if row.before else None,
+                "saves_ms_after": [row.after.saves_ms_low, row.after.saves_ms_high] if row.after else None,
+            }
+            for row in pair.findings or ()
+        ]
+        compared.append(
+            {
+                "before": _side(pair.before),
+                "after": _side(pair.after),
+                "verdict": pair.verdict(limit),
+                "threshold": limit,
+                "is_slower": pair.is_slower_by(limit),
+                "same": pair.same,
+                "cautions": to_plain_data(caution_sentences(pair)),
+                **{key: to_plain_data(getattr(pair, key)) for key in _PLAIN_KEYS},
+                "findings": None if pair.findings is None else findings,
+            }
+        )
     unmatched = [
         {
             "side": unmatched.side,
@@ -65,33 +90,9 @@ def comparison_data(comparisons: Comparisons, limit: float) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
-        "comparisons": [_compared_pair(pair, limit) for pair in comparisons.compared],
+        "comparisons": compared,
         "refused": refused,
         "unmatched": unmatched,
-    }
-
-
-def _compared_pair(pair: Comparison, limit: float) -> dict[str, Any]:
-    findings = [
-        {
-            "id": row.finding.id,
-            "title": row.finding.title,
-            "status": row.status,
-            "saves_ms_before": [row.before.saves_ms_low, row.before.saves_ms_high] if row.before else None,
-            "saves_ms_after": [row.after.saves_ms_low, row.after.saves_ms_high] if row.after else None,
-        }
-        for row in pair.findings or ()
-    ]
-    return {
-        "before": _side(pair.before),
-        "after": _side(pair.after),
-        "verdict": pair.verdict(limit),
-        "threshold": limit,
-        "is_slower": pair.is_slower_by(limit),
-        "same": pair.same,
-        "cautions": to_plain_data(caution_sentences(pair)),
-        **{key: to_plain_data(getattr(pair, key)) for key in _PLAIN_KEYS},
-        "findings": None if pair.findings is None else findings,
     }
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
+from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.report.evidence import format_step_length
 from nsys_analyzer.report.model import Bar, StepBars
@@ -56,7 +55,14 @@ def bars_of_run(run: ParallelRun) -> StepBars | None:
     """Returns a bar for each rank of a run; None for a single rank, whose capture has a bar by kernel class."""
     if len(run.ranks) < 2:
         return None
-    ranks = _select_ranks(run)
+    positions = list(range(len(run.ranks)))
+    if len(positions) > MOST_RANKS and run.slowest is None:
+        positions = positions[:MOST_RANKS]
+    elif len(positions) > MOST_RANKS:
+        own_ms = [rank.own_ms.median or 0.0 if rank.own_ms else 0.0 for rank in run.ranks]
+        fastest_first = sorted(positions, key=lambda position: own_ms[position])
+        positions = sorted((*fastest_first[: MOST_RANKS // 2], *fastest_first[-(MOST_RANKS // 2) :]))
+    ranks = [run.ranks[position] for position in positions]
     names = ("compute", "exposed copies", "waiting", "transferring", "exposed communication", IDLE)
     rows = []
     for rank in ranks:
@@ -69,20 +75,6 @@ def bars_of_run(run: ParallelRun) -> StepBars | None:
     between = ", with own times between these," if run.slowest is not None else ""
     note = f"{hidden} more ranks{between} are in the report." if hidden else ""
     return _without_small(StepBars(names, tuple(rows), "Profiled steps:", note, run.name))
-
-
-def _select_ranks(run: ParallelRun) -> Sequence[RankFigures]:
-    """Returns the ranks to show in order: all, or those with the shortest and the longest own times."""
-    if len(run.ranks) <= MOST_RANKS:
-        return run.ranks
-    if run.slowest is None:
-        return run.ranks[:MOST_RANKS]
-    fastest_first = sorted(
-        range(len(run.ranks)),
-        key=lambda i: (own_ms.median or 0.0) if (own_ms := run.ranks[i].own_ms) else 0.0,
-    )
-    half = MOST_RANKS // 2
-    return [run.ranks[i] for i in sorted((*fastest_first[:half], *fastest_first[-half:]))]
 
 
 def _without_small(bars: StepBars) -> StepBars:
