@@ -161,6 +161,8 @@ RUNTIME = Table(
     ("start", "thread", "correlation"),
     _NO_LOOK_UPS,
 )
+#: The kinds of NVTX events (``eventType``) that are ranges.
+PUSH_POP_KINDS, START_END_KINDS = (59, 70), (60, 71)
 NVTX = Table(
     "nvtx",
     ("NVTX_EVENTS",),
@@ -173,7 +175,7 @@ NVTX = Table(
         _column("text", default="", doc="the name if there is no text ID"),
     ),
     ("start", "thread"),
-    Filter("eventType", (59, 60, 70, 71)),
+    Filter("eventType", (*PUSH_POP_KINDS, *START_END_KINDS)),
     trace_option="nvtx",
 )
 #: The layout of the binary payloads of ranges.

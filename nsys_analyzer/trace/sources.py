@@ -33,15 +33,15 @@ class Source:
             suffixes match a name, the longer one must be first.
         place: where the function is that opens a file, as ``module:function``. The module is imported when a file is
             opened, because numpy and Arrow would slow down a command's help.
-        marks: if given, files with ``shared_suffix`` only have this format if they start with one of these texts.
         shared_suffix: a suffix that other files also have.
+        marks: a file with ``shared_suffix`` has this format if its first bytes contain one of these texts.
         makes_tables: whether opening a file makes tables of other content. The file itself then has no tables.
     """
 
     suffixes: Mapping[str, int]
     place: str
-    marks: tuple[bytes, ...] = ()
     shared_suffix: str = ""
+    marks: tuple[bytes, ...] = ()
     makes_tables: bool = False
 
     def suffix_of(self, path: Path) -> str:
@@ -62,8 +62,8 @@ NSYS_REPORT = Source({".nsys-rep": 8}, "nsys_analyzer.trace.nsys_report:open_rep
 KINETO = Source(
     {".pt.trace.json.gz": 15, ".pt.trace.json": 1, ".json.gz": 15, ".json": 1},
     "nsys_analyzer.trace.kineto:open_trace",
-    marks=(b'"schemaVersion"', b'"traceEvents"'),
     shared_suffix=".json",
+    marks=(b'"schemaVersion"', b'"traceEvents"'),
     makes_tables=True,
 )
 """A trace of PyTorch's profiler, plain or compressed with gzip."""

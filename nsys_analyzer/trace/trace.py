@@ -178,33 +178,36 @@ class Trace:
         first = launches.select(np.argsort(launches.start, kind="stable")[:_CALLS_FOR_MEDIAN])
         launch_ns = (first.end - first.start)[first.call == LAUNCH]
         launch_ns = launch_ns[launch_ns > 0]
+        if reader.name_of(schema.OPERATORS):
+            operators = torch_operators.select(check.find_valid_ranges(schema.OPERATORS, torch_operators))
+        else:
+            operators = nvtx_operators.select((are_valid & have_ends)[operator_index])
         nodes = frames["graph_nodes"]
+        is_start_end = np.isin(frames["nvtx"]["kind"], schema.START_END_KINDS)
         return cls(
-            path,
-            operations.select(have_times & are_first_rows),
-            launches.select(are_valid_calls),
-            launches.select(are_valid_calls & out_of_memory),
-            ranges.select(are_valid & have_ends & ~are_clocks),
-            ranges.select(are_valid & ~have_ends & ~are_clocks),
-            torch_operators.select(check.find_valid_ranges(schema.OPERATORS, torch_operators))
-            if reader.name_of(schema.OPERATORS)
-            else nvtx_operators.select((are_valid & have_ends)[operator_index]),
-            GraphNodes(*(nodes[column] for column in ("start", "thread", "graph_node", "original"))),
-            metadata,
-            frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
-            tuple(check.left_out),
-            operations.select(~have_times),
-            memory,
-            costly_tables(reader),
-            read_ranks(reader, strings.values(), nccl_ranges),
-            float(np.median(launch_ns)) if len(launch_ns) else None,
-            _read_torch_callers(reader, strings, launches),
-            read_nccl_calls(reader, nccl_ranges),
-            read_stacks(path, ranges.select(are_valid & are_clocks)),
-            _read_off_cpu(reader),
-            reader.path.name if is_report(path) and not is_export_of(reader.path, path) else "",
-            frozenset(ranges.names[code] for code in distinct(ranges.name[np.isin(frames["nvtx"]["kind"], (60, 71))])),
-            _read_profiler_events((frames["overhead"], frames["profiler_overhead"]), strings),
+            path=path,
+            operations=operations.select(have_times & are_first_rows),
+            launches=launches.select(are_valid_calls),
+            failed_allocations=launches.select(are_valid_calls & out_of_memory),
+            ranges=ranges.select(are_valid & have_ends & ~are_clocks),
+            open_ranges=ranges.select(are_valid & ~have_ends & ~are_clocks),
+            operators=operators,
+            graph_nodes=GraphNodes(*(nodes[column] for column in ("start", "thread", "graph_node", "original"))),
+            metadata=metadata,
+            tables=frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
+            left_out=tuple(check.left_out),
+            untimed_operations=operations.select(~have_times),
+            memory=memory,
+            costly_tables=costly_tables(reader),
+            ranks=read_ranks(reader, strings.values(), nccl_ranges),
+            median_launch_ns=float(np.median(launch_ns)) if len(launch_ns) else None,
+            torch_callers=_read_torch_callers(reader, strings, launches),
+            nccl_calls=read_nccl_calls(reader, nccl_ranges),
+            stacks=read_stacks(path, ranges.select(are_valid & are_clocks)),
+            off_cpu=_read_off_cpu(reader),
+            stale_export=reader.path.name if is_report(path) and not is_export_of(reader.path, path) else "",
+            start_end_names=frozenset(ranges.names[code] for code in distinct(ranges.name[is_start_end])),
+            profiler_events=_read_profiler_events((frames["overhead"], frames["profiler_overhead"]), strings),
         )
 
 
