@@ -462,8 +462,8 @@ def launching_calls(study: Study) -> Bools:
     before = np.append(waits, -calls)[next_wait - 1]
     after = np.append(waits, 2 * calls)[next_wait]
     is_between_waits = after - before <= _MAX_CALLS_BETWEEN_WAITS
-    others: Bools = study.is_loading | np.isin(study.calls.kind, (ALLOCATE, FREE)) | is_between_waits
-    return ~others
+    is_outside_graphs: Bools = study.is_loading | np.isin(study.calls.kind, (ALLOCATE, FREE)) | is_between_waits
+    return ~is_outside_graphs
 
 
 def cheaper_launches(study: Study, factor: float) -> Change:

@@ -33,8 +33,8 @@ _MAX_NAMES = 3
 
 def name_first(names: Sequence[str]) -> str:
     """Returns the first names and the number of the others: "a, b, c and 2 more"."""
-    rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + rest
+    number_of_others = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + number_of_others
 
 
 def _say_off_cpu(share: float | None) -> Iterator[str]:
@@ -286,8 +286,8 @@ def describe_gpu_idle(figures: GpuIdleFigures) -> FindingTexts:
     """Returns the sentences on idle time that no rule explains."""
     title, part = f"The GPU is idle: {_IDLE_TITLES[figures.cause]}", "have this cause"
     if figures.is_exposed:
-        what = "Exposed copies" if figures.cause == "copy" else "Collectives"
-        title, part = f"{what} take most of the step", f"are {what.lower()}"
+        activity = "Exposed copies" if figures.cause == "copy" else "Collectives"
+        title, part = f"{activity} take most of the step", f"are {activity.lower()}"
     place = f"the range {figures.range_name}" if figures.range_name else figures.api
     where = f", most of it in {place}" if place and figures.is_mostly_there else ""
     step = "the capture" if figures.is_pass else "a step"

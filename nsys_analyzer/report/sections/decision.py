@@ -133,13 +133,13 @@ def _describe_length(capture: CaptureSummary, step: StepSummary) -> str:
     clauses = [f"{format_step_length(step)} {step_noun(step)}{_describe_origin(step)}"]
     share = step.busy_share
     if capture.on_cpu:
-        whole = "the profiled one" if step.unprofiled_ms else "it"
-        clauses += [] if share is None else [f"operators run for {rounded_percent(share)} of {whole}"]
+        reference = "the profiled one" if step.unprofiled_ms else "it"
+        clauses += [] if share is None else [f"operators run for {rounded_percent(share)} of {reference}"]
     elif share is not None:
-        whole = "it" if step.unprofiled_ms else "that"
+        reference = "it" if step.unprofiled_ms else "that"
         gpu = f"GPU {step.device}" if len(step.devices) > 1 else "the GPU"
         least = "at least " if step.idle_of("unrecorded") else ""
-        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of {whole}")
+        clauses.append(f"{gpu} works {least}{rounded_percent(share)} of {reference}")
         exposed = step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0
         if exposed >= _NEGLIGIBLE_SHARE:
             profiled = " of the profiled one" if step.unprofiled_ms else ""
@@ -235,8 +235,8 @@ def _limit_blocks(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block
         limits.append(f"{evidence.timings} has no timing, or no single one, for this capture")
     limits += map(_first_sentence, say_all(capture.warnings))
     if limits:
-        rest = [f"and {len(limits) - _MAX_LIMITS} more, under “About”"] if len(limits) > _MAX_LIMITS else []
-        listing = join_texts("; ", (*limits[:_MAX_LIMITS], *rest))
+        more_limits = [f"and {len(limits) - _MAX_LIMITS} more, under “About”"] if len(limits) > _MAX_LIMITS else []
+        listing = join_texts("; ", (*limits[:_MAX_LIMITS], *more_limits))
         yield Paragraph(join_texts("", ("What limits these figures: ", listing, ".")), capture.title)
 
 

@@ -49,7 +49,7 @@ def step_details(capture: CaptureSummary) -> Iterator[Details]:
     part_table = _make_table(_PARTS, part_rows, step, title, _CRITICAL_PATH if step.critical_path else "")
     caption = "By phase. Idle time counts toward the phase whose work ends it:"
     phase_table = _make_table(_PHASES, phase_rows, step, title, caption)
-    blocks += [shown for shown in (part_table, phase_table) if shown.rows]
+    blocks += [table for table in (part_table, phase_table) if table.rows]
     yield Details(f"What fills {step_or_capture}, profiled", tuple(blocks), title)
     idle_rows = [row for device in devices for row in _idle_rows(device)]
     if idle_rows and not capture.on_cpu:
@@ -140,14 +140,14 @@ def _part_rows(device: DeviceSteps, step: StepSummary) -> Iterator[_PartRow]:
     devices = {device.device, None} if device.device == step.device else {device.device}
     path = [piece for piece in step.critical_path if piece.device in devices]
     on_path = {piece.part: piece.ms for piece in path if piece.where != "idle"}
-    whole = "the capture" if step.is_pass else "the step"
+    step_or_capture = "the capture" if step.is_pass else "the step"
     rows: tuple[tuple[str, float, float | None], ...] = (
         *((f"compute: {row.kernel_class}", row.ms, on_path.get(row.kernel_class)) for row in device.classes),
         ("exposed copies", device.exposed_copy_ms, on_path.get("copies")),
         ("exposed communication", device.exposed_communication_ms, on_path.get(COMMUNICATION)),
         ("idle", device.idle_ms, sum(piece.ms for piece in path if piece.where == "idle") or None),
         ("the program, while the GPU works", 0.0, on_path.get(PROGRAM)),
-        (whole, device.total_ms, sum(piece.ms for piece in path) or None),
+        (step_or_capture, device.total_ms, sum(piece.ms for piece in path) or None),
     )
     for name, ms, critical_ms in rows:
         if ms or critical_ms:
