@@ -36,7 +36,7 @@ from nsys_analyzer.report.model import (
     unfold,
 )
 from nsys_analyzer.report.renderers import html
-from nsys_analyzer.report.renderers.html.blocks import BlockRenderer, inline
+from nsys_analyzer.report.renderers.html import BlockRenderer, inline
 from nsys_analyzer.report.renderers.markdown import render_block
 from nsys_analyzer.text import code, phrase, visible
 from tests.support.hostile import TEXTS, WORST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,27 +82,22 @@ _FIRST_REPLACEMENT_ID = 1 << 24
 def write(captures: Sequence[Capture], path: Path) -> None:
     """Writes the captures into one trace, with all ranks of a run on one clock."""
     strings, ids = Strings(), Ids()
-    packets = (packet for capture in captures for packet in make_packets(capture, strings, ids))
+    group = bytearray()
     with path.open("wb") as file:
         file.write(first_packet())
-        file.writelines(_compressed_groups(packets))
+        for capture in captures:
+            for packet in make_packets(capture, strings, ids):
+                group += packet
+                if len(group) >= _GROUP_BYTES:
+                    file.write(compress_packets(bytes(group)))
+                    group.clear()
+        file.write(compress_packets(bytes(group)))
 
 
 def is_ours(path: Path) -> bool:
     """Checks whether a file is a trace that was written here."""
     with path.open("rb") as file:
         return MARK in file.read(_MARK_DISTANCE_BYTES)
-
-
-def _compressed_groups(packets: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields compressed groups of packets, in the given order."""
-    group = bytearray()
-    for packet in packets:
-        group += packet
-        if len(group) >= _GROUP_BYTES:
-            yield compress_packets(bytes(group))
-            group.clear()
-    yield compress_packets(bytes(group))
 
 
 class Ids:

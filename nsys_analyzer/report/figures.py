@@ -139,23 +139,19 @@ def _draw_grouped_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
             labels = [_format_value(value) for value in heights]
             axes.bar_label(bars, labels, padding=2, fontsize=8, rotation=90 if upright else 0)
     axes.margins(y=0.04 * longest if upright else 0.1)  # leaves room above the bars for the values
-    _write_group_names(axes, figure)
-    if len(figure.series) > 1:
-        _draw_legend(canvas, colors)
-
-
-def _write_group_names(axes: Axes, figure: Bars) -> None:
-    """Writes the names of groups below them: on up to three lines, or slanted if they are longer."""
-    width = max(8, _NAMES_LINE_LENGTH // len(figure.groups)) if figure.groups else 0
+    # Group names are written on up to three lines, or slanted if they are longer.
+    line_width = max(8, _NAMES_LINE_LENGTH // len(figure.groups)) if figure.groups else 0
     names = [_shorten(group) for group in figure.groups]
-    wrapped = [textwrap.wrap(name, width, break_long_words=False) or [" "] for name in names]
-    fits = all(len(lines) <= 3 and max(map(len, lines)) <= width for lines in wrapped)
+    wrapped = [textwrap.wrap(name, line_width, break_long_words=False) or [" "] for name in names]
+    fits = all(len(lines) <= 3 and max(map(len, lines)) <= line_width for lines in wrapped)
     rotation: dict[str, Any] = {} if fits else {"rotation": 30, "ha": "right"}
     axes.set_xticks(range(len(names)), ["\n".join(lines) for lines in wrapped] if fits else names, **rotation)
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_ylabel(_shorten(figure.axis, _MAX_TITLE_LENGTH))
     margin = max(0, _MIN_GROUPS - len(figure.groups)) / 2  # keeps a single bar from filling the chart
     axes.set_xlim(-0.6 - margin, len(figure.groups) - 0.4 + margin)
+    if len(figure.series) > 1:
+        _draw_legend(canvas, colors)
 
 
 def _draw_stacked_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
@@ -194,7 +190,8 @@ def _draw_stacked_bars(canvas: Canvas, axes: Axes, figure: Bars) -> None:
 
 def _draw_lines(canvas: Canvas, axes: Axes, figure: Lines) -> None:
     """Draws curves over shaded intervals, and a legend of both."""
-    log_y = figure.log_y and _spans_a_decade(figure.series)
+    heights = [y for _, points in figure.series for _, y in points if y is not None and 0 < y < _MAX_DRAWN_VALUE]
+    log_y = figure.log_y and bool(heights) and max(heights) / _MIN_LOGARITHMIC_RATIO > min(heights)
     curves = _drawable_curves(figure.series, log_x=figure.log_x, log_y=log_y)
     colors = assign_colors([*(name for name, _ in curves), *(name for name, _, _ in figure.spans)])
     with_markers = not figure.steps and max((len(points) for _, points in curves), default=0) <= _MAX_MARKED_POINTS
@@ -212,11 +209,6 @@ def _draw_lines(canvas: Canvas, axes: Axes, figure: Lines) -> None:
     axes.set_ylabel(_shorten(figure.y_axis, _MAX_TITLE_LENGTH))
     if len(colors) > 1:
         _draw_legend(canvas, colors)
-
-
-def _spans_a_decade(curves: Curves) -> bool:
-    positive = [y for _, points in curves for _, y in points if y is not None and 0 < y < _MAX_DRAWN_VALUE]
-    return bool(positive) and max(positive) / _MIN_LOGARITHMIC_RATIO > min(positive)
 
 
 def _drawable_curves(curves: Curves, *, log_x: bool, log_y: bool) -> list[_Curve]:

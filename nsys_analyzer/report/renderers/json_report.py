@@ -100,12 +100,12 @@ def _run_data(run: ParallelRun) -> dict[str, Any]:
 
 def to_plain_data(value: object) -> Any:
     """Returns a value, or a struct of values, as plain data. A ``Text`` becomes a string with code in backticks."""
-    return msgspec.to_builtins(value, enc_hook=_in_backticks)
 
+    def encode(other: object) -> str:
+        if isinstance(other, Fact):
+            return plain(say(other), "`")
+        if isinstance(other, Text):
+            return plain(other, "`")
+        raise NotImplementedError
 
-def _in_backticks(value: object) -> str:
-    if isinstance(value, Fact):
-        return plain(say(value), "`")
-    if isinstance(value, Text):
-        return plain(value, "`")
-    raise NotImplementedError
+    return msgspec.to_builtins(value, enc_hook=encode)

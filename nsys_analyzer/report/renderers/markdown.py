@@ -76,7 +76,9 @@ def render_block(block: Block, figures: Mapping[str, str], *, folded: bool = Fal
         case Paragraph(text):
             return _line(text)
         case Answer(text):
-            return _strong_line(text)
+            nested = ("strong", "emphasis")  # markdown reads delimiters inside delimiters in another order
+            line = "".join(_span(replace(span, kind="plain") if span.kind in nested else span) for span in spans(text))
+            return f"**{line.strip() or ABSENT}**"
         case Listing(lines, "bullets"):
             return "\n".join(f"- {_line(line)}" for line in lines)
         case Listing(lines, kind):
@@ -121,13 +123,6 @@ def _line(text: StrOrText) -> str:
     return _NUMBERED_ITEM.sub(r"\1\\\2", line, count=1) if _NUMBERED_ITEM.match(line) else line
 
 
-def _strong_line(text: StrOrText) -> str:
-    """Returns a line in bold, including its code."""
-    nested = ("strong", "emphasis")  # markdown reads delimiters inside delimiters in another order
-    line = "".join(_span(replace(span, kind="plain") if span.kind in nested else span) for span in spans(text))
-    return f"**{line.strip() or ABSENT}**"
-
-
 def _heading(text: StrOrText) -> str:
     return _CLOSING_HASHES.sub(r"\\\1", _inline(text).strip())
 
@@ -154,7 +149,9 @@ def _span(span: Span) -> str:
     if not text:
         return ABSENT
     if span.kind == "code":
-        return _code(text)
+        delimiter = "`" * (1 + _longest_backticks(text))
+        needs_padding = text.startswith("`") or text.endswith("`") or (text[0] == text[-1] == " " and text.strip())
+        return f"{delimiter} {text} {delimiter}" if needs_padding else f"{delimiter}{text}{delimiter}"
     if span.kind == "link":
         return f"[{_escaped(text)}]({link_target(span.target)})"
     return f"{_DELIMITERS[span.kind]}{_escaped(text)}{_DELIMITERS[span.kind]}"
@@ -162,12 +159,6 @@ def _span(span: Span) -> str:
 
 def _escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", visible(text))
-
-
-def _code(text: str) -> str:
-    delimiter = "`" * (1 + _longest_backticks(text))
-    needs_padding = text.startswith("`") or text.endswith("`") or (text[0] == text[-1] == " " and text.strip())
-    return f"{delimiter} {text} {delimiter}" if needs_padding else f"{delimiter}{text}{delimiter}"
 
 
 def _fenced(lines: Sequence[StrOrText], language: str) -> str:

@@ -137,13 +137,10 @@ def draw_bars(bars: StepBars, screen: Console) -> Iterator[Text]:
 
     colored = screen.color_system is not None and not screen.no_color
     shade = SHADE if screen.encoding.lower().startswith("utf") else "."
+    inks = {"black": "#000000", "white": "#ffffff"}  # the theme of a terminal redefines colors with a name
+    styles = {part: f"{inks[text_color(part_color(part))]} on {part_color(part)}" for part in bars.parts}
+    styles |= {IDLE: GRAY}
     for line in bar_lines(bars, screen.width, shade, colored=colored):
-        yield Text.assemble(*((stroke.text, _style(stroke.part) if colored else "") for stroke in line), no_wrap=True)
-
-
-def _style(part: str) -> str:
-    """Returns the rich style of a part, with exact colors: a terminal's theme redefines named ones."""
-    if not part or part == IDLE:
-        return GRAY if part else ""
-    ink = {"black": "#000000", "white": "#ffffff"}[text_color(part_color(part))]
-    return f"{ink} on {part_color(part)}"
+        yield Text.assemble(
+            *((stroke.text, styles.get(stroke.part, "") if colored else "") for stroke in line), no_wrap=True
+        )

@@ -15,10 +15,15 @@ from nsys_analyzer.report.evidence import Evidence, kernel_word
 from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Report, Section, StepBars
 from nsys_analyzer.report.sections import ranks
 from nsys_analyzer.report.sections.about import about
-from nsys_analyzer.report.sections.attention import HOW_TO_ANNOTATE, answer_attention
 from nsys_analyzer.report.sections.decision import decision_section
 from nsys_analyzer.report.sections.findings import findings_section, shared_findings_section
-from nsys_analyzer.report.sections.kernels import answer_matmul, answer_other_kernels, answer_top_kernel
+from nsys_analyzer.report.sections.kernels import (
+    HOW_TO_ANNOTATE,
+    answer_attention,
+    answer_matmul,
+    answer_other_kernels,
+    answer_top_kernel,
+)
 from nsys_analyzer.report.sections.limits import answer_limits
 from nsys_analyzer.report.sections.modules import answer_modules
 from nsys_analyzer.report.sections.overview import overview

@@ -1,4 +1,4 @@
-"""Answers which kernels and kernel classes take the most time, and how large the share of matmul is."""
+"""Answers which kernels and classes take the most time, the share of matmul, and how softmax compares with it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from nsys_analyzer.analysis.kernels.class_rules import FUSED, MATMUL, UNKNOWN
 from nsys_analyzer.analysis.summary.complete import compared_phases, parts_and_enclosing
 from nsys_analyzer.analysis.summary.kernel_tables import ClassShares, Leader, MatmulShare, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.transformer.attention import CAPTURE, FORWARD, MEMORY_BOUND, AttentionSummary
 from nsys_analyzer.report.evidence import kernel_word, launch_word
-from nsys_analyzer.report.model import Answer, Bars, Block, Field, Table, make_table
-from nsys_analyzer.report.units import format_count, format_percent
+from nsys_analyzer.report.model import Answer, Bars, Block, Field, Paragraph, Table, make_table
+from nsys_analyzer.report.units import format_count, format_ms, format_number, format_percent, rounded
 from nsys_analyzer.text import format_fixed, join_names, join_texts, phrase
 from nsys_analyzer.trace.phase_names import STEP
 
@@ -85,22 +86,16 @@ def _kernel_table(capture: CaptureSummary, phases: Sequence[PhaseSummary], label
     def label(key: _RowKey) -> str:
         return _MEMORY_OPERATIONS[key[0]] if key in memory_keys else labels[key[0]]
 
-    fields: tuple[Field[_RowKey], ...] = (
+    fields: list[Field[_RowKey]] = [
         Field(kernel_word(capture), "code", label),
         Field("class", "text", lambda key: key[1]),
-        *(field for phase in phases for field in _phase_fields(phase)),
-    )
+    ]
+    for phase in phases:
+        ms = {row.key: row.ms_per_instance for row in phase.kernels}
+        ms |= {(row.kind, "memory"): row.ms_per_instance for row in phase.memory}
+        shares = {row.key: row.share for row in phase.kernels}
+        fields += [Field(f"{phase.phase} ms", "ms", ms.get), Field("share", "percent", shares.get)]
     return make_table(fields, [*keys, *memory_keys], capture=capture.title, names=2)
-
-
-def _phase_fields(phase: PhaseSummary) -> tuple[Field[_RowKey], ...]:
-    rows = {row.key: row for row in phase.kernels}
-    ms = {key: row.ms_per_instance for key, row in rows.items()}
-    ms |= {(row.kind, "memory"): row.ms_per_instance for row in phase.memory}
-    return (
-        Field(f"{phase.phase} ms", "ms", ms.get),
-        Field("share", "percent", lambda key: rows[key].share if key in rows else None),
-    )
 
 
 def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
@@ -137,8 +132,14 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
 def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
     phases, step, inference = share.phases, share.step, share.inference
     if any(shares.matmul is None for shares in (*phases, *([inference] if inference else []))):
-        bounds = ", ".join(f"{_matmul_bounds(shares)} of {_scope_in_sentence(shares.scope)}" for shares in phases)
-        return f"Matmul is {bounds}: the capture lacks names of kernels."
+        bounds = []
+        for shares in phases:  # kernels without a name may be matmuls
+            least, unnamed = shares.of(MATMUL), shares.of(UNKNOWN)
+            text = (
+                f"{format_percent(least)} to {format_percent(least + unnamed)}" if unnamed < 1 else "an unknown share"
+            )
+            bounds.append(f"{text} of {_scope_in_sentence(shares.scope)}")
+        return f"Matmul is {', '.join(bounds)}: the capture lacks names of kernels."
     parts = ", ".join(f"{_matmul_share(shares)} of {_scope_in_sentence(shares.scope)}" for shares in share.scopes)
     text = f"Matmul is {parts}, by total {kernel_word(capture)} time."
     fused = [(shares.of(FUSED), _scope_in_sentence(shares.scope)) for shares in phases if shares.of(FUSED)]
@@ -152,12 +153,6 @@ def _matmul_sentence(capture: CaptureSummary, share: MatmulShare) -> str:
         comparison = _compare(*scopes, f"in inference ({origin})")
         text += f" In the {step.scope}{condition} it is {comparison}."
     return text
-
-
-def _matmul_bounds(shares: ClassShares) -> str:
-    """Returns the bounds of matmul's share, since kernels without a name may be matmuls."""
-    least, unnamed = shares.of(MATMUL), shares.of(UNKNOWN)
-    return f"{format_percent(least)} to {format_percent(least + unnamed)}" if unnamed < 1 else "an unknown share"
 
 
 def _matmul_share(shares: ClassShares) -> str:
@@ -184,3 +179,77 @@ def _compare(inference: ClassShares, step: ClassShares, reference: str) -> str:
     direction = "lower" if difference < 0 else "higher"
     points = f"{format_fixed(abs(difference) * 100, 1)} percentage points {direction} than {reference}"
     return f"{points}: {join_names(causes)}" if causes else points
+
+
+# --- attention
+
+_ATTENTION_FIELDS: tuple[Field[AttentionSummary], ...] = (
+    Field("unit", "text", lambda row: f"one {row.per}" if row.per != CAPTURE else _count_ranges(row)),
+    Field("softmax ms", "ms", lambda row: row.softmax_ms),
+    Field("matmul ms", "ms", lambda row: row.matmul_ms),
+    Field("fused ms", "ms", lambda row: row.fused_ms),
+    Field("time: matmul ÷ softmax", "factor", lambda row: row.runtime_ratio),
+    Field("FLOPs: matmul ÷ softmax", "factor", lambda row: row.flop_ratio),
+    Field("softmax FLOP/s", "flop/s", lambda row: row.softmax_flops_per_s),
+    Field("matmul FLOP/s", "flop/s", lambda row: row.matmul_flops_per_s),
+    Field("fused FLOP/s", "flop/s", lambda row: row.fused_flops_per_s),
+    Field("softmax B/s", "bytes/s", lambda row: row.softmax_traffic.bytes_per_s if row.softmax_traffic else None),
+    Field("share of peak", "percent", lambda row: row.softmax_traffic.peak_share if row.softmax_traffic else None),
+)
+
+
+def answer_attention(capture: CaptureSummary) -> Iterator[Block]:
+    """Yields the ratio of the times and of the FLOPs, the achieved FLOP/s, and a note on softmax as other kernels."""
+    attention = capture.attention
+    if attention is None:
+        return
+    yield Answer(_attention_sentence(attention), capture.title)
+    figures = make_table(_ATTENTION_FIELDS, [attention], capture=capture.title)
+    if len(figures.columns) > 2:  # otherwise the sentence has the only figure, the time of fused attention
+        yield figures
+    forward = capture.phase(FORWARD)
+    if attention.softmax_ms and forward and not forward.share_of("softmax"):
+        text = "The softmax runs as elementwise and reduction kernels in its ranges. Other tables count them as such."
+        yield Paragraph(text, capture.title)
+
+
+def _count_ranges(attention: AttentionSummary) -> str:
+    return format_count(attention.occurrences or 0, "attention range")
+
+
+def _attention_sentence(attention: AttentionSummary) -> str:
+    softmax, matmul = attention.softmax_ms, attention.matmul_ms
+    unit = {FORWARD: "one forward pass", CAPTURE: _count_ranges(attention)}.get(attention.per, "one step")
+    if softmax is None or matmul is None or attention.runtime_ratio is None:
+        fused = format_ms(attention.fused_ms or 0.0)
+        return f"Attention is fused: {fused} in {unit}. The softmax is part of the same kernels."
+    ratio = f"{rounded(attention.runtime_ratio)}×"
+    times = f"{format_ms(matmul)} against {format_ms(softmax)} in {unit}"
+    if attention.flop_ratio is None:
+        return f"The attention matmuls take {ratio} the time of softmax: {times}.{_bandwidth(attention)}"
+    flops = f"{rounded(attention.flop_ratio)}×"
+    return f"The attention matmuls do {flops} the FLOPs of softmax in {ratio} its time: {times}.{_bandwidth(attention)}"
+
+
+def _bandwidth(attention: AttentionSummary) -> str:
+    """Returns the bandwidth of softmax, its share of the memory's peak, and whether softmax is memory-bound."""
+    traffic = attention.softmax_traffic
+    if traffic is None or traffic.peak_share is None:
+        return ""
+    rate = format_number(traffic.bytes_per_s, "bytes/s")
+    text = f" Softmax moves at least {rate}, {format_percent(traffic.peak_share)} of the memory's peak bandwidth"
+    if traffic.fits_in_l2:
+        return f"{text}. Its scores fit into the L2 cache, which may serve a part of this traffic."
+    if traffic.memory_bound is None:
+        return f"{text}."
+    if traffic.memory_bound:
+        return f"{text}: it is memory-bound."
+    return f"{text}. It is not memory-bound: that requires at least {format_percent(MEMORY_BOUND)}."
+
+
+HOW_TO_ANNOTATE = phrase(
+    "To measure the parts of attention, wrap attention in an NVTX range `scaled dot product attention`, and its parts "
+    "in `computing attention scores`, `computing softmax` and `final matmul`. For existing ranges, give their names: "
+    "`--phase-name attention=NAME --phase-name scores=NAME --phase-name softmax=NAME --phase-name values=NAME`. A "
+    "compiled model opens no ranges inside. The kernels of a CUDA graph are recorded with `--cuda-graph-trace=node`."
+)

@@ -105,7 +105,11 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
     )
     idle_rows = [(kind, idle) for kind in serving.kinds for idle in kind.idle_by_cause[:_MAX_IDLE_ROWS]]
     idle_rows = [(kind, idle) for kind, idle in idle_rows if idle.ms >= _MIN_IDLE_SHARE * kind.total_ms]
-    part_rows = [(kind, name, ms) for kind in serving.kinds for name, ms in _parts(kind)]
+    part_rows = []
+    for kind in serving.kinds:
+        parts = [(row.kernel_class, row.ms) for row in kind.classes]
+        parts += [("exposed copies", kind.exposed_copy_ms), ("exposed communication", kind.exposed_communication_ms)]
+        part_rows += [(kind, name, ms) for name, ms in (*parts, ("idle", kind.idle_ms)) if ms]
     kernel_rows = [(kind, kernel) for kind in serving.kinds for kernel in kind.kernels]
     tables = (
         make_table(part_fields, part_rows, capture=title, names=2),
@@ -117,13 +121,6 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
         (Paragraph(_DEFINITIONS, title), *(table for table in tables if table.rows)),
         title,
     )
-
-
-def _parts(kind: StepKind) -> Iterator[tuple[str, float]]:
-    """Yields the name and ms of each part of a step: kernel classes, exposed copies and communication, idle time."""
-    parts = [(row.kernel_class, row.ms) for row in kind.classes]
-    parts += [("exposed copies", kind.exposed_copy_ms), ("exposed communication", kind.exposed_communication_ms)]
-    yield from ((name, ms) for name, ms in (*parts, ("idle", kind.idle_ms)) if ms)
 
 
 def _step_kind(kind: StepKind, subject: str) -> str:

@@ -1,24 +1,51 @@
 """Renders a report as one self-contained HTML page: it needs no network and no other file.
 
 The page contains its styles, its scripts and the data of its timeline. Its content security policy forbids loading
-anything.
+anything. All text is escaped here, since names in it are foreign input.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
 
-from nsys_analyzer.report.model import Report, Section
-from nsys_analyzer.report.renderers.html.blocks import BlockRenderer, inline, make_anchors
+from nsys_analyzer.report.model import (
+    TEXT_UNITS,
+    Answer,
+    Block,
+    Cell,
+    Column,
+    Details,
+    Interval,
+    Listing,
+    MedianRange,
+    Paragraph,
+    Report,
+    Section,
+    SignedChange,
+    Spread,
+    StepBars,
+    Table,
+    TimelineLink,
+)
+from nsys_analyzer.report.palette import text_color
 from nsys_analyzer.report.renderers.html.tracks import page_data
-from nsys_analyzer.text import plain, visible
+from nsys_analyzer.report.renderers.markdown import link_target
+from nsys_analyzer.report.renderers.step_bar import legend_entries, part_color
+from nsys_analyzer.report.sections.bars import IDLE
+from nsys_analyzer.report.units import format_cell, format_ms
+from nsys_analyzer.text import StrOrText, Text, plain, spans, visible
 
 _SCRIPTS = ("page.js", "canvas.js", "timeline.js", "flame.js", "start.js")
+_NOT_IN_ANCHORS = re.compile(r"[^a-z0-9]+")
+_TAGS = {"code": "code", "strong": "strong", "emphasis": "em"}
+#: A long name may break after a character that separates its parts.
+_BREAK_OPPORTUNITY = re.compile(r"(?<=[_.:,/>])(?=\w)")
 
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
@@ -74,3 +101,177 @@ def _section(section: Section, anchor: str, renderer: BlockRenderer) -> str:
 @cache
 def _read_part(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def make_anchors(sections: Sequence[Section]) -> list[str]:
+    """Returns a unique ID for each section of a page."""
+    uses = {"timeline": 1}
+    anchors = []
+    for section in sections:
+        base = _NOT_IN_ANCHORS.sub("-", section.key.lower()).strip("-") or "section"
+        uses[base] = uses.get(base, 0) + 1
+        anchors.append(base if uses[base] == 1 else f"{base}-{uses[base]}")
+    return anchors
+
+
+class BlockRenderer:
+    """Renders the blocks of one page.
+
+    Args:
+        figures: the SVG drawing of each figure, by the figure's key.
+        full_names: the full name of each kernel, by its short label.
+        views: the captures and runs on the timeline, to which findings link.
+    """
+
+    def __init__(
+        self,
+        figures: Mapping[str, str],
+        full_names: Mapping[str, str],
+        views: Container[str] = (),
+    ) -> None:
+        self._figures, self._full_names, self._views = figures, full_names, views
+
+    def render(self, block: Block) -> str:
+        """Returns a block as HTML, which is empty for a figure without a drawing."""
+        match block:
+            case Paragraph(text, capture):
+                return f"<p{_data_capture(capture)}>{inline(text)}</p>"
+            case Answer(text, capture):
+                return f'<p class="answer"{_data_capture(capture)}><strong>{inline(text)}</strong></p>'
+            case Listing(lines, "bullets", capture):
+                items = "".join(f"<li>{inline(line)}</li>" for line in lines)
+                return f"<ul{_data_capture(capture)}>{items}</ul>"
+            case Listing(lines, _, capture):
+                code = escape("\n".join(visible(plain(line)) for line in lines))
+                return f'<div class="listing"{_data_capture(capture)}><pre tabindex="0"><code>{code}</code></pre></div>'
+            case Table():
+                return self._table(block)
+            case StepBars():
+                return _bars(block)
+            case Details(title, blocks, capture):
+                content = "\n".join(filter(None, map(self.render, blocks)))
+                if not content:
+                    return ""
+                summary = f"<summary>{escape(visible(title))}</summary>"
+                return f"<details{_data_capture(capture)}>{summary}\n{content}\n</details>"
+            case TimelineLink():
+                return self._timeline_link(block)
+            case _:
+                drawing = self._figures.get(block.key)
+                label = escape(visible(block.title))
+                return f'<figure role="img" aria-label="{label}">{drawing}</figure>' if drawing else ""
+
+    def _timeline_link(self, link: TimelineLink) -> str:
+        view = visible(link.capture)
+        if view not in self._views:
+            return ""
+        name = escape(visible(link.place.name))
+        data = f'data-kind="{escape(link.place.kind)}" data-name="{name}" data-view="{escape(view)}"'
+        button = f'<button type="button" {data}>Show on the timeline</button>'
+        return f'<p class="timeline-link"{_data_capture(link.capture)}>{button}</p>'
+
+    def _table(self, table: Table) -> str:
+        head = "".join(
+            f'<th scope="col"{_alignment(column)}>{inline(column.title)}</th>' if column.title else "<td></td>"
+            for column in table.columns
+        )
+        rows = "\n".join(self._row(table, row) for row in table.rows)
+        caption = f"<caption>{inline(table.caption)}</caption>" if table.caption else ""
+        return (
+            f'<div class="table"{_data_capture(table.capture)}><table>{caption}'
+            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
+        )
+
+    def _row(self, table: Table, row: Sequence[Cell]) -> str:
+        cells = [self._cell(column, cell) for column, cell in zip(table.columns, row, strict=True)]
+        first = row[0] if row else None
+        name = f' data-row="{escape(visible(plain(first)))}"' if isinstance(first, str | Text) else ""
+        return f"<tr{name}>{''.join(cells)}</tr>"
+
+    def _cell(self, column: Column, cell: Cell) -> str:
+        value = sort_value(cell)
+        if column.unit == "bar":
+            return f'<td><div class="share" style="width:{value or 0.0:.1%}" aria-hidden="true"></div></td>'
+        attributes = _alignment(column) + ("" if value is None else f' data-value="{value:.12g}"')
+        text = format_cell(cell, column.unit)
+        full_name = self._full_names.get(plain(text)) if isinstance(cell, str | Text) else None
+        if full_name is None or full_name == plain(text):
+            return f"<td{attributes}>{inline(text)}</td>"
+        return (
+            f'<td{attributes}><details class="name"><summary>{inline(text)}</summary>'
+            f"<code>{_breakable(full_name)}</code></details></td>"
+        )
+
+
+def _bars(bars: StepBars) -> str:
+    """Returns bars of colored parts, on the scale of the longest bar, and their legend."""
+    totals = [sum(row.ms) for row in bars.rows]
+    entries = list(legend_entries(bars, totals))
+    rows = []
+    for row, total in zip(bars.rows, totals, strict=True):
+        parts = "".join(
+            f'<span style="flex:{ms:.6g};{_colors(part)}" title="{escape(f"{part} {format_ms(ms)}")}">'
+            f"<b>{escape(part)}</b></span>"
+            for part, ms in zip(bars.parts, row.ms, strict=True)
+            if ms
+        )
+        label = f"<strong>{escape(visible(row.label))}</strong>" if row.label else ""
+        time = f"<i>{escape(format_ms(total))}</i>" if row.label else ""
+        share = total / (max(totals) or 1.0)
+        bar = f'<div class="bar"><div style="width:{share:.1%}">{parts}</div></div>'
+        rows.append(f'<div class="row">{label}{bar}{time}</div>')
+    description = escape(visible(f"{bars.title} {', '.join(text for _, text in entries)}"))
+    items = "".join(f'<li><i style="{_colors(part)}"></i> {escape(text)}</li>' for part, text in entries)
+    note = f"<p>{escape(bars.note)}</p>" if bars.note else ""
+    picture = f'<div role="img" aria-label="{description}">{"".join(rows)}</div>'
+    title = f"<figcaption>{escape(bars.title)}</figcaption>"
+    parts = f'<ul class="parts">{items}</ul>'
+    return f'<figure class="bars"{_data_capture(bars.capture)}>{title}{picture}{parts}{note}</figure>'
+
+
+def _colors(part: str) -> str:
+    """Returns the styles of a part: its color, and the color of its name. Idle time has the color of the background."""
+    color = part_color(part)
+    return "background:var(--track)" if part == IDLE else f"background:{color};color:{text_color(color)}"
+
+
+def sort_value(cell: Cell) -> float | None:
+    """Returns the number that a cell is sorted by, or None for a text and for a figure that does not exist."""
+    match cell:
+        case int() | float():
+            return float(cell)
+        case Spread(mean, _):
+            return mean
+        case MedianRange(median, _, _):
+            return median
+        case Interval(low, high):
+            return (low + high) / 2
+        case SignedChange(value, _, _):
+            return value
+    return None
+
+
+def _alignment(column: Column) -> str:
+    return "" if column.unit in TEXT_UNITS else ' class="number"'
+
+
+def _data_capture(capture: str) -> str:
+    return f' data-capture="{escape(visible(capture))}"' if capture else ""
+
+
+def inline(text: StrOrText) -> str:
+    """Returns a text as HTML inside a line."""
+    parts = []
+    for span in spans(text):
+        content = escape(visible(span.text)) if span.kind in ("plain", "link") else _breakable(span.text)
+        if span.kind == "link":
+            content = f'<a href="{escape(link_target(span.target))}">{content}</a>'
+        elif span.kind != "plain":
+            content = f"<{_TAGS[span.kind]}>{content}</{_TAGS[span.kind]}>"
+        parts.append(content)
+    return "".join(parts)
+
+
+def _breakable(name: str) -> str:
+    """Returns a name that may break between its parts."""
+    return _BREAK_OPPORTUNITY.sub("<wbr>", escape(visible(name)))

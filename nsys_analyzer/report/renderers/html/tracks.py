@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.process import CAUSES
-from nsys_analyzer.analysis.steps.tracks import IdleTrack, Stream, Track, Tracks
+from nsys_analyzer.analysis.steps.tracks import IdleTrack, Stream, Tracks
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Report
@@ -45,7 +45,9 @@ def page_data(report: Report) -> tuple[frozenset[str], str]:
         "causes": {cause: {"color": CAUSE_COLORS[cause], "text": CAUSE_WORDS[cause]} for cause in CAUSES},
     }
     views = frozenset(str(view.get("name", view["title"])) for view in run_views + capture_views)
-    return views, "\n".join(map(_encode, (shared, *(_capture_data(*pair, report.labels) for pair in captures))))
+    parts = (shared, *(_capture_data(*pair, report.labels) for pair in captures))
+    texts = (json.dumps(part, separators=(",", ":"), ensure_ascii=False, allow_nan=False) for part in parts)
+    return views, "\n".join(base64.b64encode(zlib.compress(text.encode())).decode() for text in texts)
 
 
 def _run_view(run: ParallelRun, indexes: dict[tuple[str, int], int], tracks: list[Tracks]) -> dict[str, Any] | None:
@@ -72,6 +74,19 @@ def _run_view(run: ParallelRun, indexes: dict[tuple[str, int], int], tracks: lis
 
 
 def _capture_data(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
+    encoded_tracks = []
+    for track in tracks.tracks:
+        columns: dict[str, Any] = {"title": visible(track.title), "kind": track.kind}
+        columns["start"] = _differences(track.start)
+        # Ranges, calls and lines are nested. All their boxes have the same color, so they have no group.
+        keys = ["duration", "name", "depth" if track.kind in ("ranges", "calls", "lines") else "group"]
+        if isinstance(track, Stream):
+            keys += _STREAM_COLUMNS
+            if capture.step and capture.step.critical_path:
+                columns["critical"] = _differences(np.flatnonzero(track.critical))
+        elif isinstance(track, IdleTrack):
+            keys.append("stack")
+        encoded_tracks.append(columns | {key: getattr(track, key).tolist() for key in keys})
     return {
         "duration": tracks.duration_ns,
         "steps": tracks.steps,
@@ -90,29 +105,11 @@ def _capture_data(capture: CaptureSummary, tracks: Tracks, labels: Mapping[str, 
         },
         "stacks": [list(map(visible, stack)) for stack in tracks.stacks],
         "memory": {"time": _differences(tracks.memory[0]), "bytes": _differences(tracks.memory[1])},
-        "tracks": [dict(_columns(track, bool(capture.step and capture.step.critical_path))) for track in tracks.tracks],
+        "tracks": encoded_tracks,
     }
-
-
-def _columns(track: Track, has_path: bool) -> Iterator[tuple[str, Any]]:
-    yield "title", visible(track.title)
-    yield "kind", track.kind
-    yield "start", _differences(track.start)
-    columns = _STREAM_COLUMNS if isinstance(track, Stream) else ("stack",) if isinstance(track, IdleTrack) else ()
-    if isinstance(track, Stream) and has_path:
-        yield "critical", _differences(np.flatnonzero(track.critical))
-    # Ranges, calls and lines are nested. All their boxes have the same color, so they have no group.
-    track_columns = ("depth",) if track.kind in ("ranges", "calls", "lines") else ("group", *columns)
-    for key in ("duration", "name", *track_columns):
-        yield key, getattr(track, key).tolist()
 
 
 def _differences(values: Ints) -> list[int]:
     """Returns the first value and the differences of adjacent values: small numbers, which compress well."""
     differences: list[int] = np.diff(values, prepend=np.int64(0)).tolist()
     return differences
-
-
-def _encode(value: dict[str, Any]) -> str:
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode())).decode()
