@@ -90,6 +90,7 @@ class _Kernel:
 
     @classmethod
     def parse(cls, name: str) -> _Kernel:
+        """Parses the full name of a kernel. An unspecific function name keeps the word before it."""
         text = re.sub(r"<unnamed>|\(anonymous namespace\)|\{anonymous\}", "_anonymous", demangle(name))
         text = re.sub(r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?", "", text)
         match = re.match(r"[\w:]+", text)
