@@ -128,8 +128,9 @@ def test_ranges_that_repeat_are_named_where_the_capture_is_one_pass(
         export.range(f"micro_step_{number}", at, at + 9 * MS).range("inner", at + MS, at + 7 * MS)
         export.kernel(GEMM, at + MS, at + 2 * MS, at + 4 * MS + number)
     path = export.write(tmp_path / "t.sqlite")
-    assert "No range names a step, but these repeat: micro_step, inner; say which is a step with --step" in explain(
-        path
+    assert (
+        "No range names a step, but these ranges repeat: micro_step, inner; say which one is a step with --step"
+        in explain(path)
     )
     assert " · 3 steps · " in explain(path, "--step", "micro_step")
     assert run_main("explain", path, "--step", "no").err.endswith("Ranges that repeat: micro_step, inner\n")

@@ -589,7 +589,7 @@ def test_rows_of_two_conditions_are_not_chosen_from(timed: Path) -> None:
     (warning,) = warnings
     assert warning.startswith("timings.csv: ")
     assert "attention (False, True), optimizer (fp32, bf16)" in warning
-    assert "give a file with the rows of this run alone" in warning
+    assert "give a file with only the rows of this run" in warning
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
     assert "attention (False, True)" in section(text, " warning")
 

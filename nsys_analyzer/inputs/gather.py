@@ -205,7 +205,7 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
     except (NsysAnalyzerError, OSError) as error:
         tell(f"Left out, as it cannot be read: {error}")
         return None
-    tell(f"Unprofiled times: {file}. {option} names others.")
+    tell(f"Unprofiled times: {file}; {option} names others.")
     return timings if timings.rows else None
 
 

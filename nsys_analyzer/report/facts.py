@@ -151,7 +151,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     "out_of_memory": lambda failure: phrase("The process ran out of memory: {}", say(failure)),
     "allocation_failed": _allocation_failed,
     "no_kernels": _no_kernels,
-    "no_kernels_in_torch_trace": lambda: "The trace has no kernel. Record steps that run on the device.",
+    "no_kernels_in_torch_trace": lambda: "The trace has no kernel: record steps that run on the device.",
     "no_range_table": lambda annotation: phrase(
         "The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", _HOW_TO_ANNOTATE[annotation]
     ),
@@ -160,7 +160,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         _HOW_TO_ANNOTATE["record_function"],
     ),
     "no_api_calls": lambda: phrase(
-        "The export has no CUDA API table, so no kernel has a launch. Capture with `--trace=cuda`."
+        "The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`."
     ),
     "no_api_calls_in_torch_trace": lambda platform, has_both: phrase(
         "The trace has no {} API calls, so no kernel has a launch{}.", platform, _record_both(has_both)
@@ -196,7 +196,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     "open_warmup": lambda: "A warm-up range has no end: everything after its start counts as warm-up.",
     # phases and steps
     "repeating_ranges": lambda ranges: phrase(
-        "No range names a step, but these ranges repeat: {}. Say which one is a step with `--step RANGE`.",
+        "No range names a step, but these ranges repeat: {}; say which one is a step with `--step RANGE`.",
         _list_code(ranges),
     ),
     "missing_range": lambda name, phase: phrase("No range is called `{}`, which was given as {}.", name, phase),
@@ -251,7 +251,7 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         "which any of them works."
     ),
     "unknown_rank": lambda: phrase(
-        "The export lacks the rank. Repeat `nsys export` with `--type sqlite --include-blobs=true`."
+        "The export lacks the rank: repeat `nsys export` with `--type sqlite --include-blobs=true`."
     ),
     "tf32_matmuls": lambda share: (
         f"The configuration says fp32, but {rounded_percent(share)} of the matmul time ran as tf32."
@@ -267,12 +267,12 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         f"{place}: taken from the rows that fit, because the capture's kernels are {evidence}"
     ),
     "rows_without_owner": lambda source: (
-        f"{source}: rows that name neither their capture nor a model are not used. Add a column capture"
+        f"{source}: rows that name neither their capture nor a model are not used: add a column capture"
     ),
     "rows_differ": lambda source, columns: (
         f"{source}: none of the rows that fit is used, because they differ in "
         + ", ".join(f"{header} ({', '.join(text or 'empty' for text in texts)})" for header, texts in columns)
-        + ". Give a file with only the rows of this run"
+        + "; give a file with only the rows of this run"
     ),
     "untrusted_time": _untrusted_time,
     "deviation_above_mean": lambda std_ms: (
