@@ -64,7 +64,7 @@ def compare_runs(
     force: bool = False,
     budgets: Budgets | None = None,
 ) -> Comparisons:
-    """Returns the comparison of every pair of runs. Of several runs of one program, those that can be compared count.
+    """Compares every pair of runs. Runs that cannot be compared are left out of a side with several runs.
 
     Args:
         before, after: the runs.

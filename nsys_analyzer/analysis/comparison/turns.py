@@ -203,7 +203,7 @@ class ProcessPairs:
 
 
 def _sequential_t(pairs: int) -> float:
-    """Returns the limit of Student's t at this number of pairs: 1 of 25 unchanged series exceeds it at any number.
+    """Returns a limit that Student's t ever exceeds, at any number of pairs, in only 1 of 25 unchanged series.
 
     The Bayes factor compares a normally distributed ratio of the change to its deviation with no change. It exceeds 25
     at any time in at most 1 of 25 unchanged series (Ville's inequality). The limit is the t at which it is 25.
@@ -214,6 +214,6 @@ def _sequential_t(pairs: int) -> float:
 
 
 def _sequential_z(pairs: int) -> float:
-    """Returns the same limit of the mean ÷ its error with a known deviation, for 1 of 100 series (Robbins 1970)."""
+    """Returns such a limit of the mean ÷ its error if the deviation is known, for 1 of 100 series (Robbins 1970)."""
     wide = 1 + pairs * _Z_CHANGE_VARIANCE
     return math.sqrt(wide / (wide - 1) * (2 * math.log(1 / _Z_LEVEL) + math.log(wide)))

@@ -84,7 +84,7 @@ def find_clocks(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
 
 
 def _with_losses(run: ParallelRun, captures: Sequence[CaptureSummary]) -> ParallelRun:
-    """Returns the run with the time that ranks lose to the fastest one, and with their lateness corrected by it."""
+    """Adds to the run where the slowest rank loses time to the fastest one, and corrects how late each rank is."""
     if run.slowest is None or run.fastest is None or run.slowest == run.fastest:
         return run
     pairs = list(zip(run.ranks, captures, strict=True))
@@ -279,9 +279,9 @@ class JoinedRanks:
             yield JoinNote("ends differ", ms=max(clock.spread_ns for clock in self.clocks if clock) / NS_PER_MS)
 
     def _clock_distance_ms(self) -> float:
-        """Returns how far apart the clocks are if so far that steps may be joined with wrong ones, else 0.
+        """Returns the distance of the clocks if it shows that steps may have been joined wrongly, else 0.
 
-        This can only happen if the ranges' names hold no step numbers, so that steps are joined by their positions.
+        Only steps without numbers in their ranges' names can be joined wrongly, because they are joined by position.
         """
         if all(member.has_numbers for member in self.members) or not self.alignment:
             return 0.0
@@ -312,7 +312,7 @@ def name_run(members: Sequence[Member]) -> str:
 
 
 def _at_unprofiled_pace(run: ParallelRun, join: JoinedRanks, captures: Sequence[CaptureSummary]) -> ParallelRun:
-    """Returns the run with its step without the profiler and, if that is shorter, the lateness of ranks without it.
+    """Adds to the run the step without the profiler and, if that is shorter, how late each rank is without it.
 
     There are two estimates of the ranks' pace without the profiler. The one in which the slowest rank is least late
     counts.
@@ -340,11 +340,11 @@ def _at_unprofiled_pace(run: ParallelRun, join: JoinedRanks, captures: Sequence[
 
 
 def _replay_alone(ranks: Sequence[tuple[Study, Member, Waits]], timed_ms: float | None) -> list[list[float]]:
-    """Returns the step of each rank if it waits for no other rank, ms: as recorded, and as estimated without profiler.
+    """Replays the step of each rank as if it waited for no other rank, ms: as recorded, and without the profiler.
 
-    There are two estimates because it is not known how much the profiler slowed each rank down. In the first one, an
-    event costs the same on every rank. In the second one, all ranks launch as fast as the fastest one. In both, the
-    longest step takes ``timed_ms``; without that measurement, the highest cost of recording is subtracted.
+    There are two estimates without the profiler, because it is not known how much it slowed each rank down. In the
+    first one, an event costs the same on every rank. In the second one, all ranks launch as fast as the fastest one.
+    In both, the longest step takes ``timed_ms``; without that measurement, the highest cost of recording is subtracted.
     """
     replays = []
     for study, member, waits in ranks:
@@ -367,7 +367,7 @@ def find_pieces(study: Study, member: Member) -> Ints:
 
 
 def _unprofiled_ms(replays: Sequence[Replay], timed_ms: float | None) -> list[float]:
-    """Returns the steps of all ranks at the cost of an event at which the longest step takes the measured time, ms."""
+    """Returns the step of each rank, ms, with a cost of events that makes the longest step as long as measured."""
     if timed_ms is None:
         return _steps_ms(replays, 1.0)
     steps = np.array([_steps_ms(replays, cost) for cost in _EVENT_COSTS])

@@ -252,7 +252,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
 
     @property
     def least_cpu_ms(self) -> float:
-        """Returns the longest CPU time per step of the other ranks than the slowest: no step can be shorter."""
+        """Returns the longest CPU time per step of a rank other than the slowest. No step can be shorter."""
         return max((rank.cpu_ms for rank in self.ranks if rank is not self.slowest_rank), default=0.0)
 
     @property
@@ -262,7 +262,7 @@ class ParallelRun(msgspec.Struct, frozen=True):
 
     @property
     def later_than_others_ms(self) -> tuple[float, ...] | None:
-        """Returns how much later than each other rank the slowest rank is without the profiler, in ascending order.
+        """Returns how late the slowest rank is without the profiler, compared with each other rank, ascending.
 
         Returns None if the profiler does not make the step longer, or if no replay is possible.
         """

@@ -394,8 +394,8 @@ def describe_obstacle(obstacle: Obstacle) -> StrOrText:
     assert second_run.step
     if obstacle.kind == "kind of step":
         return phrase(
-            "Their steps are different things: {} in {}, {} in {}",
-            run.step.unit, run.title, second_run.step.unit, second_run.title,
+            "The steps are defined differently: a step of {} is {}, a step of {} is {}",
+            run.title, run.step.unit, second_run.title, second_run.step.unit,
         )  # fmt: skip
     return phrase(
         "{} has {:,.0f} matmuls in {}, {} has {:,.0f} in {}, and no name identifies a step (`--step RANGE`, "
