@@ -226,7 +226,7 @@ def test_nanoseconds_of_times_since_1970_are_kept(tmp_path: Path) -> None:
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     trace = Kineto().operator("aten::mm", 0, 1, pid=5).operator("aten::mm", 0, 1, pid=6)
-    with pytest.raises(TraceError, match=r"t\.json holds 2 processes. Give the trace of each rank alone"):
+    with pytest.raises(TraceError, match=r"t\.json contains 2 processes. Give one trace for each rank"):
         loaded(trace, tmp_path)
 
 
@@ -347,7 +347,7 @@ def test_compiled_code_is_a_row_for_each_of_its_stretches(tmp_path: Path) -> Non
     ("trace", "told"),
     [
         (Kineto().operator("aten::linear", 10, 80).operator("aten::mm", 20, 50), []),
-        (Kineto().gpu().operator("aten::mm", 0, 1), ["The machine has a GPU, and the trace holds nothing that ran"]),
+        (Kineto().gpu().operator("aten::mm", 0, 1), ["The machine has a GPU, but the trace contains no GPU work"]),
     ],
 )
 def test_what_the_times_of_a_cpu_lack_is_told(trace: Kineto, told: list[str], tmp_path: Path) -> None:

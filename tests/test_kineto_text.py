@@ -76,7 +76,7 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{path} needs more memory than there is")
+    assert done.stdout.startswith(f"{path} needs more memory than is available")
     assert done.stdout.count("\n") == 1
 
 

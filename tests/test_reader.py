@@ -242,7 +242,7 @@ def contacts(path: Path) -> None:
     [
         (lambda _path: None, ("No such file", ".nsys-rep")),
         (Path.mkdir, ("Is a directory", ".sqlite")),
-        (os.mkfifo, ("is no regular file",)),
+        (os.mkfifo, ("is not a regular file",)),
         (Path.touch, ("is empty", "Export the report again")),
         (lambda path: path.write_bytes(b"SQLite format 3"), ("not a SQLite file", "nsys export --type sqlite")),
         (contacts, ("not an nsys export", "nsys export --type sqlite")),

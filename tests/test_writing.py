@@ -247,7 +247,7 @@ def test_a_report_that_cannot_be_written_changes_no_figure(
 )
 def test_a_missing_folder_is_made_by_force_alone(here: Path, words: tuple[str, ...]) -> None:
     refused = CliRunner().invoke(cli, words)
-    assert str(refused.exception) == "There is no folder new/deep. Make it, or add --force, which makes it"
+    assert str(refused.exception) == "There is no folder new/deep. Create it, or add --force to create it"
     assert not (here / "new").exists()
     done = CliRunner().invoke(cli, [*words, "--force"])
     assert done.exit_code == 0, done.output

@@ -348,9 +348,7 @@ _SENTENCE = re.compile(
     r"|Installed CUDA driver version \([\d.]{1,12}\) is not supported by this build of Nsight Systems"
     r"|CUDA trace will be collected using libraries for driver version \d{1,3}\.\d{1,3}"
     r"|CUDA tracing is not supported|Unified Memory trace is not supported"
-    r"|[\d.]{1,6}\s?% of the operators' own time lies between the operators that they call, outside each one's longest "
-    r"stretch, and is not counted"
-    r"|The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
+    r"|The machine has a GPU, but the trace contains no GPU work: all times are CPU times"
 )
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 #: The words in names of GPUs, CPUs, operating systems and profilers: models, sizes and versions, but no IP addresses.

@@ -101,7 +101,7 @@ def check_folder(path: Path, *, force: bool) -> None:
     """
     nearest = next((folder for folder in path.parents if os.path.lexists(folder)), path.parent)
     if nearest != path.parent and nearest.is_dir() and not force:
-        raise NsysAnalyzerError(f"There is no folder {path.parent}", "Make it, or add --force, which makes it")
+        raise NsysAnalyzerError(f"There is no folder {path.parent}", "Create it, or add --force to create it")
 
 
 def link_target(path: Path) -> Path:

@@ -154,8 +154,11 @@ _CHROME_TRACE = "With PyTorch's profiler, write a Chrome trace: prof.export_chro
 #: Other files that users mistake for captures, by the endings of their names: a description, and a remedy.
 _UNSUPPORTED = {
     (".pftrace", ".perfetto-trace"): ("a trace in Perfetto's own format", _CHROME_TRACE),
-    (".xplane.pb",): ("an XPlane file, as the profilers of TensorFlow and JAX write it", _RECORD),
-    (".pickle", ".pkl"): ("a pickle, as PyTorch's memory snapshots are (see https://pytorch.org/memory_viz)", _RECORD),
+    (".xplane.pb",): ("an XPlane file, which the profilers of TensorFlow and JAX write", _RECORD),
+    (".pickle", ".pkl"): (
+        "a pickle file, such as a memory snapshot of PyTorch (see https://pytorch.org/memory_viz)",
+        _RECORD,
+    ),
     (".ncu-rep",): ("a report of Nsight Compute", _RECORD),
     (".qdrep",): (
         "a report of Nsight Systems before 2021.4",
@@ -195,7 +198,7 @@ class SqliteReader(Reader):
         except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError if SQLite's message quotes a bad name
             raise self._damaged(error) from error
         except MemoryError as error:  # a damaged size, because these queries return few rows
-            raise self._damaged(sqlite3.DatabaseError("it requires more memory than there is")) from error
+            raise self._damaged(sqlite3.DatabaseError("it requires more memory than is available")) from error
 
     def has_rows(self, name: str) -> bool:
         """Returns whether a table, given by its name in the file, has any row."""
@@ -235,7 +238,7 @@ def immutable_uri(path: Path) -> str:
 
 def _check_header(path: Path) -> None:
     if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
-        raise TraceError(f"{path} is no regular file", "Give the path of a .sqlite or .nsys-rep file")
+        raise TraceError(f"{path} is not a regular file", "Give the path of a .sqlite or .nsys-rep file")
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER)
@@ -245,7 +248,7 @@ def _check_header(path: Path) -> None:
     if not header:
         raise TraceError(f"{path} is empty", "Export the report again")
     if packed := next((name for (at, magic), name in _COMPRESSED.items() if header.startswith(magic, at)), None):
-        raise TraceError(f"{path} is an archive or packed ({packed})", "Unpack it and give what is in it")
+        raise TraceError(f"{path} is compressed or an archive ({packed})", "Unpack it, and give the capture in it")
     if header[:16] != b"SQLite format 3\x00":
         for endings, (description, remedy) in _UNSUPPORTED.items():
             if path.name.lower().endswith(endings):
@@ -255,7 +258,7 @@ def _check_header(path: Path) -> None:
     page_count_is_valid = header[24:28] == header[92:96]  # the change counter when the page count was written
     # SQLite does not report a truncated last page: it reads the missing bytes as zeros.
     if size < 100 or (page_count_is_valid and size < (65_536 if page == 1 else page) * pages):
-        raise TraceError(f"{path} is damaged or truncated ({size:,} bytes are left of it)", "Export the report again")
+        raise TraceError(f"{path} is damaged or truncated (it has only {size:,} bytes)", "Export the report again")
 
 
 def _expression(column: Column, alias: str | None) -> str:

@@ -114,13 +114,15 @@ def read_stacks(capture: Path, clocks: Ranges) -> dict[int, Stacks]:
     pid_and_clock = np.array([(int(match[1]), int(match[2])) for match in matches if match], np.int64).reshape(-1, 2)
     stacks_of, loader_stacks_of = dict[int, Stacks](), dict[int, Stacks]()
     for path in find_stack_files(capture) if len(pid_and_clock) else ():
-        check_regular(path, "Remove it: the report then names no lines")
+        check_regular(path, "Remove it. The report then shows no source lines")
         try:
             file = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_File)
             lines = tuple(tuple(file.frames[place] for place in stack) for stack in file.stacks)
             samples = np.array([file.asked_ns, file.taken_ns, file.stack], np.int64)
         except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
-            raise TraceError(f"{path} cannot be read ({error})", "Remove it: the report then names no lines") from error
+            raise TraceError(
+                f"{path} cannot be read ({error})", "Remove it. The report then shows no source lines"
+            ) from error
         of_process = np.flatnonzero(pid_and_clock[:, 0] == file.pid)
         if len(of_process):
             of_process = of_process[np.argsort(pid_and_clock[of_process, 1])]

@@ -140,7 +140,7 @@ class Trace:
             return cls.read(open_capture(path), path)
         except MemoryError as error:
             remedy = "Capture fewer steps, or read it on a machine with more"
-            raise TraceError(f"{path} needs more memory than there is", remedy) from error
+            raise TraceError(f"{path} needs more memory than is available", remedy) from error
 
     @classmethod
     def read(cls, reader: Reader, path: Path) -> Self:

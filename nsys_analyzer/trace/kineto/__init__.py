@@ -57,9 +57,7 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
     if trace.on_cpu:
         _make_kernels(trace)
         if trace.properties.device_properties:
-            trace.remarks.append(
-                "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
-            )
+            trace.remarks.append("The machine has a GPU, but the trace contains no GPU work: all times are CPU times")
     process, thread = _global_ids(trace)
     tables = {
         **_gpu_tables(trace, process),
@@ -83,7 +81,7 @@ def _global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
     pids = _fit_ids(trace.tracks[track][0] for track in tracks)
     if len(pids) > 1:
         # Kineto writes a GPU's number instead of the process, so the process that launched an operation is unknown.
-        raise TraceError(f"{trace.path} holds {len(pids)} processes", "Give the trace of each rank alone")
+        raise TraceError(f"{trace.path} contains {len(pids)} processes", "Give one trace for each rank")
     process = _VM | next(iter(pids.values()), 0) << 24
     tids = _fit_ids(trace.tracks[track][1] for track in tracks)
     thread = np.zeros(len(trace.tracks), np.int64)
