@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import SELECTION, command, format_option, option
-from nsys_analyzer.cli.options import evidence_argument, evidence_options
+from nsys_analyzer.cli.options import evidence_argument, evidence_options, print_json
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
@@ -44,13 +44,12 @@ def ask(
     """
     from nsys_analyzer.questions.ask import Answers, in_words
     from nsys_analyzer.questions.ask import ask as answer_question
-    from nsys_analyzer.report.renderers.json_report import in_json, to_plain_data
-    from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.report.renderers.json_report import to_plain_data
 
     gathered = evidence()
     answers = tuple(answer_question(gathered, question) for question in questions)
     if output_format == "json":
-        click.echo(in_json(to_plain_data(Answers(answers)), indent=None), nl=False, file=data_stream())
+        print_json(to_plain_data(Answers(answers)), indent=None)
     else:
         for answer in answers:
             click.echo(in_words(answer))

@@ -9,7 +9,7 @@ import click
 
 from nsys_analyzer.cli.ask import CANNOT_ANSWER
 from nsys_analyzer.cli.help import command, format_option
-from nsys_analyzer.cli.options import evidence_argument, evidence_options
+from nsys_analyzer.cli.options import evidence_argument, evidence_options, print_json
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
@@ -34,12 +34,11 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
     """
     from nsys_analyzer.questions.ask import in_words
     from nsys_analyzer.questions.claims import check as check_claims
-    from nsys_analyzer.report.renderers.json_report import in_json, to_plain_data
-    from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.report.renderers.json_report import to_plain_data
 
     claims = check_claims(evidence(), text.read())
     if output_format == "json":
-        click.echo(in_json(to_plain_data(claims), indent=None), nl=False, file=data_stream())
+        print_json(to_plain_data(claims), indent=None)
     else:
         explained: set[str] = set()
         for claim in claims.claims:
@@ -47,7 +46,7 @@ def check(ctx: click.Context, evidence: Callable[[], Evidence], text: TextIO, ou
             for detail in (*map(in_words, claim.answers), *claim.report):
                 click.echo(f"    {detail}")
             missing = None if claim.answers else claim.cannot_answer
-            if missing and missing.why not in explained:  # prints each explanation once
+            if missing and missing.why not in explained:  # print each explanation once
                 explained.add(missing.why)
                 click.echo(f"    {missing.why}. It needs: {missing.needs}")
     verdicts = {claim.holds for claim in claims.claims}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import CRITERIA, OUTPUT, SELECTION, command, format_option, option
-from nsys_analyzer.cli.options import PATH, evidence_options, ledger_option, tell
+from nsys_analyzer.cli.options import PATH, evidence_options, ledger_option, print_json, print_report, tell
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
@@ -41,9 +41,7 @@ def explain(
     captures may be the ranks of a run.
     """
     from nsys_analyzer.questions.ask import brief
-    from nsys_analyzer.report.renderers import markdown
-    from nsys_analyzer.report.renderers.json_report import STEP_KEYS, captures_data, in_json
-    from nsys_analyzer.report.renderers.terminal import print_section
+    from nsys_analyzer.report.renderers.json_report import STEP_KEYS, captures_data
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import EXPLAIN_SECTION_KEYS, build_report
     from nsys_analyzer.report.sections.about import collect_warnings, format_warning_count
@@ -54,20 +52,16 @@ def explain(
     gathered = evidence()
     if calibrate:
         gathered = replace(gathered, captures=with_calibrated_intervals(gathered.captures, ledger, tell))
+    if budget:
+        click.echo(brief(gathered, budget), nl=False, file=data_stream())
+        return
     if output_format == "json":
-        text = (
-            brief(gathered, budget) if budget else in_json(captures_data(gathered.captures, gathered.runs, STEP_KEYS))
-        )
-        click.echo(text, nl=False, file=data_stream())
+        print_json(captures_data(gathered.captures, gathered.runs, STEP_KEYS))
         return
     report = build_report(gathered)
     sections = tuple(section for section in report.sections if show_all or section.key in EXPLAIN_SECTION_KEYS)
-    if output_format == "markdown":
-        click.echo(markdown.render(replace(report, sections=sections), {}), nl=False)
-        return
-    click.secho(report.title, bold=True)
-    for place, section in enumerate(sections):
-        click.echo(nl=place > 0)
-        print_section(section)
-    if not show_all and collect_warnings(gathered):
+    if output_format == "text":
+        click.secho(report.title, bold=True)
+    print_report(replace(report, sections=sections), output_format)
+    if output_format == "text" and not show_all and collect_warnings(gathered):
         click.echo(f"\n{format_warning_count(gathered)}, in full with --all")

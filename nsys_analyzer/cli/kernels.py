@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsys_analyzer.cli.help import SELECTION, command, format_option, option
-from nsys_analyzer.cli.options import folder_argument, names_options, tell
+from nsys_analyzer.cli.options import folder_argument, names_options, print_json, tell
 from nsys_analyzer.errors import RECORD_COMMAND, RECORD_GRAPH_NODES_COMMAND, ConfigurationError, MissingTableError
 from nsys_analyzer.text import FORMULA
 
@@ -50,13 +50,12 @@ def kernels(
     The kernel with the most time comes first. Without --phase, the kernels are those of the whole capture without the
     warm-up. For a FOLDER, kernels prints the kernels of each capture in it.
     """
-    from nsys_analyzer.report.renderers.json_report import in_json
     from nsys_analyzer.report.renderers.terminal import print_table
     from nsys_analyzer.report.screen import data_stream
 
     rows = kernel_rows(trace, phase, kernel_class, top, names)
     if output_format == "json":
-        click.echo(in_json(rows), nl=False, file=data_stream())
+        print_json(rows)
     elif output_format == "csv":
         writer = csv.DictWriter(data_stream(), rows[0] if rows else _COLUMNS[1:], lineterminator="\n")
         writer.writeheader()

@@ -69,7 +69,9 @@ class _Commands(Group):
         del ctx
         for group, lines in _COMMANDS.items():
             with formatter.section(group):
-                formatter.write_dl([(f"{name:<7}", line) for name, line in lines.items()])  # columns of one width
+                formatter.write_dl(
+                    [(f"{name:<7}", line) for name, line in lines.items()]
+                )  # aligns all groups
 
 
 #: The variable that a shell sets when it asks for completions.
@@ -98,7 +100,7 @@ def main() -> None:
     # The page faults of Arrow's own allocator take a tenth of the time of a long report.
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         os.putenv("ARROW_DEFAULT_MEMORY_POOL", "system")  # os.environ, which started programs get, is unchanged
-    if _COMPLETING not in os.environ:  # completions are bytes for the shell
+    if _COMPLETING not in os.environ:  # click writes completions as bytes
         use_safe_streams()
     if sys.stdout is None:  # the parent process has closed it
         _fail("Standard output is closed. Send it to a file or to /dev/null")

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.cli.help import SELECTION, command, format_option, option
-from nsys_analyzer.cli.options import configuration_options, folder_argument, names_options, tell
+from nsys_analyzer.cli.options import (
+    configuration_options,
+    folder_argument,
+    names_options,
+    print_json,
+    print_report,
+    tell,
+)
 from nsys_analyzer.errors import PROGRAM_ARGUMENTS, CannotAnswerError
 
 if TYPE_CHECKING:
@@ -40,10 +47,7 @@ def modules(
     """
     from nsys_analyzer.inputs.gather import gather
     from nsys_analyzer.report.model import Report
-    from nsys_analyzer.report.renderers import markdown
-    from nsys_analyzer.report.renderers.json_report import MODULE_KEYS, captures_data, in_json
-    from nsys_analyzer.report.renderers.terminal import print_section
-    from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.report.renderers.json_report import MODULE_KEYS, captures_data
     from nsys_analyzer.report.sections.modules import modules_section
 
     captures = gather((trace,), names=names, given=configuration, tell=tell).captures
@@ -52,10 +56,8 @@ def modules(
         data = captures_data(captures, keys=MODULE_KEYS)
         for document in data["captures"]:
             document |= {} if document["modules"] else NO_MODULES.data
-        click.echo(in_json(data), nl=False, file=data_stream())
+        print_json(data)
     elif not section.blocks:
         click.echo(f"{trace} holds no range that names a module. Record it with: {NO_MODULES.hint}")
-    elif output_format == "markdown":
-        click.echo(markdown.render(Report(f"The modules of {trace.name}", (section,)), {}), nl=False)
     else:
-        print_section(section)
+        print_report(Report(f"The modules of {trace.name}", (section,)), output_format)

@@ -22,6 +22,7 @@ from nsys_analyzer.trace.schema import MS_PER_S, NS_PER_MS, US_PER_MS
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
+    from nsys_analyzer.report.model import Report
 
 #: The type of an option that counts tokens, sequences or steps.
 SIZE = click.IntRange(1, 2**31 - 1)
@@ -326,6 +327,27 @@ def format_of(path: Path | None, output_format: str | None, suffixes: Mapping[st
     return output_format or file_format or default
 
 
+def print_json(data: Any, *, indent: int | None = 1) -> None:
+    """Prints data for other programs as JSON."""
+    from nsys_analyzer.report.renderers.json_report import in_json
+    from nsys_analyzer.report.screen import data_stream
+
+    click.echo(in_json(data, indent=indent), nl=False, file=data_stream())
+
+
+def print_report(report: Report, output_format: str) -> None:
+    """Prints a report as markdown, or its sections as text for a terminal."""
+    from nsys_analyzer.report.renderers import markdown
+    from nsys_analyzer.report.renderers.terminal import print_section
+
+    if output_format == "markdown":
+        click.echo(markdown.render(report, {}), nl=False)
+        return
+    for place, section in enumerate(report.sections):
+        click.echo(nl=place > 0)
+        print_section(section)
+
+
 def tell(line: str) -> None:
     """Prints a line for the user on standard error, apart from a command's output."""
     click.echo(line, err=True)
@@ -336,7 +358,7 @@ def command_line() -> str:
 
     It leaves out ``--scheduler``, which does not change a report, and hides keys and passwords.
     """
-    from nsys_analyzer.share.names import without_secrets  # imports the rules of kernels
+    from nsys_analyzer.share.names import without_secrets  # loads the rules of kernel classes
 
     words, arguments = ["nsys-analyze"], iter(sys.argv[1:])
     for word in arguments:

@@ -64,7 +64,7 @@ def report(
     gathered = evidence(with_tracks=renderer.has_timeline)
     if target:  # reading may have written exports of reports of nsys
         check_target(target, sources, force=force)
-    if renderer.is_data:  # data for programs has no sections
+    if renderer.is_data:  # JSON is made from the figures, and needs no sections
         report = Report("", (), gathered.captures, benches=gathered.benches, runs=gathered.runs)
     else:
         from nsys_analyzer.report.sections import build_report

@@ -112,7 +112,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
             unfinished = remaining(plan.targets, folder, plan.profiler, resume)
             with show_progress(len(plan.targets), len(plan.targets) - len(unfinished)) as progress:
                 results = run_sweep(unfinished, folder, plan.profiler, timeout_s, progress, command_line())
-            timings = read_sweep_timings(folder)  # has no rows if no program was timed
+            timings = read_sweep_timings(folder)  # without rows, no program was timed
             evidence = make_evidence(gather([folder], timings=timings if timings.rows else None), command_line())
             report = build_report(evidence)
             write_report("markdown", report, folder / "report.md")

@@ -62,7 +62,7 @@ def share(
     click.echo(f"{output}: {format_bytes(output.stat().st_size)}")
     click.echo(f"Names replaced by an alias: {len(renamings):,}")
     for renaming in renamings:
-        text = renaming.text.encode("unicode_escape").decode().replace("\\u2026", "…")  # fits on one line
+        text = renaming.text.encode("unicode_escape").decode().replace("\\u2026", "…")  # escapes line breaks
         click.echo(f"  {renaming.alias}: {text[:_MAX_NAME]}{'…' if len(text) > _MAX_NAME else ''}")
     if renamings:
         click.echo("The copy does not hold this list. To keep names of it, use --keep REGEX or --keep-all-names")

@@ -96,7 +96,7 @@ def verify(
         append_entry(result.entry)
         _print_explanation(result)
         click.echo(f"\n{LEDGER}")
-    except NsysAnalyzerError as error:  # the verdict holds all the same
+    except NsysAnalyzerError as error:  # the verdict is valid without them
         tell(f"\n{error}")
     ctx.exit(EXIT_STATUS[result.entry.verdict])
 

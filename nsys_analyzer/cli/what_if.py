@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsys_analyzer.cli.help import CHANGES, Command, command, format_option, option
-from nsys_analyzer.cli.options import PATH, evidence_options
+from nsys_analyzer.cli.options import PATH, evidence_options, print_json, print_report
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.evidence import Evidence
@@ -99,10 +99,7 @@ def what_if(
     from nsys_analyzer.analysis.what_if import Question, answer_all
     from nsys_analyzer.inputs.saved_reports import GENERATOR
     from nsys_analyzer.report.model import Report
-    from nsys_analyzer.report.renderers import markdown
-    from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, in_json, to_plain_data
-    from nsys_analyzer.report.renderers.terminal import print_section
-    from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.report.renderers.json_report import SCHEMA_VERSION, to_plain_data
     from nsys_analyzer.report.sections.what_if import what_if_section
 
     question = Question(dict(classes), dict(ranges), launches, copies == "pinned", tuple(dict(on_time)), network)
@@ -110,13 +107,6 @@ def what_if(
         raise click.UsageError("Give a change: --class, --range, --launches, --copies, --rank or --network.")
     answers = list(answer_all(evidence().captures, question))
     if output_format == "json":
-        data = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": to_plain_data(answers)}
-        click.echo(in_json(data), nl=False, file=data_stream())
-        return
-    sections = tuple(map(what_if_section, answers))
-    if output_format == "markdown":
-        click.echo(markdown.render(Report("What if", sections), {}), nl=False)
-        return
-    for place, section in enumerate(sections):
-        click.echo(nl=place > 0)
-        print_section(section)
+        print_json({"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "what_if": to_plain_data(answers)})
+    else:
+        print_report(Report("What if", tuple(map(what_if_section, answers))), output_format)

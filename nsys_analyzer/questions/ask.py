@@ -258,7 +258,7 @@ def answers(evidence: Evidence) -> Iterator[Answer]:
 
 def _answers_of_run(evidence: Evidence, run: ParallelRun) -> Iterator[Answer]:
     """Yields how late the slowest rank of a run is, and what findings about all its ranks save."""
-    from nsys_analyzer.report.sections.ranks import describe_late_rank  # not needed for captures of one rank
+    from nsys_analyzer.report.sections.ranks import describe_late_rank  # imported only for runs of several ranks
 
     rests_on = RestsOn(run.name)
     if rank := run.slowest_rank:

@@ -93,7 +93,7 @@ def history_report(entries: Sequence[Entry], *, calibrate: bool = False) -> Repo
             factor = widening_factor(entries)
             share = "80\N{NO-BREAK SPACE}% of the measured savings"
             blocks.append(Paragraph(f"To hold {share}, intervals must be {factor:.2f} times as wide."))
-        except NsysAnalyzerError as error:  # the table and the curve need no factor
+        except NsysAnalyzerError as error:  # the table and the curve are shown without the factor
             blocks.append(Paragraph(f"{error}."))
     blocks.append(make_table(_FIELDS, entries))
     series = (
