@@ -185,7 +185,7 @@ def test_info(trace: Path) -> None:
     ]  # fmt: skip
     for line in (
         "  nsys 2025.3.2.0, schema 3.20.3",
-        "  GPU 0: NVIDIA H200, 150.0 GiB, 132 SMs",
+        "  GPU 0: NVIDIA H200, 150.0\N{NO-BREAK SPACE}GiB, 132 SMs",
         "  CUPTI_ACTIVITY_KIND_KERNEL: 5",
         "  pid 100: device 0; 5 kernel",
         "  backward: 1, 10.000",
@@ -243,7 +243,7 @@ def test_info_of_a_trace_of_pytorch_says_so(tmp_path: Path) -> None:
     assert lines[:3] == ["Capture:", said, "  no GPU: PyTorch's operators are treated as kernels"]
     on_gpu = Kineto().gpu().launch(1, 0).kernel(GEMM, 1, 5, 10).write(tmp_path / "gpu.json")
     lines = output("info", on_gpu).splitlines()
-    assert lines[1:3] == ["  a trace of PyTorch's profiler", "  GPU 0: NVIDIA H100, 80.0 GiB, 132 SMs"]
+    assert lines[1:3] == ["  a trace of PyTorch's profiler", "  GPU 0: NVIDIA H100, 80.0\N{NO-BREAK SPACE}GiB, 132 SMs"]
 
 
 def test_info_of_what_is_no_trace(tmp_path: Path, fails: Callable[..., str]) -> None:
