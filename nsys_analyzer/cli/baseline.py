@@ -1,4 +1,4 @@
-"""``nsys-analyze baseline``: keeps runs, with which later runs are compared."""
+"""``nsys-analyze baseline``: keeps runs for later comparisons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nsys_analyzer.cli.options import PATH, tell
 
 @click.group(cls=Group, epilog="Example: nsys-analyze baseline save main capture.sqlite")
 def baseline() -> None:
-    """Keeps runs, with which later runs are compared.
+    """Keeps runs for later comparisons.
 
     A baseline is a folder with a JSON report for each GPU, or for each processor if there is no GPU. The command
     nsys-analyze compare .nsys-analyze/baselines/main after.sqlite uses the report of the GPU that AFTER ran on.

@@ -38,7 +38,7 @@ _COMMANDS = {
         "compare": "Compares two runs, and explains the change.",
         "verify": "Measures whether a changed program is faster.",
         "history": "Prints the results of all verifications.",
-        "baseline": "Keeps runs, with which later runs are compared.",
+        "baseline": "Keeps runs for later comparisons.",
     },
     "Exchange": {
         "export": "Writes a capture for ui.perfetto.dev, or as a table.",

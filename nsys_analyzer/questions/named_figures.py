@@ -166,31 +166,31 @@ def saves_ms(findings: tuple[Finding, ...], finding_id: str) -> float | tuple[fl
 
 @figure(PHASE, "ms", rows=RANGES)
 def wall_ms(phase: PhaseSummary) -> Stats:
-    """Returns the duration on the CPU's clock."""
+    """Returns the duration of the phase on the CPU's clock."""
     return phase.wall_ms
 
 
 @figure(UNPROFILED_PHASE, "ms", needs=("phase",), rows=TIMINGS, obstacles=(DOUBTFUL_TIME,))
 def unprofiled_ms(unprofiled: Unprofiled, phase: str) -> Stats | None:
-    """Returns the duration without the profiler."""
+    """Returns the duration of the phase without the profiler."""
     return unprofiled.phases.get(phase)
 
 
 @figure(PHASE, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
 def gpu_busy_ms(phase: PhaseSummary) -> Stats:
-    """Returns the union of its GPU operations."""
+    """Returns the time in which at least one GPU operation of the phase runs."""
     return phase.gpu_busy_ms
 
 
 @figure(PHASE, "ms", rows=OPERATIONS, obstacles=(ON_CPU,))
 def gpu_span_ms(phase: PhaseSummary) -> Stats:
-    """Returns the time from the first start to the last end of its GPU operations."""
+    """Returns the time from the first start to the last end of the GPU operations of the phase."""
     return phase.gpu_span_ms
 
 
 @figure(PHASE, "fraction", rows=OPERATIONS, obstacles=(ON_CPU,))
 def busy_share(phase: PhaseSummary) -> float | tuple[float, float] | None:
-    """Returns the GPU's busy time divided by the duration on the CPU's clock."""
+    """Returns the GPU's busy time in the phase ÷ the duration of the phase on the CPU's clock."""
     if phase.busy_share is None:
         return None
     low, high = phase.busy_share.low, phase.busy_share.high
@@ -199,31 +199,31 @@ def busy_share(phase: PhaseSummary) -> float | tuple[float, float] | None:
 
 @figure(PHASE, "ms", obstacles=(OPAQUE_GRAPHS,))
 def kernel_sum_ms(phase: PhaseSummary) -> Stats:
-    """Returns the total kernel time."""
+    """Returns the total kernel time of the phase."""
     return phase.kernel_time_ms
 
 
 @figure(PHASE, "count", obstacles=(OPAQUE_GRAPHS,))
 def kernels(phase: PhaseSummary) -> float:
-    """Returns the number of kernels in one instance."""
+    """Returns the number of kernels in one instance of the phase."""
     return phase.kernels_per_instance
 
 
 @figure(PHASE, "count", rows=RANGES)
 def instances(phase: PhaseSummary) -> int:
-    """Returns the number of measured instances."""
+    """Returns the number of measured instances of the phase."""
     return phase.instances
 
 
 @figure(PHASE, "count", rows=COPIES, obstacles=(ON_CPU,))
 def copies(phase: PhaseSummary) -> float:
-    """Returns the number of copies in one instance."""
+    """Returns the number of copies in one instance of the phase."""
     return sum(row.operations_per_instance for row in phase.memory if row.kind == "memcpy")
 
 
 @figure(PHASE, "ms", rows=COPIES, obstacles=(ON_CPU,))
 def copy_ms(phase: PhaseSummary) -> float:
-    """Returns the total time of copies."""
+    """Returns the total time of the copies in one instance of the phase."""
     return sum(row.ms_per_instance for row in phase.memory if row.kind == "memcpy")
 
 
@@ -235,7 +235,7 @@ def _launches_of_class(phase: PhaseSummary, kernel_class: str) -> float:
     PHASE, "ms", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
 )  # fmt: skip
 def class_ms(phase: PhaseSummary, kernel_class: str) -> float:
-    """Returns the total time of the kernels of a class."""
+    """Returns the total time of the kernels of a class in one instance of the phase."""
     return sum(row.ms_per_instance for row in phase.classes if row.kernel_class == kernel_class)
 
 
@@ -243,7 +243,7 @@ def class_ms(phase: PhaseSummary, kernel_class: str) -> float:
     PHASE, "count", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
 )  # fmt: skip
 def class_launches(phase: PhaseSummary, kernel_class: str) -> float:
-    """Returns the number of kernels of a class in one instance."""
+    """Returns the number of kernels of a class in one instance of the phase."""
     return phase.launches_of(kernel_class)
 
 
@@ -251,25 +251,25 @@ def class_launches(phase: PhaseSummary, kernel_class: str) -> float:
     PHASE, "fraction", needs=("class",), obstacles=(OPAQUE_GRAPHS, UNNAMED_KERNELS), count_kernels=_launches_of_class
 )  # fmt: skip
 def class_share(phase: PhaseSummary, kernel_class: str) -> float:
-    """Returns the share of the total kernel time in kernels of a class."""
+    """Returns the share of the phase's kernel time in kernels of a class."""
     return sum(row.share for row in phase.classes if row.kernel_class == kernel_class)
 
 
 @figure(PHASE, "text", obstacles=(OPAQUE_GRAPHS,))
 def top_kernel(phase: PhaseSummary) -> str | None:
-    """Returns the name of the kernel with the most time."""
+    """Returns the name of the kernel with the most time in the phase."""
     return phase.kernels[0].name if phase.kernels else None
 
 
 @figure(PHASE, "ms", needs=("kernel",), obstacles=(OPAQUE_GRAPHS,))
 def kernel_ms(phase: PhaseSummary, kernel: str) -> float:
-    """Returns the total time of one kernel, found by a part of its name."""
+    """Returns the total time of a kernel, given by a part of its name, in one instance of the phase."""
     return _find_kernel(phase, kernel).ms_per_instance
 
 
 @figure(PHASE, "count", needs=("kernel",), obstacles=(OPAQUE_GRAPHS,))
 def kernel_launches(phase: PhaseSummary, kernel: str) -> float:
-    """Returns the number of launches of one kernel, found by a part of its name."""
+    """Returns the launches of a kernel, given by a part of its name, in one instance of the phase."""
     return _find_kernel(phase, kernel).launches_per_instance
 
 
@@ -302,14 +302,14 @@ def module_forward_ms(modules: Modules, module: str) -> float:
 
 @figure(LIMITS, "fraction", needs=("phase",))
 def mfu(limits: Limits, phase: str) -> float | None:
-    """Returns the model FLOPs utilization: the model's FLOPs ÷ time ÷ peak."""
+    """Returns the model FLOPs utilization of the phase: the model's FLOPs ÷ time ÷ peak."""
     rate = limits.phase(phase)
     return rate.mfu if rate else None
 
 
 @figure(LIMITS, "flop", needs=("phase",))
 def model_flops(limits: Limits, phase: str) -> int | None:
-    """Returns the model's FLOPs in one instance."""
+    """Returns the model's FLOPs in one instance of the phase."""
     rate = limits.phase(phase)
     return rate.model_flops if rate else None
 

@@ -1,4 +1,4 @@
-"""Baselines: folders of JSON reports, one for each GPU, with which later runs are compared."""
+"""Writes baselines, which are folders of JSON reports, one for each GPU, and selects their runs for a comparison."""
 
 from __future__ import annotations
 
