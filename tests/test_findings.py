@@ -263,7 +263,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # The work ends at 20, the wait with it, 50 behind it: 70. Without the wait 10 + 25; without the call 20.
     (
         find_host_sync, Steps().kernel(20).sync(50, range="log"), {}, [70 - 35, 70 - 20],
-        "In each step the program waits in 1 call: cudaStreamSynchronize, in the range log.",
+        "In each step, the program waits in 1 call: cudaStreamSynchronize, in the range log.",
     ),
     # Three waits a step with a backtrace, and one without, 10 behind each: 20 + 4 · 10; or 10 + 4 · 5, or 20.
     (
@@ -274,10 +274,13 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # The work ends at 20 + 2, the wait with it, 50 behind it: 72. 10 + 5 + 25 of calls, 22 of work; or 10 and 20.
     (
         find_host_sync, Steps().kernel(20).copy(2, DEVICE_TO_PAGEABLE, 4).sync(50), {}, [72 - 40, 72 - 20],
-        "In each step 1 value is copied to the host",
+        "In each step, 1 value is copied to the host",
     ),
     # 10 launches 10 µs apart, 3 µs of work each: 100, and 30 without what launching takes.
-    (find_launch_bound, kernels(10, 3), {"launch": 0.07}, [70, 70], "10 operations a step take 3 µs on the GPU each"),
+    (
+        find_launch_bound, kernels(10, 3), {"launch": 0.07}, [70, 70],
+        "A step holds 10 operations. On average, the GPU needs 3 µs for one",
+    ),
     # 9 · 10 + 500 µs of calls, 30 of work: without launching 500, without both the work.
     (find_launch_bound, kernels(9, 3).kernel(3, after=500), {"launch": 0.5}, [590 - 500, 590 - 30], ""),
     # No graph holds a wait: between waits so close, nothing becomes one. Behind the last one 10 µs go, of three steps.
@@ -285,12 +288,13 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 400 + 100 µs of work, and 10 behind the wait. 2.5 MB take 100 at 25 GB/s; or the copy is hidden.
     (
         find_pageable_copy, Steps().copy(400, PAGEABLE_TO_DEVICE, 2_500_000, waits=True).kernel(100), {},
-        [510 - 200, 510 - 100], "1 copy a step from pageable memory: 2.4 MiB in 0.4 ms, 6.25 GB/s.",
+        [510 - 200, 510 - 100], "Each step copies 2.4 MiB from pageable memory, in 1 copy and 0.4 ms (6.25 GB/s).",
     ),
     # 100 + 1,000 µs of work, and 10 behind the wait; of the copy 15 % is left, or nothing.
     (
         find_device_to_host_copy, checkpoint("checkpoint"), {}, [1_110 - 250, 1_110 - 100],
-        "1 copy a step from the GPU: 8.0 MiB in 1 ms, 100\xa0% of it to pageable memory, in the range checkpoint.",
+        "Each step copies 8.0 MiB from the GPU in the range checkpoint, in 1 copy and 1 ms; 100\xa0% of it goes to "
+        "pageable memory.",
     ),
     # The code around it goes with it: 10 + 3,000 of calls behind the copy's end. At 1,100 it waits, until 4,110. A copy
     # that is not waited for: 10 + 10 + 3,000 of calls; without the range's calls 10, and 100 of work.
@@ -301,11 +305,14 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 1,000 µs 343.0 are left, or 163.8.
     (
         find_fp32_matmul, Steps().kernel(1_000, GEMM).kernel(500, BF16_GEMM), {}, [657.0, 836.2],
-        "1 kernel of matmuls a step run in fp32 for 1 ms (67\xa0% of the step).",
+        "In each step, matmuls run in fp32 for 1 ms (67\xa0% of the step), in 1 kernel.",
     ),
     # 100 · 20 µs of work: 40 % or 70 % less of it.
     *(
-        (find_unfused_optimizer, optimizer(100, 20, name), {}, [800, 1_400], f"100 kernels a step ({kind}) for 2 ms")
+        (
+            find_unfused_optimizer, optimizer(100, 20, name), {}, [800, 1_400],
+            f"the optimizer runs 100 kernels ({kind}) for 2 ms",
+        )
         for name, kind in ((FOREACH, "multi-tensor (foreach)"), (ADD, "one parameter at a time"))
     ),
     # 100 · 10 µs of calls, 100 · 1 of work: 40 launches are left, 400.
@@ -314,7 +321,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     (
         find_allocator,
         Steps().kernel(100).call("cudaDeviceSynchronize_v3020", waits=True).call("cudaFree_v3020", 200), {},
-        [310 - 100], "In each step the program makes 1 call of cudaFree. A call that frees",
+        [310 - 100], "In each step, the program makes 1 call of cudaFree. A call that frees",
     ),
     # A wait that frees nothing stays. cudaMalloc takes 200: without it, the wait ends at 100 and takes 10 more.
     (find_allocator, Steps().call("cudaMalloc_v3020", 200).kernel(100).sync(), {}, [310 - 110], ""),
@@ -324,7 +331,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
         find_unfused_attention,
         backward(layer(Steps(), part="attention").kernel(500, BF16_GEMM))
         .kernel(50, ADD).kernel(50, ADD).kernel(500, BF16_GEMM), {}, [600, 960],
-        "2 kernels a step over its scores for 0.6 ms, and 4 matmuls for 0.6 ms.",
+        "2 kernels over its scores for 0.6 ms, and 4 matmuls for 0.6 ms.",
     ),
     # Where forward has kernels of as many blocks outside of attention, too, no matmul of backward is attention's, and
     # where they take more than half of the 300 µs inside, no kernel either.
@@ -351,7 +358,8 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
         find_unfused_elementwise,
         kernels(5, 100, ADD, steps=kernels(4, 100, ADD).kernel(100, BF16_GEMM)).kernel(100, BF16_GEMM), {},
         [900 - 400, 900 - 200],
-        "9 kernels a step, elementwise, reductions, norms and casts, take 0.9 ms (82\xa0% of the step), 100 µs each. "
+        "In each step, 0.9 ms (82\xa0% of the step) pass in 9 kernels for elementwise operations, reductions, norms "
+        "and casts, 100 µs each. "
         "They stand in chains of 4.6 kernels on average, one directly after the other.",
     ),
     # A chain of 4, of which a softmax keeps its time: of the others' 300 µs are left 150, or 75. Of a sum the same is
@@ -365,7 +373,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 4 · 100 µs of copies, or 3 · 100 of CUDA's own: 65 % or all of it.
     (
         find_layout_copies, kernels(4, 100, CAST).kernel(100, BF16_GEMM), {}, [260, 400],
-        "4 copies a step stand in chains of 3 or more",
+        "pass in 4 copies that stand in chains of 3 or more",
     ),
     (
         find_layout_copies,
@@ -375,7 +383,7 @@ SAVED: list[tuple[Rule, Steps, dict[str, float], list[float], str]] = [
     # 66 blocks on 132 multiprocessors, 200 µs: 50 % or 90 % of the half that has nothing to do.
     (
         find_small_grids, Steps().kernel(200, BF16_GEMM, blocks=66).kernel(100, BF16_GEMM), {}, [50, 90],
-        "1 kernel a step of fewer blocks than the GPU's 132 multiprocessors take 0.2 ms; 66 blocks on average.",
+        "0.2 ms pass in 1 kernel with fewer blocks (66 on average) than the GPU has multiprocessors (132).",
     ),
 ]  # fmt: skip
 
@@ -394,7 +402,7 @@ SAVED += [
         Steps(kind="decode").kernel(300, CAT).copy(100, ON_DEVICE, 1 << 20).kernel(600, BF16_GEMM),
         {},
         [280, 400],
-        "2 copies a step concatenate tensors or copy them on the device, for 0.4 ms (40\xa0% of the step).",
+        "0.4 ms (40\xa0% of the step) pass in 2 copies that concatenate tensors or copy them on the device.",
     ),
 ]
 

@@ -42,8 +42,8 @@ def describe_fp32_matmul(figures: Fp32MatmulFigures) -> FindingTexts:
     return FindingTexts(
         title="Matmuls run in fp32, without tensor cores",
         evidence=(
-            f"{format_count(figures.kernels, 'kernel')} of matmuls a step run in fp32 for {format_ms(figures.ms)} "
-            f"({rounded_percent(figures.share)} of the step).",
+            f"In each step, matmuls run in fp32 for {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the "
+            f"step), in {format_count(figures.kernels, 'kernel')}.",
             f"The {figures.gpu} does {rounded(fp32)} TFLOP/s in fp32, {rounded(tf32)} in TF32 and {rounded(bf16)} in "
             "bf16.",
         ),
@@ -63,9 +63,9 @@ def describe_small_grids(figures: SmallGridsFigures) -> FindingTexts:
     return FindingTexts(
         title="Kernels are too small to fill the GPU",
         evidence=(
-            f"{format_count(figures.kernels, 'kernel')} a step of fewer blocks than the GPU's "
-            f"{figures.multiprocessors} multiprocessors take {format_ms(figures.ms)}; "
-            f"{figures.mean_blocks:.0f} blocks on average.",
+            f"In each step, {format_ms(figures.ms)} pass in {format_count(figures.kernels, 'kernel')} with fewer "
+            f"blocks ({figures.mean_blocks:.0f} on average) than the GPU has multiprocessors "
+            f"({figures.multiprocessors}).",
             f"Most of that time is in {figures.longest_kernel[:_MAX_NAME_LENGTH]}.",
         ),
         derivation=f"The step is replayed with {_say_percent_range(SMALL_GRID_SAVINGS)} of the work that the idle "
@@ -84,7 +84,7 @@ def describe_unfused_attention(figures: UnfusedAttentionFigures) -> FindingTexts
     return FindingTexts(
         title="Attention is not fused",
         evidence=(
-            f"Attention runs {format_count(figures.score_kernels, 'kernel')} a step over its scores for "
+            f"In each step, attention runs {format_count(figures.score_kernels, 'kernel')} over its scores for "
             f"{format_ms(figures.score_ms)}, and {format_count(figures.matmuls, 'matmul')} for "
             f"{format_ms(figures.matmul_ms)}.",
         ),
@@ -101,8 +101,8 @@ def describe_unfused_elementwise(figures: UnfusedElementwiseFigures) -> FindingT
     return FindingTexts(
         title="Elementwise kernels are not fused",
         evidence=(
-            f"{format_count(figures.kernels, 'kernel')} a step, elementwise, reductions, norms and casts, take "
-            f"{format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step), "
+            f"In each step, {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step) pass in "
+            f"{format_count(figures.kernels, 'kernel')} for elementwise operations, reductions, norms and casts, "
             f"{rounded(figures.ms / figures.kernels * US_PER_MS)} µs each.",
             f"They stand in chains of {figures.chain_length:.2g} kernels on average, one directly after the other.",
         ),
@@ -120,8 +120,9 @@ def describe_layout_copies(figures: LayoutCopiesFigures) -> FindingTexts:
     return FindingTexts(
         title="Chains of redundant copies",
         evidence=(
-            f"{format_count(figures.copies, 'copy')} a step stand in chains of {SHORTEST_CHAIN} or more, one directly "
-            f"after the other, and take {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step).",
+            f"In each step, {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step) pass in "
+            f"{format_count(figures.copies, 'copy')} that stand in chains of {SHORTEST_CHAIN} or more, one directly "
+            "after the other.",
         ),
         derivation=f"The step is replayed without {_say_percent_range(CHAIN_SAVINGS)} of them: one copy of a chain is "
         "left, or none.",
@@ -138,8 +139,8 @@ def describe_cache_copies(figures: CacheCopiesFigures) -> FindingTexts:
     return FindingTexts(
         title="Decode copies tensors as large as the cache",
         evidence=(
-            f"{format_count(figures.copies, 'copy')} a step concatenate tensors or copy them on the device, for "
-            f"{format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step).",
+            f"In each step, {format_ms(figures.ms)} ({rounded_percent(figures.share)} of the step) pass in "
+            f"{format_count(figures.copies, 'copy')} that concatenate tensors or copy them on the device.",
         ),
         derivation=f"The step is replayed without {_say_percent_range(CACHE_COPY_SAVINGS)} of them, as if new keys and "
         "values were written in place.",
@@ -157,7 +158,7 @@ def describe_unfused_optimizer(figures: UnfusedOptimizerFigures) -> FindingTexts
     return FindingTexts(
         title="The optimizer is not fused",
         evidence=(
-            f"The optimizer runs {format_count(figures.kernels, 'kernel')} a step ({kind}) for "
+            f"In each step, the optimizer runs {format_count(figures.kernels, 'kernel')} ({kind}) for "
             f"{format_ms(figures.ms)} on the GPU.",
         ),
         derivation=f"The step is replayed with {FUSED_OPTIMIZER_KERNELS} launches in the optimizer and "

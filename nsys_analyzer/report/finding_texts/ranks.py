@@ -49,9 +49,9 @@ def describe_large_buckets(figures: LargeBucketsFigures) -> FindingTexts:
     return FindingTexts(
         title="Buckets of gradients are too large to be hidden",
         evidence=(
-            f"{format_count(figures.buckets, 'bucket')} a step of up to {format_bytes(figures.largest_bytes)} {are} "
-            f"reduced in {format_ms(figures.transfer_ms)}, of which {format_ms(figures.exposed_ms)} are exposed: a "
-            "bucket cannot start before its last gradient is ready.",
+            f"In each step, {format_count(figures.buckets, 'bucket')} of up to {format_bytes(figures.largest_bytes)} "
+            f"{are} reduced in {format_ms(figures.transfer_ms)}, of which {format_ms(figures.exposed_ms)} are exposed: "
+            "a bucket cannot start before its last gradient is ready.",
         ),
         derivation=f"With buckets of 25 MiB, the last one to {MAX_EXPOSED_BUCKETS} of about "
         f"{rounded(figures.default_buckets)} stay exposed, and the others slow backward down by up to "
@@ -78,7 +78,7 @@ def describe_exposed_communication(figures: ExposedCommunicationFigures) -> Find
     return FindingTexts(
         title="Collectives are not hidden by computation",
         evidence=(
-            f"Collectives transfer for {format_ms(figures.transfer_ms)} a step, of which "
+            f"In each step, collectives transfer for {format_ms(figures.transfer_ms)}, of which "
             f"{format_ms(figures.exposed_ms)} are exposed ({figures.rank}; waiting for other ranks is not counted).",
         ),
         derivation="The saving is between nothing, if none of it can be hidden or left out, and all of it.",

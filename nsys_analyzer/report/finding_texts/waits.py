@@ -93,8 +93,8 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
     return FindingTexts(
         title=f"{'Batches are' if figures.is_batch else 'Data is'} copied from pageable memory",
         evidence=(
-            f"{format_count(figures.copies, 'copy')} a step from pageable memory: {format_bytes(figures.bytes)} in "
-            f"{format_ms(figures.ms)}, {rounded(rate)} GB/s.",
+            f"Each step copies {format_bytes(figures.bytes)} from pageable memory, in "
+            f"{format_count(figures.copies, 'copy')} and {format_ms(figures.ms)} ({rounded(rate)} GB/s).",
             "The program waits for each copy, because it goes through a buffer of the driver.",
             *_say_callers(figures.callers),
         ),
@@ -111,12 +111,13 @@ def describe_pageable_copy(figures: PageableCopyFigures) -> FindingTexts:
 def describe_device_to_host_copy(figures: DeviceToHostCopyFigures) -> FindingTexts:
     """Returns the sentences on copies from the GPU that are larger than single values."""
     names = name_first(figures.range_names)
-    in_ranges = f", in the range {names}" if names else ""
+    in_ranges = f" in the range {names}" if names else ""
     return FindingTexts(
         title=f"{'Tensors are' if figures.is_torch else 'Data is'} copied to the host{_inside(figures.is_pass)}",
         evidence=(
-            f"{format_count(figures.copies, 'copy')} a step from the GPU: {format_bytes(figures.bytes)} in "
-            f"{format_ms(figures.ms)}, {rounded_percent(figures.pageable_share)} of it to pageable memory{in_ranges}.",
+            f"Each step copies {format_bytes(figures.bytes)} from the GPU{in_ranges}, in "
+            f"{format_count(figures.copies, 'copy')} and {format_ms(figures.ms)}; "
+            f"{rounded_percent(figures.pageable_share)} of it goes to pageable memory.",
         ),
         derivation="The step is replayed with copies on a stream of their own, which the program does not wait for, "
         "and without the copies and the code around them.",
@@ -145,7 +146,7 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
         f", in ranges such as {names}" if len(figures.range_names) > 1 else f", in the range {names}" * bool(names)
     )
     calls = format_count(figures.waits, "call")
-    evidence: list[StrOrText] = [f"In each step the program waits in {calls}: {name_first(figures.apis)}{in_ranges}."]
+    evidence: list[StrOrText] = [f"In each step, the program waits in {calls}: {name_first(figures.apis)}{in_ranges}."]
     remedy: tuple[str, ...] = (
         "# leave out of the loop: torch.cuda.synchronize(), which only timing needs",
         "# CUDA events time the GPU's work without a wait: torch.cuda.Event(enable_timing=True)",
@@ -154,7 +155,7 @@ def describe_host_sync(figures: HostSyncFigures) -> FindingTexts:
         values = format_count(figures.values_read, "value")
         as_torch = ", as .item() and .cpu() do" if figures.is_torch else ""
         are = "is" if figures.values_read == 1 else "are"
-        evidence.append(f"In each step {values} {are} copied to the host{as_torch}.")
+        evidence.append(f"In each step, {values} {are} copied to the host{as_torch}.")
         remedy = (
             "values.append(x)  # a tensor: it stays on the GPU",
             "print(torch.stack(values).tolist())  # one wait for all",
@@ -226,7 +227,7 @@ def describe_allocator(figures: AllocatorFigures) -> FindingTexts:
     return FindingTexts(
         title="Memory is allocated and freed inside the step",
         evidence=(
-            f"In each step the program makes {format_count(figures.calls, 'call')} of {name_first(figures.apis)}.",
+            f"In each step, the program makes {format_count(figures.calls, 'call')} of {name_first(figures.apis)}.",
             *frees,
             *_say_callers(figures.callers),
         ),
@@ -245,8 +246,9 @@ def describe_launch_bound(figures: LaunchBoundFigures) -> FindingTexts:
     return FindingTexts(
         title="The GPU waits for launches",
         evidence=(
-            f"{format_count(figures.operations, 'operation')} a step take {rounded(figures.gpu_us)} µs on the GPU "
-            f"each, on average; without the profiler the program needs {rounded(figures.program_us)} µs for one.",
+            f"A step holds {format_count(figures.operations, 'operation')}. On average, the GPU needs "
+            f"{rounded(figures.gpu_us)} µs for one, and the program, without the profiler, "
+            f"{rounded(figures.program_us)} µs.",
             f"The GPU is idle for {format_ms(figures.idle_ms)} of a profiled step because the next launch has not "
             "come.",
         ),
