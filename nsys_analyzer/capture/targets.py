@@ -118,23 +118,16 @@ def transformer_targets(
     values_of_options = {
         name: choices.get(name) or (option.default,) for name, option in OPTIONS.items() if option.in_run
     }
-    targets = (
-        _transformer_target(
-            Run(model=find_model(model).name, **dict(zip(values_of_options, values, strict=True))), extra_arguments
-        )
-        for model, *values in itertools.product(models, *values_of_options.values())
-    )
-    return tuple({target.name: target for target in targets}.values())
-
-
-def _transformer_target(run: Run, extra_arguments: Sequence[str]) -> Target:
-    values = {option: value for name, option in OPTIONS.items() if (value := getattr(run, name)) is not None}
-    arguments = [argument for option, value in values.items() for argument in option.arguments(value)]
-    model = str(run.model)
-    program = (sys.executable, "-m", "profiling_targets.transformer", "--model", model, *arguments, *extra_arguments)
-    name_parts = [part for option, value in values.items() if (part := option.name_part(value))]
-    name = "_".join([f"{model}_ctx{run.context_length}_{run.mode}_{run.precision}", *name_parts])
-    return Target(name, program, run, timed=True)
+    targets: dict[str, Target] = {}
+    for model, *values in itertools.product(models, *values_of_options.values()):
+        run = Run(model=find_model(model).name, **dict(zip(values_of_options, values, strict=True)))
+        given = {option: value for name, option in OPTIONS.items() if (value := getattr(run, name)) is not None}
+        arguments = [argument for option, value in given.items() for argument in option.arguments(value)]
+        program = (sys.executable, "-m", "profiling_targets.transformer", "--model", str(run.model), *arguments)
+        name_parts = [part for option, value in given.items() if (part := option.name_part(value))]
+        name = "_".join([f"{run.model}_ctx{run.context_length}_{run.mode}_{run.precision}", *name_parts])
+        targets[name] = Target(name, (*program, *extra_arguments), run, timed=True)
+    return tuple(targets.values())
 
 
 def capture_stems(ranks: Ranks | None) -> tuple[str, ...]:

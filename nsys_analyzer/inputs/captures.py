@@ -6,7 +6,7 @@ import os
 import re
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,21 @@ def read_captures(
         NsysAnalyzerError: nothing could be read.
     """
     folders = [path for path in paths if is_folder(path)]
-    unreadable = list(_unreadable_subfolders(folders))
-    untraced = []
-    for path, run in (item for folder in folders for item in find_untraced_manifests(folder).items()):
-        if isinstance(run, NsysAnalyzerError):
-            unreadable.append(_failed_capture(name_of_manifest(path), path, str(run)))
-        else:
-            untraced.append(_untraced_run(path, run))
+    unreadable, untraced = [], []
+    for folder in folders:
+        for place, files in list_traces(folder).items():
+            if isinstance(files, OSError):
+                hint = f"Make it readable: chmod u+rx {place}"
+                error = TraceError(f"{place} cannot be read ({files.strerror})", hint)
+                unreadable.append(_failed_capture(place.name, place, str(error)))
+        for path, run in find_untraced_manifests(folder).items():
+            name = name_of_manifest(path)
+            if isinstance(run, NsysAnalyzerError):
+                unreadable.append(_failed_capture(name, path, str(run)))
+                continue
+            status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "its trace is missing")
+            row = CaptureSummary(name, None, path.name, status, message, configuration=configuration_of(run))
+            untraced.append(_with_manifest(row, run))
     traces = find_traces(paths, allow_none=has_times or bool(unreadable))
     titles = find_titles(traces)
     # Times without a capture are worth a report, unless a trace was named that must then be readable.
@@ -97,27 +105,8 @@ def in_report_order(captures: Iterable[CaptureSummary]) -> list[CaptureSummary]:
     return sorted(captures, key=sort_key)
 
 
-# --- captures that cannot be read, or that do not exist
-
-
-def _unreadable_subfolders(folders: Iterable[Path]) -> Iterator[CaptureSummary]:
-    for folder in folders:
-        for place, traces in list_traces(folder).items():
-            if isinstance(traces, OSError):
-                hint = f"Make it readable: chmod u+rx {place}"
-                error = TraceError(f"{place} cannot be read ({traces.strerror})", hint)
-                yield _failed_capture(place.name, place, str(error))
-
-
 def _failed_capture(name: str, path: Path, message: str) -> CaptureSummary:
     return CaptureSummary(name, None, path.name, "failed", message, warnings=(Fact("unreadable", error=message),))
-
-
-def _untraced_run(path: Path, run: Run) -> CaptureSummary:
-    """Returns the row of a run that left only a manifest."""
-    status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "its trace is missing")
-    row = CaptureSummary(name_of_manifest(path), None, path.name, status, message, configuration=configuration_of(run))
-    return _with_manifest(row, run)
 
 
 # --- one capture

@@ -172,12 +172,13 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
         tell: gets a line for the user on the table that is used or left out.
         option: the option that names other tables.
     """
-    # pathlib raises if a folder cannot be searched
-    tables = [
-        next((place / TIMINGS for place in _places_of_times(path) if os.path.isfile(place / TIMINGS)), None)  # noqa: PTH113
-        for path in paths
-    ]
-    files = {Path(os.path.realpath(file)): file for file in tables if file}
+    files: dict[Path, Path] = {}
+    for path in paths:
+        folder = path if is_folder(path) else path.parent
+        for place in (folder, Path(os.path.realpath(folder)).parent):
+            if os.path.isfile(table := place / TIMINGS):  # noqa: PTH113 - pathlib raises if a folder cannot be searched
+                files[Path(os.path.realpath(table))] = table
+                break
     if len(files) > 1:
         tell(f"Several folders have a {TIMINGS}, and none is used: name one with {option}.")
         return None
@@ -207,12 +208,6 @@ def _find_timings(paths: Sequence[Path], tell: Callable[[str], None], option: st
         return None
     tell(f"Unprofiled times: {file}; {option} names others.")
     return timings if timings.rows else None
-
-
-def _places_of_times(path: Path) -> tuple[Path, ...]:
-    """Returns the folders whose table of times may belong to the captures at a path, the nearest first."""
-    folder = path if is_folder(path) else path.parent
-    return folder, Path(os.path.realpath(folder)).parent
 
 
 def _match_timings(

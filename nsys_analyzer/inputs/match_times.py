@@ -25,10 +25,7 @@ _MAX_LISTED = 3
 #: The facts that a row of its own tells of a run besides its configuration.
 _RUN_CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device")
 #: The phases that a time covers if the capture has no range for it.
-_PARTS = {
-    "forward+backward": ("forward", "loss", "backward"),
-    "step": ("forward", "loss", "backward", "optimizer"),
-}
+_PARTS = {"forward+backward": ("forward", "loss", "backward"), "step": ("forward", "loss", "backward", "optimizer")}
 #: The same work may differ by this share between two runs, because clock rates differ.
 _RUN_TOLERANCE = 0.03
 
@@ -148,8 +145,7 @@ def _with_times(capture: CaptureSummary, timings: Sequence[PhaseTiming]) -> Capt
     If they have no peak memory, that of the capture's manifest is kept.
     """
     timings = sorted(
-        timings,
-        key=lambda row: _PHASE_ORDER.index(row.phase) if row.phase in _PHASE_ORDER else len(_PHASE_ORDER),
+        timings, key=lambda row: _PHASE_ORDER.index(row.phase) if row.phase in _PHASE_ORDER else len(_PHASE_ORDER)
     )
     times = {row.phase: row.times for row in timings if row.times}
     failed = [row for row in timings if row.status not in _UNREMARKABLE_STATUSES]

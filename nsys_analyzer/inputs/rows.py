@@ -116,6 +116,10 @@ class Row(Generic[C, F]):
         return {**vars(self), "case": to_json_values(self.case), "figures": to_json_values(self.figures)}
 
 
+#: A row as the file has it.
+_JsonRow = Row[dict[str, Scalar], dict[str, Scalar | list[Any] | dict[str, Any]]]
+
+
 def _key(module: str, case: object) -> str:
     return json.dumps([module, to_json_values(case)], sort_keys=True)
 
@@ -212,7 +216,8 @@ def read_rows_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...
     try:
         *lines, rest = path.read_bytes().split(b"\n")
         header, *entries = (decode_json(line) for line in (lines or [rest]))
-        rows = {(row := _make_row(entry)).key: row for entry in entries if "module" in entry}
+        results = [{**entry, "message": entry.get("message") or ""} for entry in entries if "module" in entry]
+        rows = {(row := msgspec.convert(result, _JsonRow)).key: row for result in results}
         commands = [entry["run"] for entry in (header, *entries) if entry.get("run") and "module" not in entry]
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path} is no file of a bench ({error})", remedy) from error
@@ -220,8 +225,3 @@ def read_rows_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...
     if not is_current or not all(isinstance(text, str) for text in (header.get("bench"), *commands)):
         raise ConfigurationError(f"{path} is no file of a bench of this version", remedy)
     return {**header, "runs": list(dict.fromkeys(commands))}, tuple(rows.values())
-
-
-def _make_row(values: Mapping[str, Any]) -> Row[Any, Any]:
-    values = {**values, "message": values.get("message") or ""}
-    return msgspec.convert(values, Row[dict[str, Scalar], dict[str, Scalar | list[Any] | dict[str, Any]]])

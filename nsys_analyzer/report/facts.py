@@ -93,21 +93,11 @@ def _allocation_failed(api_call: str, range: str, gpu: str, memory_bytes: int) -
     return f"{api_call} failed{where}{on_gpu}, and nothing was launched afterwards."
 
 
-def _no_kernels(reason: Fact | None) -> StrOrText:
-    how = phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU.")
-    return phrase("The capture has no kernel. {}", say(reason) if reason else how)
-
-
 def _rows_left_out(rows: ExcludedRows, pid: int | None) -> StrOrText:
     where = f"{_count(rows.rows, 'row')} of {rows.table}" + (f" of process {pid}" if pid is not None else "")
     how = "Counted without a duration" if rows.only_end_excluded else "Left out of every figure"
     how = "Counted until that start" if rows.is_shortened else how
     return phrase("{}: {} with {}, such as {}.", how, where, rows.reason, rows.example)
-
-
-def _no_phase_names(ranges: Sequence[str], annotation: str) -> StrOrText:
-    examples = phrase(" The most frequent ranges are {}.", _list_code(ranges)) if ranges else ""
-    return phrase("No range names a phase.{} {}", examples, _HOW_TO_ANNOTATE[annotation])
 
 
 def _insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_forward: bool) -> str:
@@ -121,11 +111,6 @@ def _insufficient_phases(phases: Sequence[str], share: float, on_cpu: bool, has_
 def _profiler_message(profiler: str, text: str, meaning: StrOrText) -> StrOrText:
     quote = f"{profiler}: {first_sentence(text)}"
     return phrase("{} {}", quote, meaning) if meaning else quote
-
-
-def _untrusted_time(place: str, phase: str, ms: float, doubts: Sequence[FactOrText]) -> StrOrText:
-    reasons = join_texts("; ", map(say, doubts))
-    return phrase("{}: {} {:.3f} ms is not trusted, and no verdict is based on it: {}", place, phase, ms, reasons)
 
 
 def _rate_above_peak(
@@ -150,7 +135,10 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
     ),
     "out_of_memory": lambda failure: phrase("The process ran out of memory: {}", say(failure)),
     "allocation_failed": _allocation_failed,
-    "no_kernels": _no_kernels,
+    "no_kernels": lambda reason: phrase(
+        "The capture has no kernel. {}",
+        say(reason) if reason else phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU."),
+    ),
     "no_kernels_in_torch_trace": lambda: "The trace has no kernel: record steps that run on the device.",
     "no_range_table": lambda annotation: phrase(
         "The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", _HOW_TO_ANNOTATE[annotation]
@@ -200,7 +188,11 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         _list_code(ranges),
     ),
     "missing_range": lambda name, phase: phrase("No range is called `{}`, which was given as {}.", name, phase),
-    "no_phase_names": _no_phase_names,
+    "no_phase_names": lambda ranges, annotation: phrase(
+        "No range names a phase.{} {}",
+        phrase(" The most frequent ranges are {}.", _list_code(ranges)) if ranges else "",
+        _HOW_TO_ANNOTATE[annotation],
+    ),
     "phase_without_work": lambda range, phase, on_cpu: phrase(
         "{} inside `{}` ({}).", "No operator ran" if on_cpu else "No GPU operation was launched", range, phase
     ),
@@ -274,7 +266,10 @@ SENTENCES: dict[FactId, Callable[..., StrOrText]] = {
         + ", ".join(f"{header} ({', '.join(text or 'empty' for text in texts)})" for header, texts in columns)
         + "; give a file with only the rows of this run"
     ),
-    "untrusted_time": _untrusted_time,
+    "untrusted_time": lambda place, phase, ms, doubts: phrase(
+        "{}: {} {:.3f} ms is not trusted, and no verdict is based on it: {}",
+        place, phase, ms, join_texts("; ", map(say, doubts)),
+    ),
     "deviation_above_mean": lambda std_ms: (
         f"its deviation, {std_ms:.3f} ms, is above its mean, as if warm-up were among the measured steps"
     ),

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.findings import missing
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
-from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.labels import make_short_labels
 from nsys_analyzer.analysis.steps.serving import Serving
@@ -42,31 +42,34 @@ _NOTABLE_HIDDEN_SHARE = 0.3
 
 def complete_captures(captures: Sequence[CaptureSummary]) -> tuple[CaptureSummary, ...]:
     """Returns the captures of a report with all figures that follow from their times, manifests and each other."""
-    labels = make_short_labels(
-        sorted({row.name for capture in captures if capture.whole for row in capture.whole.kernels})
-    )
-    diagnosed = (
-        replace(capture, diagnosis=diagnose_capture(capture)) for capture in map(_without_call_times, captures)
-    )
-    with_steps = (
-        replace(capture, step=_complete_step(capture, capture.step)) if capture.step else capture
-        for capture in diagnosed
-    )
-    labelled = [_with_labels_and_shares(capture, labels) for capture in with_steps]
-    return tuple(
-        replace(
+    kernels = {row.name for capture in captures if capture.whole for row in capture.whole.kernels}
+    labels = make_short_labels(sorted(kernels))
+    diagnosed = []
+    for capture in captures:
+        if (unprofiled := capture.unprofiled) and capture.times_calls:
+            # The time of a whole generation says nothing about a step, which is one token.
+            phases = {name: times for name, times in unprofiled.phases.items() if name != STEP}
+            capture = replace(capture, unprofiled=replace(unprofiled, phases=phases))
+        capture = replace(capture, diagnosis=diagnose_capture(capture))
+        if capture.step:
+            capture = replace(capture, step=_complete_step(capture, capture.step))
+        diagnosed.append(_with_labels_and_shares(capture, labels))
+    completed = []
+    for capture in diagnosed:
+        diagnosis, limits = capture.diagnosis, compare_with_peaks(capture)
+        capture = replace(
             capture,
             top_kernels=find_leaders(capture),
-            matmul=_find_matmul_share(capture, labelled),
-            limits=(limits := compare_with_peaks(capture)),
+            matmul=_find_matmul_share(capture, diagnosed),
+            limits=limits,
             attention=_without_impossible_rates(capture.attention, limits),
             serving=_complete_serving(capture, capture.serving) if capture.serving else None,
-            findings=_findings(capture.diagnosis) if capture.diagnosis else None,
+            findings=(diagnosis.findings or (None if diagnosis.doubt else ())) if diagnosis else None,
             missing_reason=find_missing_reason(capture),
             unprofiled=_complete_unprofiled(capture, capture.unprofiled) if capture.unprofiled else None,
         )
-        for capture in labelled
-    )
+        completed.append(capture)
+    return tuple(completed)
 
 
 def diagnose_capture(capture: CaptureSummary) -> Diagnosis | None:
@@ -112,11 +115,6 @@ def find_missing_reason(capture: CaptureSummary) -> missing.MissingReason | None
     return missing.HiddenInGraphs(hidden_ms / step.compute_ms)
 
 
-def _findings(diagnosis: Diagnosis) -> tuple[Finding, ...] | None:
-    """Returns the findings; None if there is none and the diagnosis is in doubt."""
-    return diagnosis.findings or (None if diagnosis.doubt else ())
-
-
 def _without_impossible_rates(attention: AttentionSummary | None, limits: Limits | None) -> AttentionSummary | None:
     """Returns attention without rates above the GPU's peak: its kernels skip work for scores that a mask hides."""
     peak = (limits.peak_flops or limits.best_peak_flops) if limits else None
@@ -128,15 +126,6 @@ def _without_impossible_rates(attention: AttentionSummary | None, limits: Limits
         {name: None for name in rates if (getattr(attention, name) or 0) > peak * (1 + PEAK_TOLERANCE)}
     )
     return possible
-
-
-def _without_call_times(capture: CaptureSummary) -> CaptureSummary:
-    """Returns the capture without the unprofiled time of a whole generation, if each of its steps is one token."""
-    unprofiled = capture.unprofiled
-    if unprofiled is None or not capture.times_calls:
-        return capture
-    phases = {name: times for name, times in unprofiled.phases.items() if name != STEP}
-    return replace(capture, unprofiled=replace(unprofiled, phases=phases))
 
 
 def _with_labels_and_shares(capture: CaptureSummary, labels: dict[str, str]) -> CaptureSummary:

@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.steps.member import record_members
 from nsys_analyzer.analysis.steps.process import ProcessWork
 from nsys_analyzer.analysis.steps.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.steps.serving import summarize_serving
-from nsys_analyzer.analysis.steps.step import UNPHASED, StepSummary
+from nsys_analyzer.analysis.steps.step import UNPHASED
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.steps.tracks import record_tracks
 from nsys_analyzer.analysis.summary.kernel_tables import (
@@ -138,7 +138,11 @@ class _ProcessSummarizer:
             work = ProcessWork(self.attributed, self.process.global_pid, self.steps.recorded)
             step, study = summarize_steps(work, self.steps)
             members = () if summary.on_cpu else record_members(work, self.process, self.steps, name)
-            phases = tuple(_with_step_length(phase, step) for phase in phases)
+            if step.source in _RANGE_SOURCES:
+                # The wall time of a step is the time from its start to the start of the next one.
+                wall_ms = replace(step.wall_ms, median=step.length_ms)
+                clocks = {"wall_ms": wall_ms, "wall_values_ms": step.wall_values_ms, "synchronized": True}
+                phases = tuple(structs.replace(phase, **clocks) if phase.phase == STEP else phase for phase in phases)
             step = replace(step, passes=self.count_passes(self.steps))
             serving, tracks = summarize_serving(work, self.steps), None
             if tracked:
@@ -227,6 +231,8 @@ class _ProcessSummarizer:
         kernels = clocks.kernels[measured] if is_inferred else measured[:0]
         is_backward = self.own_instances & (instances.phase == instances.phases.index("backward"))
         first = [column[measured[:1]] for column in (instances.process, instances.start, instances.end)]
+        skew = np.maximum(_CLOCK_SKEW_NS, (instances.end - instances.start)[measured] // 1000)
+        is_late = (clocks.span[measured] > 0) & (clocks.last_end[measured] > instances.end[measured] + skew)
         starts_backward = has_moments(instances.process[is_backward], instances.start[is_backward], *first)
         return structs.replace(
             self._gpu_figures(instances.phases[code], code, measured, clocks, sums),
@@ -237,23 +243,13 @@ class _ProcessSummarizer:
             wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
             wall_values_ms=sample_ms((instances.end - instances.start)[measured]),
             busy_values_ms=sample_ms(clocks.busy[measured]),
-            synchronized=self._is_synchronized(measured, clocks),
+            synchronized=bool(is_late.sum() <= _LATE_INSTANCES_SHARE * len(measured)),
             holds_backward=bool(starts_backward.any()),
             inferred=is_inferred,
             profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
             kernels_least=int(kernels.min()) if len(kernels) else 0,
             kernels_most=int(kernels.max(initial=0)),
         )
-
-    def _is_synchronized(self, measured: Ints, clocks: GpuClocks) -> bool:
-        """Returns whether the GPU work of measured instances ends before their ranges.
-
-        A few microseconds of clock skew and a few late instances are tolerated.
-        """
-        instances = self.instances
-        skew = np.maximum(_CLOCK_SKEW_NS, (instances.end - instances.start)[measured] // 1000)
-        is_late = (clocks.span[measured] > 0) & (clocks.last_end[measured] > instances.end[measured] + skew)
-        return bool(is_late.sum() <= _LATE_INSTANCES_SHARE * len(measured))
 
     def _gpu_figures(self, phase: str, code: int, measured: Ints, clocks: GpuClocks, sums: GroupSums) -> PhaseSummary:
         """Returns the figures of a phase's GPU operations.
@@ -337,14 +333,6 @@ class _ProcessSummarizer:
 
 def _sum_ms(duration_ns: Ints) -> float:
     return int(duration_ns.sum()) / NS_PER_MS
-
-
-def _with_step_length(phase: PhaseSummary, step: StepSummary) -> PhaseSummary:
-    """Returns the phase; if it is the step, with the time from the start of one step to the start of the next."""
-    if phase.phase != STEP or step.source not in _RANGE_SOURCES:
-        return phase
-    wall = replace(step.wall_ms, median=step.length_ms)
-    return structs.replace(phase, wall_ms=wall, wall_values_ms=step.wall_values_ms, synchronized=True)
 
 
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> Fact | None:

@@ -104,9 +104,7 @@ class _Checks:
         for rows in self.trace.left_out:
             if self.process == (rows.process if rows.process in processes else processes[0]):
                 yield Fact(
-                    "rows_left_out",
-                    rows=rows,
-                    pid=None if rows.process == self.process else pid_of(rows.process),
+                    "rows_left_out", rows=rows, pid=None if rows.process == self.process else pid_of(rows.process)
                 )
         if partial := sum(phase.incomplete_instances for phase in self.summary.phases):
             yield Fact("partial_instances", instances=partial)
@@ -172,10 +170,7 @@ class _Checks:
             )
         if coverage.in_warmup:
             yield Fact(
-                "warmup_kernels",
-                kernels=coverage.in_warmup,
-                warmup_ms=coverage.warmup_ms,
-                kernel_ms=coverage.kernel_ms,
+                "warmup_kernels", kernels=coverage.in_warmup, warmup_ms=coverage.warmup_ms, kernel_ms=coverage.kernel_ms
             )
 
     def steps(self) -> Iterator[Fact]:

@@ -267,5 +267,5 @@ _LIMIT_TERMS = {
 _ATTENTION_TERMS = {
     "softmax, matmul (of attention)": "softmax: all kernels launched inside the softmax ranges (max, subtract, exp, "
     "sum, divide), or the kernels named softmax without such a range. Matmul: the matmul kernels inside the attention "
-    "ranges. Softmax has 5·B·H·S²·L FLOPs, the matmuls have 4·B·S²·d·L. Their ratio is 4·d_head ÷ 5.",
+    "ranges. Softmax has 5·B·H·S²·L FLOPs, the matmuls have 4·B·S²·d·L. Their ratio is 4·d_head ÷ 5."
 }

@@ -116,9 +116,7 @@ def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
     return (
         Measure("Step ms", "ms", step_cell, "step"),
         Measure(
-            "What to do first",
-            "text",
-            lambda capture: finding.title if (finding := first_finding(capture)) else None,
+            "What to do first", "text", lambda capture: finding.title if (finding := first_finding(capture)) else None
         ),
         Measure(
             "Saves ms", "ms", lambda capture: saving_cell(finding) if (finding := first_finding(capture)) else None
@@ -222,7 +220,14 @@ _Places = Mapping[str, Place]
 
 def _find_places(captures: Sequence[CaptureSummary]) -> _Places:
     """Returns the place of each capture; empty if a context length is unknown or two captures have the same place."""
-    options = {capture.title: _variant_options(capture) for capture in captures}
+    options: dict[str, tuple[str, ...]] = {}
+    for capture in captures:
+        configuration, run = capture.configuration or Configuration(), capture.run or Run()
+        options[capture.title] = (
+            f"batch {configuration.batch_size}" if configuration.batch_size else "",
+            *(configuration.precision or "", configuration.mode or "", configuration.attention or ""),
+            *("compiled" if run.compile else "", "CUDA graph" if run.cuda_graph else ""),
+        )
     is_shared = [len(set(values)) == 1 for values in zip(*options.values(), strict=True)]
     places: dict[str, Place] = {}
     for capture in captures:
@@ -234,19 +239,6 @@ def _find_places(captures: Sequence[CaptureSummary]) -> _Places:
     contexts, models = {place.context for place in places.values()}, {place.model for place in places.values()}
     is_sweep = max(len(contexts), len(models)) >= _FEWEST_IN_GRID
     return places if is_sweep and len(set(places.values())) == len(captures) else {}
-
-
-def _variant_options(capture: CaptureSummary) -> tuple[str, ...]:
-    """Returns the words of a capture's ``Variant``."""
-    configuration, run = capture.configuration or Configuration(), capture.run or Run()
-    return (
-        f"batch {configuration.batch_size}" if configuration.batch_size else "",
-        configuration.precision or "",
-        configuration.mode or "",
-        configuration.attention or "",
-        "compiled" if run.compile else "",
-        "CUDA graph" if run.cuda_graph else "",
-    )
 
 
 def _cells_by_place(captures: Sequence[CaptureSummary], places: _Places, make_cell: _CellFunction) -> dict[Place, Cell]:
