@@ -238,7 +238,9 @@ def test_what_decode_reads_at_the_least(tmp_path: Path) -> None:
         "The step takes 152 times as long, and the GPU is busy for 60.8 times as long." in text
     )  # 10 and 4 ms ÷ 0.0658
     assert "With fewer (GQA, MQA), the bytes are an upper bound" in text
-    assert "6 decode steps of 10 ms (median; 95th percentile 10.8 ms), batch 4, 361 tokens/s" in text  # 22 ÷ 0.061
+    assert (
+        "6 decode steps take 10 ms (median; 95th percentile 10.8 ms) with a batch of 4 and 361 tokens/s" in text
+    )  # 22 ÷ 0.061
     # The model's own, with 2 of 12 heads of keys and values: 60 + 2000 · 0.006 = 72 MB take 0.015 ms.
     (counted,) = complete_captures([replace(capture, run=Run(weights_bytes=60_000_000, cache_bytes=6_000))])
     decode = kind_of(counted.serving, "decode")

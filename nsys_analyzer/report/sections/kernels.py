@@ -41,8 +41,10 @@ def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Ite
     ]
     verdict = ""
     if len(leaders) > 1:
+        scopes = join_names([_scope_in_sentence(leader.scope) for leader in capture.top_kernels])
         is_same = len({leader.kernel.name for leader in capture.top_kernels}) == 1
-        verdict = f" It is the same {kernel} in each." if is_same else f" They have different top {kernel}s."
+        verdict = f" {scopes[0].upper()}{scopes[1:]} have {'the same top' if is_same else 'different top'} "
+        verdict += f"{kernel}." if is_same else f"{kernel}s."
     yield Answer(join_texts("", (f"The top {kernel} is ", join_texts(", ", leaders), ".", verdict)), capture.title)
 
 
@@ -58,16 +60,21 @@ def top_kernel(capture: CaptureSummary) -> Leader | None:
 
 def answer_other_kernels(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterator[Block]:
     """Yields the classes other than matmul with a large share of each phase, and tables of the top kernels."""
-    shares = []
+    clauses = []
     for phase in compared_phases(capture):
         rows = [row for row in phase.classes if row.kernel_class != MATMUL and row.share >= _MIN_MENTIONED_SHARE]
-        names = ["its own kernels" if row.kernel_class == phase.phase else row.kernel_class for row in rows]
-        text = ", ".join(f"{name} {format_percent(row.share)}" for name, row in zip(names, rows, strict=True))
-        shares.append(f"in {_scope_in_sentence(phase.phase)} {text or 'none above 3 %'}")
-    if not shares:
+        verbs = iter(("takes ", *[""] * len(rows)))  # only the first class of a clause has a verb
+        shares = [
+            f"its own kernels take {format_percent(row.share)}"
+            if row.kernel_class == phase.phase
+            else f"{row.kernel_class} {next(verbs)}{format_percent(row.share)}"
+            for row in rows
+        ]
+        no_class = "no other class takes 3 %" if capture.holds_model else "no class takes 3 %"
+        clauses.append(f"in {_scope_in_sentence(phase.phase)}, {join_names(shares) if shares else no_class}")
+    if not clauses:
         return
-    subject = "Classes other than matmul" if capture.holds_model else "Classes"
-    yield Answer(f"{subject}: {'; '.join(shares)}.", capture.title)
+    yield Answer(f"I{'; '.join(clauses)[1:]}.", capture.title)
     for phases in parts_and_enclosing(capture):
         if phases:
             yield _kernel_table(capture, phases, labels)

@@ -22,7 +22,7 @@ from nsys_analyzer.report.units import (
     rounded,
     rounded_percent,
 )
-from nsys_analyzer.text import StrOrText, phrase
+from nsys_analyzer.text import StrOrText, join_names, phrase
 
 _DEFINITIONS = phrase(
     "A *prefill* step processes the tokens of prompts, a *decode* step makes one token for each sequence of its batch, "
@@ -76,7 +76,7 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
     if serving is None:
         return
     subject = "operators run" if capture.on_cpu else "the GPU is busy"
-    yield Answer("; ".join(_step_kind(kind, subject) for kind in serving.kinds) + ".", title)
+    yield Answer(" ".join(_step_kind(kind, subject) for kind in serving.kinds), title)
     larger_batch = next(filter(None, (_larger_batch(kind, find_peaks(capture.gpu)) for kind in serving.kinds)), "")
     for text in (*_latencies(serving), *map(_least_time, serving.kinds), larger_batch):
         if text:
@@ -124,21 +124,21 @@ def answer_serving(capture: CaptureSummary, labels: Mapping[str, str]) -> Iterat
 
 
 def _step_kind(kind: StepKind, subject: str) -> str:
-    """Returns a clause on the steps of a kind.
+    """Returns a sentence on the steps of a kind.
 
-    An example is "412 decode steps of 12.3 ms (median; 95th percentile 14 ms), batch 8, 650 tokens/s, the GPU is busy
-    45 % of the time".
+    An example is "412 decode steps take 12.3 ms (median; 95th percentile 14 ms) with a batch of 8 and 650 tokens/s, and
+    the GPU is busy 45 % of the time."
     """
-    parts = [f"{format_count(kind.steps, f'{kind.kind} step')} of {_quantiles(kind.length_ms, kind.steps)}"]
-    if kind.batch is not None:
-        parts.append(f"batch {format_number(kind.batch, 'count')}")
+    details = [f"a batch of {format_number(kind.batch, 'count')}"] if kind.batch is not None else []
     if kind.tokens not in (None, kind.batch):
-        parts.append(f"{format_number(kind.tokens, 'count')} tokens")
+        details.append(f"{format_number(kind.tokens, 'count')} tokens")
     if kind.tokens_per_s:
-        parts.append(f"{rounded(kind.tokens_per_s)} {TOKENS_PER_S}")
-    if kind.busy_share is not None:
-        parts.append(f"{subject} {rounded_percent(kind.busy_share)} of the time")
-    return ", ".join(parts)
+        details.append(f"{rounded(kind.tokens_per_s)} {TOKENS_PER_S}")
+    steps = format_count(kind.steps, f"{kind.kind} step")
+    text = f"{steps} {'takes' if kind.steps == 1 else 'take'} {_quantiles(kind.length_ms, kind.steps)}"
+    text += f" with {join_names(details)}" if details else ""
+    share = kind.busy_share
+    return f"{text}." if share is None else f"{text}, and {subject} {rounded_percent(share)} of the time."
 
 
 def _quantiles(times: Quantiles, count: int) -> str:
@@ -149,9 +149,10 @@ def _quantiles(times: Quantiles, count: int) -> str:
 def _latencies(serving: Serving) -> Iterator[StrOrText]:
     """Yields the latencies of requests, and how much prefill delays decode."""
     if requests := serving.requests:
-        inter_token = f"; {INTER_TOKEN}: {_quantiles(requests.inter_token_ms, 2)}" if requests.inter_token_ms else ""
         count = format_count(requests.count, "request")
-        yield f"{TTFT} of {count}: {_quantiles(requests.ttft_ms, requests.count)}{inter_token}."
+        text = f"The {TTFT} of {count} is {_quantiles(requests.ttft_ms, requests.count)}"
+        between = requests.inter_token_ms
+        yield f"{text}, and the {INTER_TOKEN} is {_quantiles(between, 2)}." if between else f"{text}."
     if delay := serving.held_up:
         yield (
             f"{delay.steps:,} of {delay.of:,} decode steps that follow another decode step wait for prefill, each for "
