@@ -56,7 +56,7 @@ from nsys_analyzer.analysis.findings.waits import (
 )
 from nsys_analyzer.analysis.steps.step import IdleTime
 from nsys_analyzer.analysis.summary.complete import complete_captures, diagnose_capture
-from nsys_analyzer.report.finding_texts import TEXTS, explain_missing_findings, write_finding
+from nsys_analyzer.report.finding_texts import TEXTS, explain_missing_findings, ranks, write_finding
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (
     DEVICE_TO_PAGEABLE,
@@ -836,7 +836,7 @@ def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:
 def test_every_type_of_figures_has_its_texts() -> None:
     """A plugin's ``FindingTexts`` are sentences already."""
     kinds = {kind for kind in FindingFigures.__subclasses__() if kind.__module__.startswith("nsys_analyzer.")}
-    assert kinds - {FindingTexts} == TEXTS.keys()
+    assert kinds - {FindingTexts} == TEXTS.keys() | ranks.TEXTS.keys()
 
 
 def test_every_reason_for_missing_findings_is_explained() -> None:

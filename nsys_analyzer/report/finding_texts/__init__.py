@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import structs
 
@@ -28,21 +28,20 @@ from nsys_analyzer.analysis.findings.missing import (
     ReplayDiffers,
     TooFewCalls,
 )
-from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.steps.step import name_pass
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.facts import say, say_facts
-from nsys_analyzer.report.finding_texts import kernels, ranks, waits
+from nsys_analyzer.report.finding_texts import kernels, waits
 from nsys_analyzer.report.finding_texts.waits import name_first
 from nsys_analyzer.report.units import rounded, rounded_percent
 from nsys_analyzer.text import StrOrText, phrase, plain, plural
 
-#: By the type of its figures: the function that writes the sentences of a finding.
-TEXTS: dict[type[FindingFigures], Callable[[Any], FindingTexts]] = {
-    **waits.TEXTS,
-    **kernels.TEXTS,
-    **ranks.TEXTS,
-}
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranks.run import ParallelRun
+
+Texts: TypeAlias = "dict[type[FindingFigures], Callable[[Any], FindingTexts]]"
+#: By the type of its figures: the function that writes the sentences of a finding of one capture.
+TEXTS: Texts = {**waits.TEXTS, **kernels.TEXTS}
 #: By the id of a finding: the remedy in an engine that serves requests, instead of the one in PyTorch code.
 _SERVING_REMEDIES: Mapping[str, tuple[str, ...]] = {
     "launch_bound": (
@@ -80,15 +79,17 @@ def write_texts(capture: CaptureSummary) -> CaptureSummary:
 
 def write_run_texts(run: ParallelRun) -> ParallelRun:
     """Returns a run of several ranks whose findings have their sentences."""
-    return structs.replace(run, findings=tuple(map(write_finding, run.findings)))
+    from nsys_analyzer.report.finding_texts.ranks import TEXTS as RUN_TEXTS  # captures of one rank need none of it
+
+    return structs.replace(run, findings=tuple(write_finding(finding, RUN_TEXTS) for finding in run.findings))
 
 
-def write_finding(finding: Finding) -> Finding:
+def write_finding(finding: Finding, texts_of_figures: Texts = TEXTS) -> Finding:
     """Returns a finding with its sentences; a finding that has them already stays as it is."""
     if not isinstance(finding, FindingWithFigures):
         return finding
     figures = finding.figures
-    texts = figures if isinstance(figures, FindingTexts) else TEXTS[type(figures)](figures)
+    texts = figures if isinstance(figures, FindingTexts) else texts_of_figures[type(figures)](figures)
     if finding.is_serving:
         remedy, disproof = _SERVING_REMEDIES.get(finding.id), _SERVING_DISPROOFS.get(finding.id)
         texts = replace(texts, remedy=remedy or texts.remedy, disproof=disproof or texts.disproof)
