@@ -234,7 +234,11 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
     """Returns the GPU operations. It removes their columns from the frames, because two copies take too much memory."""
     parts = [frames[kind] for kind in OPERATION_KINDS]
     lengths = [len(part["start"]) for part in parts]
-    size, copy = _sizes(parts), _copies(parts[MEMCPY], lengths)
+    blocks = np.ones(lengths[KERNEL], np.int64)
+    for axis in "xyz":
+        blocks *= parts[KERNEL].pop(f"grid_{axis}").clip(0, _MAX_BLOCKS_PER_AXIS)
+    bytes_of_others = (part.get("bytes", np.zeros(len(part["start"]), np.int64)) for part in parts[KERNEL + 1 :])
+    size, copy = np.concatenate([blocks, *bytes_of_others]), _copies(parts[MEMCPY], lengths)
     ids, codes = dense_codes(parts[KERNEL].pop("name"))
 
     def column(key: str) -> Any:
@@ -269,15 +273,6 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
             for i, text in zip(ids.tolist(), texts, strict=True)
         ),
     )
-
-
-def _sizes(parts: list[Frame]) -> Ints:
-    """Returns the size of each operation, shape (operations,): thread blocks of kernels, bytes of the others."""
-    blocks = np.ones(len(parts[KERNEL]["start"]), np.int64)
-    for axis in "xyz":
-        blocks *= parts[KERNEL].pop(f"grid_{axis}").clip(0, _MAX_BLOCKS_PER_AXIS)
-    bytes_of_others = (part.get("bytes", np.zeros(len(part["start"]), np.int64)) for part in parts[KERNEL + 1 :])
-    return np.concatenate([blocks, *bytes_of_others])
 
 
 def _copies(frame: Frame, lengths: list[int]) -> SmallInts:

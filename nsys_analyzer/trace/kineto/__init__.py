@@ -33,7 +33,7 @@ _THREAD_NAME = re.compile(r"^thread \d+ \((.+)\)$")
 #: The name of a device that has no name in the trace.
 _UNNAMED_DEVICE = {CUDA: "unnamed NVIDIA GPU", HIP: "unnamed AMD GPU"}
 
-_VM = 1 << 48
+_VIRTUAL_MACHINE = 1 << 48  # in a global ID, nsys puts the ID of the virtual machine above the process ID
 _MAX_ID = 1 << 24  # a global thread ID has 24 bits for the process and 24 for the thread
 #: The kinds of event whose track is a process and a thread. The track of the others is a GPU and a stream.
 _CPU_KINDS = ("runtime", "range", "operator", "memory")
@@ -59,11 +59,16 @@ def read_tables(path: Path) -> dict[str, pa.Table]:
         if trace.properties.device_properties:
             trace.remarks.append("The machine has a GPU, but the trace contains no GPU work: all times are CPU times")
     process, thread = _global_ids(trace)
+    name_of = {track: name for track, name in trace.of("thread")[["track", "name"]].tolist() if thread[track]}
+    thread_names = [_THREAD_NAME.sub(r"\1", trace.texts[name]) for name in name_of.values()]
+    name_ids = np.arange(len(trace.texts), len(trace.texts) + len(thread_names))  # they follow the texts in StringIds
+    texts = [*trace.texts, *thread_names]
     tables = {
         **_gpu_tables(trace, process),
         **_cpu_tables(trace, process, thread),
-        **_name_tables(trace, thread),
         **_condition_tables(trace, process),
+        "ThreadNames": {"nameId": name_ids, "globalTid": thread[list(name_of)]},
+        "StringIds": {"id": np.arange(len(texts)), "value": texts},
     }
     arrow_tables = {name: arrow_table(columns) for name, columns in tables.items()}
     return {name: table for name, table in arrow_tables.items() if table.num_rows}
@@ -82,7 +87,7 @@ def _global_ids(trace: KinetoTrace) -> tuple[int, Ints]:
     if len(pids) > 1:
         # Kineto writes a GPU's number instead of the process, so the process that launched an operation is unknown.
         raise TraceError(f"{trace.path} contains {len(pids)} processes", "Give one trace for each rank")
-    process = _VM | next(iter(pids.values()), 0) << 24
+    process = _VIRTUAL_MACHINE | next(iter(pids.values()), 0) << 24
     tids = _fit_ids(trace.tracks[track][1] for track in tracks)
     thread = np.zeros(len(trace.tracks), np.int64)
     thread[tracks] = [process | tids[trace.tracks[track][1]] for track in tracks]
@@ -217,16 +222,6 @@ def _nccl_calls(trace: KinetoTrace, thread: Ints) -> _Columns:
         "function": [trace.texts[name] for name in collectives["name"].tolist()],
         "bytes": collectives["bytes"],
         "ranks": collectives["ranks"],
-    }
-
-
-def _name_tables(trace: KinetoTrace, thread: Ints) -> dict[str, _Columns]:
-    """Returns the table of strings, and that of thread names, which follow the trace's texts in it."""
-    name_of = {track: name for track, name in trace.of("thread")[["track", "name"]].tolist() if thread[track]}
-    texts = [*trace.texts, *(_THREAD_NAME.sub(r"\1", trace.texts[name]) for name in name_of.values())]
-    return {
-        "StringIds": {"id": np.arange(len(texts)), "value": texts},
-        "ThreadNames": {"nameId": np.arange(len(trace.texts), len(texts)), "globalTid": thread[list(name_of)]},
     }
 
 
