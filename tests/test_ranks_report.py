@@ -133,7 +133,7 @@ def test_the_page_of_one_capture_and_of_one_of_each_rank(
         section, terminal = page(run_main, tmp_path, *paths)
         for said in (
             "2 ranks, data parallel (DDP): 1 ms per step under the profiler.",
-            "Rank 1 is late by 0.1 ms in 3 of 3 steps, 0.1 ms of compute (matmul) in backward, but without this delay",
+            "Rank 1 is late by 0.1 ms in 3 of 3 steps. Its largest loss is 0.1 ms of compute (matmul) in backward.",
             "A step of rank 0 has 0.2 ms of exposed communication, 20 % of the step: 0.1 ms of it is waiting.",
             "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.000 | 0.900 | 0.000 |",
             "| rank 1 | 1.000 | 0.280 | 0.000 | 0.100 | 0.620 | 0.000 | 1.000 | 0.100",
@@ -182,7 +182,7 @@ def test_explain_says_it_too(run_main: Main, apart: list[Path]) -> None:
     assert "is late by" in said
     # The programs need the CPU for all of a step: without the lateness it would be as long, and nothing is to be saved.
     assert (
-        "but without this delay a step would hardly be shorter. The other ranks are limited by the CPU: each needs"
+        "Without this delay, a step would hardly be shorter. The other ranks are limited by the CPU: each needs"
         in said
     )
     assert "All ranks wait for one" not in said
@@ -203,7 +203,7 @@ def test_the_line_that_makes_a_rank_late(run_main: Main, tmp_path: Path) -> None
     write_stacks(tmp_path, [(at, at, (1, 0)) for at in asleep], pid=ranks[1].pid)
     (tmp_path / "t.stacks.gz").rename(paths[1].with_suffix(".stacks.gz"))
     said = " ".join(run_main("explain", *paths).out.split())
-    assert "Rank 1 is late by 0.3 ms in 3 of 3 steps, 0.3 ms of idle (other CPU work, train.py:30)" in said
+    assert "in 3 of 3 steps. Its largest loss is 0.3 ms of idle time (other CPU work, train.py:30)" in said
     (row, *_) = data(run_main, *paths)["lost"]
     assert [(line["line"], line["called_from"]) for line in row["lines"]] == [(30, "train.py:9")]
 

@@ -31,6 +31,8 @@ _MIN_ROW_SHARE = 0.002
 _MOST_ROWS = 12
 #: The most steps and missing ranks that a sentence names.
 _MOST_NAMED_STEPS, _MOST_NAMED_RANKS = 3, 16
+#: The parts of a step as a sentence names them.
+_PART_WORDS = {"compute": "compute", "copies": "copies", "idle": "idle time", "transferring": "data transfer"}
 _CAPTION = "The steps of each rank under the profiler, ms of the median step:"
 #: The ID of the finding about a late rank.
 _LATE_RANK = "late_rank"
@@ -138,28 +140,27 @@ def describe_late_rank(run: ParallelRun) -> StrOrText:
     if run.later_than_others_ms:
         unprofiled = format_ms(run.later_than_others_ms[-1])
         skew = f"{unprofiled} without the profiler (by a replay), and by {skew} under it"
-    sentence: list[StrOrText] = [
-        f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps"
+    sentences: list[StrOrText] = [
+        f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps."
     ]
-    sentence += [join_texts("", (", ", _describe_loss(largest)))] if largest else []
+    sentences += [phrase("Its largest loss is {}.", _describe_loss(largest))] if largest else []
     finding = next((finding for finding in run.findings if finding.id == _LATE_RANK), None)
     own_ms = slowest.own_ms.median if slowest.own_ms else None
     are_others_bound = own_ms and own_ms - run.least_cpu_ms < run.skew_ms / 2
     if finding:
         saving = format_ms_range(finding.saves_ms_low, finding.saves_ms_high)
-        sentence.append(f"; without this delay a step is {saving} shorter")
+        sentences.append(f"Without this delay, a step is {saving} shorter.")
     elif are_others_bound:
-        sentence.append(", but without this delay a step would hardly be shorter")
-    sentence.append(".")
+        sentences.append("Without this delay, a step would hardly be shorter.")
     if are_others_bound:
         needed = f"{format_ms(run.least_cpu_ms)}{profiled}"
-        sentence.append(f" The other ranks are limited by the CPU: each needs {needed} for a step.")
-    return join_texts("", sentence)
+        sentences.append(f"The other ranks are limited by the CPU: each needs {needed} for a step.")
+    return join_texts(" ", sentences)
 
 
 def _describe_loss(row: LostTime) -> StrOrText:
-    """Returns a loss in words: "13.5 ms of idle (launching) in forward"."""
-    reason, lost = _describe_reason(row), f"{format_ms(row.ms)} of {row.part}"
+    """Returns a loss in words: "13.5 ms of idle time (launching) in forward"."""
+    reason, lost = _describe_reason(row), f"{format_ms(row.ms)} of {_PART_WORDS[row.part]}"
     loss = phrase("{} ({})", lost, reason) if plain(reason) else lost
     if row.part == "transferring":
         return loss
